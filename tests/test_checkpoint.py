@@ -645,11 +645,13 @@ class Remembering(ClipPPOLoss):
     def __init__(self, *networks, **settings):
         super().__init__(*networks, **settings)
         self.calls, self.mean, self.scale, self.fixed = 0, torch.zeros(()), 1.0, 2.0
+        self.seen = torch.zeros(2)
         self.register_buffer("kept", torch.zeros(()))
         self.register_buffer("left", torch.zeros(()), persistent=False)
 
     def forward(self, minibatch):
         self.calls += 1
+        self.seen = torch.zeros(2 + self.calls)
         for value in (self.mean, self.kept, self.left):
             value.add_(1)
         return super().forward(minibatch)
@@ -659,13 +661,15 @@ class Extra(Remembering):
     """Saves what it holds."""
 
     def get_extra_state(self):
-        return {"calls": self.calls, "mean": self.mean, "left": self.left}
+        return {name: getattr(self, name) for name in ("calls", "mean", "seen", "left")}
 
     def set_extra_state(self, state):
         vars(self).update(state)
 
 
-@pytest.mark.parametrize(("kind", "names"), [(Remembering, ["calls", "mean", "left"]), (Extra, [])])
+@pytest.mark.parametrize(
+    ("kind", "names"), [(Remembering, ["calls", "mean", "seen", "left"]), (Extra, [])]
+)
 @pytest.mark.parametrize("compile", ["auto", False])
 def test_what_a_loss_keeps_beside_its_state_is_said_to_be_lost(kind, names, compile, tmp_path):
     plan = on_policy_plan()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from kit.hooks.annealing import Anneal
@@ -162,7 +162,7 @@ class ResumableTrainer(TorchRLProtocol):
         annealed = [hook for hook in self.registered_modules.values() if isinstance(hook, Anneal)]
         for part, before in self._beside:
             for name, value in beside_state(part).items():
-                same = name in before and bool(torch.as_tensor(value == before[name]).all())
+                same = name in before and _same(value, before[name])
                 if not (same or any(hook.sets(part, name) for hook in annealed)):
                     what = f"{type(part).__name__}.{name}, which is not in its state_dict()"
                     then = "is in no checkpoint: a resumed run begins it anew"
@@ -235,3 +235,11 @@ class ResumableTrainer(TorchRLProtocol):
         """The hooks that keep the best policy, by the names of their parts in checkpoints."""
         hooks = self.registered_modules.items()
         return {f"hook {name}": hook for name, hook in hooks if isinstance(hook, BestPolicy)}
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two numbers or tensors are equal, which may be of other shapes or elsewhere."""
+    if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
+        return type(one) is type(other) and one == other
+    alike = (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
+    return alike and torch.equal(one, other)
