@@ -17,7 +17,9 @@ priorities, each repeated alone and both in turns, as in a run. With Numba's tre
 a run": a transition of Pendulum is stored, a minibatch is drawn with all its entries, and its
 priorities are set.
 
-Figures are processor time (``time.process_time``) on one thread, medians of the rounds.
+Figures are processor time (``time.process_time``) on one thread, medians of the rounds. The table
+is of a Zen 4. On a Zen 5, where the environment alone takes 8 microseconds, a step costs 4.6
+environments, and SAC spends 22 % (layers of 64) and 13 % (256) outside of its gradient steps.
 """
 
 from __future__ import annotations
