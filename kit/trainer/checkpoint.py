@@ -432,21 +432,21 @@ def beside_states(*parts: Any) -> list[tuple[Optimizer | nn.Module, dict[str, An
     return [(one, beside_state(one)) for one in found if isinstance(one, (Optimizer, nn.Module))]
 
 
-def beside_state(optimizer: Optimizer | nn.Module) -> dict[str, Any]:
-    """What an optimiser has in attributes: numbers, and whether another one in it has a state.
+def beside_state(part: Optimizer | nn.Module) -> dict[str, Any]:
+    """What an optimiser or a module has in attributes, and not in its state.
 
-    Of a module of no library numbers and tensors. Nothing, where it gives a state of its own: that
-    may have them.
+    Of an optimiser numbers, and whether another one in it has a state; of a module of no library
+    numbers and tensors. Nothing where it gives a state of its own, which may have them.
     """
-    if isinstance(optimizer, nn.Module):
-        return _beside_weights(optimizer)
-    if getattr(type(optimizer), "state_dict", None) is not Optimizer.state_dict:
+    if isinstance(part, nn.Module):
+        return _beside_weights(part)
+    if getattr(type(part), "state_dict", None) is not Optimizer.state_dict:
         return {}
-    own, named = vars(optimizer), {}
+    own, named = vars(part), {}
     for name, value in own.items():
         if type(value) in (int, float) and name != "_step_count":  # a scheduler's
             named[name] = value
-        elif isinstance(value, Optimizer) and value.state is not optimizer.state:
+        elif isinstance(value, Optimizer) and value.state is not part.state:
             named[name] = len(value.state) > 0
     return named
 
