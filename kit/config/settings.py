@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from kit.config.limits import (
@@ -22,11 +22,12 @@ from kit.config.limits import (
 )
 from kit.dialects.base import Dialect
 from kit.steps import SettingError, StepPlan
+from kit.steps.given import GivenFields, completed, given_fields, set_given_fields
 from kit.steps.settings import OfflineSteps, OffPolicySteps, OnPolicySteps
 
 
 @dataclass
-class EnvConfig:
+class EnvConfig(GivenFields):
     """The environments."""
 
     id: str = "CartPole-v1"
@@ -52,8 +53,12 @@ class EnvConfig:
 
 
 @dataclass
-class RunConfig:
-    """Settings of every recipe besides its algorithm."""
+class RunConfig(GivenFields):
+    """Settings of every recipe besides its algorithm.
+
+    A group of settings (``env``, ``steps``) keeps the recipe's defaults in fields that were not
+    given. The configuration holds a copy of the group.
+    """
 
     FAMILY: ClassVar[str | None] = None
     """Family of the algorithm, ``on_policy`` or ``off_policy``; ``None``: either."""
@@ -101,6 +106,17 @@ class RunConfig:
     """Mean return of an evaluation at which the run ends; null: none."""
     progress: bool = True
     """Whether plan, progress and ledger are shown in the terminal."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Complete a group of settings by the recipe's defaults for this group."""
+        declared = self.__dataclass_fields__.get(name)
+        if declared is not None and declared.default_factory is not MISSING:
+            default = declared.default_factory()
+            if isinstance(value, GivenFields) and isinstance(value, type(default)):
+                value = completed(value, default)
+                if name not in vars(self) and name not in given_fields(self):
+                    set_given_fields(value, ())  # it is the default
+        super().__setattr__(name, value)
 
     if not TYPE_CHECKING:  # which knows what is declared
 
