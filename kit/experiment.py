@@ -26,6 +26,7 @@ from kit.buffers.records import SequenceReplay
 from kit.cli.launch import main
 from kit.cli.recipe import Recipe
 from kit.cli.run_folder import SWEEP_JOB, RunFolder
+from kit.cli.saved_runs import FREE_TO_DIFFER
 from kit.cli.start_from import start_from
 from kit.collectors import make_collector
 from kit.collectors.policy import Policy, first_values
@@ -39,7 +40,7 @@ from kit.config import (
 )
 from kit.config.devices import usable_device
 from kit.config.parts import resolve
-from kit.config.plain import check
+from kit.config.plain import check, differences
 from kit.config.plan import AnyConfig, make_plan
 from kit.dialects.carried import caveats, take
 from kit.envs import VectorEnv, make_env
@@ -110,6 +111,7 @@ class Experiment:
         self.name = recipe.name
         self.algorithm = algorithm or self.name
         check(cfg)
+        differing = differences(cfg, FREE_TO_DIFFER)
         taken = take(cfg.steps, cfg, self.algorithm, cfg.FAMILY)
         check(cfg)
         checks.rows_of_normalization(cfg)
@@ -129,7 +131,8 @@ class Experiment:
         self._discounts: nn.Module | None = None  # a loss of n-step returns
         self._squares = False  # whether the loss writes the squares of errors
         self._sampler: PrioritizedSampler | None = None  # that of the settings
-        self.plan.remarks.extend([*taken, *caveats(cfg.steps, self.algorithm, cfg.FAMILY)])
+        notes = caveats(cfg.steps, self.algorithm, cfg.FAMILY)
+        self.plan.remarks.extend([*differing, *taken, *notes])
         self._outside, self._threads = OwnNumbers(), torch.get_num_threads()
         if cfg.threads is not None:
             torch.set_num_threads(cfg.threads)

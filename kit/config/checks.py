@@ -28,6 +28,7 @@ from kit.config.parts import accepts
 from kit.config.settings import ActorCriticConfig, EnvConfig, OfflineConfig, ReplayConfig, RunConfig
 from kit.steps import SettingError, StepPlan
 from kit.steps.errors import nearest_first, place_of, show
+from kit.steps.given import given_fields
 
 Actions = Literal["continuous", "discrete"]
 
@@ -53,7 +54,8 @@ def limits(plan: StepPlan, cfg: Any) -> None:
         defaults = {getattr(env, field) for env in (EnvConfig(), type(cfg)().env)}
         # A library that repeats no actions has no word for it; the number of envs it always says.
         silent = field != "num_envs" and theirs in defaults
-        if ours not in {*defaults, theirs} and not silent:
+        told = ours not in defaults or field in given_fields(cfg.env)
+        if told and ours != theirs and not silent:
             why = f"contradicts the {theirs} of steps"
             raise SettingError(f"env.{field}", ours, why, "leave one of them out")
 

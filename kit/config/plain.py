@@ -12,12 +12,14 @@ import numbers
 import textwrap
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from kit.config.limits import Limits, NamesSchedule
 from kit.dialects import dialect
 from kit.dialects.base import Dialect
+from kit.dialects.fields import same_value
+from kit.dialects.files import flat
 from kit.steps import SettingError, StepPlan
 from kit.steps.errors import nearest_first, show
 from kit.steps.settings import OfflineSteps, OffPolicySteps, OnPolicySteps
@@ -323,6 +325,27 @@ def _called(hint: Any) -> str:
     if origin in (list, tuple):
         return f"a list, each {_called(arguments[0])}"
     return _CALLED.get(origin or hint, getattr(hint, "__name__", str(hint)))
+
+
+def differences(config: Any, besides: Collection[str] = ()) -> list[str]:
+    """Return a line with the settings that differ from the recipe's defaults; none if none does.
+
+    Args:
+        config: settings of a recipe.
+        besides: dotted names of settings to leave out.
+    """
+    ours, usual = to_plain(config), to_plain(type(config)())
+    steps, told = ours.get("steps", {}), []
+    if "dialect" in steps:  # the recipe has no defaults for another library's settings
+        told = [f"steps={steps['dialect']}"]
+        usual["steps"] = to_plain(type(config.steps)()) if steps["dialect"] != PLAN else steps
+    known = flat(usual)
+    for name, value in flat(ours).items():
+        if name not in besides and (name not in known or not same_value(value, known[name])):
+            comparable = name in known and not ("dialect" in steps and name.startswith("steps."))
+            default = f" (recipe: {show(known[name], text=True)})" if comparable else ""
+            told.append(f"{name}={show(value, text=True)}{default}")
+    return [f"settings: {', '.join(told)}"] if told else []
 
 
 def settings(config: Any, path: str = "") -> Iterator[tuple[str, Any, str, str]]:

@@ -44,18 +44,10 @@ class GivenFields:
             return made
 
         def __init_subclass__(cls, **options: Any) -> None:
-            """Call ``__post_init__`` without the pseudo-field; fields that it sets are not given."""
+            """Call ``__post_init__`` without the pseudo-field."""
             super().__init_subclass__(**options)
-            if "__post_init__" not in vars(cls):
-                return
-            post_init = cls.__post_init__
-
-            def without_replaced(self: Any, *arguments: Any) -> None:
-                given = self._given
-                post_init(self, *arguments[1:])
-                self._given = given
-
-            cls.__post_init__ = without_replaced
+            if (post_init := vars(cls).get("__post_init__")) is not None:
+                cls.__post_init__ = lambda self, *arguments: post_init(self, *arguments[1:])
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in vars(self):  # the constructor has set it before
