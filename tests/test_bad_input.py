@@ -104,8 +104,8 @@ REFUSED = {
     "iterations of 16 policy steps; what works: 64 or 80; or steps.rounding=up or down.",
     "ppo steps.minibatch_size=17": "steps.minibatch_size=17 is larger than the 16 of one batch "
     "(num_envs=2 x steps_per_env=8); what works: 16.",
-    "ppo steps.minibatches=2 steps.minibatch_size=128": "steps.minibatches='2' contradicts "
-    "steps.minibatch_size=128; what works: null.",
+    "ppo steps.minibatches=2 steps.minibatch_size=128": "steps.minibatches=2 contradicts "
+    "minibatch_size=128; what works: null.",
     "ppo steps.minibatch_size=0": "steps.minibatch_size=0 is less than 1; what works: 1.",
     "ppo steps.total_policy_steps=-1": "steps.total_policy_steps=-1 is less than",
     "ppo steps.rounding=upp": "steps.rounding='upp' is not a choice; what works: up or",

@@ -129,6 +129,7 @@ EFFECTS: dict[str, Effect] = {
     # steps
     "steps.total_policy_steps": Effect(128, counts("policy_steps")),
     "steps.steps_per_env": Effect(4, counts("iterations")),
+    "steps.frames_per_batch": Effect(8, counts("iterations")),
     "steps.min_steps": Effect(12, counts("iterations"), {**EPISODES, "steps.min_episodes": 1}),
     "steps.min_episodes": Effect(7, counts("iterations"), {**EPISODES, "steps.min_steps": 1}),
     "steps.evaluation_every": Effect(32, counts("evaluations")),

@@ -563,7 +563,9 @@ def test_weights_of_other_names_are_refused(theirs, tmp_path):
     """TensorDict passes over names that it does not have: the networks would stay untrained."""
     settings: dict[str, Any] = {
         "env": EnvConfig(num_envs=1), "hidden_sizes": [8], "runs": str(tmp_path),
-        "steps": OffPolicySteps(total_policy_steps=60, learning_starts=30, minibatch_size=16),
+        "steps": OffPolicySteps(
+            total_policy_steps=60, steps_per_env=1, learning_starts=30, minibatch_size=16
+        ),
         "progress": False,
     }  # fmt: skip
     recipes.rainbow.build(recipes.rainbow.Config(noisy=theirs, **settings)).run()
@@ -653,7 +655,9 @@ def test_weights_of_networks_whose_atoms_stand_for_other_returns_are_refused(
 ):
     settings: dict[str, Any] = {
         "env": EnvConfig(num_envs=1), "hidden_sizes": [8], "runs": str(tmp_path),
-        "steps": OffPolicySteps(total_policy_steps=60, learning_starts=30, minibatch_size=16),
+        "steps": OffPolicySteps(
+            total_policy_steps=60, steps_per_env=1, learning_starts=30, minibatch_size=16
+        ),
         "progress": False,
     }  # fmt: skip
     recipes.rainbow.build(recipes.rainbow.Config(support=[-1.0, 5.0], **settings)).run()

@@ -201,11 +201,11 @@ def _base(
         values = {**_resumed(config_class, recipe, folder, chosen), "resume": str(folder)}
         return values, frozenset(values)
     values = to_plain(config_class())
-    given: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
     steps = _vocabulary(chosen)
     if steps != "kit":
         values["steps"] = to_plain(dialect(steps)())
-        given = {"steps.dialect": steps}
+        changes = {"steps.dialect": steps}
     if "preset" in chosen:
         name = str(chosen["preset"])
         preset = _preset(config_class, recipe, name)
@@ -213,8 +213,8 @@ def _base(
             why = f"takes the place of the steps that preset={name} sets"
             raise SettingError("steps", steps, why, "leave one of the two out")
         _update(values, preset, _mappings(config_class))
-        given |= flat(preset)
-    return values, frozenset(given)
+        changes |= flat(preset)
+    return values, frozenset(changes)
 
 
 def _chosen(arguments: Sequence[str]) -> dict[str, Any]:

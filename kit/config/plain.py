@@ -22,6 +22,7 @@ from kit.dialects.fields import same_value
 from kit.dialects.files import flat
 from kit.steps import SettingError, StepPlan
 from kit.steps.errors import nearest_first, show
+from kit.steps.given import GivenFields
 from kit.steps.settings import OfflineSteps, OffPolicySteps, OnPolicySteps
 
 PLAN = "plan"
@@ -47,7 +48,8 @@ def to_plain(config: Any) -> Any:
 @functools.cache
 def type_hints(cls: type) -> Mapping[str, Any]:
     """Types of a dataclass's fields by name, with their limits."""
-    return typing.get_type_hints(cls, include_extras=True)
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
 
 
 @functools.cache
@@ -112,7 +114,20 @@ def check(config: Any, path: str = "") -> None:
         value, group = getattr(config, f.name), _group(hints[f.name])
         if group is not None and isinstance(value, Mapping):
             raise _no_group(f"{path}{f.name}", value, group)
+        if group is not None and not issubclass(group, GivenFields):
+            _check_defaults(f"{path}{f.name}", f, group)
         object.__setattr__(config, f.name, _made(f"{path}{f.name}", value, hints[f.name]))
+
+
+def _check_defaults(path: str, declared: dataclasses.Field[Any], group: type) -> None:
+    """Refuse a recipe's own defaults for a group that forgets which of its fields were given."""
+    if declared.default_factory is dataclasses.MISSING:
+        return
+    default = declared.default_factory()
+    if type(default) is group and not issubclass(group, StepPlan) and default != group():
+        why = f"has defaults that would be lost in {group.__name__}(...) with other fields"
+        works = f"derive {group.__name__} from kit.config.GivenFields"
+        raise SettingError(path, default, why, works)
 
 
 def _made(path: str, value: Any, hint: Any) -> Any:

@@ -22,7 +22,7 @@ from kit.config.limits import (
 )
 from kit.dialects.base import Dialect
 from kit.steps import SettingError, StepPlan
-from kit.steps.given import GivenFields, completed, given_fields, set_given_fields
+from kit.steps.given import GivenFields, completed, given_fields
 from kit.steps.settings import OfflineSteps, OffPolicySteps, OnPolicySteps
 
 
@@ -108,14 +108,14 @@ class RunConfig(GivenFields):
     """Whether plan, progress and ledger are shown in the terminal."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Complete a group of settings by the recipe's defaults for this group."""
+        """Set an attribute; a group of settings is completed by the recipe's defaults for it."""
         declared = self.__dataclass_fields__.get(name)
-        if declared is not None and declared.default_factory is not MISSING:
-            default = declared.default_factory()
-            if isinstance(value, GivenFields) and isinstance(value, type(default)):
-                value = completed(value, default)
-                if name not in vars(self) and name not in given_fields(self):
-                    set_given_fields(value, ())  # it is the default
+        if isinstance(value, GivenFields) and declared is not None:
+            is_default = name not in vars(self) and name not in given_fields(self)
+            factory = declared.default_factory
+            default = None if factory is MISSING else factory()
+            if isinstance(default, GivenFields) and isinstance(value, type(default)):
+                value = completed(value, default, is_default)
         super().__setattr__(name, value)
 
     if not TYPE_CHECKING:  # which knows what is declared

@@ -16,6 +16,7 @@ class GivenFields:
     is assigned later. Comparison, representation, ``vars``, pickling and copying do not change.
 
     Examples:
+        >>> from dataclasses import replace
         >>> @dataclass
         ... class Network(GivenFields):
         ...     depth: int = 2
@@ -34,13 +35,13 @@ class GivenFields:
         _replaced: InitVar[Any] = field(default=None, kw_only=True)
 
         def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-            made = super().__new__(cls)
-            names = [f.name for f in fields(cls) if not f.kw_only][: len(args)] + [*kwargs]
-            old = kwargs.get("_replaced")
+            """Record the arguments; those of ``dataclasses.replace`` are the changes."""
+            made, old = super().__new__(cls), kwargs.get("_replaced")
+            positional = [f.name for f in fields(cls) if not f.kw_only]
+            names = [*positional[: len(args)], *kwargs]
             if old is not None:
                 names = [*given_fields(old), *names[: names.index("_replaced")]]
-            made._given = frozenset(names)
-            made._is_complete = old is not None and old._is_complete
+            made._record(names, is_complete=old is not None and old._is_complete)
             return made
 
         def __init_subclass__(cls, **options: Any) -> None:
@@ -50,9 +51,14 @@ class GivenFields:
                 cls.__post_init__ = lambda self, *arguments: post_init(self, *arguments[1:])
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in vars(self):  # the constructor has set it before
+        """Set an attribute; a field that the constructor has set before is given."""
+        if name in vars(self):
             self._given |= {name}
         super().__setattr__(name, value)
+
+    def _record(self, names: Iterable[str], *, is_complete: bool) -> None:
+        self._given: frozenset[str] = frozenset(names)
+        self._is_complete: bool = is_complete
 
 
 if not TYPE_CHECKING:
@@ -62,22 +68,22 @@ Settings = TypeVar("Settings", bound=GivenFields)
 
 
 def given_fields(settings: Any) -> frozenset[str]:
-    """Names of the fields of a dataclass that were given; none if it does not record them."""
+    """Return the names of the fields that were given; none if ``settings`` does not record them."""
     found: frozenset[str] = getattr(settings, "_given", frozenset())
     return found
 
 
-def set_given_fields(settings: GivenFields, names: Iterable[str]) -> None:
-    """Record ``names`` as the fields that were given."""
-    settings._given = frozenset(names)
+def completed(settings: Settings, default: GivenFields, is_default: bool = False) -> Settings:
+    """Return a copy of ``settings`` in which fields that were not given have default values.
 
+    Settings with every field, such as those of a saved run, do not tell which of them were given:
+    the fields that differ from ``default`` count as given.
 
-def completed(settings: Settings, default: GivenFields) -> Settings:
-    """Return a copy of ``settings`` whose other fields have the values of ``default``.
-
-    These are the fields that were not given. A field that a subclass of the default's class
-    declares again has the default of the subclass. Settings with every field, such as those of a
-    saved run, do not tell which of them were given: the fields that differ from ``default`` count.
+    Args:
+        settings: a group of settings.
+        default: the recipe's default for this group. A field that a subclass declares again keeps
+            the default of the subclass.
+        is_default: whether ``settings`` are this default, of which no field was given.
     """
     made, given = copy.copy(settings), given_fields(settings)
     shared = [f.name for f in fields(default) if f in fields(settings)]
@@ -86,5 +92,5 @@ def completed(settings: Settings, default: GivenFields) -> Settings:
         given = frozenset(n for n in given if getattr(settings, n) != values.get(n, ...))
     elif not settings._is_complete:
         vars(made).update({n: value for n, value in values.items() if n not in given})
-    made._given, made._is_complete = given, True
+    made._record(() if is_default else given, is_complete=True)
     return made

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import InitVar, asdict, dataclass
 from typing import Any, Self
 
-from kit.steps.counts import Count, PlannedCounts
-from kit.steps.errors import check_fields
+from kit.steps.counts import PlannedCounts
+from kit.steps.errors import Count, check_fields
 from kit.steps.given import given_fields
 from kit.steps.ledger import StepLedger
 from kit.steps.same_run import run_key

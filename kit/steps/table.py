@@ -93,8 +93,8 @@ def _setting_rows(plan: PlannedCounts) -> list[Row]:
         rows.append(("minibatch", number(plan.minibatch_size) or "the whole buffer"))
     if plan.counting != "exact":
         rows.append(("gradient steps counted like", plan.counting))
-    asked = {"one batch": number(plan.asked.get("frames_per_batch"))}
-    return [(name, asked.get(name, ""), value, "") for name, value in rows]
+    given = {"one batch": number(plan.asked.get("frames_per_batch"))}
+    return [(name, given.get(name, ""), value, "") for name, value in rows]
 
 
 def planned_counts(plan: PlannedCounts, followed: bool = False) -> dict[str, str]:
