@@ -85,6 +85,7 @@ class Effect(NamedTuple):
 PENDULUM = {"env.id": "Pendulum-v1"}
 SEVERAL_EPOCHS = {"steps.update_epochs": 4}
 EPISODES = {"steps.steps_per_env": None, "env.max_episode_steps": 4}
+NO_STEPS = dict.fromkeys(["steps.steps_per_env", "steps.min_steps", "steps.min_episodes"])
 BATCHES_OF_EPISODES = {**EPISODES, "steps.minibatch_size": None}
 
 EFFECTS: dict[str, Effect] = {
@@ -129,7 +130,9 @@ EFFECTS: dict[str, Effect] = {
     # steps
     "steps.total_policy_steps": Effect(128, counts("policy_steps")),
     "steps.steps_per_env": Effect(4, counts("iterations")),
-    "steps.frames_per_batch": Effect(8, counts("iterations")),
+    "steps.frames_per_batch": Effect(
+        8, counts("iterations"), {**NO_STEPS, "steps.frames_per_batch": 16}
+    ),
     "steps.min_steps": Effect(12, counts("iterations"), {**EPISODES, "steps.min_episodes": 1}),
     "steps.min_episodes": Effect(7, counts("iterations"), {**EPISODES, "steps.min_steps": 1}),
     "steps.evaluation_every": Effect(32, counts("evaluations")),
@@ -321,6 +324,11 @@ WHOLE_EPISODES = {
 
 RECURRENT = {
     "steps.steps_per_env": Effect(4, counts("iterations"), {"steps.minibatch_size": 2}),
+    "steps.frames_per_batch": Effect(
+        8,
+        counts("iterations"),
+        {**NO_STEPS, "steps.frames_per_batch": 16, "steps.minibatch_size": 2},
+    ),
     "shared_body": Effect(False, refused),
 }
 """Of recipes whose minibatches are sequences."""

@@ -29,8 +29,8 @@ from recipes import a2c, dqn, ppo, ppo_recurrent, sac, svpg
 RECIPES = [module.name for module in pkgutil.iter_modules(recipes.__path__)]
 
 CANDIDATES = [
-    3, 0.3, "changed", False, True, [3], [[4, 3, 2]], {"a": 3}, "cosine", 0.7, 0.9995, ["changed"],
-    [0.5, 3.0],
+    3, 4, 0.3, "changed", False, True, [3], [[4, 3, 2]], {"a": 3}, "cosine", 0.7, 0.9995,
+    ["changed"], [0.5, 3.0],
 ]  # fmt: skip
 """Values of which the first that a setting takes is another than its default."""
 
