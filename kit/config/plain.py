@@ -124,10 +124,17 @@ def _check_defaults(path: str, declared: dataclasses.Field[Any], group: type) ->
     if declared.default_factory is dataclasses.MISSING:
         return
     default = declared.default_factory()
-    if type(default) is group and not issubclass(group, StepPlan) and default != group():
+    if type(default) is not group or issubclass(group, StepPlan):
+        return
+    needed = [f.name for f in dataclasses.fields(group) if _is_required(f)]
+    if default != group(**{name: getattr(default, name) for name in needed}):
         why = f"has defaults that would be lost in {group.__name__}(...) with other fields"
         works = f"derive {group.__name__} from kit.config.GivenFields"
         raise SettingError(path, default, why, works)
+
+
+def _is_required(declared: dataclasses.Field[Any]) -> bool:
+    return declared.default is declared.default_factory is dataclasses.MISSING
 
 
 def _made(path: str, value: Any, hint: Any) -> Any:
