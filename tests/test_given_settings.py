@@ -24,7 +24,7 @@ from kit.dialects.carried import carry, take
 from kit.experiment import EnvConfig, OffPolicySteps, OnPolicySteps
 from kit.steps import SettingError, StepPlan
 from kit.steps.given import given_fields
-from recipes import a2c, dqn, ppo, ppo_recurrent, sac, svpg
+from recipes import a2c, dqn, ppo, ppo_recurrent, reinforce, sac, svpg
 
 RECIPES = [module.name for module in pkgutil.iter_modules(recipes.__path__)]
 
@@ -373,6 +373,16 @@ def test_plan_takes_frames_per_batch() -> None:
     with pytest.raises(SettingError, match=r"frames_per_batch=64 contradicts steps_per_env=1 "):
         StepPlan(iterations=1, num_envs=4, steps_per_env=1, frames_per_batch=64)
     assert re.search("one batch .* 64  4 envs x 16 steps", plan.table())
+
+
+def test_given_steps_take_the_place_of_default_episodes() -> None:
+    for name in ("steps_per_env", "frames_per_batch"):
+        config = reinforce.Config(steps=OnPolicySteps(**{name: 16}, total_policy_steps=1_280))
+        assert config.steps.min_steps == 1_000
+        assert make_plan(config, "").min_steps is None
+    both = OnPolicySteps(steps_per_env=16, min_steps=1_000)
+    with pytest.raises(SettingError, match="steps_per_env=16 contradicts min_episodes and min_ste"):
+        make_plan(reinforce.Config(steps=both), "")
 
 
 def test_minibatches_contradict_a_given_size_alone() -> None:

@@ -43,8 +43,8 @@ def built(name: str, folder: Path | None = None, **changes: Any) -> Trainer:
     """A run of 120 policy steps, which learns from the 40th on, 3 gradient steps for 2 of them."""
     recipe = importlib.import_module(f"recipes.{name}")
     steps = OffPolicySteps(
-        total_policy_steps=120, learning_starts=40, replay_ratio="3/2", minibatch_size=8,
-        evaluation_every=None, evaluation_episodes=1,
+        total_policy_steps=120, steps_per_env=1, learning_starts=40, replay_ratio="3/2",
+        minibatch_size=8, evaluation_every=None, evaluation_episodes=1,
     )  # fmt: skip
     settings: dict[str, Any] = {
         "steps": steps, "hidden_sizes": [8, 8], "buffer_size": 100, "progress": False,

@@ -74,8 +74,9 @@ def built(name: str, folder: Path | None = None, **changes: Any) -> Trainer:
         minibatch_size=None if epochs == 1 else 4 if sequences else 16, sequence_length=sequences,
         evaluation_every=None, evaluation_episodes=1,
     )  # fmt: skip
+    env = EnvConfig("CartPole-v1", 4, normalize_observation=False, normalize_reward=False)
     settings: dict[str, Any] = {
-        "env": EnvConfig("CartPole-v1", 4), "steps": steps, "progress": False,
+        "env": env, "steps": steps, "progress": False,
         "runs": None if folder is None else str(folder), "checkpoint_every": 64,
     }  # fmt: skip
     module = importlib.import_module(f"recipes.{recipe}")

@@ -48,17 +48,23 @@ class _Steps(GivenFields):
 
     def _collection(self) -> dict[str, Any]:
         """Return the settings of the plan, of which one says how much is collected."""
-        settings = asdict(self)
-        if self.frames_per_batch is not None and "steps_per_env" not in given_fields(self):
+        settings, given = asdict(self), given_fields(self)
+        counted = {n for n in ("steps_per_env", "frames_per_batch") if settings[n] is not None}
+        if counted & given and given.isdisjoint(_EPISODES):
+            settings |= dict.fromkeys(_EPISODES)
+        if self.frames_per_batch is not None and "steps_per_env" not in given:
             settings["steps_per_env"] = None
-        elif self.steps_per_env is not None and self._collects_episodes:
+        elif self.steps_per_env is not None and _collects_episodes(settings):
             why = "contradicts min_episodes and min_steps, which collect whole episodes"
             raise SettingError("steps_per_env", self.steps_per_env, why, [None])
         return settings
 
-    @property
-    def _collects_episodes(self) -> bool:
-        return self.min_episodes is not None or self.min_steps is not None
+
+_EPISODES = ("min_episodes", "min_steps")
+
+
+def _collects_episodes(settings: dict[str, Any]) -> bool:
+    return any(settings[name] is not None for name in _EPISODES)
 
 
 @dataclass
@@ -95,7 +101,7 @@ class OnPolicySteps(_Steps):
     def _normalization_steps(self, settings: dict[str, Any]) -> int:
         """Take the steps of normalisation out of the settings of a plan."""
         count = whole_number("num_normalization_steps", settings.pop("num_normalization_steps"))
-        if count and self._collects_episodes:
+        if count and _collects_episodes(settings):
             why = "are no whole episodes, which are collected here"
             raise SettingError("num_normalization_steps", count, why, [0])
         envs = settings.get("num_envs", 1)

@@ -17,9 +17,9 @@ def build(recipe: Any, runs: Path | None = None, hooks: Any = (), **changes: Any
     names = steps_class.__dataclass_fields__
     own = {name: changes.pop(name) for name in list(changes) if name in names}
     steps = {
-        "total_policy_steps": 128, "steps_per_env": 4, "min_episodes": None,
-        "learning_starts": 64, "random_steps": 0, "replay_ratio": "1/4", "minibatch_size": 2,
-        "sequence_length": 6, "evaluation_every": None, "evaluation_episodes": 2, **own,
+        "total_policy_steps": 128, "steps_per_env": 4, "learning_starts": 64, "random_steps": 0,
+        "replay_ratio": "1/4", "minibatch_size": 2, "sequence_length": 6,
+        "evaluation_every": None, "evaluation_episodes": 2, **own,
     }  # fmt: skip
     settings = {
         "env": EnvConfig(id="CartPole-v1", num_envs=1), "imagination_horizon": 3,
