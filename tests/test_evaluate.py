@@ -417,7 +417,10 @@ def test_a_saved_policy_acts_in_plain_gymnasium_as_in_its_evaluations(kind, tmp_
 @pytest.mark.parametrize("best", [False, True])
 def test_a_saved_policy_that_samples_explores_as_much_as_at_the_end_of_its_training(best, tmp_path):
     steps = OffPolicySteps(
-        total_policy_steps=60, steps_per_env=1, learning_starts=30, minibatch_size=8,
+        total_policy_steps=60,
+        steps_per_env=1,
+        learning_starts=30,
+        minibatch_size=8,
         evaluation_episodes=1,
     )
     settings = {"hidden_sizes": [8], "runs": str(tmp_path), "progress": False, "steps": steps}

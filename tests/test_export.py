@@ -34,7 +34,10 @@ ON_POLICY = {
 }  # fmt: skip
 OFF_POLICY = {
     "steps": OffPolicySteps(
-        total_policy_steps=40, steps_per_env=1, learning_starts=20, minibatch_size=8,
+        total_policy_steps=40,
+        steps_per_env=1,
+        learning_starts=20,
+        minibatch_size=8,
         evaluation_episodes=1,
     )
 }
