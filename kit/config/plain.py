@@ -48,8 +48,7 @@ def to_plain(config: Any) -> Any:
 @functools.cache
 def type_hints(cls: type) -> Mapping[str, Any]:
     """Types of a dataclass's fields by name, with their limits."""
-    hints = typing.get_type_hints(cls, include_extras=True)
-    return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
+    return typing.get_type_hints(cls, include_extras=True)
 
 
 @functools.cache

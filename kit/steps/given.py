@@ -63,6 +63,7 @@ class GivenFields:
 
 if not TYPE_CHECKING:
     GivenFields._replaced = property(lambda self: self)
+    del GivenFields.__annotations__["_replaced"]  # it is no setting, and no type hint of one
 
 Settings = TypeVar("Settings", bound=GivenFields)
 
