@@ -77,7 +77,7 @@ class Config(ReplayConfig):
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Wire DreamerV3; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
-    experiment = Experiment(cfg, algorithm="dreamer_v3")
+    experiment = Experiment(cfg, algorithm="dreamer_v3", parts=parts)
     env = experiment.make_env()
 
     world_model = make_world_model(env, cfg.size, cfg.latents)
@@ -91,14 +91,15 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     )
     player = Player(world_model, actor, stored_latents=cfg.stored_latents).to(cfg.device)
     wired = around(experiment, env, loss, player)
-    return experiment.trainer(env, player, parts=parts, **wired)
+    return experiment.trainer(env, player, **wired)
 
 
 def around(experiment: Experiment, env: VectorEnv, loss: Any, player: Player) -> dict[str, Any]:
     """The update, the replay, and an evaluation with sampled actions, as published."""
     cfg: Any = experiment.cfg
     length = experiment.plan.sequence_length
-    optimizer = DreamerV3Optimizer(
+    optimizer = experiment.make_optimizer(
+        DreamerV3Optimizer,
         loss.parameters(),
         lr=cfg.learning_rate,
         agc=cfg.max_grad_ratio,

@@ -39,7 +39,7 @@ class Config(recipes.dreamerv3.Config):
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Wire Plan2Explore; ``make_loss`` replaces ``cfg.loss``, ``parts`` those of the trainer."""
-    experiment = Experiment(cfg, algorithm="p2e_dv3_exploration")
+    experiment = Experiment(cfg, algorithm="p2e_dv3_exploration", parts=parts)
     plan = experiment.plan
     before = max(plan.learning_starts, plan.random_steps or 0)
     if plan.exploration_steps <= before:
@@ -65,7 +65,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     wired = around(experiment, env, loss, player)
     wired["exploration_policy"] = exploration_policy
     wired["hooks"] = [EndOfExploration(loss)]
-    return experiment.trainer(env, player, parts=parts, **wired)
+    return experiment.trainer(env, player, **wired)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from kit.advantages import GAE
 from kit.config import FittedCriticConfig, Positive, ScheduleName, Share
 from kit.experiment import EnvConfig, Experiment, main
 from kit.hooks import AnnealLearningRate, TargetKL, anneal_coefficients, fit_critic
-from kit.modules import make_actor_critic, parameter_groups
+from kit.modules import parameter_groups
 from kit.trainer import Trainer
 from kit.update import Update
 
@@ -51,9 +51,9 @@ class Config(FittedCriticConfig):
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Wire PPO; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
-    experiment = Experiment(cfg, algorithm="ppo")
+    experiment = Experiment(cfg, algorithm="ppo", parts=parts)
     env = experiment.make_env()
-    actor, critic = make_actor_critic(env, **cfg.networks)
+    actor, critic = experiment.make_actor_critic(env, **cfg.networks)
     loss = experiment.make_loss(
         make_loss or cfg.loss,
         actor,
@@ -66,7 +66,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         normalize_advantage=cfg.normalize_minibatch,
     )
     groups = parameter_groups(loss, [actor, critic], cfg.learning_rate, cfg.body_lr_factor)
-    optimizer = Adam(groups, eps=1e-5, fused=True)
+    optimizer = experiment.make_optimizer(Adam, groups, eps=1e-5, fused=True)
     return experiment.trainer(
         env,
         actor,
@@ -78,7 +78,6 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
             TargetKL(cfg.target_kl),
             *fit_critic(critic, cfg),
         ],
-        parts=parts,
     )
 
 

@@ -24,7 +24,7 @@ from torchrl import objectives
 from torchrl.collectors import BaseCollector
 
 from kit.config.memory import buffer_need, check_memory, memory_of_machine, needs_of, room_of_disk
-from kit.config.parts import accepts
+from kit.config.parts import Replacements, accepts
 from kit.config.settings import ActorCriticConfig, EnvConfig, OfflineConfig, ReplayConfig, RunConfig
 from kit.steps import SettingError, StepPlan
 from kit.steps.errors import nearest_first, place_of, show
@@ -481,9 +481,11 @@ def tried(*modules: object) -> Iterator[None]:
 
 
 # ---------------------------------------------------------------------- parts and the collector
+REPLACED = ("make_actor", "make_critic", "optimizer")
+"""Parts that a recipe asks for while it makes networks and optimizers."""
 PARTS = (
     "collector", "update", "buffer", "advantage", "evaluate", "exploration_policy", "hooks",
-    "logger", "loss_module", "optimizer",
+    "logger", "loss_module", *REPLACED,
 )  # fmt: skip
 """Parts that the caller of a recipe's ``build`` may give."""
 
@@ -497,6 +499,22 @@ def parts(given: Mapping[str, Any]) -> None:
         if name not in PARTS:
             near = nearest_first(name, PARTS)[:3]
             raise SettingError(name, part, "is no part of a trainer", near)
+
+
+def replaced(cfg: RunConfig, parts: Replacements, algorithm: str) -> None:
+    """Reject parts that the recipe does not use, and settings that replaced parts ignore."""
+    asked, update = {*parts.asked}, parts.given.get("update", ...)
+    if update is not ... and not hasattr(update, "optimizers"):
+        asked |= {"loss_module", "optimizer"}  # TorchRL's steppers find both in the trainer
+    for name in ("loss_module", *REPLACED):
+        if name in parts.given and name not in asked:
+            works: Any = [one for one in REPLACED if one in asked and one not in parts.given]
+            works = "pass make_loss=..., a class or a function" if name == "loss_module" else works
+            why = f"replaces nothing in {algorithm}" + ", given update" * (update is not ...)
+            raise SettingError(name, loss_name(parts.given[name]), why, works)
+    for name, part in parts.without_effect.items():
+        if hasattr(cfg, name):
+            unused(cfg, (name,), f"{part} replaces the part that it changes")
 
 
 def update(cfg: RunConfig, made: Any) -> None:

@@ -348,6 +348,9 @@ def make_parts_when_loaded(loss_module: Any) -> None:
 def _make_parts(loss: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
     if any(name.startswith(f"{prefix}_value_estimator.") for name in state_dict):
         _ = loss.value_estimator  # makes it
+    elif loss._value_estimator is not None:  # which older checkpoints of actor-critics do not have
+        for name, value in loss._value_estimator.state_dict().items():
+            state_dict.setdefault(f"{prefix}_value_estimator.{name}", value)
     if f"{prefix}target_entropy_buffer" in state_dict:
         _ = loss.target_entropy
     for name, one in itertools.chain(loss.named_parameters(), loss.named_buffers()):

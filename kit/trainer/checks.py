@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -14,7 +15,8 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torchrl.collectors import Collector, MultiCollector
 from torchrl.data import HERReplayBuffer
-from torchrl.objectives import KLPENPPOLoss
+from torchrl.objectives import KLPENPPOLoss, LossModule
+from torchrl.objectives.utils import default_value_kwargs
 from torchrl.trainers import (
     OptimizationStepper,
     ReplayBufferTrainer,
@@ -329,6 +331,38 @@ def _keys_of(part: Any) -> list[Any]:
         return [*getattr(part, "in_keys", ())]
     except (AttributeError, NotImplementedError, RuntimeError, TypeError):  # a property of TorchRL
         return []
+
+
+def in_discounts(
+    loss_module: Any, advantage: Any, normalizer: Any, buffer: Any, stages: Stages
+) -> Iterator[Refusal]:
+    """Parts that discount rewards by different factors."""
+    parts: list[Any] = [advantage]
+    for one in _modules_of(loss_module):
+        parts += [one] if isinstance(one, LossModule) else []
+    hooks = [_owner_of(one) for stage in _ADDING for one in stages[stage]]
+    parts += [one.value_estimator for one in hooks if isinstance(one, ValueEstimatorHook)]
+    parts += [normalizer] if getattr(normalizer, "reward", None) is not None else []
+    parts += [buffer.summed] if isinstance(buffer, ReplayBatches) else []
+    found = [(type(one).__name__, _discount_of(one, advantage)) for one in parts]
+    known = [(name, gamma) for name, gamma in found if gamma is not None]
+    for name, gamma in known[1:]:
+        if not math.isclose(gamma, known[0][1], rel_tol=1e-6):
+            why = f"of {name} is not the {known[0][1]:g} of {known[0][0]}"
+            works = "give all parts the same; a loss by make_value_estimator(gamma=...)"
+            yield "gamma", round(gamma, 6), why, works
+
+
+def _discount_of(part: Any, advantage: Any) -> float | None:
+    """The factor by which a part discounts rewards; ``None`` if it discounts none."""
+    if isinstance(part, LossModule):
+        estimator, kind = part._value_estimator, part.default_value_estimator
+        gamma = vars(part).get("gamma", getattr(estimator, "gamma", None))
+        if gamma is None and kind is not None and advantage is None:  # TorchRL makes it later
+            gamma = default_value_kwargs(kind)["gamma"]
+    else:
+        gamma = getattr(part, "gamma", None)
+    return float(gamma) if isinstance(gamma, (float, int, Tensor)) else None
 
 
 def in_places(drawn: Tensor, told: Tensor | None) -> Iterator[Refusal]:

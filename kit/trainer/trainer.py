@@ -26,7 +26,7 @@ from kit.logging.loggers import RowLogger
 from kit.steps import Due, RunSchedule, SettingError, StepLedger, StepPlan
 from kit.trainer import checks, checks_of_collection
 from kit.trainer.batches import counted
-from kit.trainer.checkpoint import beside_states, make_parts_when_loaded
+from kit.trainer.checkpoint import beside_states, make_parts_when_loaded, normalizer_of
 from kit.trainer.process import OwnNumbers, with_own_numbers
 from kit.trainer.resumable import ResumableTrainer
 from kit.trainer.stages import is_of_the_kit
@@ -141,6 +141,9 @@ class Trainer(ResumableTrainer):
             checks.in_networks(update, collector, evaluate, advantage, self.stages),
             checks.in_priorities(self.buffer, self.loss_module),
             checks.in_rewards(self.buffer, self.stages),
+            checks.in_discounts(
+                self.loss_module, advantage, normalizer_of(collector), self.buffer, self.stages
+            ),
         )
         saving = (BestPolicy, SavePolicy)
         if any(isinstance(hook, saving) for hook in self.registered_modules.values()):
