@@ -320,6 +320,23 @@ def test_an_unknown_stage_is_refused_with_the_nearest_one():
 
 
 @pytest.mark.parametrize(
+    ("name", "stage"),
+    [
+        ("checkpoint", "save"),
+        ("before_loss", "process_loss"),
+        ("minibatch", "process_optim_batch"),
+        ("after_epoch", "post_epoch"),
+        ("collected", "batch_process"),
+    ],
+)
+def test_register_op_suggests_stages_that_happen_then(name, stage):
+    with pytest.raises(SettingError) as raised:
+        ppo_trainer().register_op(name, print)
+    assert stage in raised.value.works
+    assert "shutdown" not in raised.value.works
+
+
+@pytest.mark.parametrize(
     "stage", [name for name, stage in STAGES.items() if stage.needs == "update"]
 )
 def test_a_stage_of_the_update_is_refused_where_nothing_is_trained(stage):

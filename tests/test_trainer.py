@@ -335,7 +335,7 @@ def test_all_that_is_stored_is_changed_before(changes):
 
 def test_episodes_that_a_buffer_filled_before_has_open_do_not_go_on():
     parts = sac_parts(plan := off_policy_plan())
-    buffer = make_replay_buffer(1_000, 4, n_step=3, gamma=1.0)
+    buffer = make_replay_buffer(1_000, 4, n_step=3, gamma=0.99)
     other = collector_of(plan, make_env("Pendulum-v1", plan.num_envs, seed=9), None)
     buffer.extend(before := other.collect())
     Trainer(plan, **{**parts, "buffer": buffer}).run()
@@ -379,7 +379,7 @@ class Resets(Hook):
 @pytest.mark.parametrize("how", [lambda c: c.env.reset(), lambda c: c.set_seed(7)])
 @pytest.mark.parametrize("kind", [VectorCollector, TensorCollector])
 def test_steps_are_not_joined_across_a_reset_that_a_hook_makes(how, kind):
-    buffer = make_replay_buffer(1_000, 4, n_step=3, gamma=1.0)
+    buffer = make_replay_buffer(1_000, 4, n_step=3, gamma=0.99)
     plan = off_policy_plan()
     env = make_env("Pendulum-v1", 1, vectorization="tensor")
     parts = sac_parts(plan, env)

@@ -34,7 +34,7 @@ from kit.hooks.evaluation import Evaluator
 from kit.hooks.rewards import ScaleReward, SignReward
 from kit.steps import SettingError, StepPlan
 from kit.trainer.batches import size_of
-from kit.trainer.stages import Stages
+from kit.trainer.stages import Stages, is_of_the_kit
 from kit.update import TrustRegion, Update
 
 Refusal = tuple[Any, ...]
@@ -228,7 +228,7 @@ def in_priorities(buffer: Any, loss_module: Any) -> Iterator[Refusal]:
     if not isinstance(buffer, ReplayBatches) or not buffer.reads_loss_outputs:
         return
     kind, keys = type(loss_module), getattr(loss_module, "tensor_keys", None)
-    known = kind.__module__.startswith(("torchrl.", "kit."))
+    known = kind.__module__.startswith(_KNOWN)
     unread = known and not hasattr(keys, "priority_weight")
     beta = getattr(buffer.buffer.sampler, "beta", 0)
     if unread and beta:
@@ -417,6 +417,29 @@ def _in_accumulation(plan: StepPlan, stepper: OptimizationStepper) -> Iterator[R
     if each != own:
         why = f"is not what {name} makes a step of"
         yield "minibatches_per_gradient_step", given, why, [own], works
+
+
+def in_targets(plan: StepPlan, update: Any, loss_module: Any, stages: Stages) -> Iterator[Refusal]:
+    """Target networks that would keep their first weights: nothing updates them.
+
+    Third-party hooks may call an updater that was created for the loss. A loss that derives from
+    ``LossModule`` alone may update its target networks itself.
+    """
+    if not plan.trains or getattr(update, "target_updater", None) is not None:
+        return
+    hooks = any(not is_of_the_kit(one.function) for one in itertools.chain(*stages.values()))
+    for one in _modules_of(loss_module):
+        known = [kind for kind in type(one).__mro__ if kind.__module__.startswith(_KNOWN)]
+        if not isinstance(one, LossModule) or known[0] is LossModule:
+            continue
+        for name, has_updater in one._has_update_associated.items():
+            if f"target_{name}_params" in one._modules and not (has_updater and hooks):
+                why = f"has target networks (target_{name}_params) that nothing updates"
+                works = "give Update(..., target_updater=SoftUpdate(loss, tau=0.005))"
+                yield "loss_module", type(one).__name__, why, works
+
+
+_KNOWN = ("torchrl.", "kit.")
 
 
 def in_hooks(plan: StepPlan, update: Any, buffer: Any, stages: Stages) -> Iterator[Refusal]:

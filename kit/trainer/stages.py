@@ -133,8 +133,7 @@ class Stages(dict[str, list[_Operation]]):
                 gradient steps.
         """
         if stage not in STAGES:
-            near = difflib.get_close_matches(stage, STAGES, n=1, cutoff=0.4)
-            raise SettingError("stage", stage, "is not a stage", near or list(STAGES))
+            raise SettingError("stage", stage, "is not a stage", _nearest(stage))
         name = _name(function)
         missing = self._missing.get(STAGES[stage].needs)
         if missing:
@@ -217,6 +216,15 @@ class Stages(dict[str, list[_Operation]]):
             if ends or isinstance(error, HookError) or getattr(error, "stops_the_run", False):
                 raise
             raise HookError(operation.name, stage, error) from error
+
+
+def _nearest(stage: Any) -> list[str]:
+    """Return stages with a similar name, then stages at which a word of the name happens."""
+    name = str(stage).lower()
+    found = difflib.get_close_matches(name, STAGES, n=3, cutoff=0.6)
+    stems = [word[:5] for word in name.split("_") if len(word) > 3]
+    found += [s.name for s in STAGES.values() if any(stem in s.when for stem in stems)]
+    return [*dict.fromkeys(found)][:3] or [*STAGES]
 
 
 def is_of_the_kit(part: Any) -> bool:

@@ -169,6 +169,7 @@ class Trainer(ResumableTrainer):
         checks.refuse(
             checks.in_learning_rates(self.update, self.registered_modules),
             checks.in_hooks(self.plan, self.update, self.buffer, self.stages),
+            checks.in_targets(self.plan, self.update, self.loss_module, self.stages),
             checks.in_rewards(self.buffer, self.stages),
             checks_of_collection.in_counts(self.collector, self.ledger),
             # One that was interrupted in its last iteration has nothing left to collect, either.
