@@ -118,7 +118,7 @@ REFUSED = {
     "ppo steps=tianshu": "steps='tianshu' is no vocabulary; what works: tianshou or",
     "ppo steps=sb3 steps.n_step=8": "steps.n_step='8' is not a setting; what works: steps.n_steps",
     "sac steps.learning_starts=60": "steps.learning_starts=60 is beyond the 40 policy steps of the "
-    "run, which would train nothing; what works: 40.",
+    "run, which would train nothing; train earlier, or longer.",
     "sac steps=sb3 steps.total_timesteps=40 steps.learning_starts=60": "steps.learning_starts=60 "
     "is beyond the 40 policy steps of the run, which would train nothing; train earlier, or "
     "longer.",

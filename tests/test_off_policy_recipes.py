@@ -82,6 +82,12 @@ def test_what_follows_n_rewards_is_discounted_n_times(name):
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
 
 
+def test_build_warns_if_learning_starts_is_the_whole_run():
+    steps = OffPolicySteps(total_policy_steps=120, learning_starts=120, minibatch_size=8)
+    with pytest.warns(UserWarning, match="starts=120 is the length of .* makes 1 gradient step,"):
+        built("sac", steps=steps)
+
+
 def test_torchrls_redq_loss_is_refused_with_returns_that_it_discounts_wrongly():
     with pytest.raises(SettingError, match=r"loss='REDQLoss' discounts .* n_step=3"):
         built("redq", n_step=3, loss="REDQLoss")

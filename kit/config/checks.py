@@ -10,6 +10,7 @@ import bisect
 import contextlib
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -28,6 +29,7 @@ from kit.config.parts import Replacements, accepts
 from kit.config.settings import ActorCriticConfig, EnvConfig, OfflineConfig, ReplayConfig, RunConfig
 from kit.steps import SettingError, StepPlan
 from kit.steps.errors import nearest_first, place_of, show
+from kit.steps.table import plural
 
 Actions = Literal["continuous", "discrete"]
 
@@ -61,12 +63,21 @@ def limits(plan: StepPlan, cfg: Any) -> None:
 def learning(plan: StepPlan, cfg: Any) -> None:
     """Refuse a run that ends before it learns, or learns before a transition is complete."""
     starts, total = plan.learning_starts, plan.total_policy_steps
+    given = getattr(cfg.steps, "learning_starts", ...)  # the word of another library, if any
+    name = "learning_starts" if given is ... else "steps.learning_starts"
+    works = "train earlier, or longer"
     if plan.trains and starts and total is not None and starts > total:
         why = f"is beyond the {total} policy steps of the run, which would train nothing"
-        given = getattr(cfg.steps, "learning_starts", ...)  # the word of another library, if any
-        name = "learning_starts" if given is ... else "steps.learning_starts"
-        works = [total] if given == starts else "train earlier, or longer"
         raise SettingError(name, starts if given in (None, ...) else given, why, works)
+    if plan.trains and plan.prefill_steps and plan.iterations == 0:
+        why = f"are all {total} policy steps of the run, which would train nothing"
+        word = "num_normalization_steps"
+        word = f"steps.{word}" if hasattr(cfg.steps, word) else "prefill_steps"
+        raise SettingError(word, plan.prefill_steps, why, works)
+    if plan.trains and starts and plan.is_exact and starts == total and plan.iterations > 1:
+        steps = plural(plan.gradient_steps_after(plan.iterations), "gradient step")
+        text = f"{name}={starts} is the length of the run, which makes {steps}, all at its end"
+        warnings.warn(text, stacklevel=2)
     if not (isinstance(cfg, ReplayConfig) and plan.is_exact and plan.trains) or plan.offline:
         return
     n_step, length = getattr(cfg, "n_step", 1), plan.sequence_length or 1
