@@ -208,6 +208,7 @@ class Experiment:
         """
         cfg, episodes = self.cfg, self.plan.evaluation_episodes
         settings = {"episodes": episodes, "seed": cfg.seed, "device": cfg.device}
+        settings["max_steps"] = cfg.evaluation_max_steps
         settings["fast_policy"] = cfg.collector_kwargs.get("fast_policy", "auto")
         return Evaluator(self.make_evaluation_env(env), policy, **{**settings, **changes})
 

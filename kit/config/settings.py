@@ -99,6 +99,9 @@ class RunConfig:
     """Seconds after which the run ends, with the iteration under way; null: none."""
     stop_at_return: Finite | None = None
     """Mean return of an evaluation at which the run ends; null: none."""
+    evaluation_max_steps: Count = 100_000
+    """Policy steps after which an episode of an evaluation is cut if it has not ended; the column
+    evaluation/truncated_episodes is the number of such episodes."""
     progress: bool = True
     """Whether plan, progress and ledger are shown in the terminal."""
 

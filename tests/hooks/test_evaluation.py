@@ -145,20 +145,37 @@ def test_episodes_are_counted_in_the_order_they_end_however_long_they_are(monkey
         assert evaluator.play() == played
 
 
-def test_an_episode_that_does_not_end_is_said_and_ends_the_evaluation(monkeypatch):
-    monkeypatch.setattr("kit.hooks.evaluation.CHUNK", 10)
-    monkeypatch.setattr("kit.hooks.evaluation._LONG", 10)
-    monkeypatch.setattr("kit.hooks.evaluation._LONGEST", 50)
+@pytest.mark.parametrize("chunk", [3, 10, 64])
+def test_evaluator_cuts_episodes_that_do_not_end(chunk, monkeypatch):
+    monkeypatch.setattr("kit.hooks.evaluation.CHUNK", chunk)
     env = make_env(lambda: Scripted(length=10**9), 2)
-    with (
-        pytest.raises(EnvironmentFault, match=r"after 50 policy steps.*env\.max_episode_steps"),
-        pytest.warns(UserWarning, match=r"env 0: .* after 10 policy steps.* whole ones") as said,
-    ):
-        Evaluator(env, make_actor(env), episodes=2).play()
-    assert len(said) == 1  # long before
-    monkeypatch.setattr("kit.hooks.evaluation._LONG", 50)
-    short = make_env(lambda: Scripted(length=49), 1)
-    assert len(Evaluator(short, make_actor(short), episodes=3).play()) == 3
+    evaluator = Evaluator(env, make_actor(env), episodes=3, max_steps=20)
+    with pytest.warns(UserWarning, match=r"cut 3 episodes of .* after 20 policy steps; set env"):
+        columns = evaluator()
+    assert columns["evaluation/truncated_episodes"] == 3
+    assert columns["evaluation/return"] == columns["evaluation/length"] == 20
+    assert [(one.env, one.length) for one in evaluator.play()] == [(0, 20), (1, 20), (0, 20)]
+
+
+def test_evaluator_counts_cut_episodes_next_to_whole_ones():
+    def make() -> Scripted:
+        made.append(Scripted(length=(5, 30)[len(made) % 2]))
+        return made[-1]
+
+    made: list[Scripted] = []
+    env = make_env(make, 2)
+    evaluator = Evaluator(env, make_actor(env), episodes=4, max_steps=20)
+    with pytest.warns(UserWarning, match="cut 2 episodes"):
+        columns = evaluator()
+    assert sorted(one.length for one in evaluator.play()) == [5, 5, 20, 20]
+    assert columns["evaluation/truncated_episodes"] == 2
+
+
+def test_evaluator_has_no_column_of_cut_episodes_without_any():
+    env = make_env(lambda: Scripted(length=20), 2)
+    columns = Evaluator(env, make_actor(env), episodes=3, max_steps=20)()
+    assert "evaluation/truncated_episodes" not in columns
+    assert columns["evaluation/length"] == 20
 
 
 class NotANumber(Scripted):
