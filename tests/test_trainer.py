@@ -768,6 +768,21 @@ def test_an_evaluator_of_other_episodes_than_planned_is_refused():
         Trainer(plan, **parts, evaluate=evaluate)
 
 
+def test_trainer_fills_in_counts_that_parts_do_not_give():
+    plan = off_policy_plan(final_evaluation=True, evaluation_episodes=2)
+    parts = sac_parts(plan)
+    env, policy = make_env("Pendulum-v1", 1, seed=0), parts["collector"].policy
+    collector = VectorCollector(env, policy, steps_per_env=1)
+    evaluate = Evaluator(make_env("Pendulum-v1", 2, max_episode_steps=5), policy)
+    parts |= {"collector": collector, "buffer": make_replay_buffer(100), "evaluate": evaluate}
+    ledger = Trainer(plan, **parts).run()
+    assert ledger.random_policy_steps == plan.random_steps_until(40) > 0
+    assert (ledger.samples, ledger.evaluation_episodes) == (31 * 4, 2)
+    given = VectorCollector(env, policy, steps_per_env=1, init_random_frames=0)
+    with pytest.raises(SettingError, match="init_random_frames=0 of the collector are not"):
+        Trainer(plan, **parts | {"collector": given})
+
+
 def test_gradient_steps_that_nobody_makes_are_refused_before_anything_runs():
     plan = on_policy_plan()
     parts = ppo_parts(plan)

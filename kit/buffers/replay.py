@@ -22,7 +22,7 @@ from kit.steps.errors import whole_number
 
 def make_replay_buffer(
     size: int,
-    minibatch_size: int | None,
+    minibatch_size: int | None = None,
     *,
     sampler: Sampler | None = None,
     sequence_length: int | None = None,
@@ -37,7 +37,8 @@ def make_replay_buffer(
 
     Args:
         size: transitions it holds; the oldest are overwritten.
-        minibatch_size: transitions in a minibatch; with ``sequence_length``, sequences.
+        minibatch_size: transitions in a minibatch; with ``sequence_length``, sequences. ``None``:
+            as many as the plan of a trainer says.
         sampler: how minibatches are drawn; uniformly with replacement by default.
         sequence_length: time steps of each sampled sequence (see
             :class:`~kit.buffers.SequenceSampler`): minibatches are ``[sequences, time]``, with

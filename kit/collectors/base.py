@@ -32,7 +32,8 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
     Args:
         num_envs: environments.
         total_frames: policy steps in all; -1 never ends.
-        init_random_frames: policy steps with random actions at the beginning.
+        init_random_frames: policy steps with random actions at the beginning; ``None``: as many
+            as the plan of a trainer says, or none without a trainer.
         exploration_frames: policy steps, counted from the beginning, until which an exploration
             policy acts in place of the policy.
         seed: of the random numbers that policy and random actions use in this collector.
@@ -65,6 +66,7 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
     exact_resume = True
     exact_policy = True
     goes_on = True
+    follows_plan = False
 
     def __init__(
         self,
@@ -78,6 +80,7 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
     ) -> None:
         self.num_envs = num_envs
         self.total_frames = -1 if total_frames is None or total_frames < 0 else total_frames
+        self.follows_plan = init_random_frames is None
         self.init_random_frames = whole_number("init_random_frames", init_random_frames or 0)
         self.exploration_frames = whole_number("exploration_frames", exploration_frames)
         for name in self._COUNTERS:
@@ -109,6 +112,12 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
             storing_device=storing_device,
             fast_policy=how,
         )
+
+    def act_at_random(self, policy_steps: int) -> None:
+        """Set the number of random policy steps, if none was given and this process acts."""
+        if self.follows_plan and (actor := vars(self).get("_actor")) is not None:
+            self.init_random_frames = policy_steps
+            actor.act_at_random(policy_steps)
 
     # ------------------------------------------------------------------ TorchRL's names
     @property

@@ -28,6 +28,7 @@ from kit.trainer.checkpoint import (
     stateful_in,
     stateful_parts,
 )
+from kit.trainer.pieces import check_state
 from kit.trainer.process import OwnNumbers
 from kit.trainer.stages import is_of_the_kit
 from kit.trainer.torchrl_protocol import TorchRLProtocol
@@ -127,6 +128,17 @@ class ResumableTrainer(TorchRLProtocol):
                 self.buffer.close_open_episodes(self.plan.num_envs)
         self._phase.take_over()
         return self
+
+    def check_states(self) -> None:
+        """Check that checkpoints can hold the states of third-party hooks, loggers and other parts.
+
+        Raises:
+            SettingError: naming the first that they cannot hold.
+        """
+        for name, part in self._parts().items():
+            third_party = not is_of_the_kit(type(part)) and name not in ("batches", "buffer")
+            if third_party or name == "journal":  # with the states of loggers
+                check_state(part, name)
 
     def _say_what_is_lost(self, reason: str) -> None:
         """Say why a resumed run is not the one that it would have been."""

@@ -16,6 +16,7 @@ from torchrl.trainers import OptimizationStepper, TrainerHookBase
 
 from kit.buffers import Minibatches, ReplayBatches, as_minibatches
 from kit.buffers.n_step import close
+from kit.collectors.base import KitCollector
 from kit.envs.backends.torchrl_layers import normalization_of_transforms
 from kit.hooks.console import Console
 from kit.hooks.evaluation import Evaluator
@@ -46,7 +47,8 @@ class Trainer(ResumableTrainer):
     disturb each other, nor the process. Runs in several threads at the same time are refused.
 
     Args:
-        plan: counts of the run.
+        plan: counts of the run. A collector of the kit that was given no ``init_random_frames``,
+            an evaluator without ``episodes`` and a buffer without a minibatch size take the plan's.
         collector: where batches come from; the kit's or TorchRL's. ``None`` where the plan is
             offline (``steps_per_env=0``).
         update: makes gradient steps; the kit's :class:`~kit.update.Update` or one of TorchRL's
@@ -102,6 +104,12 @@ class Trainer(ResumableTrainer):
         nan_guard: bool = True,
     ) -> None:
         minibatches = as_minibatches(buffer)
+        if isinstance(evaluate, Evaluator) and evaluate.follows_plan:
+            evaluate.episodes = plan.evaluation_episodes
+        if isinstance(collector, KitCollector) and plan.is_exact:
+            collector.act_at_random(
+                plan.random_steps_until(plan.policy_steps_after(plan.iterations))
+            )
         self.schedule = RunSchedule(plan, log_every=log_every, checkpoint_every=checkpoint_every)
         checks.refuse(
             checks_of_collection.in_collection(plan, collector, minibatches, advantage),
@@ -323,6 +331,8 @@ class Trainer(ResumableTrainer):
             done = getattr(self.ledger, self.plan.axis)
             self.journal.start(done, self.config, self.plan.table())
             self.stages.fire("setup")
+            if self.folder is not None:
+                self.check_states()
 
     def shutdown(self) -> None:
         """Release everything, even if something raises on the way."""
