@@ -239,7 +239,7 @@ class _Shares(Schedule):
             steps: its rows that were to be written.
         """
         # No episode ends in rows that are left over where all have played their share.
-        written = [values[:steps] for values in buffer.whole.counted]
+        written: list[Any] = [values[:steps] for values in buffer.whole.counted]
         self._add(self._statistics.add(*written, self._env.take_infos()))
         self._set_room()
 
