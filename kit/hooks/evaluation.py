@@ -239,8 +239,10 @@ class _Shares(Schedule):
             steps: its rows that were to be written.
         """
         # No episode ends in rows that are left over where all have played their share.
-        written: list[Any] = [values[:steps] for values in buffer.whole.counted]
-        self._add(self._statistics.add(*written, self._env.take_infos()))
+        reward, terminated, truncated, env_steps = buffer.whole.counted
+        flags, made = (terminated[:steps], truncated[:steps]), env_steps[:steps]
+        infos = self._env.take_infos()
+        self._add(self._statistics.add(reward[:steps], *flags, made, infos))
         self._set_room()
 
     def cut_longest(self) -> Mask | None:
