@@ -86,6 +86,8 @@ def check_state(part: Any, name: str) -> None:
     Raises:
         SettingError: if the part gives no state, or one that could not be read back.
     """
+    if isinstance(part, nn.Module) and any(map(is_lazy, part.parameters())):
+        return  # lazy layers have no shapes before their first call
     try:
         state = _encoded(part.state_dict())
     except Exception as error:
