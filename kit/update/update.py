@@ -221,7 +221,7 @@ class Update(OptimizationStepper):
         """
         due = self._due(self.optimizer_step_count + 1)
         if not others and (whole := self._whole_step(due)) is not None:
-            metrics, _ = self._outputs(whole(minibatch), minibatch)
+            metrics, _ = self._run(whole, minibatch)
             self._stepped(due, targets_moved=self._moves_targets(due))
         else:
             minibatches = [minibatch, *others]
@@ -348,8 +348,9 @@ class Update(OptimizationStepper):
     @property
     def plain_reason(self) -> str:
         """Why the loss runs eagerly; empty while it does not."""
+        stale = [traced.reason for traced in self._traced.values() if traced.is_stale]
         reasons = [traced.reason for (_, kind), traced in self._traced.items() if kind == "loss"]
-        return next(filter(None, reasons), "") if self.compile else "asked for"
+        return next(filter(None, [*stale, *reasons]), "" if self.compile else "asked for")
 
     @property
     def undisturbed(self) -> bool:
@@ -363,7 +364,9 @@ class Update(OptimizationStepper):
 
     @property
     def keys_read(self) -> list[Any]:
-        """Keys of a minibatch that the loss reads; empty as long as that is not known."""
+        """Keys of a minibatch that the loss reads; empty if unknown, or if a check is due."""
+        if any(traced.check_is_due for traced in self._traced.values()):
+            return []
         if all(map(self._is_unchanged, self._ever_due)):
             read = [self._fixed[due].keys_read for due in self._ever_due]
         else:
@@ -422,7 +425,14 @@ class Update(OptimizationStepper):
                 traced.clear()
         traced = self._trace(due, "loss")
         traced.refresh()
-        return self._outputs(traced(minibatch), minibatch)
+        return self._run(traced, minibatch)
+
+    def _run(self, traced: Traced, minibatch: TensorDictBase) -> tuple[Metrics, Gradients]:
+        """Return metrics and gradients of a traced call."""
+        outputs = traced(minibatch)
+        if traced.is_stale:
+            self.compile = False  # the other programs of the loss use the old value, too
+        return self._outputs(outputs, minibatch)
 
     def _trace(self, due: Due, kind: str) -> Traced:
         if (due, kind) not in self._traced:
