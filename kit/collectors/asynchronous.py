@@ -68,6 +68,8 @@ class AsyncCollector(KitCollector):
         reuse: whether a batch is the shared buffer itself, valid until the next one is asked for.
         threads: PyTorch's threads in the process.
         storing_device: where batches are delivered.
+        pre_collect_hook: called in this process before it waits for a batch.
+        post_collect_hook: called in this process with each batch before it is returned.
         **kwargs: for the collector in the process.
 
     Attributes:
@@ -87,6 +89,8 @@ class AsyncCollector(KitCollector):
         reuse: bool = False,
         threads: int = 1,
         storing_device: torch.device | str = "cpu",
+        pre_collect_hook: Callable[[], None] | None = None,
+        post_collect_hook: Callable[[TensorDictBase], None] | None = None,
         **kwargs: Any,
     ) -> None:
         self.env = create_env_fn if isinstance(create_env_fn, EnvBase) else None
@@ -112,7 +116,12 @@ class AsyncCollector(KitCollector):
         except BaseException:
             self._closing()
             raise
-        super().__init__(facts["num_envs"], total_frames=facts["total_frames"])
+        super().__init__(
+            facts["num_envs"],
+            total_frames=facts["total_frames"],
+            pre_collect_hook=pre_collect_hook,
+            post_collect_hook=post_collect_hook,
+        )
         for name, value in facts.items():
             setattr(self, name, value)
 

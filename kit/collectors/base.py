@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -37,6 +37,8 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
             policy acts in place of the policy.
         seed: of the random numbers that policy and random actions use in this collector.
         device: where the policy runs, whose random numbers are this collector's.
+        pre_collect_hook: called without arguments before each batch is collected.
+        post_collect_hook: called with each batch before it is returned; it may change the batch.
 
     Attributes:
         policy_steps: taken so far.
@@ -75,7 +77,10 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
         exploration_frames: int = 0,
         seed: int = 0,
         device: torch.device | str | None = None,
+        pre_collect_hook: Callable[[], None] | None = None,
+        post_collect_hook: Callable[[TensorDictBase], None] | None = None,
     ) -> None:
+        super().__init__(pre_collect_hook=pre_collect_hook, post_collect_hook=post_collect_hook)
         self.num_envs = num_envs
         self.total_frames = -1 if total_frames is None or total_frames < 0 else total_frames
         self.init_random_frames = whole_number("init_random_frames", init_random_frames or 0)
@@ -140,9 +145,14 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
         """
         if self.closed:
             raise RuntimeError("this collector was shut down; make a new one")
+        if self.pre_collect_hook is not None:
+            self.pre_collect_hook()
         self._iter += 1
         with self._prepared():
-            return self._collect()
+            batch = self._collect()
+        if self.post_collect_hook is not None:
+            self.post_collect_hook(batch)
+        return batch
 
     def _prepared(self) -> AbstractContextManager[Any]:
         """Prepare a batch and return the context in which it is collected."""
@@ -252,6 +262,8 @@ class StepsCollector(KitCollector):
         prefill_frames: policy steps of a first batch of its own, before the others; 0 for none.
         seed: of the random numbers that policy and random actions use in this collector.
         device: where the policy runs.
+        pre_collect_hook: called without arguments before each batch is collected.
+        post_collect_hook: called with each batch before it is returned; it may change the batch.
 
     Raises:
         SettingError: if the counts cannot be reached exactly; nearest values are named.
@@ -269,6 +281,8 @@ class StepsCollector(KitCollector):
         prefill_frames: int = 0,
         seed: int = 0,
         device: torch.device | str | None = None,
+        pre_collect_hook: Callable[[], None] | None = None,
+        post_collect_hook: Callable[[TensorDictBase], None] | None = None,
     ) -> None:
         self.steps_per_env = _steps_per_env(num_envs, frames_per_batch, steps_per_env)
         self.frames_per_batch = self.requested_frames_per_batch = num_envs * self.steps_per_env
@@ -280,6 +294,8 @@ class StepsCollector(KitCollector):
             exploration_frames=exploration_frames,
             seed=seed,
             device=device,
+            pre_collect_hook=pre_collect_hook,
+            post_collect_hook=post_collect_hook,
         )
         for field in ("init_random_frames", "exploration_frames", "prefill_frames"):
             _multiple(field, getattr(self, field), num_envs)

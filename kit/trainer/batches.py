@@ -58,6 +58,7 @@ class CountedBatches:
         self._taken = 0
         self._policy_steps = 0
         self._may_share: Callable[[], bool] | None = None
+        self._shown: list[Episode] = []
 
     def next(self) -> TensorDictBase:
         """Take the next batch and count it.
@@ -144,6 +145,16 @@ class CountedBatches:
         Raises:
             EnvironmentFault: if a return is infinite or NaN, where no reward was checked.
         """
+        self.new_episodes()
+        found, self._shown = self._shown, []
+        return found
+
+    def new_episodes(self) -> list[Episode]:
+        """Return the episodes that ended since the last call, and keep them for the next row.
+
+        Raises:
+            EnvironmentFault: if a return is infinite or NaN, where no reward was checked.
+        """
         found = self._episodes()
         for episode in found:
             if not math.isfinite(episode.episode_return):
@@ -151,6 +162,7 @@ class CountedBatches:
                 env = getattr(self.collector, "env", None)
                 name = getattr(env, "name", type(env).__name__)
                 raise EnvironmentFault(name, episode.env, what)
+        self._shown += found
         return found
 
     def _episodes(self) -> list[Episode]:
@@ -174,6 +186,7 @@ class CountedBatches:
             "taken": self._taken,
             "policy_steps": self._policy_steps,
             "evaluation_faults": self.evaluation_faults,
+            "shown": [list(episode) for episode in self._shown],
             "collector": dict(self.collector.state_dict()),
         }
 
@@ -182,6 +195,7 @@ class CountedBatches:
         self._taken = int(state_dict["taken"])
         self._policy_steps = int(state_dict["policy_steps"])
         self.evaluation_faults = int(state_dict["evaluation_faults"])
+        self._shown = [Episode(*one) for one in state_dict.get("shown", ())]  # old checkpoints
         self.collector.load_state_dict(state_dict["collector"])
 
     def shutdown(self) -> None:

@@ -403,9 +403,12 @@ def in_hooks(plan: StepPlan, update: Any, buffer: Any, stages: Stages) -> Iterat
         samples = f"replay_ratio={plan.replay_ratio} counts samples of a replay buffer"
         works = "give make_replay_buffer(...) or a TorchRL replay buffer"
         yield "buffer", None, f"keeps the last batch only, where {samples}", works
+    for operation in stages["post_backward"] if stages["optimizer"] else ():
+        why = f"never runs, so {operation.name} never would: a hook makes the gradient step"
+        yield "stage", "post_backward", why, "let the hook at stage 'optimizer' call it"
     if not isinstance(update, OptimizationStepper) or isinstance(update, Update):
         return
-    for stage in ("process_loss", "optimizer"):
+    for stage in ("process_loss", "optimizer", "post_backward"):
         for operation in stages[stage]:
             itself = f"{type(update).__name__} goes from loss to optimiser by itself"
             why = f"never runs, so {operation.name} never would: {itself}"

@@ -52,6 +52,8 @@ class ResumableTrainer(TorchRLProtocol):
     _checkpoints: Checkpoints | None = None
     _saved_at = 0
     """iterations."""
+    _is_loaded = False
+    """Whether a checkpoint was loaded since stage ``load`` ran."""
     _beside: Sequence[tuple[Optimizer | nn.Module, dict[str, Any]]] = ()
     """Optimisers and modules, and what they had beside their states when the trainer was made."""
     _left_out: Sequence[str] = ()
@@ -104,6 +106,7 @@ class ResumableTrainer(TorchRLProtocol):
         metadata = {"counters": self.ledger.counters()}
         self.last_checkpoint = self._checkpoints.save(self.schedule.progress, metadata)
         self._saved_at, self._left_out = self.ledger.iterations, ()
+        self.stages.fire("post_save", self.last_checkpoint)
         return self.last_checkpoint
 
     def load(self, checkpoint: Path | str) -> Self:
@@ -126,6 +129,7 @@ class ResumableTrainer(TorchRLProtocol):
             if hasattr(self.buffer, "close_open_episodes") and not self.plan.collects_episodes:
                 self.buffer.close_open_episodes(self.plan.num_envs)
         self._phase.take_over()
+        self._is_loaded = True
         return self
 
     def _say_what_is_lost(self, reason: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -197,7 +198,8 @@ class Trainer(ResumableTrainer):
     def _nothing_keeps_a_batch(self) -> bool:
         own = self.advantage is None and isinstance(self.buffer, ReplayBatches)
         copied = own and is_of_the_kit(self.buffer) and self.buffer.copies
-        return copied and not self.stages.keeps_batches
+        hook = getattr(self.collector, "post_collect_hook", None)
+        return copied and hook is None and not self.stages.keeps_batches
 
     @with_own_numbers
     def begin(self) -> None:
@@ -223,6 +225,7 @@ class Trainer(ResumableTrainer):
     def collect(self) -> TensorDictBase:
         """Collect the batch of an iteration; offline, an empty one."""
         self._start()  # a loop that goes on from a checkpoint has no begin()
+        self.stages.fire("pre_collect")
         began = time.perf_counter()
         batch = self.batches.next()
         goes_on = getattr(self.collector, "goes_on", True)
@@ -233,6 +236,8 @@ class Trainer(ResumableTrainer):
         self.ledger.collected(self.batches.collected, 0, 0, random_policy_steps=random)
         batch = self._phase.processed("batch_process", batch)
         self.log("pre_steps_log", batch)
+        if self.stages["episodes"] and (episodes := self.batches.new_episodes()):
+            self.stages.fire("episodes", episodes)
         if self._prefill is not None:
             if not goes_on:
                 close(self._prefill[..., -1])
@@ -276,10 +281,12 @@ class Trainer(ResumableTrainer):
         for _ in range(times):
             assert self.evaluate is not None
             began = time.perf_counter()
-            self.journal.note(self.evaluate(self.ledger.evaluations))
+            result = self.evaluate(self.ledger.evaluations)
+            is_best = self.journal.evaluated(result)
             self.batches.evaluation_faults = getattr(self.evaluate, "faults", 0)
             self.journal.spent("evaluate", began)
             self.ledger.evaluated(self.evaluate.episodes)
+            self.stages.fire("evaluation", dict(result), is_best)
 
     def write_row(self) -> None:
         """Write a row of counters and metrics."""
@@ -304,10 +311,11 @@ class Trainer(ResumableTrainer):
             self._start()
             yield
         except BaseException as error:
-            try:
-                self.shutdown()
-            except Exception as another:  # the first error is the one to see
-                error.add_note(f"shutting down then raised {type(another).__name__}: {another}")
+            for end in (functools.partial(self.stages.fire, "error", error), self.shutdown):
+                try:
+                    end()
+                except Exception as another:  # the first error is the one to see
+                    error.add_note(f"shutting down then raised {type(another).__name__}: {another}")
             raise
         self.shutdown()
 
@@ -319,6 +327,9 @@ class Trainer(ResumableTrainer):
             done = getattr(self.ledger, self.plan.axis)
             self.journal.start(done, self.config, self.plan.table())
             self.stages.fire("setup")
+        if self._is_loaded:
+            self._is_loaded = False
+            self.stages.fire("load", self.last_checkpoint)
 
     def shutdown(self) -> None:
         """Release everything, even if something raises on the way."""

@@ -118,6 +118,8 @@ class Update(OptimizationStepper):
             would cost more than faster products save: ``"auto"`` is ``"exact"`` then.
         writes_to_minibatch: whether what the loss writes into a minibatch (``td_error``) is there
             after its gradient step, for priorities or hooks.
+        post_backward: called in each gradient step when the gradients of all losses are in
+            ``parameter.grad``, before ``gradients`` and clipping; it may change or replace them.
         undisturbed: set to true, and to false afterwards, around gradient steps between which
             nothing else changes what they depend on: changes are looked for in the first alone.
 
@@ -128,6 +130,7 @@ class Update(OptimizationStepper):
 
     shapes_vary = False
     writes_to_minibatch = True
+    post_backward: Callable[[], None] | None = None
 
     def __init__(
         self,
@@ -397,13 +400,14 @@ class Update(OptimizationStepper):
 
     def _whole_step(self, due: Due) -> Traced | None:
         """The whole step, where it is one list of operations."""
-        if self._is_unchanged(due):
+        if self.post_backward is None and self._is_unchanged(due):
             return self._fixed[due]
         self._fixed.pop(due, None)
         self._fused.update()
         loss = self._traced.get((due, "loss"))
         if (
             self.compile not in _RECORDS
+            or self.post_backward is not None
             or (loss is not None and loss.reason)
             or not step_is_fixed([self.groups[number].optimizer for number in due])
             or (whole := self._trace(due, "step")).reason
@@ -542,6 +546,7 @@ class Update(OptimizationStepper):
     def _apply(self, due: Due, gradients: Gradients) -> Metrics:
         """Change gradients, clip and let the optimisers step; the norms before clipping."""
         norms: Metrics = {}
+        gradients = self._after_hooks(due, gradients)
         numbers = itertools.count()
         for group in (self.groups[number] for number in due):
             found: Sequence[Tensor | None] = [
@@ -561,6 +566,17 @@ class Update(OptimizationStepper):
             for parameter in group.parameters:
                 parameter.grad = None
         return norms
+
+    def _after_hooks(self, due: Due, gradients: Gradients) -> Gradients:
+        """Return the gradients as ``post_backward`` leaves them."""
+        if self.post_backward is None:
+            return gradients
+        parameters = [one for number in due for one in self.groups[number].parameters]
+        for number, parameter in enumerate(parameters):
+            gradient = gradients.get(number)  # which may be that of another parameter, too
+            parameter.grad = None if gradient is None else gradient.clone()
+        self.post_backward()
+        return {n: one.grad for n, one in enumerate(parameters) if one.grad is not None}
 
     def _clipped(self, gradient: Tensor, norm: Tensor) -> Tensor:
         """The gradient clipped; not in place, as it may be given elsewhere."""
