@@ -177,7 +177,7 @@ class OfflineConfig(RunConfig):
 
     steps: OfflineSteps | StepPlan = field(default_factory=OfflineSteps)
     dataset: list[str] = field(default_factory=list)
-    """Folders of data sets in Minari's format, joined to one: [datasets/pendulum-mixed-v0]."""
+    """Data sets in Minari's format, joined: folders, or minari:ID for installed ones."""
     normalize_data: bool = True
     """Whether observations are normalised by the mean and the deviation of the data set."""
 
