@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import random
 import warnings
 from collections import Counter
@@ -91,6 +92,8 @@ class Traced:
             on, where :mod:`kit.fast.products` has faster ones. The program that is verified has
             PyTorch's own, and so has what runs eagerly. What has had faster ones is recorded as
             often as need be, so that a resumed run rounds alike.
+        verify_again: whether the comparison is repeated; not for a function that is called with
+            the inputs alone that its program reads.
 
     Attributes:
         reason: why the function runs eagerly; empty while it does not.
@@ -113,6 +116,7 @@ class Traced:
         executor: str = "auto",
         read_only: bool = False,
         fast_products: bool = False,
+        verify_again: bool = True,
     ) -> None:
         self.function = function
         self.name = name
@@ -127,7 +131,7 @@ class Traced:
         self._came: Counter[Any] = Counter()  # calls of signatures without a program
         self._seen = _NO_NAMES
         self._wasted = self._own_changes = 0
-        self._unchecked, self._check_after = 0, _FIRST_CHECK
+        self._unchecked, self._check_after = 0, _FIRST_CHECK if verify_again else math.inf
         self.is_stale = False
 
     # ------------------------------------------------------------------ what is known

@@ -38,7 +38,9 @@ def test_a_kind_in_this_process_keeps_every_promise(kind):
     assert check_collector(KINDS[kind]) == list(PROMISES)
 
 
-@pytest.mark.parametrize("make", [vector, tensor, episodes, asynchronous])
+@pytest.mark.parametrize(
+    "make", [vector, tensor, episodes, pytest.param(asynchronous, marks=pytest.mark.slow)]
+)
 def test_collector_calls_its_hooks(make):
     calls: list = []
     pre, post = lambda: calls.append("pre"), calls.append
