@@ -183,6 +183,17 @@ class AsyncCollector(KitCollector):
         """For how long the environments in the process have been in the same step."""
         return float(self._in_step)
 
+    def deliver_raw(self, raw: bool) -> bool:
+        """Choose whether the collector in the process delivers raw batches.
+
+        Returns:
+            Whether it can, and the statistics of the process are known here.
+        """
+        self._send(("raw", raw))
+        delivered = bool(self._await("raw"))
+        known = self.normalizer is not None or self.normalized_by != "Normalizer"
+        return delivered and (known or not raw)
+
     # ------------------------------------------------------------------ messages
     def _send(self, message: tuple[Any, ...]) -> None:
         try:
@@ -510,6 +521,9 @@ class _Served:
             self._make_due()  # with the random numbers before, whoever is faster
             self.collector.set_seed(arguments[0])
             self.pipe.send(("seeded", None))
+        elif command == "raw":
+            self._make_due()
+            self.pipe.send(("raw", self.collector.deliver_raw(*arguments)))
         return bool(command != "close")
 
     def _make_due(self) -> None:

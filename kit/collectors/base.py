@@ -162,6 +162,19 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
         """Running normalisation of the environments, if there is any."""
         return getattr(self.env, "normalizer", None)
 
+    def deliver_raw(self, raw: bool) -> bool:
+        """Deliver observations and rewards as the environments give them, for a replay buffer.
+
+        The policy acts on normalised observations either way.
+
+        Args:
+            raw: otherwise batches are normalised, by the statistics at each step.
+
+        Returns:
+            Whether the collector can. By default, one whose environments are normalised cannot.
+        """
+        return not raw or self.normalizer is None
+
     def take_episodes(self) -> list[Episode]:
         """Return the episodes that ended since the last call, and forget them."""
         finished, self._finished = self._finished, []

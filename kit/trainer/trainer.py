@@ -26,7 +26,7 @@ from kit.logging.loggers import RowLogger
 from kit.steps import Due, RunSchedule, SettingError, StepLedger, StepPlan
 from kit.trainer import checks, checks_of_collection
 from kit.trainer.batches import counted
-from kit.trainer.checkpoint import beside_states, make_parts_when_loaded
+from kit.trainer.checkpoint import beside_states, make_parts_when_loaded, normalizer_of
 from kit.trainer.process import OwnNumbers, with_own_numbers
 from kit.trainer.resumable import ResumableTrainer
 from kit.trainer.stages import is_of_the_kit
@@ -108,6 +108,10 @@ class Trainer(ResumableTrainer):
             checks_of_collection.in_evaluation(plan, evaluate, collector),
             checks_of_collection.in_checkpoints(folder, minibatches),
         )
+        raw = checks_of_collection.stores_raw(plan, minibatches, advantage)
+        checks.refuse(checks_of_collection.in_raw_batches(collector, raw))
+        if raw:
+            minibatches.normalize_by(normalizer_of(collector))  # type: ignore[attr-defined]
         super().__init__(
             plan, collector, update, minibatches,
             logger=logger, loss_module=loss_module, optimizer=optimizer,
