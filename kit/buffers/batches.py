@@ -464,7 +464,7 @@ class ReplayBatches:
         if (saved := state_dict.get("size", size)) != size:
             why = f"is not that of the buffer that was saved, {saved}"
             raise SettingError("buffer_size", size, why, [saved])
-        if not state_dict.get("raw", False):  # checkpoints of before have normalised rows
+        if not state_dict.get("raw", False):  # earlier versions stored normalised rows
             self.normalize_by(None)
         filled, once = int(state_dict["filled"]), self._once
         self.buffer.storage._empty()  # rows that are set are added to those that there are

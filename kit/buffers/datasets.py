@@ -21,6 +21,7 @@ from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from kit.buffers.batches import MinibatchGroup, ReplayBatches
 from kit.envs.normalize import Normalizer
 from kit.envs.vector_env import VectorEnv
+from kit.fast.nested import leaves
 from kit.steps import SettingError, StepPlan
 
 _left_unread: ContextVar[bool] = ContextVar("left_unread", default=False)
@@ -50,8 +51,8 @@ class StoredBatches(ReplayBatches):
     Args:
         transitions: ``[transitions]``; ``None``: there are none, and nothing can be trained.
         minibatch_size: transitions in a minibatch.
-        normalizer: of the observations, with the statistics that it has when minibatches are drawn:
-            a run that starts from another one has those with which its weights were learnt.
+        normalizer: of the observations, with the statistics that it has when training begins: a
+            run that starts from another one has those with which its weights were learnt.
     """
 
     def __init__(
@@ -60,6 +61,8 @@ class StoredBatches(ReplayBatches):
         minibatch_size: int | None,
         normalizer: Normalizer | None = None,
     ) -> None:
+        self._normalizer = normalizer
+        # Of the observations as they are stored, whatever normalises them later.
         self._checksum = 0 if transitions is None else _checksum(transitions)
         count = 1 if transitions is None else len(transitions)
         storage = LazyTensorStorage(count, device="auto", compilable=True)
@@ -67,7 +70,6 @@ class StoredBatches(ReplayBatches):
         if transitions is not None:
             buffer.extend(transitions)
         super().__init__(buffer)
-        self.normalizer = normalizer
 
     def epoch(self, plan: StepPlan, limit: int) -> Iterator[MinibatchGroup]:
         """Yield a sample for each gradient step that is due; all of them are one epoch.
@@ -78,7 +80,16 @@ class StoredBatches(ReplayBatches):
         if not len(self.buffer):
             why = "leaves nothing to train on: this policy is only played"
             raise SettingError("dataset", None, why, "resume the run to train on")
+        if self._normalizer is not None:
+            self._normalize(self._normalizer)
+            self._normalizer = None
         return super().epoch(plan, limit)
+
+    def _normalize(self, normalizer: Normalizer) -> None:
+        """Normalise the stored observations, in place."""
+        rows = leaves(self._rows(slice(len(self.buffer))))
+        for path, values in normalizer.minibatch(rows).items():
+            rows[path].copy_(values)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of transitions, and a checksum of their contents."""

@@ -283,7 +283,7 @@ class SequenceReplay:
         if (saved := state_dict.get("size", self.size)) != self.size:
             why = f"is not that of the memory that was saved, {saved}"
             raise SettingError("buffer_size", self.size, why, [saved])
-        if not state_dict.get("raw", False):  # checkpoints of before have normalised records
+        if not state_dict.get("raw", False):  # earlier versions stored normalised records
             self.normalizer = None
         self._written = [int(written) for written in state_dict["written"]]
         self._arrived = [(float(reward), bool(first)) for reward, first in state_dict["arrived"]]

@@ -309,27 +309,33 @@ class Normalizer:
             entries: by path, ``[..., *shape]``; those of the next step or of the record before
                 begin with ``"next"`` or ``"before"``.
         """
-        found = dict(entries)
+        found, there = dict(entries), dict[Any, tuple[Tensor, Tensor]]()
         for path, values in entries.items():
             own = path[path[0] in ("next", "before") :]
-            if (key := self._key_of.get(own)) is not None:
-                found[path] = self._of_minibatch(key, values)
-            elif own == ("reward",) and self.reward is not None:
-                found[path] = self._of_minibatch(None, values)
+            key = self._key_of.get(own)
+            if key is None and (own != ("reward",) or self.reward is None):
+                continue
+            if self._on_host and on_host(values):
+                array = values.numpy()
+                known = None if key is None else self._observation[key]
+                scaled = self.scaled(array) if known is None else self._normalized(known, array)
+                found[path] = torch.from_numpy(scaled.astype(array.dtype, copy=False))
+                continue
+            if key not in there:
+                there[key] = self._scale(key, values.device)
+            mean, deviation = there[key]
+            apart = (values.double() - mean).div_(deviation)
+            found[path] = apart.clamp_(-self.clip, self.clip).to(values.dtype)
         return found
 
-    def _of_minibatch(self, key: Any, values: Tensor) -> Tensor:
-        """Return the observations of a key normalised, or rewards if there is no key."""
-        if self._on_host and on_host(values):
-            array = values.numpy()
-            if key is None:
-                return torch.from_numpy(self.scaled(array).astype(array.dtype))
-            return torch.from_numpy(self._normalized(self._observation[key], array))
+    def _scale(self, key: Any, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Mean and deviation of observations, or of rewards if there is no key, on a device."""
         moments = self.reward if key is None else self.observation[key]
         assert moments is not None
-        mean, var = moments.mean.to(values.device), moments.var.to(values.device)
-        apart = values.double() if key is None else values - mean
-        return self._clamped(apart / (var + EPSILON).sqrt()).to(values.dtype)
+        mean = torch.zeros_like(moments.mean) if key is None else moments.mean
+        both = torch.stack((mean, (moments.var + EPSILON).sqrt()))  # they go there together
+        mean, deviation = both.to(device).unbind()
+        return mean, deviation
 
     def _clipped(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Clip in place, but infinity stays, to be found in the environment that returned it."""

@@ -359,7 +359,8 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         """
         if self.normalizer is not None and state["normalizer"] is not None:
             self.normalizer.load_state_dict(state["normalizer"])
-        self.raw = bool(state.get("raw", False))  # checkpoints of before have normalised arrays
+        # Checkpoints of earlier versions have normalised arrays only.
+        self.raw = self.normalizer is not None and bool(state.get("raw", False))
         self.backend.faults = int(state["faults"])
         if not state["started"]:
             self._seed, self._now.started = state["seed"], False
