@@ -242,7 +242,11 @@ class ReplayBatches:
             raise SettingError("sampler", name, why, works)
 
     def normalize_by(self, normalizer: Normalizer | None) -> None:
-        """Store raw rows, and normalise minibatches by the present statistics of a normaliser."""
+        """Store raw rows, and normalise minibatches by the present statistics of a normaliser.
+
+        To be called before anything is stored. With ``n_step`` each reward is normalised and
+        clipped before they are summed, as by Stable-Baselines3's ``NStepReplayBuffer``.
+        """
         self.normalizer = normalizer
         if self.n_step is not None:
             self.n_step.apart = normalizer is not None and normalizer.reward is not None
@@ -382,9 +386,10 @@ class ReplayBatches:
         return [nested(one, [size]) for one in there]
 
     def _normalized(self, minibatch: TensorDictBase, normalizer: Normalizer) -> TensorDictBase:
-        entries = normalizer.minibatch(leaves(minibatch))
-        if self.n_step is not None and self.n_step.apart:
-            entries["next", "reward"] = self.n_step.summed(entries["next", "reward"])
+        """A minibatch as it is trained on; n-step rewards are summed after they are clipped."""
+        entries, reward = normalizer.minibatch(leaves(minibatch)), ("next", "reward")
+        if self.n_step is not None and self.n_step.apart and reward in entries:
+            entries[reward] = self.n_step.summed(entries[reward])
         return nested(entries, minibatch.batch_size, minibatch.device)
 
     def _stored_samples(self, size: int, count: int) -> list[TensorDictBase]:
