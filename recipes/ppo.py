@@ -13,7 +13,7 @@ from typing import Any, Literal
 from torch.optim import Adam
 
 from kit.advantages import GAE
-from kit.config import FittedCriticConfig, Positive, ScheduleName, Share
+from kit.config import FittedCriticConfig, Positive, ScheduleName, Share, checks
 from kit.experiment import EnvConfig, Experiment, main
 from kit.hooks import AnnealLearningRate, TargetKL, anneal_coefficients, fit_critic
 from kit.modules import make_actor_critic, parameter_groups
@@ -40,7 +40,19 @@ class Config(FittedCriticConfig):
     null: none."""
     target_kl: Positive | None = None
     """An update stops early once the approximate KL exceeds 1.5 times this; null: never."""
+    squash_actions: bool = False
+    """Whether continuous actions are squashed to their bounds by tanh, with a standard deviation
+    learned for each state; otherwise they are clipped to them."""
     learning_rate: Positive = 5e-4
+
+    @property
+    def networks(self) -> dict[str, Any]:
+        """Arguments of :func:`~kit.modules.make_actor_critic`."""
+        if not self.squash_actions:
+            return super().networks
+        why = "squash_actions=true learns a standard deviation for each state"
+        checks.unused(self, ["initial_log_std"], why)
+        return {**super().networks, "continuous": "tanh_normal"}
 
     @property
     def clip_schedules(self) -> dict[str, str]:

@@ -164,9 +164,10 @@ def rows_of_normalization(cfg: RunConfig) -> None:
 
 
 def deviation(cfg: RunConfig, env: Any) -> None:
-    """Refuse a deviation of actions that are all choices."""
+    """Refuse settings of continuous actions where all actions are choices."""
     if isinstance(cfg, ActorCriticConfig) and all(x.dtype.kind != "f" for x in env.action_leaves):
-        unused(cfg, ("initial_log_std",), f"{env.name} has no continuous actions")
+        names = [name for name in ("initial_log_std", "squash_actions") if hasattr(cfg, name)]
+        unused(cfg, names, f"{env.name} has no continuous actions")
 
 
 # ---------------------------------------------------------------------- the environment
