@@ -87,7 +87,12 @@ class SquashedActor(ProbabilisticActor):  # type: ignore[misc, unused-ignore]
     """
 
     def __init__(
-        self, module: TensorDictModuleBase, *, out_keys: list[Any], spec: Any = None, **sampling: Any
+        self,
+        module: TensorDictModuleBase,
+        *,
+        out_keys: list[Any],
+        spec: Any = None,
+        **sampling: Any,
     ) -> None:
         specs = None if spec is None else Composite({out_keys[0]: spec})
         last = SquashedSampling(out_keys=out_keys, spec=specs, **sampling)
