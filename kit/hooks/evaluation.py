@@ -40,8 +40,8 @@ class Evaluator:
 
     Every environment plays its share of the episodes, whether they are short or long, so short ones
     are not preferred. Environments and random numbers are seeded again for every evaluation, from
-    ``seed`` and its number: the same policy gives the same result, in a resumed run too, where
-    ``reset(seed=...)`` decides all that an environment does (its state is in no checkpoint).
+    ``seed`` and its number: the same policy gives the same result where ``reset(seed=...)`` decides
+    all that an environment does. What it keeps over episodes is part of :meth:`state_dict`.
     Running normalisation is frozen, hidden state is reset where an episode begins. Training is not
     disturbed: random numbers of all devices stay as they are.
 
@@ -165,12 +165,22 @@ class Evaluator:
 
     @property
     def faults(self) -> int:
-        """Faults of environments recovered from so far; setting it continues another count."""
+        """Faults of environments recovered from so far."""
         return int(self.env.backend.faults)
 
-    @faults.setter
-    def faults(self, value: int) -> None:
-        self.env.backend.faults = value
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the environments; warn once if it cannot be captured."""
+        known = self.env.not_resumable
+        state = {**self.env.full_state(), "normalizer": None}  # that of the training environments
+        if state["not_resumable"] and not known:
+            what = "the state of the environments of evaluations is not in checkpoints"
+            then = "what they keep over episodes begins anew in a resumed run"
+            warnings.warn(f"{what}: {state['not_resumable']}; {then}", stacklevel=2)
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self.env.load_full_state(state_dict)
 
     def close(self) -> None:
         """Close the environments."""

@@ -27,6 +27,7 @@ from kit.envs.episodes import Episode
 from kit.envs.errors import EnvironmentFault
 from kit.envs.vector_env import VectorEnv
 from kit.fast.nested import entry
+from kit.hooks.evaluation import Evaluator
 from kit.steps import SettingError, StepLedger, StepPlan
 from kit.trainer.stages import is_of_the_kit
 
@@ -45,10 +46,10 @@ class CountedBatches:
     Attributes:
         collected: policy steps of the last batch.
         collected_at_random: those of them with random actions.
-        evaluation_faults: of environments of evaluations, recovered from.
+        evaluate: the evaluator, whose environments may have faults and keep state, too; or none.
     """
 
-    evaluation_faults = 0
+    evaluate: Any = None
 
     def __init__(self, collector: BaseCollector, plan: StepPlan) -> None:
         self.collector: Any = collector
@@ -130,7 +131,7 @@ class CountedBatches:
     # ------------------------------------------------------------------ at log points
     def count_environment(self, ledger: StepLedger) -> None:
         """Bring env steps, episodes and faults of ``ledger`` up to date; may read the device."""
-        ledger.environment_errors = self.collector.environment_errors + self.evaluation_faults
+        ledger.environment_errors = self.collector.environment_errors + self._evaluation_faults
         ledger.local_env_steps = self.collector.env_steps
         ledger.local_episodes = self.collector.episodes
 
@@ -162,6 +163,10 @@ class CountedBatches:
         """Whether the collector continued exactly where it was saved."""
         return bool(getattr(self.collector, "exact_resume", False))
 
+    @property
+    def _evaluation_faults(self) -> int:
+        return int(getattr(self.evaluate, "faults", 0))
+
     def not_resumable(self) -> str:
         """Why a resumed run would not continue exactly; empty if it would."""
         state = self.collector.state_dict()
@@ -169,11 +174,12 @@ class CountedBatches:
         return str(env.get("not_resumable", ""))
 
     def state_dict(self) -> dict[str, Any]:
-        """Counts and the collector's state."""
+        """Counts, and the states of the collector and of the environments of evaluations."""
+        has_state = isinstance(self.evaluate, Evaluator)
         return {
             "taken": self._taken,
             "policy_steps": self._policy_steps,
-            "evaluation_faults": self.evaluation_faults,
+            "evaluation": self.evaluate.state_dict() if has_state else None,
             "collector": dict(self.collector.state_dict()),
         }
 
@@ -181,7 +187,9 @@ class CountedBatches:
         """Restore a state of :meth:`state_dict`."""
         self._taken = int(state_dict["taken"])
         self._policy_steps = int(state_dict["policy_steps"])
-        self.evaluation_faults = int(state_dict["evaluation_faults"])
+        evaluation = state_dict.get("evaluation")  # not in checkpoints of before
+        if evaluation is not None and isinstance(self.evaluate, Evaluator):
+            self.evaluate.load_state_dict(evaluation)
         self.collector.load_state_dict(state_dict["collector"])
 
     def shutdown(self) -> None:
@@ -244,7 +252,7 @@ class TorchRLBatches(CountedBatches):
 
     def count_environment(self, ledger: StepLedger) -> None:
         """Bring env steps and episodes of ``ledger`` up to date; reads the device."""
-        ledger.environment_errors = self.evaluation_faults
+        ledger.environment_errors = self._evaluation_faults
         taken_to_be = self._policy_steps * self.plan.action_repeat
         ledger.local_env_steps = taken_to_be if self._own is None else self._env_steps
         ledger.local_episodes = int(self._ended)

@@ -118,8 +118,6 @@ class ResumableTrainer(TorchRLProtocol):
         self._left_out = checkpoints.left_out
         self._saved_at = self.ledger.iterations
         checks.refuse(checks_of_collection.in_resumed(self.plan, self.ledger, checkpoint))
-        if isinstance(self.evaluate, Evaluator):
-            self.evaluate.faults = self.batches.evaluation_faults
         if not self.batches.exact_resume:
             self._say_what_is_lost(self.batches.not_resumable() or "nothing gives its state")
             # A batch of whole episodes leaves none open.

@@ -114,6 +114,7 @@ class Trainer(ResumableTrainer):
         )  # fmt: skip
         self.advantage, self.evaluate = advantage, evaluate
         self.batches = counted(collector, plan)
+        self.batches.evaluate = evaluate
         self.config = config or {}
         self.folder = None if folder is None else as_folder(folder)
         # Now, as collectors of TorchRL drop their environments at the end.
@@ -277,7 +278,6 @@ class Trainer(ResumableTrainer):
             assert self.evaluate is not None
             began = time.perf_counter()
             self.journal.note(self.evaluate(self.ledger.evaluations))
-            self.batches.evaluation_faults = getattr(self.evaluate, "faults", 0)
             self.journal.spent("evaluate", began)
             self.ledger.evaluated(self.evaluate.episodes)
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import threading
+
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -12,7 +16,9 @@ from torchrl.envs import GymEnv
 from torchrl.envs.utils import ExplorationType
 from torchrl.modules import GRUModule
 
+import recipes.ppo
 from kit.envs import EnvironmentFault, make_env
+from kit.experiment import EnvConfig, OnPolicySteps
 from kit.hooks import Evaluator
 from kit.modules import make_actor
 from kit.steps import SettingError
@@ -192,3 +198,59 @@ def test_an_environment_that_cannot_be_made_anew_is_evaluated_in_no_other():
     evaluator = Evaluator(env, make_actor(env, (4,)), episodes=2)
     with pytest.raises(SettingError, match="cannot be made a second time; make it by make_env"):
         evaluator.again(episodes=1, seed=0)
+
+
+class Fading(gym.Env):
+    """Pays less in every episode; ``state``: whether its state can be captured."""
+
+    observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, state=True):
+        self.episodes, self.lock = 0, None if state else threading.Lock()
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.episodes += 1
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), 1 / self.episodes, True, False, {}
+
+
+gym.register("kit/Fading-v0", Fading)
+
+
+def faded(folder, *, stops=False, **kwargs):
+    """The evaluations of a run, which may be stopped in the middle and resumed."""
+    steps = OnPolicySteps(
+        total_policy_steps=32, steps_per_env=8, minibatch_size=8, evaluation_every=8,
+        evaluation_episodes=2,
+    )  # fmt: skip
+    config = recipes.ppo.Config(
+        env=EnvConfig(id="kit/Fading-v0", num_envs=1, kwargs=kwargs), steps=steps,
+        hidden_sizes=[4], runs=str(folder), log_every=8, progress=False, logger="none",
+    )  # fmt: skip
+    trainer = recipes.ppo.build(config)
+    returns = []
+    if stops:
+        trainer.register_op(
+            "post_steps", lambda: trainer.request_stop() if trainer.policy_steps == 16 else None
+        )
+        trainer.run()
+        trainer = recipes.ppo.build(dataclasses.replace(config, resume=str(trainer.folder)))
+    trainer.register_op("log_row", lambda row: returns.append(row["evaluation/return"]))
+    trainer.run()
+    return returns
+
+
+def test_evaluation_of_a_resumed_run_keeps_state_over_episodes(tmp_path):
+    whole, rest = faded(tmp_path), faded(tmp_path, stops=True)
+    assert whole == sorted(whole, reverse=True)
+    assert len(set(whole)) == 4
+    assert rest == whole[-len(rest) :]
+
+
+def test_evaluation_warns_when_its_state_cannot_be_captured(tmp_path):
+    with pytest.warns(UserWarning, match="environments of evaluations is not in checkpoints"):
+        faded(tmp_path, state=False)
