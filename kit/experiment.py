@@ -22,6 +22,7 @@ from kit.buffers.datasets import (
     as_of_environment,
     read_datasets,
 )
+from kit.buffers.goals import GoalReward
 from kit.buffers.records import SequenceReplay
 from kit.cli.launch import main
 from kit.cli.recipe import Recipe
@@ -126,6 +127,7 @@ class Experiment:
         if self._run is not None:  # another library's settings may say another number
             self._run.config["env"]["num_envs"] = self.plan.num_envs
         self._tried: tuple[str, str, nn.Module] | None = None  # a loss that the settings name
+        self._env: VectorEnv | None = None
         self._discounts: nn.Module | None = None  # a loss of n-step returns
         self._squares = False  # whether the loss writes the squares of errors
         self._sampler: PrioritizedSampler | None = None  # that of the settings
@@ -167,6 +169,7 @@ class Experiment:
         checks.stacked_frames(cfg, env)
         checks.actions(env, actions, self.name)
         checks.deviation(cfg, env)
+        self._env = env
         return env
 
     def _normalization_steps(self) -> int:
@@ -267,6 +270,9 @@ class Experiment:
             "stacked_frames": cfg.stacked_frames,
             "folder": cfg.buffer_folder,
         }
+        if cfg.hindsight is not None:
+            reward_fn = GoalReward(self._env, cfg.hindsight)
+            settings |= {"strategy": cfg.hindsight, "reward_fn": reward_fn}
         if not cfg.priority_exponent:
             checks.unused(cfg, ("importance_exponent",), "priority_exponent=0 draws uniformly")
         elif "sampler" not in changes:
@@ -415,7 +421,8 @@ class Experiment:
             why = f"is not that of the given replay buffer, {size}"
             raise SettingError("buffer_size", cfg.buffer_size, why, [size])
         own_settings = (
-            "store_next_observation", "stacked_frames", "buffer_folder", "importance_exponent",
+            "hindsight", "store_next_observation", "stacked_frames", "buffer_folder",
+            "importance_exponent",
         )  # fmt: skip
         checks.unused(cfg, own_settings, "the given replay buffer stays as it was made")
         self._check_priorities(buffer, cfg.priority_exponent)

@@ -153,6 +153,7 @@ EFFECTS: dict[str, Effect] = {
     "reward_scale": Effect(0.5),
     "standardize_reward": Effect(True, weights, {"n_step": 1}),
     "n_step": Effect(3, weights, {"n_step": 1}),
+    "hindsight": Effect("future", refused),  # without goals
     "store_next_observation": Effect(False, part("buffer.buffer.storage"), {"n_step": 1}),
     "stacked_frames": Effect(2, refused),
     "buffer_folder": Effect(".", part("buffer.buffer.storage.folder")),
@@ -162,6 +163,7 @@ EFFECTS: dict[str, Effect] = {
     "activation": Effect("silu"),
     "shared_body": Effect(None),
     "initial_log_std": Effect(-2.0, weights, PENDULUM),
+    "squash_actions": Effect(True, weights, PENDULUM),
     "dueling": Effect(None),
     "num_critics": Effect(3),
     # losses

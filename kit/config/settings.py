@@ -161,6 +161,9 @@ class OffPolicyConfig(ReplayConfig):
     importance_exponent: UnitInterval = 0.4
     """Exponent of the weights that correct priorities; it rises to 1 during the run. 0: there are
     none."""
+    hindsight: Literal["future", "final", "episode"] | None = None
+    """Goals that replace those of 80 % of the sampled transitions (Andrychowicz et al. 2017): ones
+    achieved later in the episode, at its end, or anywhere in it; null: no goal is replaced."""
     store_next_observation: bool = True
     """Whether the buffer stores both observations of a transition; false: each one once."""
     stacked_frames: Frames = 1
