@@ -259,7 +259,7 @@ class Experiment:
         if not isinstance(cfg, OffPolicyConfig):
             works = "derive its Config from OffPolicyConfig"
             raise SettingError("cfg", self.name, "has no settings of a replay buffer", works)
-        settings = {
+        settings: dict[str, Any] = {
             "size": cfg.buffer_size,
             "minibatch_size": plan.minibatch_size,
             "sequence_length": plan.sequence_length,
