@@ -41,7 +41,8 @@ class GoalReward:
         if env is None or env.make_again is None or not self._has_goals(env):
             why = f"needs observations achieved_goal and desired_goal. {name} has none"
             raise SettingError("hindsight", strategy, why, _WORKS)
-        one: Any = env.make_again(num_envs=1, vectorization="sync", action_mask=False)
+        here: dict[str, Any] = {"vectorization": "sync", "num_workers": None, "step_timeout": None}
+        one: Any = env.make_again(num_envs=1, **here)
         layer: gym.Env[Any, Any] = one.backend.envs[0]
         if not layer.has_wrapper_attr("compute_reward"):
             why = f"needs the method compute_reward, which {name} does not have"

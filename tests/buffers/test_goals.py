@@ -122,6 +122,12 @@ def test_goal_reward_is_rejected_when_it_is_not_the_environments(make, message):
     assert refused.value.field == "hindsight"
 
 
+def test_goal_reward_is_computed_here_when_environments_are_elsewhere():
+    env = make_env(Reach, 1, vectorization="async", num_workers=1, step_timeout=30.0)
+    assert GoalReward(env, "future").compute(np.zeros(3), np.ones(3), {}) == -1
+    env.close()
+
+
 def test_hindsight_is_rejected_with_sequences():
     with pytest.raises(SettingError, match="hindsight='future' gives each time step of a sequence"):
         make_replay_buffer(10, 2, sequence_length=2, strategy="future", reward_fn=lambda _: None)
