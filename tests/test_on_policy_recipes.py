@@ -95,6 +95,12 @@ def test_plan_and_ledger_agree_on_the_fast_path(name):
     assert getattr(trainer.advantage, "_traced", None) is None or trainer.advantage._traced.replays
 
 
+def test_trpo_passes_its_settings_to_the_trust_region():
+    given = {"max_kl": 0.3, "damping": 0.7, "conjugate_gradient_steps": 3, "line_search_steps": 4}
+    update = built("trpo", **given).update
+    assert {name: getattr(update, name) for name in given} == given
+
+
 @names
 def test_gradient_steps_are_bitwise_those_of_eager_pytorch(name):
     fast = built(name)

@@ -9,6 +9,7 @@ from torch import Tensor
 import recipes.plan2explore
 from kit.experiment import EnvConfig
 from kit.losses import Plan2ExploreLoss
+from kit.losses.records import Records
 from kit.modules.world import SIZES, Ensemble
 from kit.steps import SettingError
 from tests.world.runs import build
@@ -59,6 +60,23 @@ def test_an_action_beyond_its_bounds_is_as_novel_as_the_bound():
     novelty = [loss.ensemble.disagreement(seen, torch.full((7, 1), a)) for a in (1.0, 2.5, 0.5)]
     assert torch.equal(novelty[0], novelty[1])
     assert not torch.equal(novelty[0], novelty[2])
+
+
+def test_ensemble_does_not_learn_across_episode_ends():
+    """The latent after a reset does not follow from the latent and the action before it."""
+    loss, minibatch = build(recipes.plan2explore).update.loss_module, sequences(rows=2, time=6)
+    loss.stored_latents = False
+    minibatch["is_init"][:, 3] = True
+    minibatch["done"][:, 2] = True
+    records = Records.of(minibatch, loss.world_model, 0.9)
+    _, latents, _ = records.filtered(loss.world_model)
+    within = [0, 1, 3, 4]  # time steps whose next latent belongs to the same episode
+    features = torch.stack([latents.features[time] for time in within]).flatten(0, 1)
+    following = torch.stack([latents.stoch[time + 1] for time in within]).flatten(0, 1)
+    predicted = loss.ensemble(features, torch.cat([records.action[time] for time in within]))
+    squares = (predicted - following).square().mean(-1)
+    expected = squares.sum() / (5 * 2)  # the mean is over all pairs of time steps
+    torch.testing.assert_close(loss._ensemble_loss(latents, records), expected)
 
 
 def test_one_model_alone_disagrees_with_nobody():
