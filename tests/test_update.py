@@ -15,9 +15,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import NonTensorData, TensorDict, TensorDictBase
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 from torchrl.objectives import HardUpdate, LossModule, SoftUpdate
+from torchrl.trainers.algorithms import DreamerV3Optimizer
 
 from kit.fast import executors
 from kit.fast.watch import Watch
@@ -263,6 +264,49 @@ def test_losses_can_share_an_optimiser():
             optimizer.zero_grad()
     assert_same(state_of(ours), state_of(theirs))
     assert set(update.optimizers) == {"objective_entropy", "critic"}
+
+
+def test_an_empty_name_stands_for_the_losses_that_have_no_optimiser():
+    ours, theirs = make_loss("SACLoss"), make_loss("SACLoss")
+    own, other = sac_optimizers(ours), sac_optimizers(theirs)
+    others = [*parameters(own["loss_qvalue"]), *parameters(own["loss_alpha"])]
+    shared = Adam(others, lr=0.01)
+    update = Update(ours, {"": shared, "loss_actor": own["loss_actor"]})
+    assert {*update.groups[0].losses} == {"loss_qvalue", "loss_alpha"}
+    assert [*update.optimizers] == ["optimizer", "actor"]
+    for step in range(3):
+        minibatch = minibatch_for("SACLoss", seed=step)
+        torch.manual_seed(step)
+        metrics = update(minibatch.clone())
+        torch.manual_seed(step)
+        plain_step(theirs, other, minibatch)
+        assert_same(state_of(ours), state_of(theirs))
+    assert {"grad_norm", "grad_norm_actor"} <= metrics.keys()
+
+
+def test_an_empty_name_is_refused_where_no_loss_is_left():
+    loss = make_loss("SACLoss")
+    named = sac_optimizers(loss)
+    with pytest.raises(SettingError, match="optimizer='' is the optimizer of all other losses"):
+        Update(loss, {"": named["loss_actor"], **named})
+
+
+def test_an_optimiser_whose_weights_are_all_frozen_makes_no_step():
+    """TorchRL's DreamerV3Optimizer raises an error where there is no gradient."""
+    loss = make_loss("SACLoss")
+    optimizers = sac_optimizers(loss, DreamerV3Optimizer)
+    update = Update(loss, optimizers, compile=False)
+    update(minibatch_for("SACLoss"))
+    frozen = parameters(optimizers["loss_actor"])
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    before = [parameter.clone() for parameter in frozen]
+    update(minibatch_for("SACLoss"))
+    assert all(map(torch.equal, before, frozen))
+
+
+def parameters(optimizer: Optimizer) -> list[Tensor]:
+    return optimizer.param_groups[0]["params"]
 
 
 # ---------------------------------------------------------------------- gradients

@@ -86,7 +86,8 @@ class Update(OptimizationStepper):
         loss_module: returns a TensorDict of scalars, of which those named ``loss...`` are minimised
             (their sum) and the others are metrics.
         optimizer: one optimiser for all losses; or one by name of the loss it minimises
-            (``{"loss_actor": ..., "loss_qvalue": ...}``; several names may share an optimiser).
+            (``{"loss_actor": ..., "loss_qvalue": ...}``; several names may share an optimiser, and
+            ``""`` stands for all losses in the module's ``out_keys`` that are not named).
             Weights that the losses reach are in one, or frozen (``requires_grad_(False)``); they
             may be frozen, freed and added at any time.
         every: gradient steps between two steps of the optimiser of a loss, by name of the loss; 1
@@ -148,7 +149,7 @@ class Update(OptimizationStepper):
             works = "make it the forward of a torch.nn.Module that has its networks"
             raise SettingError("loss_module", name, why, works)
         self.loss_module = loss_module
-        self.groups = groups_of(optimizer, every or {})
+        self.groups = groups_of(optimizer, every or {}, loss_module)
         declared = declared_losses(loss_module, self.groups)
         if declared:
             check_names(self.groups, declared, loss_module)
@@ -547,7 +548,8 @@ class Update(OptimizationStepper):
             for parameter, gradient in zip(group.parameters, found):
                 following = None if gradient is None else next(clipped)
                 parameter.grad = _in_layout_of(parameter, following)
-            group.optimizer.step()
+            if given:  # otherwise all its weights are frozen, which some optimisers refuse
+                group.optimizer.step()
             for parameter in group.parameters:
                 parameter.grad = None
         return norms
