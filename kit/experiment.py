@@ -303,7 +303,13 @@ class Experiment:
 
     # ------------------------------------------------------------------ the whole
     def trainer(
-        self, env: VectorEnv, policy: Policy, *, parts: Parts | None = None, **wired: Any
+        self,
+        env: VectorEnv,
+        policy: Policy,
+        *,
+        parts: Parts | None = None,
+        start_with_buffer: bool = False,
+        **wired: Any,
     ) -> Trainer:
         """Make the trainer.
 
@@ -312,19 +318,26 @@ class Experiment:
             policy: what is trained; the collector and the evaluator act with it.
             parts: of the caller of ``build``: they replace the recipe's; ``hooks`` and ``logger``
                 are added to them. A ``collector`` may be a name, a class, or a collector.
+            start_with_buffer: whether a run that begins with the weights of another one
+                (``start_from``) begins with its replay buffer as well.
             **wired: the recipe's parts: ``update``, ``advantage``, ``buffer``, ``hooks``, ...
 
         Raises:
             SettingError: if parts are unknown or do not fit together.
         """
         try:
-            return self._trainer(env, policy, dict(parts or {}), wired)
+            return self._trainer(env, policy, dict(parts or {}), wired, start_with_buffer)
         finally:  # the trainer keeps the seeded random numbers; the process has its own again
             self._outside.put_back()
             torch.set_num_threads(self._threads)
 
     def _trainer(
-        self, env: VectorEnv, policy: Policy, given: dict[str, Any], wired: dict[str, Any]
+        self,
+        env: VectorEnv,
+        policy: Policy,
+        given: dict[str, Any],
+        wired: dict[str, Any],
+        start_with_buffer: bool,
     ) -> Trainer:
         cfg = self.cfg
         checks.parts(given)
@@ -349,7 +362,7 @@ class Experiment:
             trainer = Trainer(self.plan, **{**self._around(hooks, loggers), **chosen})
             start = cfg.start_from if run is None else run.config["start_from"]
             if start is not None and (run is None or run.checkpoint is None):
-                folder = start_from(trainer, start, cfg, self.name)
+                folder = start_from(trainer, start, cfg, self.name, start_with_buffer)
                 if run is not None:  # "latest" is another one later
                     run.config["start_from"] = str(folder)
         trainer.numbers.threads = cfg.threads

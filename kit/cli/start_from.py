@@ -24,7 +24,9 @@ _LEARNT = ("initial_alpha", "initial_log_std")
 """Settings of what begins as the other run has learnt it."""
 
 
-def start_from(trainer: Trainer, name: str, cfg: RunConfig, recipe: str) -> Path:
+def start_from(
+    trainer: Trainer, name: str, cfg: RunConfig, recipe: str, with_buffer: bool = False
+) -> Path:
     """Give a new run the weights and the normalisation of another one; return its folder.
 
     Args:
@@ -32,9 +34,11 @@ def start_from(trainer: Trainer, name: str, cfg: RunConfig, recipe: str) -> Path
         name: run folder of the other one, or ``latest``.
         cfg: settings of the new run.
         recipe: name of the new run's recipe, of which ``latest`` is a run.
+        with_buffer: whether its replay buffer is loaded as well.
 
     Raises:
-        SettingError: if there is no such run, or it has other networks or another normalisation.
+        SettingError: if there is no such run, it has other networks or another normalisation, or
+            its checkpoint has no replay buffer.
     """
     folder = find_run(name, Path(cfg.runs or "runs"), recipe, "start_from")
     checkpoint = Checkpoints.latest(folder / "checkpoints")
@@ -54,6 +58,11 @@ def start_from(trainer: Trainer, name: str, cfg: RunConfig, recipe: str) -> Path
             raise
         works = "give a run with the same networks and loss"
         raise SettingError("start_from", str(folder), error.why, works) from error
+    if with_buffer:
+        if not any((checkpoint / "components").glob("*-buffer")):
+            why = "has no replay buffer, as a saved policy has none"
+            raise SettingError("start_from", str(folder), why, "give the folder of the whole run")
+        Checkpoints(checkpoint.parent, {"buffer": trainer.buffer}).load(checkpoint)
     return folder
 
 
