@@ -81,7 +81,7 @@ class SavedRun:
             raise SettingError("run", str(folder), "has no checkpoint yet", works)
         source = str(config.pop("recipe"))
         check_recipe(source, folder, trust, how)
-        recipe, self.name = Recipe(source).load(), Recipe(source).name
+        recipe, self.name = Recipe(source).load("Config", "build"), Recipe(source).name
         check_names(config, folder, trust, how, Path(recipe.__file__ or ""))
         env = dict(config.get("env", {}))
         if env.get("vectorization") == "async":

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 from torchrl.objectives import LossModule
 
+from kit.lazy import module_and_name
 from kit.steps.errors import SettingError, nearest_first
 
 
@@ -26,7 +27,7 @@ def resolve(name: str | Any) -> Any:
     """
     if not isinstance(name, str):
         return name
-    module_name, _, attribute = name.rpartition(":")
+    module_name, attribute = module_and_name(name)
     try:
         module = importlib.import_module(module_name or "torchrl.objectives")
     except ImportError as error:

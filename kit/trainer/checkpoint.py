@@ -92,7 +92,7 @@ class Checkpoints:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             _remove_hidden(self.folder)
-            with tempfile.TemporaryDirectory(prefix=".", dir=self.folder) as scratch:
+            with tempfile.TemporaryDirectory(prefix=_HIDDEN, dir=self.folder) as scratch:
                 made = self._checkpoint.save(Path(scratch) / "new", metadata=dict(metadata))
                 _write_checksums(made)
                 if path.exists():
@@ -217,10 +217,13 @@ NORMALIZATION = frozenset({"normalization", "transforms"})
 _PREFIX = "checkpoint-"
 
 
+_HIDDEN = f".{_PREFIX}"
+
+
 def _remove_hidden(folder: Path) -> None:
-    """Remove checkpoints that a kill has left half-written or half-removed."""
-    for left_over in folder.glob(".*"):
-        shutil.rmtree(left_over, ignore_errors=True)
+    """Remove checkpoints that a kill has left half-written or half-removed, and nothing else."""
+    for left_over in folder.glob(f"{_HIDDEN}*"):
+        shutil.rmtree(left_over, ignore_errors=True)  # which follows no links
 
 
 def saved_in(folder: Path) -> list[Path]:
