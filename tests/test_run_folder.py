@@ -285,7 +285,7 @@ def test_a_folder_that_is_removed_while_its_run_runs_is_an_error(log_every, tmp_
 
 def test_what_a_kill_left_half_written_is_removed_when_the_run_is_resumed(tmp_path):
     run = stopped_run(tmp_path)
-    for name in ("metrics.csv.new", "curve.png.new", "checkpoints/.x/new/components/a"):
+    for name in ("metrics.csv.new", "curve.png.new", "checkpoints/.checkpoint-x/new/components/a"):
         (run / name).parent.mkdir(parents=True, exist_ok=True)
         (run / name).write_text("half")
     build(tiny_config(tmp_path, resume=str(run)))

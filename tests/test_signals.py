@@ -157,7 +157,9 @@ def test_a_keyboard_interrupt_without_a_signal_is_not_taken_for_one(tmp_path):
             raise KeyboardInterrupt
 
     trainer = recipes.ppo.build(tiny_config(tmp_path), hooks=[Interrupts(0)])
-    with pytest.raises(KeyboardInterrupt), Signals(trainer, "ppo").handled():
+    signals = Signals("ppo")
+    with pytest.raises(KeyboardInterrupt), signals.handled():
+        signals.begin(trainer)
         trainer.run()
 
 

@@ -22,7 +22,7 @@ from typing import Any
 from kit.cli.recipe import Recipe
 from kit.cli.run_folder import SWEEP_JOB, check_same_recipe, new_sweep
 from kit.cli.saved_runs import find_run, read_config
-from kit.cli.signals import Signals, stop_with_parent
+from kit.cli.signals import Signals, hold_saving, stop_with_parent
 from kit.cli.sweep import check_settings, note, said, summary
 from kit.cli.terminal import terminal
 from kit.cli.trust import check_names, trusted_names
@@ -57,6 +57,7 @@ def main(config_class: type[RunConfig], build: Build, argv: Sequence[str] | None
     if getattr(sys.modules["__main__"], config_class.__name__, None) is config_class:
         gc.freeze()  # imports are done; looking through them again takes a second at the end,
         atexit.register(gc.freeze)  # and through what the run has made a seventh of one
+        hold_saving()
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
             signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.enable()
@@ -119,8 +120,10 @@ class _Job:
         trainer = None
         try:
             values = typing.cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True))
-            trainer = self.build(from_plain(self.config_class, values))
-            with Signals(trainer, self.recipe.command).handled():
+            signals = Signals(self.recipe.command)
+            with signals.handled():
+                trainer = self.build(from_plain(self.config_class, values))
+                signals.begin(trainer)
                 trainer.run()
             if of_sweep:
                 note(Path(hydra.sweep.dir), hydra.job.num, overrides, trainer)

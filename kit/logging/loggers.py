@@ -166,6 +166,9 @@ class WandbLogger(TorchRLLogger):
         project: W&B project; ``None``: ``WANDB_PROJECT``, or ``kit``.
         name: name of the run; ``None``: that of its folder.
         id: of a run to continue; ``None``: ``WANDB_RUN_ID``, or a new one.
+
+    Raises:
+        SettingError: if W&B would read its settings from a run folder.
     """
 
     def __init__(
@@ -180,6 +183,7 @@ class WandbLogger(TorchRLLogger):
         self.folder = as_folder(folder)
         self.project = project or os.environ.get("WANDB_PROJECT") or "kit"
         self.run_name = name or self.folder.name
+        _check_settings_of_wandb(self.folder)
 
     def _make_wandb(self) -> Logger:
         import wandb
@@ -248,6 +252,27 @@ class WandbLogger(TorchRLLogger):
         """Finish the run."""
         if self.logger is not None:
             self.logger.experiment.finish()
+
+
+def _check_settings_of_wandb(run: Path) -> None:
+    """Refuse settings of W&B in a run folder, which may name a host that gets the API key.
+
+    W&B reads ``wandb/settings`` of the working folder before anything else, and nothing turns that
+    off. It writes none to a run folder by itself.
+
+    Args:
+        run: run folder.
+    """
+    here = Path.cwd()
+    of_a_run = (here / "config.yaml").exists() and any(
+        (here / name).exists() for name in ("plan.txt", "metrics.csv", "checkpoints")
+    )
+    for folder in {run, here} if of_a_run or here.is_relative_to(run.resolve()) else {run}:
+        for file in (folder / name / "settings" for name in ("wandb", ".wandb")):
+            if file.exists():
+                why = f"would read its settings from a run folder: {file}"
+                works = "remove that file, or move it to your project's folder"
+                raise SettingError("logger", "wandb", why, works)
 
 
 def _logged_in() -> bool:

@@ -11,9 +11,9 @@ import tempfile
 import textwrap
 import warnings
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -40,6 +40,7 @@ __all__ = [
     "make_parts_when_loaded", "normalization_of", "normalizer_of", "stateful_parts",
 ]  # fmt: skip
 
+_Read = TypeVar("_Read")
 _SUMS = "checksums.txt"
 _KEPT = 2  # checkpoints of a run
 _BLOCK = 1 << 20  # bytes that are read at a time
@@ -164,8 +165,12 @@ class Checkpoints:
         for path in reversed(saved_in(folder)):
             try:
                 check_whole(path)
-            except Damaged as damage:
-                damages.append(damage)
+            except SettingError as error:
+                if not path.exists():  # its run goes on, and has dropped it for a newer one
+                    return Checkpoints.latest(folder)
+                if not isinstance(error, Damaged):
+                    raise
+                damages.append(error)
                 continue
             for newer in damages:
                 text = f"{Path(newer.value).name} {newer.why}; {path.name} is used in its place"
@@ -173,6 +178,29 @@ class Checkpoints:
             return path
         if damages:
             raise damages[0]
+        return None
+
+    @staticmethod
+    def read_latest(folder: Path, read: Callable[[Path], _Read]) -> _Read | None:
+        """Read the newest undamaged checkpoint of a run that may go on meanwhile.
+
+        Args:
+            folder: of the checkpoints.
+            read: reads a checkpoint. It is called again if the run has dropped that checkpoint for
+                a newer one.
+
+        Returns:
+            What ``read`` returned; ``None`` if there is no checkpoint.
+
+        Raises:
+            SettingError: if none can be read.
+        """
+        while (path := Checkpoints.latest(folder)) is not None:
+            try:
+                return read(path)
+            except SettingError:
+                if path.exists():
+                    raise
         return None
 
     @staticmethod
