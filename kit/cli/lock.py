@@ -105,6 +105,17 @@ class RunLock:
             self._file = self._take()
         self.begun = True
 
+    def check(self) -> None:
+        """Take the lock again if its file was removed while the run runs.
+
+        Raises:
+            SettingError: if another process has taken it since.
+        """
+        if self._file is not None and not self._is_there(self._file):
+            os.close(self._file)
+            self._file = None
+            self._file = self._take()
+
     def release(self) -> None:
         """Give the lock back and remove its file."""
         file, self._file = self._file, None

@@ -147,16 +147,18 @@ class RunFolder(Hook):
         write_whole(self.folder / "plan.txt", self.trainer.plan.table() + "\n")
 
     def check(self) -> None:
-        """Check that the folder is there.
+        """Check that the folder is there, and still this run's.
 
         Raises:
             NotSaved: if the run has not begun, or the folder was removed since.
+            SettingError: if another process has resumed the run since, without its lock.
         """
         if not (self.folder / "config.yaml").is_file():
             if not self.lock.begun:
                 raise NotSaved(f"{self.folder} takes checkpoints once the run has begun")
             what = f"the run folder {self.folder} was removed, or its config.yaml"
             raise NotSaved(f"{what}, while the run was running; nothing more is saved")
+        self.lock.check()
 
     def end(self) -> None:
         """Write the counts beside the plan, unlock the folder; give back one without a run."""

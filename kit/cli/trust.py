@@ -136,6 +136,7 @@ def _find(module: str) -> _Found | None:
         if spec is None or spec.name != name:  # as that of __main__
             return None
         search = spec.submodule_search_locations or ()  # a module has no submodules
+        search = getattr(search, "_path", search)  # of a namespace whose parent is not imported
         folders = [Path(folder) for folder in search]
         own = [Path(spec.origin)] if spec.has_location and spec.origin else folders
         if not own:

@@ -409,7 +409,7 @@ def serve(
             pass
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the other side is gone
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         with contextlib.suppress(OSError):
             pipe.send(("error", _sendable(error)))
             pipe.recv()
@@ -558,8 +558,10 @@ def _signature(batch: TensorDictBase) -> tuple[Any, ...]:
     return batch.batch_size, found
 
 
-def _sendable(error: Exception) -> Exception:
+def _sendable(error: BaseException) -> Exception:
     """Return an exception as it can be sent: the kit's own as they are, others by their text."""
+    if isinstance(error, KeyboardInterrupt):  # of an environment: Ctrl-C is left to the parent
+        return EnvironmentFault("env", None, "raised KeyboardInterrupt in the collector's process")
     if isinstance(error, (EnvironmentFault, PolicyFault, SettingError)):
         return error
     text = "".join(traceback.format_exception(error))

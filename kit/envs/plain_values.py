@@ -304,7 +304,8 @@ class Decoder:
         """
         for name, value in values.items():
             hidden = None if name in vars(owner) else getattr(type(owner), name, None)
-            if name in _ARGUMENTS or callable(hidden) or hasattr(hidden, "__get__"):
+            code = name.startswith("__") or callable(hidden) or hasattr(hidden, "__get__")
+            if code or name in _ARGUMENTS:
                 raise CannotCapture(f"{type(owner).__name__}.{name} is no state")
             vars(owner)[name] = self._in_place_of(vars(owner).get(name), value)
 

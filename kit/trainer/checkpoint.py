@@ -335,7 +335,8 @@ def _why_not_written(error: BaseException) -> str | None:
     """The reason that the system gave; ``None`` if it is no error of writing."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
-    if not any(writer in str(error) for writer in ("inline_container", "PytorchStreamWriter")):
+    writers = ("inline_container", "PytorchStreamWriter", "Parent directory")
+    if not any(writer in str(error) for writer in writers):
         return None
     # PyTorch says that it could not write, but not why.
     before = error.__context__
