@@ -136,7 +136,6 @@ def _find(module: str) -> _Found | None:
         if spec is None or spec.name != name:  # as that of __main__
             return None
         search = spec.submodule_search_locations or ()  # a module has no submodules
-        search = getattr(search, "_path", search)  # of a namespace whose parent is not imported
         folders = [Path(folder) for folder in search]
         own = [Path(spec.origin)] if spec.has_location and spec.origin else folders
         if not own:
@@ -150,12 +149,18 @@ def _spec(name: str, search: Any) -> ModuleSpec | None:
     """The module that Python imports by this name, from ``search`` or else from ``sys.path``."""
     if name in sys.modules:
         return getattr(sys.modules[name], "__spec__", None)
-    try:
-        finders = (finder for finder in sys.meta_path if hasattr(finder, "find_spec"))
-        found = (finder.find_spec(name, search) for finder in finders)
-        return next((spec for spec in found if spec is not None), None)
-    except (ImportError, ValueError):
-        return None
+    for finder in (one for one in sys.meta_path if hasattr(one, "find_spec")):
+        try:
+            spec = finder.find_spec(name, search)
+        except (ImportError, ValueError):
+            spec = None
+        except KeyError:  # Python describes no namespace package before its parent is imported
+            spec = ModuleSpec(name, None, is_package=True)
+            folders = (Path(folder, name.rpartition(".")[2]) for folder in search)
+            spec.submodule_search_locations = [str(one) for one in folders if one.is_dir()]
+        if spec is not None:
+            return spec
+    return None
 
 
 def _is_below(file: Path, root: Path) -> bool:
