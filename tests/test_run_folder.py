@@ -228,6 +228,44 @@ def test_the_lock_of_a_dead_process_is_taken_over(tmp_path):
     assert not lock.exists()
 
 
+def test_lock_that_is_removed_is_taken_again(tmp_path):
+    lock = RunLock(tmp_path)
+    lock.begin()
+    lock.path.unlink()
+    lock.check()
+    assert json.loads(lock.path.read_text())["pid"] == os.getpid()
+    lock.release()
+    assert not list(tmp_path.iterdir())
+
+
+def test_lock_that_another_process_takes_ends_the_run(tmp_path):
+    lock = RunLock(tmp_path)
+    lock.begin()
+    lock.path.unlink()
+    other = RunLock(tmp_path)
+    with pytest.raises(SettingError, match=r"is being run by process .*; wait for it, or end it"):
+        lock.check()
+    lock.release()
+    assert other.path.exists()
+    other.release()
+
+
+class RemovesLock(Hook):
+    """Removes the lock of its run, as somebody may who takes it for a leftover."""
+
+    operations = {"post_steps": "remove"}  # noqa: RUF012
+
+    def remove(self) -> None:
+        (self.trainer.folder / RunLock.NAME).unlink()
+
+
+def test_run_goes_on_when_its_lock_is_removed(tmp_path):
+    trainer = build(tiny_config(tmp_path), hooks=[RemovesLock()])
+    trainer.run()
+    assert policy_steps_in(the_run(tmp_path)) == [16, 32, 48, 64]
+    assert not (the_run(tmp_path) / RunLock.NAME).exists()
+
+
 def test_the_lock_of_another_machine_is_refused_with_what_to_do(tmp_path):
     run = stopped_run(tmp_path)
     lock = locked_by(run, host="elsewhere", pid=7)

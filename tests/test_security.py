@@ -321,7 +321,7 @@ def test_modules_of_python_and_odd_names_are_not_imported(module, setting, place
 )
 def test_files_that_came_with_a_run_are_not_imported_as_recipes(file, placed):
     run, trap = placed(RUN, file.replace("a/../", ""), ".", recipe=file)
-    with pytest.raises(SettingError, match="^recipe="):
+    with pytest.raises(SettingError, match=r"^recipe="):
         SavedRun(run)
     assert not trap.exists()
 
@@ -585,7 +585,7 @@ def test_wandb_reads_no_settings_of_a_run_folder(here, name, attack, wandb_setti
     os.chdir(run / here)
     if here == "checkpoints":
         wandb_settings(run, name)
-    with pytest.raises(SettingError, match="^logger='wandb' would read its settings from a run"):
+    with pytest.raises(SettingError, match=r"^logger='wandb' would read its settings from a run"):
         WandbLogger(given)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -106,15 +105,17 @@ def test_sigusr1_before_a_run_saves_its_first_iteration(when, tmp_path):
             os.kill(os.getpid(), signal.SIGUSR1)
         return recipes.ppo.build(config)
 
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    before = signal.getsignal(signal.SIGUSR1)
     hold_saving()
     try:
         if when == "while it is imported":
             os.kill(os.getpid(), signal.SIGUSR1)
         main(recipes.ppo.Config, build, [*RUN, f"runs={tmp_path / 'runs'}"])
-        assert signal.SIGUSR1 in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        os.kill(os.getpid(), signal.SIGUSR1)  # between two runs
+        assert Signals.save_next
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        signal.signal(signal.SIGUSR1, before)
+        Signals.save_next = False
     saved = sorted(path.name for path in (the_run(tmp_path) / "checkpoints").iterdir())
     assert saved == ["checkpoint-000000000016", "checkpoint-000000000064"]
 
@@ -125,7 +126,7 @@ def test_sigusr1_waits_from_the_first_import_of_a_recipe(command, holds, monkeyp
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", command])
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ()), signal.getsignal(signal.SIGINT)
     try:
-        runpy.run_path(recipes.__file__)
+        exec(Path(recipes.__file__).read_text(), {})
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     finally:
         gc.enable()
@@ -212,8 +213,8 @@ def test_a_keyboard_interrupt_without_a_signal_is_not_taken_for_one(tmp_path):
 
     trainer = recipes.ppo.build(tiny_config(tmp_path), hooks=[Interrupts(0)])
     signals = Signals("ppo")
+    signals.begin(trainer)
     with pytest.raises(KeyboardInterrupt), signals.handled():
-        signals.begin(trainer)
         trainer.run()
 
 

@@ -77,9 +77,10 @@ LIMITS = {
 @pytest.mark.parametrize("behind", [False, True])
 def test_terminal_reports_limits_of_the_system_in_one_line(case, behind, capsys):
     error, line = LIMITS[case]
+    if behind:
+        cause, error = error, KeyError("what could not be done")
+        error.__cause__ = cause
     with pytest.raises(SystemExit) as ended, terminal():
-        if behind:
-            raise KeyError("what could not be done") from error
         raise error
     assert ended.value.code == 1
     assert capsys.readouterr().err == f"\nerror: {line}\n"

@@ -36,17 +36,20 @@ class Signals:
 
     ending: ClassVar[bool] = False
     """whether a run of this process ends because it was asked to."""
+    save_next: ClassVar[bool] = False
+    """whether SIGUSR1 came while no run was built."""
 
     def __init__(self, command: str) -> None:
         self.command = command
         self.trainer: Any = None
         self.number: int | None = None
-        self.hung = self._save = False
+        self.hung = False
 
     def begin(self, trainer: Any) -> None:
         """Pass signals on to a trainer, which is built."""
         self.trainer = trainer
-        if self._save:
+        if Signals.save_next:
+            Signals.save_next = False
             trainer.request_checkpoint()
 
     @contextlib.contextmanager
@@ -61,7 +64,6 @@ class Signals:
             return
         numbers = (*_STOPPING, _SAVING, _HANGING)
         before = {number: signal.signal(number, self._handle) for number in numbers}
-        blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, {_SAVING})  # by `hold_saving`
         try:
             try:
                 yield
@@ -69,7 +71,6 @@ class Signals:
                 if self.number is None:
                     raise
             finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
                 for number, handler in before.items():
                     signal.signal(number, signal.SIG_DFL if handler is None else handler)
             if self.number is not None:
@@ -80,8 +81,9 @@ class Signals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == _SAVING:
-            self._save = True
-            if self.trainer is not None:
+            if self.trainer is None:
+                Signals.save_next = True
+            else:
                 self.trainer.request_checkpoint()
         elif number in _STOPPING:
             Signals.ending = True
@@ -124,8 +126,12 @@ class Signals:
 
 
 def hold_saving() -> None:
-    """Let SIGUSR1, which would end this process, wait until a run is built."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {_SAVING})
+    """Keep SIGUSR1, which would end this process, for the run that is built next.
+
+    ``recipes`` has blocked it while it was imported, before there were threads.
+    """
+    signal.signal(_SAVING, lambda *_: setattr(Signals, "save_next", True))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {_SAVING})
 
 
 @functools.cache
