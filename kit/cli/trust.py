@@ -147,8 +147,10 @@ def _find(module: str) -> _Found | None:
 
 def _spec(name: str, search: Any) -> ModuleSpec | None:
     """The module that Python imports by this name, from ``search`` or else from ``sys.path``."""
+    spec: ModuleSpec | None
     if name in sys.modules:
-        return getattr(sys.modules[name], "__spec__", None)
+        spec = getattr(sys.modules[name], "__spec__", None)
+        return spec
     for finder in (one for one in sys.meta_path if hasattr(one, "find_spec")):
         try:
             spec = finder.find_spec(name, search)

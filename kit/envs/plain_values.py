@@ -264,7 +264,7 @@ def _dtype(value: dict[str, Any]) -> np.dtype[Any]:
     Raises:
         ValueError: if they are objects.
     """
-    dtype = descr_to_dtype(value["dtype"])
+    dtype: np.dtype[Any] = descr_to_dtype(value["dtype"])
     if dtype.hasobject:
         raise ValueError(f"an array of Python objects: {dtype}")
     return dtype
