@@ -304,8 +304,9 @@ class Decoder:
         """
         for name, value in values.items():
             hidden = None if name in vars(owner) else getattr(type(owner), name, None)
-            code = name.startswith("__") or callable(hidden) or hasattr(hidden, "__get__")
-            if code or name in _ARGUMENTS:
+            code = callable(hidden) or hasattr(hidden, "__get__") or name.startswith("__")
+            cached = isinstance(hidden, functools.cached_property)
+            if (code and not cached) or name in _ARGUMENTS:
                 raise CannotCapture(f"{type(owner).__name__}.{name} is no state")
             vars(owner)[name] = self._in_place_of(vars(owner).get(name), value)
 
