@@ -70,7 +70,9 @@ def _quiet_threads() -> Iterator[None]:
 
 def limit_of_system(error: BaseException | None) -> str | None:
     """Return one line if an error, or the one behind it, is a limit of the system."""
-    while error is not None:
+    seen: list[BaseException] = []
+    while error is not None and error not in seen:
+        seen.append(error)
         for number, advice in _LIMITS.items():
             name = os.strerror(number)
             # PyTorch has only texts: "unable to open shared memory: Too many open files (24)".

@@ -15,7 +15,7 @@ from torchrl.record.loggers import Logger
 
 from kit.dialects.files import flat
 from kit.logging.csv_file import FILES, CsvFile, Row, joined
-from kit.logging.files import NotSaved, as_folder, make_folder
+from kit.logging.files import NotSaved, as_folder, make_folder, not_written
 from kit.steps import SettingError
 from kit.steps.errors import place_of
 
@@ -319,12 +319,19 @@ class TensorBoardLogger(TorchRLLogger):
 
     def log_row(self, row: Row) -> None:
         """Log all metrics of a row."""
-        super().log_row(row)
+        with _events_not_written(self.folder):
+            super().log_row(row)
         self._next = int(row.get(self.axis, 0)) + 1
 
     def log_text(self, name: str, text: str) -> None:
         """Show a text; indented, it is left as it is by Markdown, which TensorBoard reads."""
-        self.logger.experiment.add_text(name, textwrap.indent(text, "    "), self._next)
+        with _events_not_written(self.folder):
+            self.logger.experiment.add_text(name, textwrap.indent(text, "    "), self._next)
+
+    def close(self) -> None:
+        """Write the last events and close the file."""
+        with _events_not_written(self.folder):
+            super().close()
 
     def state_dict(self) -> dict[str, Any]:
         """The first step without a row."""
@@ -333,6 +340,25 @@ class TensorBoardLogger(TorchRLLogger):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
         self._next = int(state_dict["next"])
+
+
+@contextlib.contextmanager
+def _events_not_written(folder: Path) -> Iterator[None]:
+    """Raise a new error for each of TensorBoard's.
+
+    It raises the error of its thread again in every later call. ``contextlib.ExitStack`` would
+    chain that error to itself, and never end.
+
+    Raises:
+        NotSaved: in place of an ``OSError``.
+    """
+    failed: NotSaved | None = None
+    try:
+        yield
+    except OSError as error:
+        failed = not_written(folder, error)
+    if failed is not None:
+        raise failed
 
 
 class LoggerError(RuntimeError):
