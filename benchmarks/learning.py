@@ -26,7 +26,7 @@ MAZE = [
     f"{OWN}/Maze-v0", "env.kwargs.rooms=2", "env.kwargs.steps=50", "latents=4", "gamma=0.95",
     "entropy_coeff=0.03", "steps.replay_ratio=1", "steps.total_policy_steps=8_000",
 ]  # fmt: skip
-EXPLORING = ["steps.exploration_steps=4_000", "intrinsic_reward_multiplier=8_750"]
+EXPLORING = ["preset=maze", "env.kwargs.rooms=2", "env.kwargs.steps=50"]
 REMEMBERING = [
     "size=tiny", "latents=2", "learning_rate=1e-3", "entropy_coeff=0.03", "steps.replay_ratio=1/2",
     "steps.sequence_length=20", "steps.minibatch_size=48", "imagination_starts=4",
@@ -95,7 +95,7 @@ CASES: dict[str, tuple[str, list[str], int, float]] = {
         ["size=tiny", "steps.replay_ratio=1/4", f"{OWN}/Glimpse-v0", "env.kwargs.size=16"], 3, 7.2,
     ),
     "DreamerV1, Pendulum-v1": ("dreamerv1", [], 3, -300.0),
-    "Plan2Explore, Maze-v0": ("plan2explore", [*MAZE, *EXPLORING], 3, 0.9),
+    "Plan2Explore, Maze-v0": ("plan2explore", EXPLORING, 5, 0.9),
     "DreamerV3 nano, Maze-v0": ("dreamerv3", MAZE, 3, 0.9),
 }  # fmt: skip
 """Recipe, settings beyond its defaults, seeds, and the return to reach."""

@@ -46,7 +46,9 @@ class Kit:
 
         with tempfile.TemporaryDirectory() as folder, _unseen():
             config = Config(
-                env=EnvConfig(id="CartPole-v1", num_envs=1),
+                env=EnvConfig(
+                    num_envs=1, normalize_observation=False, normalize_reward=False
+                ),
                 steps=OnPolicySteps(
                     total_policy_steps=POLICY_STEPS, steps_per_env=128, update_epochs=10,
                     minibatch_size=64, evaluation_every=None,

@@ -417,7 +417,7 @@ class VTrace(GAE):
     @property
     def _reads(self) -> list[Any]:
         """Keys that value network and policy read, and the policy's outputs."""
-        reads = [*self.actor_network.in_keys, self._action, self._log_prob]
+        reads = [*self.actor_network.in_keys, *self.actor_network.out_keys]
         return [*dict.fromkeys([*super()._reads, *reads])]
 
     def _estimates(

@@ -11,6 +11,7 @@ Run it::
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -75,13 +76,12 @@ class SavedRun:
     ) -> None:
         folder, trust = Path(folder), [trust] if isinstance(trust, str) else trust
         self.folder, config = folder, read_config(folder)
-        checkpoint = Checkpoints.latest(folder / "checkpoints")
-        if checkpoint is None:
+        if Checkpoints.latest(folder / "checkpoints") is None:
             works = "let it run on, or resume it"
             raise SettingError("run", str(folder), "has no checkpoint yet", works)
         source = str(config.pop("recipe"))
         check_recipe(source, folder, trust, how)
-        recipe, self.name = Recipe(source).load(), Recipe(source).name
+        recipe, self.name = Recipe(source).load("Config", "build"), Recipe(source).name
         check_names(config, folder, trust, how, Path(recipe.__file__ or ""))
         env = dict(config.get("env", {}))
         if env.get("vectorization") == "async":
@@ -93,7 +93,9 @@ class SavedRun:
         cfg = from_plain(recipe.Config, {**config, **_ALONE, "env": env, "device": there})
         with datasets_left_unread():  # that of the run need not be on this machine
             self.trainer = recipe.build(cfg)
-        counters = self.trainer.load_policy(checkpoint, best)
+        read = functools.partial(self.trainer.load_policy, best=best)
+        counters = Checkpoints.read_latest(folder / "checkpoints", read)
+        assert counters is not None  # a run drops a checkpoint when it has a newer one
         for hook in self.trainer.registered_modules.values():
             if isinstance(hook, AnnealExploration):  # epsilon is no part of a policy
                 hook.end()

@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 from torch import nn
+from torch.optim import Optimizer
 from torchrl.collectors import BaseCollector
 from torchrl.objectives import A2CLoss
+from torchrl.objectives.utils import default_value_kwargs
 
 from kit.buffers import NStep, PrioritizedSampler, ReplayBatches, as_minibatches, make_replay_buffer
 from kit.buffers.datasets import (
@@ -22,10 +24,12 @@ from kit.buffers.datasets import (
     as_of_environment,
     read_datasets,
 )
+from kit.buffers.goals import GoalReward
 from kit.buffers.records import SequenceReplay
 from kit.cli.launch import main
 from kit.cli.recipe import Recipe
 from kit.cli.run_folder import SWEEP_JOB, RunFolder
+from kit.cli.saved_runs import FREE_TO_DIFFER
 from kit.cli.start_from import start_from
 from kit.collectors import make_collector
 from kit.collectors.policy import Policy, first_values
@@ -38,8 +42,8 @@ from kit.config import (
     checks,
 )
 from kit.config.devices import usable_device
-from kit.config.parts import resolve
-from kit.config.plain import check
+from kit.config.parts import Replacements, resolve
+from kit.config.plain import check, differences
 from kit.config.plan import AnyConfig, make_plan
 from kit.dialects.carried import caveats, take
 from kit.envs import VectorEnv, make_env
@@ -57,6 +61,7 @@ from kit.hooks import (
     TimeLimit,
 )
 from kit.logging.loggers import RowLogger, make_loggers
+from kit.modules import make_actor_critic
 from kit.modules.shared_body import with_shared_body
 from kit.steps import SettingError
 from kit.steps.settings import OfflineSteps, OffPolicySteps, OnPolicySteps
@@ -91,6 +96,10 @@ class Experiment:
             place. With ``runs=None`` nothing is written, as in a notebook.
         algorithm: as other libraries know it, for settings of steps in their words; by default the
             name of the recipe.
+        parts: parts of the caller of ``build``, by name. They replace the recipe's; ``hooks`` and
+            ``logger`` are added to the recipe's. A ``collector`` may be a name, a class or a
+            collector. ``make_actor`` and ``make_critic`` are functions of the environment that
+            return a TensorDict module; ``optimizer`` is described in :meth:`make_optimizer`.
 
     Attributes:
         plan: every count of the run.
@@ -102,7 +111,9 @@ class Experiment:
         SettingError: if a setting is invalid, or contradicts another.
     """
 
-    def __init__(self, cfg: AnyConfig, algorithm: str | None = None) -> None:
+    def __init__(
+        self, cfg: AnyConfig, algorithm: str | None = None, parts: Parts | None = None
+    ) -> None:
         if not isinstance(cfg, RunConfig):
             works = "use the recipe's Config(...)"
             raise SettingError("cfg", cfg, "is not a configuration of a recipe", works)
@@ -110,12 +121,15 @@ class Experiment:
         self.name = recipe.name
         self.algorithm = algorithm or self.name
         check(cfg)
+        differing = differences(cfg, FREE_TO_DIFFER)
         taken = take(cfg.steps, cfg, self.algorithm, cfg.FAMILY)
         check(cfg)
         checks.rows_of_normalization(cfg)
         usable_device(device=cfg.device)
         checks.default_type()
         self.cfg = cfg
+        self._parts = dict(parts or {})
+        self._replacements = Replacements(self._parts)
         if cfg.runs is None and cfg.resume is not None:
             why = "goes on in its run folder, and this run has none"
             raise SettingError("resume", cfg.resume, why, "leave out runs=null, or use start_from")
@@ -126,10 +140,12 @@ class Experiment:
         if self._run is not None:  # another library's settings may say another number
             self._run.config["env"]["num_envs"] = self.plan.num_envs
         self._tried: tuple[str, str, nn.Module] | None = None  # a loss that the settings name
+        self._env: VectorEnv | None = None
         self._discounts: nn.Module | None = None  # a loss of n-step returns
         self._squares = False  # whether the loss writes the squares of errors
         self._sampler: PrioritizedSampler | None = None  # that of the settings
-        self.plan.remarks.extend([*taken, *caveats(cfg.steps, self.algorithm, cfg.FAMILY)])
+        notes = caveats(cfg.steps, self.algorithm, cfg.FAMILY)
+        self.plan.remarks.extend([*differing, *taken, *notes])
         self._outside, self._threads = OwnNumbers(), torch.get_num_threads()
         if cfg.threads is not None:
             torch.set_num_threads(cfg.threads)
@@ -167,6 +183,7 @@ class Experiment:
         checks.stacked_frames(cfg, env)
         checks.actions(env, actions, self.name)
         checks.deviation(cfg, env)
+        self._env = env
         return env
 
     def _normalization_steps(self) -> int:
@@ -197,8 +214,58 @@ class Experiment:
         """
         cfg, episodes = self.cfg, self.plan.evaluation_episodes
         settings = {"episodes": episodes, "seed": cfg.seed, "device": cfg.device}
+        settings["max_steps"] = cfg.evaluation_max_steps
         settings["fast_policy"] = cfg.collector_kwargs.get("fast_policy", "auto")
         return Evaluator(self.make_evaluation_env(env), policy, **{**settings, **changes})
+
+    def make_actor(self, make: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
+        """Create the actor: by the caller's ``make_actor``, or else by the recipe's factory.
+
+        Args:
+            make: factory of the recipe.
+            *arguments: arguments of ``make``. The first one, the environment, is the only argument
+                of the caller's factory.
+            **settings: further arguments of ``make``.
+
+        Raises:
+            SettingError: if the caller's factory returns no TensorDict module.
+        """
+        return self._replacements.network("make_actor", make, *arguments, **settings)
+
+    def make_critic(self, make: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
+        """Create the critic, as :meth:`make_actor` creates the actor."""
+        return self._replacements.network("make_critic", make, *arguments, **settings)
+
+    def make_actor_critic(self, env: VectorEnv, **settings: Any) -> tuple[Any, Any]:
+        """Create actor and critic, which may share layers; the caller may replace one or both.
+
+        Args:
+            env: training environments.
+            **settings: further arguments of :func:`~kit.modules.make_actor_critic`.
+
+        Raises:
+            SettingError: if the caller replaces one of two networks that share layers.
+        """
+        return self._replacements.pair(make_actor_critic, env, **settings)
+
+    def make_optimizer(
+        self, make: type[Optimizer], parameters: Iterable[Any], **settings: Any
+    ) -> Optimizer:
+        """Create an optimizer: the caller's ``optimizer``, or else the recipe's.
+
+        A class, or its name in ``torch.optim``, is called with ``parameters`` and the recipe's
+        learning rate. A function is called with a list of all parameters alone. An optimizer that
+        exists already must hold all parameters.
+
+        Args:
+            make: class of the recipe.
+            parameters: parameters, or groups of parameters.
+            **settings: further arguments of ``make``.
+
+        Raises:
+            SettingError: if there is no such optimizer, or it does not hold the parameters.
+        """
+        return self._replacements.optimizer(make, parameters, **settings)
 
     def make_loss(
         self, given: str | Callable[..., Any], *networks: nn.Module, **arguments: Any
@@ -214,6 +281,9 @@ class Experiment:
 
         Raises:
             SettingError: if there is no such loss, or it does not take what the recipe gives it.
+
+        A loss with a value estimator of TorchRL gets the setting ``gamma``, and ``gae_lambda`` if
+        the estimator has a lambda, unless it set an estimator itself.
         """
         make = resolve(given)
         defaults = type(self.cfg)()
@@ -234,6 +304,7 @@ class Experiment:
             # TorchRL's BCLoss declares no target networks, which it does not have.
             warnings.filterwarnings("ignore", "The name target_")
             loss = with_shared_body(make, networks, **taken).to(self.cfg.device)
+        self._set_discount(loss)
         checks.target_networks(loss, make, own, updated=hasattr(defaults, "tau"))
         checks.shared_weights(loss, make, networks)
         checks.temperature(loss, taken)
@@ -243,6 +314,16 @@ class Experiment:
             self._tried = str(given), own, loss
         self._discounts = None if getattr(self.cfg, "n_step", 1) == 1 else loss
         return loss
+
+    def _set_discount(self, loss: Any) -> None:
+        """Set the value estimator of a loss that has none, which would discount by 0.99."""
+        kind, cfg = getattr(loss, "default_value_estimator", None), self.cfg
+        if kind is None or loss._value_estimator is not None or not hasattr(cfg, "gamma"):
+            return
+        settings = {"gamma": cfg.gamma}
+        if "lmbda" in default_value_kwargs(kind) and hasattr(cfg, "gae_lambda"):
+            settings["lmbda"] = cfg.gae_lambda
+        loss.make_value_estimator(**settings)
 
     def make_replay_buffer(self, **changes: Any) -> ReplayBatches:
         """Make the replay buffer, with the discount, the device and the priorities of the settings.
@@ -256,7 +337,7 @@ class Experiment:
         if not isinstance(cfg, OffPolicyConfig):
             works = "derive its Config from OffPolicyConfig"
             raise SettingError("cfg", self.name, "has no settings of a replay buffer", works)
-        settings = {
+        settings: dict[str, Any] = {
             "size": cfg.buffer_size,
             "minibatch_size": plan.minibatch_size,
             "sequence_length": plan.sequence_length,
@@ -267,6 +348,9 @@ class Experiment:
             "stacked_frames": cfg.stacked_frames,
             "folder": cfg.buffer_folder,
         }
+        if cfg.hindsight is not None:
+            reward_fn = GoalReward(self._env, cfg.hindsight)
+            settings |= {"strategy": cfg.hindsight, "reward_fn": reward_fn}
         if not cfg.priority_exponent:
             checks.unused(cfg, ("importance_exponent",), "priority_exponent=0 draws uniformly")
         elif "sampler" not in changes:
@@ -303,31 +387,47 @@ class Experiment:
 
     # ------------------------------------------------------------------ the whole
     def trainer(
-        self, env: VectorEnv, policy: Policy, *, parts: Parts | None = None, **wired: Any
+        self,
+        env: VectorEnv,
+        policy: Policy,
+        *,
+        parts: Parts | None = None,
+        start_with_buffer: bool = False,
+        **wired: Any,
     ) -> Trainer:
         """Make the trainer.
 
         Args:
             env: training environments.
             policy: what is trained; the collector and the evaluator act with it.
-            parts: of the caller of ``build``: they replace the recipe's; ``hooks`` and ``logger``
-                are added to them. A ``collector`` may be a name, a class, or a collector.
+            parts: parts of the caller of ``build`` that the experiment was not created with.
+            start_with_buffer: whether a run that begins with the weights of another one
+                (``start_from``) begins with its replay buffer as well.
             **wired: the recipe's parts: ``update``, ``advantage``, ``buffer``, ``hooks``, ...
 
         Raises:
             SettingError: if parts are unknown or do not fit together.
         """
         try:
-            return self._trainer(env, policy, dict(parts or {}), wired)
+            self._parts.update(parts or {})
+            checks.parts(self._parts)
+            checks.replaced(self.cfg, self._replacements, self.name)
+            used = self._replacements.asked
+            given = {name: part for name, part in self._parts.items() if name not in used}
+            return self._trainer(env, policy, given, wired, start_with_buffer)
         finally:  # the trainer keeps the seeded random numbers; the process has its own again
             self._outside.put_back()
             torch.set_num_threads(self._threads)
 
     def _trainer(
-        self, env: VectorEnv, policy: Policy, given: dict[str, Any], wired: dict[str, Any]
+        self,
+        env: VectorEnv,
+        policy: Policy,
+        given: dict[str, Any],
+        wired: dict[str, Any],
+        start_with_buffer: bool,
     ) -> Trainer:
         cfg = self.cfg
-        checks.parts(given)
         own, theirs = (checks.listed("hooks", of.pop("hooks", ())) for of in (wired, given))
         if "buffer" in given:
             self._sampler = None
@@ -349,7 +449,7 @@ class Experiment:
             trainer = Trainer(self.plan, **{**self._around(hooks, loggers), **chosen})
             start = cfg.start_from if run is None else run.config["start_from"]
             if start is not None and (run is None or run.checkpoint is None):
-                folder = start_from(trainer, start, cfg, self.name)
+                folder = start_from(trainer, start, cfg, self.name, start_with_buffer)
                 if run is not None:  # "latest" is another one later
                     run.config["start_from"] = str(folder)
         trainer.numbers.threads = cfg.threads
@@ -415,7 +515,8 @@ class Experiment:
             why = f"is not that of the given replay buffer, {size}"
             raise SettingError("buffer_size", cfg.buffer_size, why, [size])
         own_settings = (
-            "store_next_observation", "stacked_frames", "buffer_folder", "importance_exponent",
+            "hindsight", "store_next_observation", "stacked_frames", "buffer_folder",
+            "importance_exponent",
         )  # fmt: skip
         checks.unused(cfg, own_settings, "the given replay buffer stays as it was made")
         self._check_priorities(buffer, cfg.priority_exponent)

@@ -1,4 +1,4 @@
-"""Names of a package whose modules are imported when they are asked for."""
+"""Names whose modules are imported when they are asked for."""
 
 from __future__ import annotations
 
@@ -24,3 +24,13 @@ def lazy(
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return get, lambda: sorted(name for names in homes.values() for name in names)
+
+
+def module_and_name(text: str) -> tuple[str, str]:
+    """Split ``module:Name`` at its last colon. Everything that imports or checks a name uses this.
+
+    Args:
+        text: a setting; without a colon it is a name alone, and the module is empty.
+    """
+    module, _, name = text.rpartition(":")
+    return module, name

@@ -13,3 +13,5 @@ if sys.argv[:1] == ["-m"] and any(word.startswith("recipes.") for word in sys.or
     gc.disable()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends imports without a stack trace
+    # SIGUSR1, which would end the process, waits for the command line (`hold_saving`).
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})

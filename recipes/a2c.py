@@ -16,7 +16,7 @@ from kit.config import Count, FittedCriticConfig, NotNegative, Positive, Schedul
 from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
 from kit.fast.optimizers import RMSprop
 from kit.hooks import AnnealLearningRate, anneal_coefficients, fit_critic
-from kit.modules import make_actor_critic, parameter_groups, without_unread_outputs
+from kit.modules import parameter_groups, without_unread_outputs
 from kit.trainer import Trainer
 from kit.update import Update
 
@@ -52,9 +52,9 @@ class Config(FittedCriticConfig):
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Wire A2C; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
-    experiment = Experiment(cfg, algorithm="a2c")
+    experiment = Experiment(cfg, algorithm="a2c", parts=parts)
     env = experiment.make_env()
-    actor, critic = make_actor_critic(env, **cfg.networks)
+    actor, critic = experiment.make_actor_critic(env, **cfg.networks)
     loss = experiment.make_loss(
         make_loss or cfg.loss,
         actor,
@@ -65,7 +65,8 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     )
     groups = parameter_groups(loss, [actor, critic], cfg.learning_rate, cfg.body_lr_factor)
     adam = cfg.optimizer == "adam"
-    optimizer = Adam(groups, fused=True) if adam else RMSprop(groups, alpha=0.99, eps=1e-5)
+    form: dict[str, Any] = {"fused": True} if adam else {"alpha": 0.99, "eps": 1e-5}
+    optimizer = experiment.make_optimizer(Adam if adam else RMSprop, groups, **form)
     return experiment.trainer(
         env,
         without_unread_outputs(actor, loss),
@@ -76,7 +77,6 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
             *anneal_coefficients(loss, **cfg.schedules),
             *fit_critic(critic, cfg, n_step=cfg.n_step),
         ],
-        parts=parts,
     )
 
 

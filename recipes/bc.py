@@ -39,22 +39,24 @@ class Config(NetworkConfig, OfflineConfig):
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Wire cloning; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
-    experiment = Experiment(cfg, algorithm="bc")
+    experiment = Experiment(cfg, algorithm="bc", parts=parts)
     env = experiment.make_env()
     buffer = experiment.make_dataset(env)
     shape: dict[str, Any] = {"hidden_sizes": cfg.hidden_sizes, "activation": cfg.activation}
     kind = env.action_leaves[0].dtype.kind
-    actor = make_actor(env, **shape, continuous="deterministic" if kind == "f" else "normal")
+    actor = experiment.make_actor(
+        make_actor, env, **shape, continuous="deterministic" if kind == "f" else "normal"
+    )
     name, options = LOSSES["f" if kind == "f" else "i"]
     chosen = make_loss or (name if cfg.loss == "auto" else cfg.loss)
     loss = experiment.make_loss(chosen, actor, **options)
     update = Update(
         loss,
-        Adam(loss.parameters(), lr=cfg.learning_rate, fused=True),
+        experiment.make_optimizer(Adam, loss.parameters(), lr=cfg.learning_rate, fused=True),
         max_grad_norm=cfg.max_grad_norm,
         compile=cfg.compile,
     )
-    return experiment.trainer(env, actor, buffer=buffer, update=update, parts=parts)
+    return experiment.trainer(env, actor, buffer=buffer, update=update)
 
 
 if __name__ == "__main__":

@@ -63,23 +63,24 @@ class Config(CriticNetworkConfig, OffPolicyConfig):
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Wire CrossQ; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
-    experiment = Experiment(cfg, algorithm="crossq")
+    experiment = Experiment(cfg, algorithm="crossq", parts=parts)
     env = experiment.make_env(actions="continuous")
 
     def renorm(width: int) -> list[BatchRenorm]:
         return [BatchRenorm(width, momentum=cfg.momentum, warmup_steps=cfg.renorm_warmup)]
 
     own = {"after": renorm, "continuous": "clipped_tanh_normal"} if cfg.renorm_actor else {}
-    actor = sac.make_policy(env, cfg.hidden_sizes, cfg.activation, **own)
+    actor = experiment.make_actor(sac.make_policy, env, cfg.hidden_sizes, cfg.activation, **own)
     actor.eval()  # it acts by running statistics, but in its own loss
-    critic = make_action_value(env, cfg.critic_sizes, cfg.activation, after=renorm)
+    critic = experiment.make_critic(
+        make_action_value, env, cfg.critic_sizes, cfg.activation, after=renorm
+    )
     form = {"num_qvalue_nets": cfg.num_critics, "loss_function": "l2", **sac.temperature(env, cfg)}
     loss = experiment.make_loss(make_loss or cfg.loss, actor, critic, **form)
     if cfg.renorm_actor and not isinstance(loss, CrossQLoss):
         why = "needs a loss that takes minibatches into the actor's running statistics"
         raise SettingError("renorm_actor", True, why, "use loss=kit.losses:CrossQLoss")
-    loss.make_value_estimator(gamma=cfg.gamma)
-    owned = sac.optimizers(loss, lr=cfg.learning_rate, betas=(cfg.beta_1, 0.999))
+    owned = sac.optimizers(experiment, loss, lr=cfg.learning_rate, betas=(cfg.beta_1, 0.999))
     update = Update(
         loss,
         owned,
@@ -88,7 +89,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         compile=cfg.compile,
     )
     buffer = experiment.make_replay_buffer()
-    return experiment.trainer(env, actor, buffer=buffer, update=update, parts=parts)
+    return experiment.trainer(env, actor, buffer=buffer, update=update)
 
 
 if __name__ == "__main__":

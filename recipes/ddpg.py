@@ -41,26 +41,27 @@ class Config(CriticNetworkConfig, OffPolicyConfig):
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Wire DDPG; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
-    experiment = Experiment(cfg, algorithm="ddpg")
+    experiment = Experiment(cfg, algorithm="ddpg", parts=parts)
     env = experiment.make_env(actions="continuous")
     sizes, activation, sigma = cfg.hidden_sizes, cfg.activation, float(cfg.exploration_noise)
-    actor = make_actor(env, sizes, activation, continuous="deterministic", orthogonal=False)
-    critic = make_action_value(env, cfg.critic_sizes, activation)
+    actor = experiment.make_actor(
+        make_actor, env, sizes, activation, continuous="deterministic", orthogonal=False
+    )
+    critic = experiment.make_critic(make_action_value, env, cfg.critic_sizes, activation)
     noise = GaussianNoise(
         spec=env.full_action_spec, sigma_init=sigma, sigma_end=sigma, std=half_range(env)
     )
     loss = experiment.make_loss(make_loss or cfg.loss, actor, critic, delay_actor=True)
-    loss.make_value_estimator(gamma=cfg.gamma)
     update = Update(
         loss,
-        Adam(loss.parameters(), lr=cfg.learning_rate, fused=True),
+        experiment.make_optimizer(Adam, loss.parameters(), lr=cfg.learning_rate, fused=True),
         max_grad_norm=cfg.max_grad_norm,
         compile=cfg.compile,
         target_updater=SoftUpdate(loss, tau=cfg.tau),
     )
     policy = TensorDictSequential(actor, noise).to(cfg.device)
     buffer = experiment.make_replay_buffer()
-    return experiment.trainer(env, policy, buffer=buffer, update=update, parts=parts)
+    return experiment.trainer(env, policy, buffer=buffer, update=update)
 
 
 if __name__ == "__main__":

@@ -61,18 +61,17 @@ class Config(dqn.Config):
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Wire DQN; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
-    experiment = Experiment(cfg, algorithm="dqn")
+    experiment = Experiment(cfg, algorithm="dqn", parts=parts)
     wrappers = pixel_wrappers(cfg.preprocess, cfg.stacked_frames)
     env = experiment.make_env(actions="discrete", wrappers=wrappers)
     body: dict[str, Any] = {"dueling": cfg.dueling, "convolutions": cfg.convolutions}
-    network = make_q_network(env, cfg.hidden_sizes, cfg.activation, **body)
+    network = experiment.make_critic(make_q_network, env, cfg.hidden_sizes, cfg.activation, **body)
     options = {"delay_value": True, "double_dqn": cfg.double_dqn, "loss_function": "smooth_l1"}
     loss = experiment.make_loss(make_loss or cfg.loss, network, **options)
-    loss.make_value_estimator(gamma=cfg.gamma)
     start, end = cfg.epsilon_start, min(cfg.epsilon_start, cfg.epsilon_end)
     explore = EpsilonGreedy(env, eps_init=start, eps_end=end)
     policy = TensorDictSequential(network, explore).select_out_keys("action").to(cfg.device)
-    optimizer = Adam(loss.parameters(), lr=cfg.learning_rate, fused=True)
+    optimizer = experiment.make_optimizer(Adam, loss.parameters(), lr=cfg.learning_rate, fused=True)
     every = cfg.target_update_every
     limits: dict[str, Any] = {"max_grad_norm": cfg.max_grad_norm, "compile": cfg.compile}
     targets = make_target_updater(loss, cfg.tau, every)
@@ -88,7 +87,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         raise SettingError("env.normalize_reward", True, why, works, "or clip_reward=false")
     if cfg.clip_reward:
         hooks.append(SignReward())
-    return experiment.trainer(env, policy, buffer=buffer, update=update, hooks=hooks, parts=parts)
+    return experiment.trainer(env, policy, buffer=buffer, update=update, hooks=hooks)
 
 
 if __name__ == "__main__":

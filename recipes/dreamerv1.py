@@ -67,7 +67,7 @@ class Config(ReplayConfig):
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Wire Dreamer; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
-    experiment = Experiment(cfg, algorithm="dreamer_v1")
+    experiment = Experiment(cfg, algorithm="dreamer_v1", parts=parts)
     env = experiment.make_env()
 
     model = GaussianWorldModel(env, cfg.size)
@@ -91,8 +91,8 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     rates = {"model": cfg.model_learning_rate, "actor": cfg.learning_rate}
     trained = {"model": model, "actor": actor, "critic": critic}
     optimizers = {
-        f"loss_{name}": Adam(
-            module.parameters(), lr=rates.get(name, cfg.learning_rate), eps=1e-7, fused=True
+        f"loss_{name}": experiment.make_optimizer(
+            Adam, module.parameters(), lr=rates.get(name, cfg.learning_rate), eps=1e-7, fused=True
         )
         for name, module in trained.items()
     }
@@ -100,7 +100,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
 
     player = Player(model, actor, cfg.exploration_noise).to(cfg.device)
     buffer = SequenceReplay(cfg.buffer_size, experiment.plan.sequence_length, cfg.device)
-    return experiment.trainer(env, player, buffer=buffer, update=update, parts=parts)
+    return experiment.trainer(env, player, buffer=buffer, update=update)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,12 @@ python -m recipes.dreamerv3 --help
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+from torch.nn import Parameter
+from torch.optim import Optimizer
 from torchrl.envs.utils import ExplorationType
 from torchrl.objectives import SoftUpdate
 from torchrl.trainers.algorithms import DreamerV3Optimizer
@@ -26,7 +29,7 @@ from kit.update import Update
 
 LOSS_SETTINGS = (
     "imagination_horizon", "imagination_starts", "gamma", "lmbda", "entropy_coeff",
-    "free_nats", "replay_critic_coeff", "stored_latents",
+    "free_nats", "dynamics_coeff", "representation_coeff", "replay_critic_coeff", "stored_latents",
 )  # fmt: skip
 """Settings that are arguments of the loss, by the same names."""
 
@@ -60,6 +63,11 @@ class Config(ReplayConfig):
     """Weight of the actor's entropy."""
     free_nats: NotNegative = 1.0
     """Divergence between posterior and prior that costs nothing."""
+    dynamics_coeff: NotNegative = 1.0
+    """Weight of the divergence that trains the prior."""
+    representation_coeff: NotNegative = 0.1
+    """Weight of the divergence that trains the posterior. Where observations are a few small
+    numbers, whose errors are small, take less of both."""
     replay_critic_coeff: NotNegative = 0.3
     """Weight of the critic's loss on replayed sequences, from one start of imagination to the
     next; with one alone there is none."""
@@ -77,7 +85,7 @@ class Config(ReplayConfig):
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Wire DreamerV3; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
-    experiment = Experiment(cfg, algorithm="dreamer_v3")
+    experiment = Experiment(cfg, algorithm="dreamer_v3", parts=parts)
     env = experiment.make_env()
 
     world_model = make_world_model(env, cfg.size, cfg.latents)
@@ -91,19 +99,40 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     )
     player = Player(world_model, actor, stored_latents=cfg.stored_latents).to(cfg.device)
     wired = around(experiment, env, loss, player)
-    return experiment.trainer(env, player, parts=parts, **wired)
+    return experiment.trainer(env, player, **wired)
 
 
-def around(experiment: Experiment, env: VectorEnv, loss: Any, player: Player) -> dict[str, Any]:
-    """The update, the replay, and an evaluation with sampled actions, as published."""
+def make_optimizer(experiment: Experiment, parameters: Iterable[Parameter]) -> Optimizer:
+    """Create the optimizer of the settings."""
     cfg: Any = experiment.cfg
-    length = experiment.plan.sequence_length
-    optimizer = DreamerV3Optimizer(
-        loss.parameters(),
+    return experiment.make_optimizer(
+        DreamerV3Optimizer,
+        parameters,
         lr=cfg.learning_rate,
         agc=cfg.max_grad_ratio,
         warmup_steps=cfg.warmup_gradient_steps,
     )
+
+
+def around(
+    experiment: Experiment, env: VectorEnv, loss: Any, player: Player, **own: Optimizer
+) -> dict[str, Any]:
+    """Create the update, the replay, and an evaluation with sampled actions, as published.
+
+    Args:
+        experiment: owner of the settings.
+        env: training environments.
+        loss: loss module.
+        player: policy.
+        **own: optimizers of single losses, by name of the loss. All other weights and losses share
+            the optimizer of the settings.
+    """
+    cfg: Any = experiment.cfg
+    length = experiment.plan.sequence_length
+    groups = [group for optimizer in own.values() for group in optimizer.param_groups]
+    left = {id(parameter) for group in groups for parameter in group["params"]}
+    shared = make_optimizer(experiment, [one for one in loss.parameters() if id(one) not in left])
+    optimizer = {"": shared, **own}
     target_updater = SoftUpdate(loss, tau=cfg.tau)
     return {
         "update": Update(loss, optimizer, compile=cfg.compile, target_updater=target_updater),

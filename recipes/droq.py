@@ -39,10 +39,11 @@ class Config(sac.Config):
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Wire DroQ; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
-    experiment = Experiment(cfg, algorithm="droq")
+    experiment = Experiment(cfg, algorithm="droq", parts=parts)
     env = experiment.make_env(actions="continuous")
-    actor = sac.make_policy(env, cfg.hidden_sizes, cfg.activation)
-    critic = make_action_value(
+    actor = experiment.make_actor(sac.make_policy, env, cfg.hidden_sizes, cfg.activation)
+    critic = experiment.make_critic(
+        make_action_value,
         env,
         cfg.critic_sizes,
         cfg.activation,
@@ -51,8 +52,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     form = {"num_qvalue_nets": cfg.num_critics, "loss_function": "l2"}
     alpha = sac.temperature(env, cfg)
     loss = experiment.make_loss(make_loss or cfg.loss, actor, critic, **form, **alpha)
-    loss.make_value_estimator(gamma=cfg.gamma)
-    owned = sac.optimizers(loss, lr=cfg.learning_rate)
+    owned = sac.optimizers(experiment, loss, lr=cfg.learning_rate)
     update = Update(
         loss,
         owned,
@@ -62,7 +62,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         target_updater=SoftUpdate(loss, tau=cfg.tau),
     )
     buffer = experiment.make_replay_buffer()
-    return experiment.trainer(env, actor, buffer=buffer, update=update, parts=parts)
+    return experiment.trainer(env, actor, buffer=buffer, update=update)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from kit.config import ActorCriticConfig, NotNegative, Positive, ScheduleName, U
 from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
 from kit.fast.optimizers import RMSprop
 from kit.hooks import AnnealLearningRate, anneal_coefficients
-from kit.modules import make_actor_critic, parameter_groups
+from kit.modules import parameter_groups
 from kit.trainer import Trainer
 from kit.update import Update
 
@@ -55,9 +55,9 @@ class Config(ActorCriticConfig):
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Wire IMPALA; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
-    experiment = Experiment(cfg, algorithm="impala")
+    experiment = Experiment(cfg, algorithm="impala", parts=parts)
     env = experiment.make_env()
-    actor, critic = make_actor_critic(env, **cfg.networks)
+    actor, critic = experiment.make_actor_critic(env, **cfg.networks)
     loss = experiment.make_loss(
         make_loss or cfg.loss,
         actor,
@@ -67,7 +67,8 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         loss_critic_type=cfg.critic_loss,
     )
     groups = parameter_groups(loss, [actor, critic], cfg.learning_rate, cfg.body_lr_factor)
-    optimizer = RMSprop(groups, alpha=0.99, eps=1e-5)  # the paper's; it has no momentum
+    # The paper's, without momentum.
+    optimizer = experiment.make_optimizer(RMSprop, groups, alpha=0.99, eps=1e-5)
     advantage = VTrace(
         value_network=critic,
         actor_network=actor,
@@ -84,7 +85,6 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
             AnnealLearningRate(optimizer, cfg.anneal),
             *anneal_coefficients(loss, **cfg.schedules),
         ],
-        parts=parts,
     )
 
 

@@ -42,31 +42,31 @@ class Config(CriticNetworkConfig, OfflineConfig):
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Wire IQL; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
-    experiment = Experiment(cfg, algorithm="iql")
+    experiment = Experiment(cfg, algorithm="iql", parts=parts)
     env = experiment.make_env(actions="continuous")
     buffer = experiment.make_dataset(env)
     sizes, activation = cfg.hidden_sizes, cfg.activation
     how: Any = {"continuous": "tanh_normal", "orthogonal": False, "return_log_prob": False}
-    actor = make_actor(env, sizes, activation, **how).select_out_keys("action")
+    actor = experiment.make_actor(make_actor, env, sizes, activation, **how)
+    actor = actor.select_out_keys("action")
     loss = experiment.make_loss(
         make_loss or cfg.loss,
         actor,
-        make_action_value(env, cfg.critic_sizes, activation),
+        experiment.make_critic(make_action_value, env, cfg.critic_sizes, activation),
         make_value(env, cfg.critic_sizes, activation, orthogonal=False),
         num_qvalue_nets=cfg.num_critics,
         expectile=cfg.expectile,
         temperature=cfg.temperature,
         loss_function="l2",
     )
-    loss.make_value_estimator(gamma=cfg.gamma)
     update = Update(
         loss,
-        Adam(loss.parameters(), lr=cfg.learning_rate, fused=True),
+        experiment.make_optimizer(Adam, loss.parameters(), lr=cfg.learning_rate, fused=True),
         max_grad_norm=cfg.max_grad_norm,
         compile=cfg.compile,
         target_updater=SoftUpdate(loss, tau=cfg.tau),
     )
-    return experiment.trainer(env, actor, buffer=buffer, update=update, parts=parts)
+    return experiment.trainer(env, actor, buffer=buffer, update=update)
 
 
 if __name__ == "__main__":

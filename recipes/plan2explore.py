@@ -9,8 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+from torch.optim import Adam
+
 import recipes.dreamerv3
-from kit.config import Limits, Positive
+from kit.buffers.datasets import are_left_unread
+from kit.config import Limits, NotNegative, Positive
 from kit.dialects.base import Dialect
 from kit.experiment import EnvConfig, Experiment, main
 from kit.hooks import EndOfExploration
@@ -18,12 +21,12 @@ from kit.modules.world import Ensemble, LatentActor, Player, make_critic, make_w
 from kit.steps import SettingError, StepPlan
 from kit.steps.settings import ExplorationSteps
 from kit.trainer import Trainer
-from recipes.dreamerv3 import LOSS_SETTINGS, around
+from recipes.dreamerv3 import LOSS_SETTINGS, around, make_optimizer
 
 
 @dataclass
 class Config(recipes.dreamerv3.Config):
-    """Settings of Plan2Explore: those of DreamerV3, and the ensemble's."""
+    """Settings of Plan2Explore: those of DreamerV3, and the explorer's."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="MountainCar-v0", num_envs=1))
     steps: ExplorationSteps | Dialect | StepPlan = field(default_factory=ExplorationSteps)
@@ -33,39 +36,73 @@ class Config(recipes.dreamerv3.Config):
     """Learning rate; explorers of a maze were trained with this one (docs/worlds.md)."""
     ensemble: Annotated[int, Limits(2, 1_000)] = 8
     """One-step models whose disagreement rewards the explorer."""
+    ensemble_learning_rate: Positive = 1e-3
+    """Learning rate of Adam for the ensemble."""
+    intrinsic_weight: Positive = 1.0
+    """Weight of the disagreement's advantages for the explorer."""
+    extrinsic_weight: NotNegative = 0.0
+    """Weight of the task's advantages for the explorer (sheeprl: 1, and 0.1 for the intrinsic
+    ones)."""
     intrinsic_reward_multiplier: Positive = 1.0
-    """Factor of the disagreement: returns whose spread is below 1 are not scaled up to it."""
+    """Factor of the disagreement, which is divided by its running standard deviation."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Wire Plan2Explore; ``make_loss`` replaces ``cfg.loss``, ``parts`` those of the trainer."""
-    experiment = Experiment(cfg, algorithm="p2e_dv3_exploration")
-    plan = experiment.plan
-    before = max(plan.learning_starts, plan.random_steps or 0)
-    if plan.exploration_steps <= before:
-        why = f"leaves the explorer nothing to do: it acts trained after {before} policy steps"
-        works = f"give more than {before}, or use dreamerv3"
-        raise SettingError("steps.exploration_steps", plan.exploration_steps, why, works)
+    fine_tunes = getattr(cfg.steps, "algo", None) == "p2e_dv3_finetuning"
+    algorithm = "p2e_dv3_finetuning" if fine_tunes else "p2e_dv3_exploration"
+    experiment = Experiment(cfg, algorithm=algorithm, parts=parts)
+    explores = _explores(cfg, experiment.plan)
     env = experiment.make_env()
 
     model = make_world_model(env, cfg.size, cfg.latents)
     features, size = model.features, model.size
     actor, explorer = (LatentActor(model.code, features, size) for _ in range(2))
-    ensemble = Ensemble(cfg.ensemble, features, model.code.features, size)
+    ensemble = Ensemble(cfg.ensemble, features, model.code.features, model.embedding, size)
     networks = model, actor, make_critic(model), explorer, make_critic(model), ensemble
-    names = (*LOSS_SETTINGS, "intrinsic_reward_multiplier")
-    settings = {name: getattr(cfg, name) for name in names}
+    own = ("intrinsic_weight", "extrinsic_weight", "intrinsic_reward_multiplier")
+    settings = {name: getattr(cfg, name) for name in (*LOSS_SETTINGS, *own)}
     loss = experiment.make_loss(make_loss or cfg.loss, *networks, **settings)
+    loss.exploring = explores
 
     # The actor is evaluated from the beginning: zero-shot.
     player, exploration_policy = (
         Player(model, one, stored_latents=cfg.stored_latents).to(cfg.device)
         for one in (actor, explorer)
     )
-    wired = around(experiment, env, loss, player)
-    wired["exploration_policy"] = exploration_policy
-    wired["hooks"] = [EndOfExploration(loss)]
-    return experiment.trainer(env, player, parts=parts, **wired)
+    wired = around(
+        experiment,
+        env,
+        loss,
+        player,
+        loss_ensemble=Adam(ensemble.parameters(), lr=cfg.ensemble_learning_rate, eps=1e-5),
+        loss_explorer_actor=make_optimizer(experiment, explorer.parameters()),
+    )
+    if experiment.plan.exploration_steps:
+        wired["exploration_policy"] = exploration_policy
+    wired["hooks"] = [EndOfExploration(loss)] if explores else []
+    return experiment.trainer(env, player, start_with_buffer=True, **wired)
+
+
+def _explores(cfg: Config, plan: StepPlan) -> bool:
+    """Return whether the explorer is trained, and acts after its first gradient step.
+
+    Raises:
+        SettingError: if not, and no earlier run has explored.
+    """
+    trained = max(plan.learning_starts, plan.random_steps)
+    if plan.is_exact:
+        later = range(plan.first_training_iteration, plan.iterations + 1)
+        trains = (iteration for iteration in later if plan.gradient_steps(iteration))
+        trained = max(trained, plan.policy_steps_after(next(trains, 0)))
+    if plan.exploration_steps > trained:
+        return True
+    checked = cfg.resume is not None or are_left_unread()  # when the run was started
+    if cfg.start_from is None and not checked:
+        why = f"leaves the explorer nothing to do: it acts trained after {trained} policy steps"
+        works = f"give more than {trained}, start_from=RUN of an exploration, or use dreamerv3"
+        raise SettingError("steps.exploration_steps", plan.exploration_steps, why, works)
+    return False
 
 
 if __name__ == "__main__":

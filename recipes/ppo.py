@@ -13,10 +13,10 @@ from typing import Any, Literal
 from torch.optim import Adam
 
 from kit.advantages import GAE
-from kit.config import FittedCriticConfig, Positive, ScheduleName, Share
+from kit.config import FittedCriticConfig, Positive, ScheduleName, Share, checks
 from kit.experiment import EnvConfig, Experiment, main
 from kit.hooks import AnnealLearningRate, TargetKL, anneal_coefficients, fit_critic
-from kit.modules import make_actor_critic, parameter_groups
+from kit.modules import parameter_groups
 from kit.trainer import Trainer
 from kit.update import Update
 
@@ -40,7 +40,19 @@ class Config(FittedCriticConfig):
     null: none."""
     target_kl: Positive | None = None
     """An update stops early once the approximate KL exceeds 1.5 times this; null: never."""
+    squash_actions: bool = False
+    """Whether continuous actions are squashed to their bounds by tanh, with a standard deviation
+    learned for each state; otherwise they are clipped to them."""
     learning_rate: Positive = 5e-4
+
+    @property
+    def networks(self) -> dict[str, Any]:
+        """Arguments of :func:`~kit.modules.make_actor_critic`."""
+        if not self.squash_actions:
+            return super().networks
+        why = "squash_actions=true learns a standard deviation for each state"
+        checks.unused(self, ["initial_log_std"], why)
+        return {**super().networks, "continuous": "tanh_normal"}
 
     @property
     def clip_schedules(self) -> dict[str, str]:
@@ -51,9 +63,9 @@ class Config(FittedCriticConfig):
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Wire PPO; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
-    experiment = Experiment(cfg, algorithm="ppo")
+    experiment = Experiment(cfg, algorithm="ppo", parts=parts)
     env = experiment.make_env()
-    actor, critic = make_actor_critic(env, **cfg.networks)
+    actor, critic = experiment.make_actor_critic(env, **cfg.networks)
     loss = experiment.make_loss(
         make_loss or cfg.loss,
         actor,
@@ -66,7 +78,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         normalize_advantage=cfg.normalize_minibatch,
     )
     groups = parameter_groups(loss, [actor, critic], cfg.learning_rate, cfg.body_lr_factor)
-    optimizer = Adam(groups, eps=1e-5, fused=True)
+    optimizer = experiment.make_optimizer(Adam, groups, eps=1e-5, fused=True)
     return experiment.trainer(
         env,
         actor,
@@ -78,7 +90,6 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
             TargetKL(cfg.target_kl),
             *fit_critic(critic, cfg),
         ],
-        parts=parts,
     )
 
 

@@ -16,7 +16,7 @@ from kit.config import ActorCriticConfig, Frames, HiddenSizes, NotNegative, Posi
 from kit.envs.pixels import pixel_wrappers
 from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
 from kit.hooks import AnnealLearningRate, TargetKL, anneal_coefficients
-from kit.modules import NATURE, make_actor_critic, parameter_groups
+from kit.modules import NATURE, parameter_groups
 from kit.trainer import Trainer
 from kit.update import Update
 
@@ -59,9 +59,9 @@ class Config(ActorCriticConfig):
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Wire PPO; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
-    experiment = Experiment(cfg, algorithm="ppo")
+    experiment = Experiment(cfg, algorithm="ppo", parts=parts)
     env = experiment.make_env(wrappers=pixel_wrappers(cfg.preprocess, cfg.frame_stack))
-    actor, critic = make_actor_critic(env, **cfg.networks, convolutions=cfg.convolutions)
+    actor, critic = experiment.make_actor_critic(env, **cfg.networks, convolutions=cfg.convolutions)
     loss = experiment.make_loss(
         make_loss or cfg.loss,
         actor,
@@ -73,7 +73,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         normalize_advantage=cfg.normalize_minibatch,
     )
     groups = parameter_groups(loss, [actor, critic], cfg.learning_rate, cfg.body_lr_factor)
-    optimizer = Adam(groups, eps=1e-5, fused=True)
+    optimizer = experiment.make_optimizer(Adam, groups, eps=1e-5, fused=True)
     schedules = anneal_coefficients(loss, **cfg.schedules)
     return experiment.trainer(
         env,
@@ -81,7 +81,6 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         advantage=GAE(value_network=critic, **cfg.horizon),
         update=Update(loss, optimizer, max_grad_norm=cfg.max_grad_norm, compile=cfg.compile),
         hooks=[AnnealLearningRate(optimizer, cfg.anneal), *schedules, TargetKL(cfg.target_kl)],
-        parts=parts,
     )
 
 

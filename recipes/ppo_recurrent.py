@@ -18,7 +18,7 @@ from kit.advantages import GAE
 from kit.config import ActorCriticConfig, Natural, Positive, ScheduleName, Share, Width
 from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
 from kit.hooks import AnnealLearningRate, TargetKL, anneal_coefficients
-from kit.modules import make_actor_critic, parameter_groups
+from kit.modules import parameter_groups
 from kit.modules.recurrent import check_sequences
 from kit.trainer import Trainer
 from kit.update import Update
@@ -56,11 +56,11 @@ class Config(ActorCriticConfig):
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Wire PPO; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
-    experiment = Experiment(cfg, algorithm="ppo_recurrent")
+    experiment = Experiment(cfg, algorithm="ppo_recurrent", parts=parts)
     env = experiment.make_env()
     check_sequences(experiment.plan.sequence_length, cfg.burn_in)
     layer: dict[str, Any] = {"recurrent": cfg.recurrent, "recurrent_size": cfg.recurrent_size}
-    actor, critic = make_actor_critic(env, **cfg.networks, **layer, burn_in=cfg.burn_in)
+    actor, critic = experiment.make_actor_critic(env, **cfg.networks, **layer, burn_in=cfg.burn_in)
     loss = experiment.make_loss(
         make_loss or cfg.loss,
         actor,
@@ -72,7 +72,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         normalize_advantage=cfg.normalize_minibatch,
     )
     groups = parameter_groups(loss, [actor, critic], cfg.learning_rate, cfg.body_lr_factor)
-    optimizer = Adam(groups, eps=1e-5, fused=True)
+    optimizer = experiment.make_optimizer(Adam, groups, eps=1e-5, fused=True)
     schedules = anneal_coefficients(loss, clip_epsilon=cfg.anneal_clip, **cfg.schedules)
     return experiment.trainer(
         env,
@@ -80,7 +80,6 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         advantage=GAE(value_network=critic, **cfg.horizon),
         update=Update(loss, optimizer, max_grad_norm=cfg.max_grad_norm, compile=cfg.compile),
         hooks=[AnnealLearningRate(optimizer, cfg.anneal), *schedules, TargetKL(cfg.target_kl)],
-        parts=parts,
     )
 
 

@@ -47,13 +47,13 @@ class Config(dqn.Config):
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Wire Rainbow; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
-    experiment = Experiment(cfg, algorithm="rainbow")
+    experiment = Experiment(cfg, algorithm="rainbow", parts=parts)
     _refuse_unused(cfg)
     env = experiment.make_env(actions="discrete")
     shape: dict[str, Any] = {"dueling": cfg.dueling, "noisy": cfg.noisy}
     if cfg.head != "value":
         shape |= {"atoms": cfg.atoms, "support": cfg.support if cfg.head == "c51" else None}
-    network = make_q_network(env, cfg.hidden_sizes, cfg.activation, **shape)
+    network = experiment.make_critic(make_q_network, env, cfg.hidden_sizes, cfg.activation, **shape)
     options = {"delay_value": True, "double_dqn": cfg.double_dqn, "loss_function": "smooth_l1"}
     own = f"kit.losses:{LOSSES[cfg.head]}" if cfg.loss == "auto" else cfg.loss
     loss = experiment.make_loss(make_loss or own, network, **options)
@@ -61,8 +61,9 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     if cfg.noisy and mode == ExplorationType.DETERMINISTIC:
         why = "is of weights without their noise, whose deviations would never be learnt"
         raise SettingError("loss", type(loss).__name__, why, ["auto"], "or noisy=false")
-    loss.make_value_estimator(gamma=cfg.gamma)
-    optimizer = Adam(loss.parameters(), lr=cfg.learning_rate, eps=1.5e-4, fused=True)
+    optimizer = experiment.make_optimizer(
+        Adam, loss.parameters(), lr=cfg.learning_rate, eps=1.5e-4, fused=True
+    )
     hooks: list[Any] = [AnnealLearningRate(optimizer, cfg.anneal)]
     policy = TensorDictSequential(network)
     if not cfg.noisy:
@@ -76,7 +77,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     update = Update(loss, optimizer, **limits, target_updater=targets, target_update_every=every)
     policy = policy.select_out_keys("action").to(cfg.device)
     buffer = experiment.make_replay_buffer()
-    return experiment.trainer(env, policy, buffer=buffer, update=update, hooks=hooks, parts=parts)
+    return experiment.trainer(env, policy, buffer=buffer, update=update, hooks=hooks)
 
 
 def _refuse_unused(cfg: Config) -> None:

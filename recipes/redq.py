@@ -43,7 +43,7 @@ class Config(sac.Config):
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Wire REDQ; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
-    experiment = Experiment(cfg, algorithm="redq")
+    experiment = Experiment(cfg, algorithm="redq", parts=parts)
     if cfg.num_target_critics >= cfg.num_critics:
         why = f"leaves none out of num_critics={cfg.num_critics}, and then nothing is random"
         works = [max(1, cfg.num_critics - 1)]
@@ -52,11 +52,11 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         why = "makes sequences of which each is a transition"
         raise SettingError("steps.sequence_length", 1, why, [None, 2])
     env = experiment.make_env(actions="continuous")
-    actor = sac.make_policy(env, cfg.hidden_sizes, cfg.activation)
+    actor = experiment.make_actor(sac.make_policy, env, cfg.hidden_sizes, cfg.activation)
     loss = experiment.make_loss(
         make_loss or cfg.loss,
         actor,
-        make_action_value(env, cfg.critic_sizes, cfg.activation),
+        experiment.make_critic(make_action_value, env, cfg.critic_sizes, cfg.activation),
         num_qvalue_nets=cfg.num_critics,
         sub_sample_len=cfg.num_target_critics,
         loss_function="l2",
@@ -68,8 +68,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         why = f"discounts what follows n_step={cfg.n_step} rewards only once"
         raise SettingError("loss", type(loss).__name__, why, ["kit.losses:REDQLoss"])
     _ = getattr(loss, "target_entropy", None)  # a buffer that TorchRL registers when first read
-    loss.make_value_estimator(gamma=cfg.gamma)
-    owned = sac.optimizers(loss, lr=cfg.learning_rate)
+    owned = sac.optimizers(experiment, loss, lr=cfg.learning_rate)
     update = Update(
         loss,
         owned,
@@ -79,7 +78,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         target_updater=SoftUpdate(loss, tau=cfg.tau),
     )
     buffer = experiment.make_replay_buffer()
-    return experiment.trainer(env, actor, buffer=buffer, update=update, parts=parts)
+    return experiment.trainer(env, actor, buffer=buffer, update=update)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from kit.advantages import GAE, RewardToGo
 from kit.config import ActorCriticConfig, NotNegative, Positive, ScheduleName, UnitInterval, checks
 from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
 from kit.hooks import AnnealLearningRate, anneal_coefficients
-from kit.modules import make_actor_critic, parameter_groups
+from kit.modules import parameter_groups
 from kit.trainer import Trainer
 from kit.update import Update
 
@@ -51,13 +51,13 @@ class Config(ActorCriticConfig):
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Wire REINFORCE; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
-    experiment = Experiment(cfg, algorithm="reinforce")
+    experiment = Experiment(cfg, algorithm="reinforce", parts=parts)
     if not cfg.baseline:
         of_critic = ("critic_coeff", "critic_hidden_sizes", "critic_loss", "anneal_critic")
         of_values = (*of_critic, "gae_lambda", "shared_body")
         checks.unused(cfg, of_values, "baseline=false estimates no values")
     env = experiment.make_env()
-    actor, critic = make_actor_critic(env, **cfg.networks)
+    actor, critic = experiment.make_actor_critic(env, **cfg.networks)
     loss = experiment.make_loss(
         make_loss or cfg.loss,
         actor,
@@ -67,7 +67,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         loss_critic_type=cfg.critic_loss,
     )
     groups = parameter_groups(loss, [actor, critic], cfg.learning_rate, cfg.body_lr_factor)
-    optimizer = Adam(groups, fused=True)
+    optimizer = experiment.make_optimizer(Adam, groups, fused=True)
     advantage: Any = RewardToGo(gamma=cfg.gamma, standardize=cfg.standardize)
     if cfg.baseline:
         advantage = GAE(value_network=critic, **cfg.horizon)
@@ -80,7 +80,6 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
             AnnealLearningRate(optimizer, cfg.anneal),
             *anneal_coefficients(loss, **cfg.schedules),
         ],
-        parts=parts,
     )
 
 

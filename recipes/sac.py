@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch.optim import Adam
+from torch.optim import Adam, Optimizer
 from torchrl.objectives import SoftUpdate
 
 from kit.config import CriticNetworkConfig, Finite, Networks, Positive, UnitInterval, checks
@@ -41,10 +41,10 @@ class Config(CriticNetworkConfig, OffPolicyConfig):
     """Learning rate of Adam for actor, critics and temperature."""
 
 
-def make_policy(env: VectorEnv, sizes: list[int], activation: str, **changes: Any) -> Any:
+def make_policy(env: VectorEnv, hidden_sizes: list[int], activation: str, **changes: Any) -> Any:
     """The actor: normal distributions, squashed to the bounds of the action."""
     how: Any = {"continuous": "tanh_normal", "orthogonal": False, "return_log_prob": False}
-    return make_actor(env, sizes, activation, **{**how, **changes}).select_out_keys("action")
+    return make_actor(env, hidden_sizes, activation, **{**how, **changes}).select_out_keys("action")
 
 
 def temperature(env: VectorEnv, cfg: Any) -> dict[str, Any]:
@@ -57,32 +57,32 @@ def temperature(env: VectorEnv, cfg: Any) -> dict[str, Any]:
     return {**how, "target_entropy": target}
 
 
-def optimizers(loss: Any, **settings: Any) -> dict[str, Adam]:
+def optimizers(experiment: Experiment, loss: Any, **settings: Any) -> dict[str, Optimizer]:
     """An optimiser for each loss, so that those of actor and temperature may be delayed."""
     critics, actor = loss.qvalue_network_params.parameters(), loss.actor_network_params.parameters()
     owned = {"loss_qvalue": critics, "loss_actor": actor}
     owned |= {} if loss.fixed_alpha else {"loss_alpha": [loss.log_alpha]}
-    return {name: Adam(own, fused=True, **settings) for name, own in owned.items()}
+    make, settings = experiment.make_optimizer, {"fused": True, **settings}
+    return {name: make(Adam, own, **settings) for name, own in owned.items()}
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Wire SAC; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
-    experiment = Experiment(cfg, algorithm="sac")
+    experiment = Experiment(cfg, algorithm="sac", parts=parts)
     env = experiment.make_env(actions="continuous")
-    actor = make_policy(env, cfg.hidden_sizes, cfg.activation)
-    critic = make_action_value(env, cfg.critic_sizes, cfg.activation)
+    actor = experiment.make_actor(make_policy, env, cfg.hidden_sizes, cfg.activation)
+    critic = experiment.make_critic(make_action_value, env, cfg.critic_sizes, cfg.activation)
     form = {"num_qvalue_nets": cfg.num_critics, "loss_function": "l2", **temperature(env, cfg)}
     loss = experiment.make_loss(make_loss or cfg.loss, actor, critic, **form)
-    loss.make_value_estimator(gamma=cfg.gamma)
     update = Update(
         loss,
-        Adam(loss.parameters(), lr=cfg.learning_rate, fused=True),
+        experiment.make_optimizer(Adam, loss.parameters(), lr=cfg.learning_rate, fused=True),
         max_grad_norm=cfg.max_grad_norm,
         compile=cfg.compile,
         target_updater=SoftUpdate(loss, tau=cfg.tau),
     )
     buffer = experiment.make_replay_buffer()
-    return experiment.trainer(env, actor, buffer=buffer, update=update, parts=parts)
+    return experiment.trainer(env, actor, buffer=buffer, update=update)
 
 
 if __name__ == "__main__":

@@ -59,15 +59,15 @@ class Config(CriticNetworkConfig, OffPolicyConfig):
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Wire discrete SAC; ``make_loss`` replaces ``cfg.loss``, ``parts`` parts of the trainer."""
-    experiment = Experiment(cfg, algorithm="discrete_sac")
+    experiment = Experiment(cfg, algorithm="discrete_sac", parts=parts)
     env = experiment.make_env(actions="discrete")
     how: Any = {"orthogonal": False, "return_log_prob": False}
-    actor = make_actor(env, cfg.hidden_sizes, cfg.activation, **how)
+    actor = experiment.make_actor(make_actor, env, cfg.hidden_sizes, cfg.activation, **how)
     masks = action_masks(env, int(env.action_spec.n))
     loss = experiment.make_loss(
         make_loss or cfg.loss,
         actor,
-        make_q_network(env, cfg.critic_sizes, cfg.activation),
+        experiment.make_critic(make_q_network, env, cfg.critic_sizes, cfg.activation),
         action_space="categorical",
         num_qvalue_nets=cfg.num_critics,
         alpha_init=cfg.initial_alpha,
@@ -75,8 +75,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         loss_function="smooth_l1",
         **({"action_mask": masks[0]} if masks else {}),
     )
-    loss.make_value_estimator(gamma=cfg.gamma)
-    optimizer = Adam(loss.parameters(), lr=cfg.learning_rate, fused=True)
+    optimizer = experiment.make_optimizer(Adam, loss.parameters(), lr=cfg.learning_rate, fused=True)
     update = Update(
         loss,
         optimizer,
@@ -86,7 +85,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     )
     policy, buffer = actor.select_out_keys("action"), experiment.make_replay_buffer()
     hooks = [AnnealLearningRate(optimizer, cfg.anneal)]
-    return experiment.trainer(env, policy, buffer=buffer, update=update, hooks=hooks, parts=parts)
+    return experiment.trainer(env, policy, buffer=buffer, update=update, hooks=hooks)
 
 
 if __name__ == "__main__":

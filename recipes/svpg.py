@@ -21,7 +21,7 @@ from kit.config import ActorCriticConfig, Limits, Positive
 from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
 from kit.hooks import AnnealLearningRate, anneal_coefficients
 from kit.losses import SteinGradients
-from kit.modules import make_actor_critic, make_particles, parameter_groups
+from kit.modules import make_particles, parameter_groups
 from kit.trainer import Trainer
 from kit.update import Update
 
@@ -55,9 +55,9 @@ class Config(ActorCriticConfig):
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Wire SVPG; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
-    experiment = Experiment(cfg, algorithm="svpg")
+    experiment = Experiment(cfg, algorithm="svpg", parts=parts)
     env, count = experiment.make_env(), cfg.num_particles
-    make = functools.partial(make_actor_critic, env, **cfg.networks)
+    make = functools.partial(experiment.make_actor_critic, env, **cfg.networks)
     actor, critic = make_particles(make, count, experiment.plan)
     loss = experiment.make_loss(
         make_loss or cfg.loss,
@@ -68,7 +68,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         loss_critic_type=cfg.critic_loss,
     )
     groups = parameter_groups(loss, [actor, critic], cfg.learning_rate, cfg.body_lr_factor)
-    optimizer = Adam(groups, eps=1e-5, fused=True)
+    optimizer = experiment.make_optimizer(Adam, groups, eps=1e-5, fused=True)
     stein = SteinGradients(actor, cfg.temperature)
     schedules = anneal_coefficients(loss, **cfg.schedules)
     return experiment.trainer(
@@ -81,7 +81,6 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         ),
         evaluate=experiment.make_evaluator(env, actor, particles=count),
         hooks=[AnnealLearningRate(optimizer, cfg.anneal), *schedules],
-        parts=parts,
     )
 
 

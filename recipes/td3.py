@@ -45,28 +45,31 @@ class Config(CriticNetworkConfig, OffPolicyConfig):
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Wire TD3; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
-    experiment = Experiment(cfg, algorithm="td3")
+    experiment = Experiment(cfg, algorithm="td3", parts=parts)
     env = experiment.make_env(actions="continuous")
 
     sizes, activation, sigma = cfg.hidden_sizes, cfg.activation, float(cfg.exploration_noise)
-    actor = make_actor(env, sizes, activation, continuous="deterministic", orthogonal=False)
+    actor = experiment.make_actor(
+        make_actor, env, sizes, activation, continuous="deterministic", orthogonal=False
+    )
     unit = half_range(env, cfg.device)
     noise = GaussianNoise(spec=env.full_action_spec, sigma_init=sigma, sigma_end=sigma, std=unit)
     loss = experiment.make_loss(
         make_loss or cfg.loss,
         actor,
-        make_action_value(env, cfg.critic_sizes, activation),
+        experiment.make_critic(make_action_value, env, cfg.critic_sizes, activation),
         action_spec=env.action_spec[0],
         policy_noise=cfg.policy_noise * unit,
         noise_clip=cfg.noise_clip * unit,
         loss_function="l2",
     )
-    loss.make_value_estimator(gamma=cfg.gamma)
     networks = {"loss_actor": loss.actor_network_params, "loss_qvalue": loss.qvalue_network_params}
     update = Update(
         loss,
         {
-            name: Adam(parameters.parameters(), lr=cfg.learning_rate, fused=True)
+            name: experiment.make_optimizer(
+                Adam, parameters.parameters(), lr=cfg.learning_rate, fused=True
+            )
             for name, parameters in networks.items()
         },
         every={"loss_actor": cfg.policy_delay},
@@ -77,7 +80,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     )
     policy = TensorDictSequential(actor, noise).to(cfg.device)
     buffer = experiment.make_replay_buffer()
-    return experiment.trainer(env, policy, buffer=buffer, update=update, parts=parts)
+    return experiment.trainer(env, policy, buffer=buffer, update=update)
 
 
 if __name__ == "__main__":

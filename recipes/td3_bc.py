@@ -46,34 +46,38 @@ class Config(CriticNetworkConfig, OfflineConfig):
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Wire TD3+BC; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
-    experiment = Experiment(cfg, algorithm="td3_bc")
+    experiment = Experiment(cfg, algorithm="td3_bc", parts=parts)
     env = experiment.make_env(actions="continuous")
     buffer = experiment.make_dataset(env)
     sizes, activation = cfg.hidden_sizes, cfg.activation
-    actor = make_actor(env, sizes, activation, continuous="deterministic", orthogonal=False)
+    actor = experiment.make_actor(
+        make_actor, env, sizes, activation, continuous="deterministic", orthogonal=False
+    )
     unit = half_range(env, cfg.device)
     loss = experiment.make_loss(
         make_loss or cfg.loss,
         actor,
-        make_action_value(env, cfg.critic_sizes, activation),
+        experiment.make_critic(make_action_value, env, cfg.critic_sizes, activation),
         action_spec=env.action_spec[0],
         alpha=cfg.alpha,
         policy_noise=cfg.policy_noise * unit,
         noise_clip=cfg.noise_clip * unit,
         loss_function="l2",
     )
-    loss.make_value_estimator(gamma=cfg.gamma)
     networks = {"loss_actor": loss.actor_network_params, "loss_qvalue": loss.qvalue_network_params}
     update = Update(
         loss,
-        {n: Adam(p.parameters(), lr=cfg.learning_rate, fused=True) for n, p in networks.items()},
+        {
+            n: experiment.make_optimizer(Adam, p.parameters(), lr=cfg.learning_rate, fused=True)
+            for n, p in networks.items()
+        },
         every={"loss_actor": cfg.policy_delay},
         max_grad_norm=cfg.max_grad_norm,
         compile=cfg.compile,
         target_updater=SoftUpdate(loss, tau=cfg.tau),
         target_update_every=cfg.policy_delay,
     )
-    return experiment.trainer(env, actor, buffer=buffer, update=update, parts=parts)
+    return experiment.trainer(env, actor, buffer=buffer, update=update)
 
 
 if __name__ == "__main__":

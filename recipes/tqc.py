@@ -37,31 +37,32 @@ class Config(sac.Config):
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Wire TQC; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
-    experiment = Experiment(cfg, algorithm="tqc")
+    experiment = Experiment(cfg, algorithm="tqc", parts=parts)
     if not 0 <= cfg.dropped_quantiles < cfg.num_quantiles:
         why = f"is not from 0 to num_quantiles={cfg.num_quantiles}, exclusively"
         nearest = 0 if cfg.dropped_quantiles < 0 else cfg.num_quantiles - 1
         raise SettingError("dropped_quantiles", cfg.dropped_quantiles, why, [nearest])
     env = experiment.make_env(actions="continuous")
-    actor = sac.make_policy(env, cfg.hidden_sizes, cfg.activation)
+    actor = experiment.make_actor(sac.make_policy, env, cfg.hidden_sizes, cfg.activation)
     loss = experiment.make_loss(
         make_loss or cfg.loss,
         actor,
-        make_action_value(env, cfg.critic_sizes, cfg.activation, outputs=cfg.num_quantiles),
+        experiment.make_critic(
+            make_action_value, env, cfg.critic_sizes, cfg.activation, outputs=cfg.num_quantiles
+        ),
         num_qvalue_nets=cfg.num_critics,
         top_quantiles_to_drop_per_net=cfg.dropped_quantiles,
         **sac.temperature(env, cfg),
     )
-    loss.make_value_estimator(gamma=cfg.gamma)
     update = Update(
         loss,
-        Adam(loss.parameters(), lr=cfg.learning_rate, fused=True),
+        experiment.make_optimizer(Adam, loss.parameters(), lr=cfg.learning_rate, fused=True),
         max_grad_norm=cfg.max_grad_norm,
         compile=cfg.compile,
         target_updater=SoftUpdate(loss, tau=cfg.tau),
     )
     buffer = experiment.make_replay_buffer()
-    return experiment.trainer(env, actor, buffer=buffer, update=update, parts=parts)
+    return experiment.trainer(env, actor, buffer=buffer, update=update)
 
 
 if __name__ == "__main__":

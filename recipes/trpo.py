@@ -13,7 +13,6 @@ from kit.advantages import GAE
 from kit.config import Count, FittedCriticConfig, NotNegative, Positive, checks
 from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
 from kit.hooks import anneal_coefficients, fit_critic
-from kit.modules import make_actor_critic
 from kit.trainer import Trainer
 from kit.update import TrustRegion
 
@@ -49,11 +48,11 @@ class Config(FittedCriticConfig):
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Wire TRPO; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
-    experiment = Experiment(cfg, algorithm="trpo")
+    experiment = Experiment(cfg, algorithm="trpo", parts=parts)
     unused = ("learning_rate", "anneal", "body_lr_factor")
     checks.unused(cfg, unused, "the length of a step follows from max_kl")
     env = experiment.make_env()
-    actor, critic = make_actor_critic(env, **cfg.networks)
+    actor, critic = experiment.make_actor_critic(env, **cfg.networks)
     loss = experiment.make_loss(
         make_loss or cfg.loss,
         actor,
@@ -78,7 +77,6 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
             *anneal_coefficients(loss, entropy_coeff=cfg.anneal_entropy),
             *fit_critic(critic, cfg),
         ],
-        parts=parts,
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
@@ -22,7 +23,8 @@ from kit.buffers import PrioritizedSampler, ReplayBatches, make_replay_buffer
 from kit.buffers.n_step import NStep
 from kit.collectors import VectorCollector
 from kit.collectors.policy import PolicyRunner
-from kit.envs import make_env
+from kit.envs import Normalizer, make_env
+from kit.envs.spaces import Leaf
 from kit.fast.nested import leaves
 from kit.logging.metrics import MetricMeans
 from kit.modules import make_actor, make_q_network
@@ -85,6 +87,32 @@ def trained(recipe: str, buffer: Any) -> None:
     simulated_cuda.record_nothing()
     build = importlib.import_module(f"recipes.{recipe}").build
     assert build(simulated_cuda.config_of(recipe), buffer=buffer).run().gradient_steps > 0
+
+
+def normalized() -> None:
+    """Raw minibatches are normalised where they are, as on the host."""
+    leaf = Leaf("observation", (), None, (3,), np.dtype(np.float32))
+    normalizer = Normalizer([leaf], 2, observation=True, reward=True)
+    for moments in (*normalizer.observation.values(), normalizer.reward):
+        moments.mean.fill_(0.3)
+        moments.var.fill_(0.01)
+    one = batch()
+    for settings in ({}, {"n_step": 2}, {"device": CUDA}, {"device": CUDA, "n_step": 2}):
+        for there in ("cpu", CUDA):
+            stores = make_replay_buffer(40, 4, **settings)
+            stores.normalize_by(normalizer.to(there))
+            for _ in range(2):
+                stores.extend(one.to(CUDA) if "device" in settings else one)
+            drawn = stores._samples(4, 1)[0]
+            raw = stores.buffer.storage.get(drawn["index"])
+            entries = {path: value.cpu() for path, value in leaves(raw).items()}
+            expected = normalizer.to("cpu").minibatch(entries)
+            if stores.n_step is not None:
+                summed = stores.n_step.summed(expected["next", "reward"])
+                expected["next", "reward"] = summed
+            for path in (("observation",), ("next", "observation"), ("next", "reward")):
+                assert drawn[path].is_cuda == ("device" in settings)
+                torch.testing.assert_close(drawn[path].cpu(), expected[path])
 
 
 def bytewise() -> None:

@@ -104,8 +104,8 @@ REFUSED = {
     "iterations of 16 policy steps; what works: 64 or 80; or steps.rounding=up or down.",
     "ppo steps.minibatch_size=17": "steps.minibatch_size=17 is larger than the 16 of one batch "
     "(num_envs=2 x steps_per_env=8); what works: 16.",
-    "ppo steps.minibatches=2 steps.minibatch_size=128": "steps.minibatches='2' contradicts "
-    "steps.minibatch_size=128; what works: null.",
+    "ppo steps.minibatches=2 steps.minibatch_size=128": "steps.minibatches=2 contradicts "
+    "minibatch_size=128; what works: null.",
     "ppo steps.minibatch_size=0": "steps.minibatch_size=0 is less than 1; what works: 1.",
     "ppo steps.total_policy_steps=-1": "steps.total_policy_steps=-1 is less than",
     "ppo steps.rounding=upp": "steps.rounding='upp' is not a choice; what works: up or",
@@ -118,7 +118,7 @@ REFUSED = {
     "ppo steps=tianshu": "steps='tianshu' is no vocabulary; what works: tianshou or",
     "ppo steps=sb3 steps.n_step=8": "steps.n_step='8' is not a setting; what works: steps.n_steps",
     "sac steps.learning_starts=60": "steps.learning_starts=60 is beyond the 40 policy steps of the "
-    "run, which would train nothing; what works: 40.",
+    "run, which would train nothing; train earlier, or longer.",
     "sac steps=sb3 steps.total_timesteps=40 steps.learning_starts=60": "steps.learning_starts=60 "
     "is beyond the 40 policy steps of the run, which would train nothing; train earlier, or "
     "longer.",

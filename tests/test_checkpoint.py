@@ -941,6 +941,42 @@ def test_a_state_of_plain_values_is_given_back(tmp_path, value):
     assert (type(again.value), again.value) == (type(value), value)
 
 
+def test_checkpoint_restores_tensordicts_of_a_hook(tmp_path):
+    inner = TensorDict({"b": torch.ones(3, 2, dtype=torch.bool)}, [3, 2])
+    value = {
+        "rows": [TensorDict({"a": torch.arange(3.0), "inner": inner}, [3])],
+        "empty": TensorDict(),
+    }
+    trainer = ppo_trainer(hooks=[Remembers(value)], folder=tmp_path)
+    trainer.run()
+    again = Remembers()
+    ppo_trainer(hooks=[again], folder=tmp_path, resume_from=trainer.last_checkpoint)
+    assert_same(again.value, value)
+    assert again.value["rows"][0].batch_size == (3,)
+    assert again.value["rows"][0]["inner"].batch_size == (3, 2)
+
+
+class Stateless(Remembers):
+    """Cannot give its state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        raise KeyError("best")
+
+
+@pytest.mark.parametrize(
+    ("hook", "message"),
+    [
+        (Remembers(object()), r"state of hook remembers\.value=.* is a object"),
+        (Stateless(), r"hook remembers='Stateless' raises KeyError in state_dict\(\)"),
+    ],
+)
+def test_trainer_tries_states_before_the_first_iteration(hook, message, tmp_path):
+    trainer = ppo_trainer(hooks=[hook], folder=tmp_path)
+    with pytest.raises(SettingError, match=message):
+        trainer.run()
+    assert trainer.policy_steps == 0
+
+
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_loss_takes_the_state_of_one_that_was_called(name):
     called, other = make_loss(name), make_loss(name)

@@ -16,11 +16,12 @@ import torch
 from tensordict.nn import TensorDictModule
 from torchrl.envs.utils import ExplorationType
 
+import kit.trainer.checkpoint
 import recipes.dqn
 import recipes.dreamerv3
 import recipes.ppo
 import recipes.sac
-from kit.__main__ import main as kit
+from kit.__main__ import main as command_kit
 from kit.envs import make_env
 from kit.envs.vector_env import env_seeds
 from kit.evaluate import SavedPolicy, SavedRun, main
@@ -29,7 +30,8 @@ from kit.hooks import Evaluator
 from kit.modules import make_actor
 from kit.steps import SettingError
 from kit.steps.settings import OffPolicySteps, OnPolicySteps
-from kit.trainer.checkpoint import _write_checksums
+from kit.trainer import Trainer
+from kit.trainer.checkpoint import Checkpoints, _write_checksums
 from tests.tiny import Scripted
 from tests.world.runs import build
 
@@ -152,6 +154,36 @@ def test_a_run_without_a_checkpoint_says_so(run, capsys, tmp_path):
 
 
 @pytest.mark.parametrize("when", ["made", "drawn"])
+def drop_at(monkeypatch, owner: Any, name: str, copy: Path) -> None:
+    """Let a run replace its newest checkpoint by a later one at the first call of a function."""
+    before, calls = getattr(owner, name), []
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        if not calls:
+            calls.append(name)
+            *_, newest = sorted((copy / "checkpoints").iterdir())
+            newest.rename(newest.with_name("checkpoint-000000000999"))
+        return before(*arguments, **named)
+
+    monkeypatch.setattr(owner, name, call)
+
+
+@pytest.mark.parametrize("when", ["it is checked", "it is loaded", "its policy is loaded"])
+def test_evaluation_takes_the_next_checkpoint_of_a_running_run(when, run, tmp_path, monkeypatch):
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    for older in sorted((copy / "checkpoints").iterdir())[:-1]:
+        shutil.rmtree(older)
+    where = {
+        "it is checked": (kit.trainer.checkpoint, "check_whole"),
+        "it is loaded": (Checkpoints, "load"),
+        "its policy is loaded": (Trainer, "load_policy"),
+    }
+    drop_at(monkeypatch, *where[when], copy)
+    saved = SavedRun(copy)
+    assert saved.policy_steps == 256
+    saved.close()
+
+
 def test_an_environment_that_cannot_be_drawn_says_so(run, capsys, tmp_path, monkeypatch, when):
     import gymnasium as gym
     from gymnasium.envs.classic_control import CartPoleEnv
@@ -417,7 +449,11 @@ def test_a_saved_policy_acts_in_plain_gymnasium_as_in_its_evaluations(kind, tmp_
 @pytest.mark.parametrize("best", [False, True])
 def test_a_saved_policy_that_samples_explores_as_much_as_at_the_end_of_its_training(best, tmp_path):
     steps = OffPolicySteps(
-        total_policy_steps=60, learning_starts=30, minibatch_size=8, evaluation_episodes=1
+        total_policy_steps=60,
+        steps_per_env=1,
+        learning_starts=30,
+        minibatch_size=8,
+        evaluation_episodes=1,
     )
     settings = {"hidden_sizes": [8], "runs": str(tmp_path), "progress": False, "steps": steps}
     trainer = recipes.dqn.build(recipes.dqn.Config(epsilon_end=0.0, **settings))
@@ -502,5 +538,5 @@ def test_a_run_of_watched_processes_is_evaluated_in_this_one(tmp_path):
 
 
 def test_the_command_kit_evaluates_too(run, capsys):
-    assert kit(["evaluate", str(run), "--episodes", "2"]) == 0
+    assert command_kit(["evaluate", str(run), "--episodes", "2"]) == 0
     assert "over 2 episodes" in capsys.readouterr().out

@@ -85,6 +85,7 @@ class Effect(NamedTuple):
 PENDULUM = {"env.id": "Pendulum-v1"}
 SEVERAL_EPOCHS = {"steps.update_epochs": 4}
 EPISODES = {"steps.steps_per_env": None, "env.max_episode_steps": 4}
+NO_STEPS = dict.fromkeys(["steps.steps_per_env", "steps.min_steps", "steps.min_episodes"])
 BATCHES_OF_EPISODES = {**EPISODES, "steps.minibatch_size": None}
 
 EFFECTS: dict[str, Effect] = {
@@ -129,6 +130,9 @@ EFFECTS: dict[str, Effect] = {
     # steps
     "steps.total_policy_steps": Effect(128, counts("policy_steps")),
     "steps.steps_per_env": Effect(4, counts("iterations")),
+    "steps.frames_per_batch": Effect(
+        8, counts("iterations"), {**NO_STEPS, "steps.frames_per_batch": 16}
+    ),
     "steps.min_steps": Effect(12, counts("iterations"), {**EPISODES, "steps.min_episodes": 1}),
     "steps.min_episodes": Effect(7, counts("iterations"), {**EPISODES, "steps.min_steps": 1}),
     "steps.evaluation_every": Effect(32, counts("evaluations")),
@@ -153,6 +157,7 @@ EFFECTS: dict[str, Effect] = {
     "reward_scale": Effect(0.5),
     "standardize_reward": Effect(True, weights, {"n_step": 1}),
     "n_step": Effect(3, weights, {"n_step": 1}),
+    "hindsight": Effect("future", refused),  # without goals
     "store_next_observation": Effect(False, part("buffer.buffer.storage"), {"n_step": 1}),
     "stacked_frames": Effect(2, refused),
     "buffer_folder": Effect(".", part("buffer.buffer.storage.folder")),
@@ -162,6 +167,7 @@ EFFECTS: dict[str, Effect] = {
     "activation": Effect("silu"),
     "shared_body": Effect(None),
     "initial_log_std": Effect(-2.0, weights, PENDULUM),
+    "squash_actions": Effect(True, weights, PENDULUM),
     "dueling": Effect(None),
     "num_critics": Effect(3),
     # losses
@@ -197,6 +203,8 @@ EFFECTS: dict[str, Effect] = {
     "imagination_starts": Effect(1),
     "lmbda": Effect(0.1),
     "free_nats": Effect(0.0),
+    "dynamics_coeff": Effect(0.5),
+    "representation_coeff": Effect(0.5),
     "replay_critic_coeff": Effect(5.0),
     "warmup_gradient_steps": Effect(100),
     "max_grad_ratio": Effect(1e-4),
@@ -207,6 +215,9 @@ EFFECTS: dict[str, Effect] = {
     "model_learning_rate": Effect(0.05),
     "ensemble": Effect(3),
     "intrinsic_reward_multiplier": Effect(50.0),
+    "intrinsic_weight": Effect(0.1, weights, {"extrinsic_weight": 1.0}),
+    "extrinsic_weight": Effect(1.0),
+    "ensemble_learning_rate": Effect(0.1),
     "steps.exploration_steps": Effect(8),
     "anneal_entropy": Effect("linear", weights, {"entropy_coeff": 0.5}),
     "anneal_critic": Effect("linear"),
@@ -320,6 +331,11 @@ WHOLE_EPISODES = {
 
 RECURRENT = {
     "steps.steps_per_env": Effect(4, counts("iterations"), {"steps.minibatch_size": 2}),
+    "steps.frames_per_batch": Effect(
+        8,
+        counts("iterations"),
+        {**NO_STEPS, "steps.frames_per_batch": 16, "steps.minibatch_size": 2},
+    ),
     "shared_body": Effect(False, refused),
 }
 """Of recipes whose minibatches are sequences."""

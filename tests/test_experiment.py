@@ -166,6 +166,7 @@ def test_ppo_is_bitwise_the_ppo_wired_by_hand(id):
         actor, critic, clip_epsilon=0.2, entropy_coeff=0.0, critic_coeff=0.5,
         normalize_advantage=True, loss_critic_type="l2",
     )  # fmt: skip
+    loss.make_value_estimator(gamma=0.99, lmbda=0.95)
     optimizer = Adam(loss.parameters(), lr=5e-4, eps=1e-5, fused=True)
     by_hand = Trainer(
         plan,
@@ -417,7 +418,7 @@ def test_parts_given_to_build_replace_those_of_the_recipe_and_hooks_are_added():
     class MyCollector(VectorCollector):
         pass
 
-    gae = GAE(gamma=0.9, lmbda=0.5, value_network=None)
+    gae = GAE(gamma=0.99, lmbda=0.5, value_network=None)
     stop = StopWhen("evaluation/return", reached=0)
     trainer = recipes.ppo.build(ppo(), collector=MyCollector, advantage=gae, hooks=[stop])
     assert type(trainer.collector) is MyCollector

@@ -34,7 +34,11 @@ ON_POLICY = {
 }  # fmt: skip
 OFF_POLICY = {
     "steps": OffPolicySteps(
-        total_policy_steps=40, learning_starts=20, minibatch_size=8, evaluation_episodes=1
+        total_policy_steps=40,
+        steps_per_env=1,
+        learning_starts=20,
+        minibatch_size=8,
+        evaluation_episodes=1,
     )
 }
 
@@ -92,6 +96,10 @@ gym.register("kit/Bandit64-v0", lambda: Bandit(np.float64))
 
 RUNS = {
     "ppo": (recipes.ppo, {"env": EnvConfig(num_envs=2, normalize_observation=True), **ON_POLICY}),
+    "squashed": (
+        recipes.ppo,
+        {"env": EnvConfig("Pendulum-v1", 2), "squash_actions": True, **ON_POLICY},
+    ),
     "sac": (recipes.sac, {"env": EnvConfig("Pendulum-v1", 1), **OFF_POLICY}),
     "dqn": (recipes.dqn, OFF_POLICY),
     "masked": (recipes.ppo, {"env": EnvConfig("kit.testing.envs:kit/Allowed-v0", 2), **ON_POLICY}),

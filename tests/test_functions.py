@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,6 +32,28 @@ class Agent:
         return self.network(x) * self.scale
 
 
+class Ledger:
+    """A counter behind a property, as the trainer's policy steps are."""
+
+    def __init__(self) -> None:
+        self.count = 1.0
+
+    @property
+    def scale(self) -> float:
+        return self.count
+
+
+class OfLedger(nn.Module):
+    """Reads an attribute of an object of an object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.owner = SimpleNamespace(ledger=Ledger(), scales={"now": 1.0})
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.owner.ledger.scale * self.owner.scales["now"]
+
+
 class OfGlobals(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return next(scaled(one) for one in (x,))
@@ -50,6 +73,8 @@ def functions() -> dict[str, tuple[Any, Any]]:
         nonlocal number
         number = 2.0
 
+    decorated, counting, other_counting = nn.Identity(), OfLedger(), OfLedger()
+    decorated.forward = torch.no_grad()(lambda x: x * enclosed["scale"])
     in_a_module = TensorDictModule(lambda x: x * enclosed["scale"], ["x"], ["y"])
     in_an_attribute = nn.Identity()
     in_an_attribute.scaled = by_number
@@ -73,6 +98,13 @@ def functions() -> dict[str, tuple[Any, Any]]:
         "a global of a module": (OfGlobals(), by_name),
         "a function in a module": (
             lambda x: in_a_module(TensorDict({"x": x}))["y"], lambda: enclosed.update(doubled)
+        ),
+        "a decorated function in a module": (decorated, lambda: enclosed.update(doubled)),
+        "a property of an object of an object": (
+            counting, lambda: vars(counting.owner.ledger).update(count=2.0)
+        ),
+        "an entry of an object of a module": (
+            other_counting, lambda: other_counting.owner.scales.update(now=2.0)
         ),
         "a function in an attribute": (lambda x: in_an_attribute.scaled(x), of_number),
     }  # fmt: skip

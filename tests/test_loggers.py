@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import struct
 import textwrap
@@ -16,6 +17,7 @@ from kit.cli.saved_runs import read_config
 from kit.experiment import EnvConfig
 from kit.hooks import RecordVideo, SavePolicy, StopWhen
 from kit.logging.csv_file import read_rows
+from kit.logging.files import NotSaved
 from kit.logging.journal import Journal
 from kit.logging.loggers import (
     CsvLogger,
@@ -600,3 +602,16 @@ def test_what_does_not_log_rows_is_refused_before_the_run(given, named):
 def test_loggers_of_a_recipe_are_a_list():
     with pytest.raises(SettingError, match=r"^logger='csv' is not a list; use logger=\[\.\.\.\]"):
         build(Config(runs=None), logger="csv")
+
+
+def test_tensorboard_on_a_full_disk_ends_with_an_error(tmp_path):
+    """Its thread's error, raised again in each later call, must not be chained to itself."""
+    logger = TensorBoardLogger(tmp_path)
+    journal = Journal([logger])
+    journal.start(0, {}, "plan")
+    error = OSError(errno.ENOSPC, "No space left on device")
+    logger.logger.experiment.file_writer.event_writer._async_writer._worker.exception = error
+    with pytest.raises(NotSaved, match="tensorboard cannot be written: No space left on device"):
+        journal.write_row({"policy_steps": 8}, [])
+    with pytest.raises(NotSaved, match="tensorboard cannot be written: No space left on device"):
+        journal.close("ledger")

@@ -102,3 +102,8 @@ def test_a_resumed_run_ends_as_if_it_had_not_been_interrupted(tmp_path):
 def test_what_does_not_fit_is_refused(changes, message):
     with pytest.raises(SettingError, match=message):
         built(**changes)
+
+
+def test_build_rejects_normalization_steps_of_the_whole_run():
+    with pytest.raises(SettingError, match=r"num_normalization_steps=64 are all 64 policy steps"):
+        built(steps={"total_policy_steps": 64, "num_normalization_steps": 64})

@@ -43,8 +43,8 @@ def built(name: str, folder: Path | None = None, **changes: Any) -> Trainer:
     """A run of 120 policy steps, which learns from the 40th on, 3 gradient steps for 2 of them."""
     recipe = importlib.import_module(f"recipes.{name}")
     steps = OffPolicySteps(
-        total_policy_steps=120, learning_starts=40, replay_ratio="3/2", minibatch_size=8,
-        evaluation_every=None, evaluation_episodes=1,
+        total_policy_steps=120, steps_per_env=1, learning_starts=40, replay_ratio="3/2",
+        minibatch_size=8, evaluation_every=None, evaluation_episodes=1,
     )  # fmt: skip
     settings: dict[str, Any] = {
         "steps": steps, "hidden_sizes": [8, 8], "buffer_size": 100, "progress": False,
@@ -80,6 +80,12 @@ def test_what_follows_n_rewards_is_discounted_n_times(name):
         losses = loss(rows.clone())
         found.append([losses[name] for name in OF_VALUES if name in losses.keys()])
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
+def test_build_warns_if_learning_starts_is_the_whole_run():
+    steps = OffPolicySteps(total_policy_steps=120, learning_starts=120, minibatch_size=8)
+    with pytest.warns(UserWarning, match="starts=120 is the length of .* makes 1 gradient step,"):
+        built("sac", steps=steps)
 
 
 def test_torchrls_redq_loss_is_refused_with_returns_that_it_discounts_wrongly():

@@ -616,6 +616,16 @@ def test_a_data_set_whose_file_was_cut_off_is_refused(tmp_path):
         kit.buffers.datasets.read_datasets([str(folder)])
 
 
+def test_read_datasets_takes_an_installed_data_set_by_its_id(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    with pytest.raises(SettingError, match=r"minari:here/few-v0' is not .* download here/"):
+        kit.buffers.datasets.read_datasets(["minari:here/few-v0"])
+    force = np.zeros((3, 1), np.float32)
+    episode = an_episode(force, np.ones((4, 2)))
+    written_by_minari(tmp_path / "here" / "few-v0", episode, spaces.Box(-1, 1, (1,)))
+    assert len(kit.buffers.datasets.read_datasets(["minari:here/few-v0"])) == 3
+
+
 def write(folder: Path, rows: Any, env: Any) -> int:
     with DatasetWriter(folder, env) as writer:
         return writer.write(rows, "random")

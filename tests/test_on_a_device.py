@@ -21,7 +21,7 @@ OTHERS = (
 
 BETWEEN_BATCHES = {
     "kit/collectors/", "torchrl/collectors/", "kit/buffers/", "kit/trainer/batches.py",
-    "kit/logging/metrics.py", "kit/modules/host_copy.py",
+    "kit/logging/metrics.py", "kit/modules/host_copy.py", "kit/envs/normalize.py",
 }  # fmt: skip
 """Where values may cross between host and device, eagerly."""
 
@@ -64,7 +64,17 @@ def test_a_recipe_trains_on_a_device_and_its_loss_stays_there(name, names):
 @pytest.mark.skipif(torch.version.cuda is not None, reason="PyTorch would ask its own CUDA")
 @pytest.mark.parametrize(
     "name",
-    ["priorities", "host", "sources", "bytewise", "numpy", "pieces", "states", "metrics"],
+    [
+        "priorities",
+        "host",
+        "sources",
+        "normalized",
+        "bytewise",
+        "numpy",
+        "pieces",
+        "states",
+        "metrics",
+    ],
 )
 def test_parts_go_together_on_a_device(name):
     command = [sys.executable, "-m", "tests.parts_on_a_device", name]

@@ -74,8 +74,9 @@ def built(name: str, folder: Path | None = None, **changes: Any) -> Trainer:
         minibatch_size=None if epochs == 1 else 4 if sequences else 16, sequence_length=sequences,
         evaluation_every=None, evaluation_episodes=1,
     )  # fmt: skip
+    env = EnvConfig("CartPole-v1", 4, normalize_observation=False, normalize_reward=False)
     settings: dict[str, Any] = {
-        "env": EnvConfig("CartPole-v1", 4), "steps": steps, "progress": False,
+        "env": env, "steps": steps, "progress": False,
         "runs": None if folder is None else str(folder), "checkpoint_every": 64,
     }  # fmt: skip
     module = importlib.import_module(f"recipes.{recipe}")
@@ -93,6 +94,12 @@ def test_plan_and_ledger_agree_on_the_fast_path(name):
     if isinstance(trainer.update, Update):  # the line search of a trust region is eager
         assert trainer.update.plain_reason == ""
     assert getattr(trainer.advantage, "_traced", None) is None or trainer.advantage._traced.replays
+
+
+def test_trpo_passes_its_settings_to_the_trust_region():
+    given = {"max_kl": 0.3, "damping": 0.7, "conjugate_gradient_steps": 3, "line_search_steps": 4}
+    update = built("trpo", **given).update
+    assert {name: getattr(update, name) for name in given} == given
 
 
 @names

@@ -228,6 +228,44 @@ def test_the_lock_of_a_dead_process_is_taken_over(tmp_path):
     assert not lock.exists()
 
 
+def test_lock_that_is_removed_is_taken_again(tmp_path):
+    lock = RunLock(tmp_path)
+    lock.begin()
+    lock.path.unlink()
+    lock.check()
+    assert json.loads(lock.path.read_text())["pid"] == os.getpid()
+    lock.release()
+    assert not list(tmp_path.iterdir())
+
+
+def test_lock_that_another_process_takes_ends_the_run(tmp_path):
+    lock = RunLock(tmp_path)
+    lock.begin()
+    lock.path.unlink()
+    other = RunLock(tmp_path)
+    with pytest.raises(SettingError, match=r"is being run by process .*; wait for it, or end it"):
+        lock.check()
+    lock.release()
+    assert other.path.exists()
+    other.release()
+
+
+class RemovesLock(Hook):
+    """Removes the lock of its run, as somebody may who takes it for a leftover."""
+
+    operations = {"post_steps": "remove"}  # noqa: RUF012
+
+    def remove(self) -> None:
+        (self.trainer.folder / RunLock.NAME).unlink()
+
+
+def test_run_goes_on_when_its_lock_is_removed(tmp_path):
+    trainer = build(tiny_config(tmp_path), hooks=[RemovesLock()])
+    trainer.run()
+    assert policy_steps_in(the_run(tmp_path)) == [16, 32, 48, 64]
+    assert not (the_run(tmp_path) / RunLock.NAME).exists()
+
+
 def test_the_lock_of_another_machine_is_refused_with_what_to_do(tmp_path):
     run = stopped_run(tmp_path)
     lock = locked_by(run, host="elsewhere", pid=7)
@@ -285,7 +323,7 @@ def test_a_folder_that_is_removed_while_its_run_runs_is_an_error(log_every, tmp_
 
 def test_what_a_kill_left_half_written_is_removed_when_the_run_is_resumed(tmp_path):
     run = stopped_run(tmp_path)
-    for name in ("metrics.csv.new", "curve.png.new", "checkpoints/.x/new/components/a"):
+    for name in ("metrics.csv.new", "curve.png.new", "checkpoints/.checkpoint-x/new/components/a"):
         (run / name).parent.mkdir(parents=True, exist_ok=True)
         (run / name).write_text("half")
     build(tiny_config(tmp_path, resume=str(run)))
@@ -563,7 +601,9 @@ def test_weights_of_other_names_are_refused(theirs, tmp_path):
     """TensorDict passes over names that it does not have: the networks would stay untrained."""
     settings: dict[str, Any] = {
         "env": EnvConfig(num_envs=1), "hidden_sizes": [8], "runs": str(tmp_path),
-        "steps": OffPolicySteps(total_policy_steps=60, learning_starts=30, minibatch_size=16),
+        "steps": OffPolicySteps(
+            total_policy_steps=60, steps_per_env=1, learning_starts=30, minibatch_size=16
+        ),
         "progress": False,
     }  # fmt: skip
     recipes.rainbow.build(recipes.rainbow.Config(noisy=theirs, **settings)).run()
@@ -653,7 +693,9 @@ def test_weights_of_networks_whose_atoms_stand_for_other_returns_are_refused(
 ):
     settings: dict[str, Any] = {
         "env": EnvConfig(num_envs=1), "hidden_sizes": [8], "runs": str(tmp_path),
-        "steps": OffPolicySteps(total_policy_steps=60, learning_starts=30, minibatch_size=16),
+        "steps": OffPolicySteps(
+            total_policy_steps=60, steps_per_env=1, learning_starts=30, minibatch_size=16
+        ),
         "progress": False,
     }  # fmt: skip
     recipes.rainbow.build(recipes.rainbow.Config(support=[-1.0, 5.0], **settings)).run()

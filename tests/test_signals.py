@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ import pytest
 
 import recipes.ppo
 from kit.cli.launch import main
-from kit.cli.signals import Signals
+from kit.cli.signals import Signals, hold_saving
 from kit.hooks import Hook
 from kit.trainer.checkpoint import Checkpoints
 from tests.short_runs import COMMON, SHORT, policy_steps_in, the_run, tiny_config
@@ -78,6 +79,60 @@ def test_a_run_that_is_stopped_is_saved_and_goes_on_as_if_it_had_not_been(
     ppo(tmp_path, f"resume={run}")
     rows = (run / "metrics.csv").read_bytes()
     assert rows == (the_run(tmp_path / "whole") / "metrics.csv").read_bytes()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signal_ends_a_run_that_is_being_built(number, code, when, tmp_path, capfd):
+    def build(config):
+        built = recipes.ppo.build(config) if when == "after" else None
+        os.kill(os.getpid(), number)
+        return built
+
+    with pytest.raises(SystemExit) as stopped:
+        main(recipes.ppo.Config, build, [*RUN, f"runs={tmp_path / 'runs'}"])
+    assert stopped.value.code == code
+    assert capfd.readouterr().err == f"\nstopped by {number.name} before the run began\n"
+    del stopped
+    gc.collect()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("when", ["while it is imported", "while it is built"])
+def test_sigusr1_before_a_run_saves_its_first_iteration(when, tmp_path):
+    def build(config):
+        if when == "while it is built":
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return recipes.ppo.build(config)
+
+    before = signal.getsignal(signal.SIGUSR1)
+    hold_saving()
+    try:
+        if when == "while it is imported":
+            os.kill(os.getpid(), signal.SIGUSR1)
+        main(recipes.ppo.Config, build, [*RUN, f"runs={tmp_path / 'runs'}"])
+        os.kill(os.getpid(), signal.SIGUSR1)  # between two runs
+        assert Signals.save_next
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        Signals.save_next = False
+    saved = sorted(path.name for path in (the_run(tmp_path) / "checkpoints").iterdir())
+    assert saved == ["checkpoint-000000000016", "checkpoint-000000000064"]
+
+
+@pytest.mark.parametrize(("command", "holds"), [("recipes.ppo", True), ("kit.evaluate", False)])
+def test_sigusr1_waits_from_the_first_import_of_a_recipe(command, holds, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["-m"])
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", command])
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ()), signal.getsignal(signal.SIGINT)
+    try:
+        exec(Path(recipes.__file__).read_text(), {})
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    finally:
+        gc.enable()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before[0])
+        signal.signal(signal.SIGINT, before[1])
+    assert (signal.SIGUSR1 in blocked) == holds
 
 
 class SendsAtFirst(Hook):
@@ -157,7 +212,9 @@ def test_a_keyboard_interrupt_without_a_signal_is_not_taken_for_one(tmp_path):
             raise KeyboardInterrupt
 
     trainer = recipes.ppo.build(tiny_config(tmp_path), hooks=[Interrupts(0)])
-    with pytest.raises(KeyboardInterrupt), Signals(trainer, "ppo").handled():
+    signals = Signals("ppo")
+    signals.begin(trainer)
+    with pytest.raises(KeyboardInterrupt), signals.handled():
         trainer.run()
 
 

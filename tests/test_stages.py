@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict, TensorDictBase
+from torch import nn
+from torch.optim import SGD, Adam
 from torchrl.trainers import DefaultOptimizationStepper
 from torchrl.trainers import Trainer as TorchRLTrainer
 
@@ -21,6 +24,7 @@ from kit.steps import SettingError
 from kit.steps.schedules import Constant
 from kit.trainer import Trainer
 from kit.trainer.stages import STAGES, HookError
+from kit.update import Update
 from tests.fuzz.random_configs import small_config
 from tests.tiny import (
     Rows,
@@ -39,6 +43,10 @@ TORCHRL_STAGES = [
     "post_optim_log", "post_epoch_log", "post_epoch", "post_optim_complete_log", "post_steps",
     "post_steps_log", "shutdown",
 ]  # fmt: skip
+KIT_STAGES = {
+    "load", "pre_collect", "episodes", "post_backward", "evaluation", "log_row", "save",
+    "post_save", "error",
+}  # fmt: skip
 
 
 def listen(trainer: Trainer, stages: list[str], seen: list) -> None:
@@ -52,20 +60,21 @@ def listen(trainer: Trainer, stages: list[str], seen: list) -> None:
 
 
 # ---------------------------------------------------------------------- when they run
-def test_the_stages_are_those_of_torchrl_and_rows_and_checkpoints():
-    assert [name for name in STAGES if name not in ("log_row", "save")] == TORCHRL_STAGES
+def test_stages_are_those_of_torchrl_and_of_the_kit():
+    assert [name for name in STAGES if name not in KIT_STAGES] == TORCHRL_STAGES
+    assert len(STAGES) == len(TORCHRL_STAGES) + len(KIT_STAGES)
     literal = TorchRLTrainer.register_op.__annotations__["dest"]
     assert all(
         f"'{name}'" in str(literal) or f'"{name}"' in str(literal) for name in TORCHRL_STAGES
     )
 
 
-def test_all_eighteen_stages_run_in_the_order_of_the_loop():
+def test_all_stages_run_in_the_order_of_the_loop():
     plan = on_policy_plan(total_policy_steps=32)
     parts = ppo_parts(plan)
     trainer = Trainer(plan, **parts, log_every=16)
     seen: list = []
-    others = [name for name in STAGES if name != "optimizer"]
+    others = [name for name in STAGES if name not in ("optimizer", "post_backward", "episodes")]
     listen(trainer, others, seen)
     optimizer = trainer.optimizer
 
@@ -83,7 +92,8 @@ def test_all_eighteen_stages_run_in_the_order_of_the_loop():
     ]  # fmt: skip
     epoch = ["pre_epoch_log", "pre_epoch", *gradient_step * 2, "post_epoch_log", "post_epoch"]
     iteration = [
-        "batch_process", "pre_steps_log", "pre_optim_steps", *epoch * 2, "post_optim_complete_log",
+        "pre_collect", "batch_process", "pre_steps_log", "pre_optim_steps", *epoch * 2,
+        "post_optim_complete_log",
         "post_steps", "post_steps_log", "log_row",
     ]  # fmt: skip
     assert [name for name, *_ in seen] == ["setup", *iteration * 2, "shutdown"]
@@ -110,7 +120,8 @@ def test_each_stage_is_called_as_documented():
     assert {"loss_objective", "loss_critic", "grad_norm"} <= set(means.keys())
     (row,) = called["log_row"]
     assert row["policy_steps"] == 64
-    for name in ("setup", "pre_optim_steps", "post_optim", "post_epoch", "post_steps", "shutdown"):
+    for name in ("setup", "pre_collect", "pre_optim_steps", "post_backward", "post_optim",
+                 "post_epoch", "post_steps", "shutdown"):  # fmt: skip
         assert called[name] == []
 
 
@@ -309,14 +320,190 @@ def test_metrics_that_have_no_mean_are_no_number(values):
     assert np.isnan(episode_columns(episodes)["episode/of_info"])
 
 
+# ---------------------------------------------------------------------- gradients
+def descend(loss: nn.Module, **settings: Any) -> Update:
+    """An update whose steps show the gradients: descent with a learning rate of 1."""
+    return Update(loss, SGD(loss.parameters(), lr=1.0, fused=True), **settings)
+
+
+PATHS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
+    "traced": ({}, {}, []),
+    "eager": ({"compile": False}, {}, []),
+    "accumulated": ({}, {"minibatches_per_gradient_step": 2}, []),
+    "open": ({}, {}, ["process_loss"]),
+}  # fmt: skip
+"""Settings of the update, changes of the plan, and further stages with a hook."""
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_post_backward_hooks_read_and_change_gradients(path):
+    settings, changes, stages = PATHS[path]
+    plan = on_policy_plan(**changes)
+    parts = ppo_parts(plan)
+    loss = parts["update"].loss_module
+    trainer = Trainer(plan, **{**parts, "update": descend(loss, **settings)})
+    before, norms = {}, []
+
+    def double():
+        for parameter in loss.parameters():
+            before[parameter] = parameter.detach().clone(), parameter.grad.clone()
+            parameter.grad *= 2
+
+    def compare():
+        gradients = torch.cat([gradient.flatten() for _, gradient in before.values()])
+        norms.append((trainer.last_metrics["grad_norm"], 2 * gradients.norm()))
+        for parameter, (value, gradient) in before.items():
+            assert torch.equal(parameter, value - 2 * gradient)
+            assert parameter.grad is None
+
+    trainer.register_op("post_backward", double)
+    trainer.register_op("post_optim", compare)
+    listen(trainer, stages, [])
+    trainer.run()
+    assert len(norms) == trainer.ledger.gradient_steps > 0
+    torch.testing.assert_close(*map(torch.stack, zip(*norms)))
+
+
+def test_post_backward_hooks_that_read_change_nothing():
+    plan, runs, norms = on_policy_plan(), [], []
+
+    def look(parameters):
+        norms.append(torch.stack([parameter.grad.norm() for parameter in parameters]))
+
+    for hooked in (False, True):
+        parts = ppo_parts(plan)
+        loss = parts["update"].loss_module
+        update = Update(loss, Adam(loss.parameters(), fused=True), max_grad_norm=0.1)
+        trainer = Trainer(plan, **{**parts, "update": update})
+        if hooked:
+            trainer.register_op("post_backward", functools.partial(look, [*loss.parameters()]))
+        trainer.run()
+        assert (((0,), "step") in update._traced) != hooked
+        runs.append(weights(trainer))
+    assert_equal(*runs)
+    assert len(norms) == trainer.ledger.gradient_steps
+
+
+def test_post_backward_hooks_can_leave_a_parameter_out():
+    trainer = ppo_trainer()
+    first = next(trainer.loss_module.parameters())
+    start = first.detach().clone()
+    trainer.register_op("post_backward", lambda: setattr(first, "grad", None))
+    trainer.run()
+    assert torch.equal(first, start)
+
+
+def test_post_backward_is_refused_where_a_hook_makes_the_step():
+    trainer = ppo_trainer()
+    trainer.register_op("post_backward", lambda: None)
+    trainer.register_op("optimizer", lambda *arguments: None)
+    with pytest.raises(SettingError, match="stage='post_backward' never runs"):
+        trainer.run()
+
+
+# ---------------------------------------------------------------------- the kit's own stages
+def test_evaluation_hooks_are_given_the_result_and_the_best():
+    plan = on_policy_plan(evaluation_every=16, evaluation_episodes=1, final_evaluation=True)
+    returns, seen = iter([1.0, 3.0, float("nan"), 2.0, 3.0]), []
+
+    def evaluate(number):
+        return {"evaluation/return": next(returns)}
+
+    evaluate.episodes, evaluate.close = 1, lambda: None
+    trainer = ppo_trainer(plan, evaluate=evaluate)
+    trainer.register_op("evaluation", lambda result, is_best: seen.append((result, is_best)))
+    trainer.run()
+    assert [is_best for _, is_best in seen] == [True, True, False, False, True][: len(seen)]
+    assert [result["evaluation/return"] for result, _ in seen][:2] == [1.0, 3.0]
+    assert len(seen) >= 4
+
+
+def test_episodes_hooks_are_given_each_episode_once(tmp_path):
+    rows, seen = Rows(), []
+    parts = {"logger": rows, "log_every": 48, "folder": tmp_path, "checkpoint_every": 32}
+    trainer = ppo_trainer(on_policy_plan(total_policy_steps=96), **parts)
+    trainer.register_op("episodes", lambda episodes: seen.extend(episodes))
+    trainer.run()
+    assert len(seen) == trainer.ledger.episodes > 1
+    counts = [row["episodes"] for row in rows.rows]
+    lengths = [row["episode/length"] for row in rows.rows]
+    per_row = [now - before for now, before in zip(counts, [0, *counts])]
+    assert sum(n * length for n, length in zip(per_row, lengths)) == pytest.approx(
+        sum(episode.length for episode in seen)
+    )
+
+
+def test_episodes_shown_before_a_checkpoint_are_in_the_next_row(tmp_path):
+    plan = on_policy_plan(total_policy_steps=96)
+
+    def trained(folder, stops, **parts):
+        rows = Rows()
+        trainer = ppo_trainer(plan, folder=folder, log_every=96, logger=rows, **parts)
+        trainer.register_op("episodes", lambda episodes: None)
+        if stops:
+            trainer.register_op("post_save", lambda path: trainer.request_stop())
+        trainer.run()
+        return trainer.last_checkpoint, rows.rows[-1]
+
+    _, plain = trained(tmp_path / "plain", stops=False)
+    last, _ = trained(tmp_path / "again", stops=True, checkpoint_every=48)
+    _, again = trained(tmp_path / "again", stops=False, resume_from=last)
+    names = ("episode/return", "episode/return_std", "episodes")
+    assert [plain[name] for name in names] == [again[name] for name in names]
+
+
+def test_load_and_save_hooks_are_given_the_checkpoint(tmp_path):
+    plan, saved, loaded = on_policy_plan(), [], []
+    trainer = ppo_trainer(plan, folder=tmp_path, checkpoint_every=16)
+    trainer.register_op("load", loaded.append)
+    trainer.register_op("post_save", lambda path: saved.append((path, path.exists())))
+    trainer.run()
+    assert (len(saved), saved[-1]) == (4, (trainer.last_checkpoint, True))
+    assert loaded == []
+    again = ppo_trainer(plan.replace(total_policy_steps=96), resume_from=saved[-1][0])
+    again.register_op("setup", lambda: loaded.append("setup"))
+    again.register_op("load", loaded.append)
+    again.run()
+    assert loaded == ["setup", saved[-1][0]]
+
+
+def test_error_hooks_are_given_what_ended_the_run():
+    trainer, seen = ppo_trainer(), []
+    trainer.register_op("post_steps", lambda: 1 / 0)
+    trainer.register_op("error", seen.append)
+    trainer.register_op("error", lambda error: [][1])
+    trainer.register_op("shutdown", lambda: seen.append("shutdown"))
+    with pytest.raises(HookError, match="ZeroDivisionError") as raised:
+        trainer.run()
+    assert seen == [raised.value, "shutdown"]
+    assert "IndexError" in raised.value.__notes__[0]
+
+
 # ---------------------------------------------------------------------- what is refused
 def test_an_unknown_stage_is_refused_with_the_nearest_one():
     with pytest.raises(
         SettingError, match=r"stage='post_step' is not a stage; what works: post_steps"
     ):
         ppo_trainer().register_op("post_step", lambda: None)
-    with pytest.raises(SettingError, match="is not a stage; what works: setup or batch_process"):
+    with pytest.raises(SettingError, match="is not a stage; what works: setup or load"):
         ppo_trainer().register_op("zzz", lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("name", "stage"),
+    [
+        ("checkpoint", "save"),
+        ("before_loss", "process_loss"),
+        ("minibatch", "process_optim_batch"),
+        ("after_epoch", "post_epoch"),
+        ("collected", "batch_process"),
+    ],
+)
+def test_register_op_suggests_stages_that_happen_then(name, stage):
+    with pytest.raises(SettingError) as raised:
+        ppo_trainer().register_op(name, print)
+    assert stage in raised.value.works
+    assert "shutdown" not in raised.value.works
 
 
 @pytest.mark.parametrize(
@@ -344,7 +531,7 @@ def test_a_hook_registered_during_setup_still_runs_in_it():
     assert seen == [1]
 
 
-@pytest.mark.parametrize("stage", ["process_loss", "optimizer"])
+@pytest.mark.parametrize("stage", ["process_loss", "optimizer", "post_backward"])
 def test_stages_inside_a_gradient_step_are_refused_with_a_stepper_of_torchrl(stage):
     plan = on_policy_plan()
     parts = ppo_parts(plan)

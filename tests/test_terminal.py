@@ -1,16 +1,19 @@
-"""Terminals that show ASCII alone, and pipes whose reader has gone."""
+"""Terminals that show ASCII alone, closed outputs, and limits of the system."""
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
 import recipes.ppo
 from kit.cli.launch import main
+from kit.cli.terminal import terminal
 from tests.short_runs import COMMON, SHORT
 
 KIT = [sys.executable, "-m", "kit", "steps"]
@@ -44,3 +47,60 @@ def test_a_terminal_of_ascii_shows_question_marks(monkeypatch, tmp_path):
     main(recipes.ppo.Config, recipes.ppo.build, words)
     assert b"last evaluation: return" in shown.buffer.getvalue()
     assert b" ? " in shown.buffer.getvalue()
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_terminal_works_when_an_output_is_closed(name, monkeypatch):
+    monkeypatch.setattr(sys, name, None)  # as Python has it after python ... >&-
+    with terminal():
+        print("seen by nobody", file=getattr(sys, name), flush=True)
+    getattr(sys, name).close()
+
+
+FILES = "raise the limit (ulimit -n 4096), or use fewer processes"
+ROOM = "make room, on the disk or in shared memory (df -h /dev/shm)"
+LIMITS = {
+    "open files": (OSError(errno.EMFILE, "x"), f"Too many open files: {FILES}"),
+    "a full disk": (OSError(errno.ENOSPC, "x"), f"No space left on device: {ROOM}"),
+    "PyTorch's open files": (
+        RuntimeError("unable to open shared memory object </x>: Too many open files (24)"),
+        f"Too many open files: {FILES}",
+    ),
+    "PyTorch's shared memory": (
+        RuntimeError("the process failed:\nunable to allocate: No space left on device (28)\n"),
+        f"No space left on device: {ROOM}",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LIMITS)
+@pytest.mark.parametrize("behind", [False, True])
+def test_terminal_reports_limits_of_the_system_in_one_line(case, behind, capsys):
+    error, line = LIMITS[case]
+    if behind:
+        cause, error = error, KeyError("what could not be done")
+        error.__cause__ = cause
+    with pytest.raises(SystemExit) as ended, terminal():
+        raise error
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == f"\nerror: {line}\n"
+
+
+def test_terminal_leaves_other_errors_as_they_are():
+    with pytest.raises(RuntimeError, match="28"), terminal():
+        raise RuntimeError("a tensor of size (28)")
+
+
+@pytest.mark.parametrize(("number", "is_quiet"), [(errno.ENOSPC, True), (errno.EBADF, False)])
+def test_terminal_prints_no_trace_of_threads_at_limits(number, is_quiet, monkeypatch):
+    seen = []
+    monkeypatch.setattr(threading, "excepthook", seen.append)
+
+    def fail() -> None:
+        raise OSError(number, "x")
+
+    with terminal():
+        thread = threading.Thread(target=fail)
+        thread.start()
+        thread.join()
+    assert (not seen) == is_quiet

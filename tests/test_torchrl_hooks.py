@@ -376,11 +376,12 @@ def test_td3_stepper_makes_the_gradient_steps():
     trainer = Trainer(
         plan, collector=collector_of(plan, env, policy), update=stepper, loss_module=loss,
         buffer=transitions_buffer(batch_size=4),
+        hooks=[TargetNetUpdaterHook(SoftUpdate(loss, tau=0.5))],
     )  # fmt: skip
     assert last_row(trainer)["train/loss_qvalue"] > 0
     assert stepper._update_counter == trainer.ledger.gradient_steps == 31
     changed = {n.split("_")[0] for n, v in weights(trainer).items() if not v.equal(before[n])}
-    assert changed == {"actor", "qvalue"}
+    assert changed == {"actor", "qvalue", "target"}
 
 
 @runs(TargetNetUpdaterHook)
@@ -400,13 +401,22 @@ def test_target_net_updater_hook_updates_the_targets_after_each_iteration():
     def targets(state: dict[str, torch.Tensor], kind: str) -> list[torch.Tensor]:
         return [value for name, value in state.items() if name.startswith(kind)]
 
-    initial = weights(sac_trainer(plan))
-    kept, moved = trained(), trained(TargetNetUpdaterHook, tau=1.0)
-    target = "target_qvalue_network_params"
-    for before, unmoved in zip(targets(initial, target), targets(kept, target)):
-        assert torch.equal(before, unmoved)
+    moved, target = trained(TargetNetUpdaterHook, tau=1.0), "target_qvalue_network_params"
     for source, after in zip(targets(moved, "qvalue_network_params"), targets(moved, target)):
         assert torch.equal(source, after)
+
+
+@pytest.mark.parametrize("has_updater", [True, False])
+def test_trainer_rejects_target_networks_that_nothing_updates(has_updater):
+    parts = sac_parts(plan := off_policy_plan())
+    loss = parts["update"].loss_module
+    loss._has_update_associated = dict.fromkeys(loss._has_update_associated, has_updater)
+    update = Update(loss, torch.optim.Adam(loss.parameters()))
+    trainer = Trainer(plan, **parts | {"update": update})
+    with pytest.raises(SettingError, match=r"SACLoss' has target .*network_params\) that nothing"):
+        trainer.run()
+    trainer.add(TargetNetUpdaterHook(SoftUpdate(loss, tau=0.5)))
+    assert trainer.run().gradient_steps == 31
 
 
 def test_a_target_net_updater_hook_that_counts_goes_on_counting_in_a_resumed_run(tmp_path):

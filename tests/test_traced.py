@@ -490,6 +490,68 @@ def test_what_changes_after_many_calls_is_recorded_each_time():
     assert not call.reason
 
 
+# ---------------------------------------------------------------------- verified again
+class Unwatched(nn.Module):
+    """Reads a number from an array, where no change is noticed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = np.ones(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * float(self.scale[0])
+
+
+@pytest.mark.parametrize("changed_at", [3, 66, 400])
+def test_traced_finds_an_unnoticed_change_when_it_verifies_again(changed_at):
+    module = Unwatched()
+    call, x = traced(module), torch.ones(2, 3)
+    with warnings.catch_warnings(record=True) as warned:
+        for step in range(1_500):
+            module.scale[0] = 1 + (step >= changed_at)
+            found = call({"x": x})["y"]
+            if call.reason:
+                break
+    assert step == {3: 64, 66: 321, 400: 1346}[changed_at]
+    assert torch.equal(found, module(x))
+    assert (call.is_stale, call.replays) == (True, False)
+    assert len(warned) == 1
+    assert "the module runs eagerly: it reads a value whose change was" in str(warned[0].message)
+
+
+def test_traced_waits_for_all_inputs_before_it_verifies_again():
+    module = Unwatched()
+    call = Traced(lambda given: {"y": module(given["x"].view(given["z"].shape))}, module, name="")
+    for step in range(100):
+        inputs = {"x": torch.ones(2), "z": torch.ones(2)}
+        call(inputs if step < 2 or step == 90 else {"x": inputs["x"]})
+        assert call.check_is_due == (63 <= step < 90)
+    assert call.replays
+
+
+@pytest.mark.parametrize("executor", ON_THE_CPU)
+def test_traced_verifies_again_without_a_trace(executor, monkeypatch):
+    monkeypatch.setattr("kit.fast.traced._FIRST_CHECK", 1)
+    monkeypatch.setattr("kit.fast.traced._LAST_CHECK", 2)
+    verified = []
+    verify = Traced._verify
+    monkeypatch.setattr(Traced, "_verify", lambda *given: verified.append(0) or verify(*given))
+    ours, theirs = Noisy(), Noisy()
+    call = traced(ours, executor=executor)
+    for step in range(12):
+        torch.manual_seed(step)
+        x = torch.randn(4, 3)
+        numbers = torch.get_rng_state()
+        found, after = call({"x": x})["y"], torch.get_rng_state()
+        torch.set_rng_state(numbers)
+        assert torch.equal(found, theirs(x))
+        assert torch.equal(after, torch.get_rng_state())
+        for one, other in zip(ours.buffers(), theirs.buffers()):
+            assert torch.equal(one, other)
+    assert len(verified) == 5
+    assert call.replays
+
+
 # ---------------------------------------------------------------------- eager
 def deciding(given):
     return {"y": given["x"] if float(given["x"].sum()) > 0 else -given["x"]}

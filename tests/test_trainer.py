@@ -335,7 +335,7 @@ def test_all_that_is_stored_is_changed_before(changes):
 
 def test_episodes_that_a_buffer_filled_before_has_open_do_not_go_on():
     parts = sac_parts(plan := off_policy_plan())
-    buffer = make_replay_buffer(1_000, 4, n_step=3, gamma=1.0)
+    buffer = make_replay_buffer(1_000, 4, n_step=3, gamma=0.99)
     other = collector_of(plan, make_env("Pendulum-v1", plan.num_envs, seed=9), None)
     buffer.extend(before := other.collect())
     Trainer(plan, **{**parts, "buffer": buffer}).run()
@@ -379,7 +379,7 @@ class Resets(Hook):
 @pytest.mark.parametrize("how", [lambda c: c.env.reset(), lambda c: c.set_seed(7)])
 @pytest.mark.parametrize("kind", [VectorCollector, TensorCollector])
 def test_steps_are_not_joined_across_a_reset_that_a_hook_makes(how, kind):
-    buffer = make_replay_buffer(1_000, 4, n_step=3, gamma=1.0)
+    buffer = make_replay_buffer(1_000, 4, n_step=3, gamma=0.99)
     plan = off_policy_plan()
     env = make_env("Pendulum-v1", 1, vectorization="tensor")
     parts = sac_parts(plan, env)
@@ -766,6 +766,21 @@ def test_an_evaluator_of_other_episodes_than_planned_is_refused():
     evaluate = evaluator_for(parts, plan.replace(evaluation_episodes=2), "CartPole-v1")
     with pytest.raises(SettingError, match=r"evaluate=2 episodes are not those of the plan.*3"):
         Trainer(plan, **parts, evaluate=evaluate)
+
+
+def test_trainer_fills_in_counts_that_parts_do_not_give():
+    plan = off_policy_plan(final_evaluation=True, evaluation_episodes=2)
+    parts = sac_parts(plan)
+    env, policy = make_env("Pendulum-v1", 1, seed=0), parts["collector"].policy
+    collector = VectorCollector(env, policy, steps_per_env=1)
+    evaluate = Evaluator(make_env("Pendulum-v1", 2, max_episode_steps=5), policy)
+    parts |= {"collector": collector, "buffer": make_replay_buffer(100), "evaluate": evaluate}
+    ledger = Trainer(plan, **parts).run()
+    assert ledger.random_policy_steps == plan.random_steps_until(40) > 0
+    assert (ledger.samples, ledger.evaluation_episodes) == (31 * 4, 2)
+    given = VectorCollector(env, policy, steps_per_env=1, init_random_frames=0)
+    with pytest.raises(SettingError, match="init_random_frames=0 of the collector are not"):
+        Trainer(plan, **parts | {"collector": given})
 
 
 def test_gradient_steps_that_nobody_makes_are_refused_before_anything_runs():

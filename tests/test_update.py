@@ -10,16 +10,19 @@ import warnings
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import NonTensorData, TensorDict, TensorDictBase
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 from torchrl.objectives import HardUpdate, LossModule, SoftUpdate
+from torchrl.trainers.algorithms import DreamerV3Optimizer
 
 from kit.fast import executors
+from kit.fast.traced import Traced
 from kit.fast.watch import Watch
 from kit.logging.metrics import MetricMeans
 from kit.losses import losses_due
@@ -45,7 +48,7 @@ from tests.plain_steps import (
     programs,
     state_of,
 )
-from tests.tiny import off_policy_plan, sac_parts
+from tests.tiny import off_policy_plan, ppo_trainer, sac_parts, sac_trainer, weights
 
 
 # ---------------------------------------------------------------------- every loss
@@ -108,6 +111,75 @@ def test_a_trace_leaves_the_random_numbers_where_an_eager_call_does(name):
         states.append((torch.get_rng_state(), state_of(loss)))
     assert torch.equal(states[0][0], states[1][0])
     assert_same(states[0][1], states[1][1])
+
+
+@pytest.mark.parametrize("name", ["ClipPPOLoss", "TD3Loss"])
+def test_update_that_verifies_again_makes_the_same_steps(name, monkeypatch):
+    states, checked = [], []
+    verify = Traced._verify
+    monkeypatch.setattr(Traced, "_verify", lambda *given: checked.append(0) or verify(*given))
+    for period in (10**6, 2):
+        monkeypatch.setattr("kit.fast.traced._FIRST_CHECK", period)
+        monkeypatch.setattr("kit.fast.traced._LAST_CHECK", period)
+        loss = make_loss(name)
+        optimizer = Adam(loss.parameters(), lr=0.01, fused=True)
+        update = Update(loss, optimizer, target_updater=soft_update(loss))
+        torch.manual_seed(1)
+        metrics = [update(minibatch_for(name, seed=seed)) for seed in range(12)]
+        assert update.plain_reason == ""
+        state = state_of(loss, optimizer) | metrics[-1]
+        states.append(state | {"random numbers": torch.get_rng_state()})
+    assert len(checked) >= 5
+    assert_same(*states)
+
+
+@pytest.mark.parametrize("trainer_of", [ppo_trainer, sac_trainer])
+def test_trainer_verifies_again_with_whole_minibatches(trainer_of, monkeypatch):
+    found, sizes = [], []
+    verify = Traced._verify
+
+    def verify_again(self, program, inputs, values):
+        if program.verified and self.name.endswith("Loss"):
+            sizes.append(len(inputs.keys(True, True)))
+        return verify(self, program, inputs, values)
+
+    monkeypatch.setattr(Traced, "_verify", verify_again)
+    for period in (10**6, 2):
+        monkeypatch.setattr("kit.fast.traced._FIRST_CHECK", period)
+        monkeypatch.setattr("kit.fast.traced._LAST_CHECK", period)
+        trainer = trainer_of()
+        trainer.run()
+        assert trainer.update.plain_reason == ""
+        found.append(weights(trainer))
+    assert len(sizes) >= 3
+    assert min(sizes) > len(trainer.update._traced[(0,), "loss"].keys_read)
+    assert_same(*found)
+
+
+def test_update_runs_eagerly_once_a_change_was_not_noticed(monkeypatch):
+    monkeypatch.setattr("kit.fast.traced._FIRST_CHECK", 5)
+    scale = np.ones(1)
+
+    class Scaled(type(make_loss("TD3Loss"))):
+        def forward(self, minibatch):
+            losses = super().forward(minibatch)
+            losses["scale"] = torch.ones(()) * float(scale[0])
+            return losses
+
+    loss = make_loss("TD3Loss")
+    loss.__class__ = Scaled
+    critics = [p for name, p in loss.named_parameters() if "qvalue" in name]
+    actors = [p for name, p in loss.named_parameters() if "actor" in name]
+    optimizers = {"loss_actor": Adam(actors, fused=True), "loss_qvalue": Adam(critics, fused=True)}
+    update = Update(loss, optimizers, every={"loss_actor": 2})
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        for step in range(30):
+            scale[0] = 1 + (step >= 8)
+            found = float(update(minibatch_for("TD3Loss", seed=step))["scale"])
+            assert (found == scale[0]) == (step < 8 or step >= 12), step
+    assert sum("Scaled runs eagerly" in str(one.message) for one in warned) == 1
+    assert "whose change was not noticed" in update.plain_reason
 
 
 # ---------------------------------------------------------------------- every optimiser
@@ -263,6 +335,49 @@ def test_losses_can_share_an_optimiser():
             optimizer.zero_grad()
     assert_same(state_of(ours), state_of(theirs))
     assert set(update.optimizers) == {"objective_entropy", "critic"}
+
+
+def test_an_empty_name_stands_for_the_losses_that_have_no_optimiser():
+    ours, theirs = make_loss("SACLoss"), make_loss("SACLoss")
+    own, other = sac_optimizers(ours), sac_optimizers(theirs)
+    others = [*parameters(own["loss_qvalue"]), *parameters(own["loss_alpha"])]
+    shared = Adam(others, lr=0.01)
+    update = Update(ours, {"": shared, "loss_actor": own["loss_actor"]})
+    assert {*update.groups[0].losses} == {"loss_qvalue", "loss_alpha"}
+    assert [*update.optimizers] == ["optimizer", "actor"]
+    for step in range(3):
+        minibatch = minibatch_for("SACLoss", seed=step)
+        torch.manual_seed(step)
+        metrics = update(minibatch.clone())
+        torch.manual_seed(step)
+        plain_step(theirs, other, minibatch)
+        assert_same(state_of(ours), state_of(theirs))
+    assert {"grad_norm", "grad_norm_actor"} <= metrics.keys()
+
+
+def test_an_empty_name_is_refused_where_no_loss_is_left():
+    loss = make_loss("SACLoss")
+    named = sac_optimizers(loss)
+    with pytest.raises(SettingError, match="optimizer='' is the optimizer of all other losses"):
+        Update(loss, {"": named["loss_actor"], **named})
+
+
+def test_an_optimiser_whose_weights_are_all_frozen_makes_no_step():
+    """TorchRL's DreamerV3Optimizer raises an error where there is no gradient."""
+    loss = make_loss("SACLoss")
+    optimizers = sac_optimizers(loss, DreamerV3Optimizer)
+    update = Update(loss, optimizers, compile=False)
+    update(minibatch_for("SACLoss"))
+    frozen = parameters(optimizers["loss_actor"])
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    before = [parameter.clone() for parameter in frozen]
+    update(minibatch_for("SACLoss"))
+    assert all(map(torch.equal, before, frozen))
+
+
+def parameters(optimizer: Optimizer) -> list[Tensor]:
+    return optimizer.param_groups[0]["params"]
 
 
 # ---------------------------------------------------------------------- gradients

@@ -26,6 +26,7 @@ from kit.buffers.n_step import NStep, close
 from kit.buffers.observations import ObservationStorage
 from kit.buffers.priorities import PrioritizedSampler
 from kit.buffers.sequences import SequenceSampler
+from kit.envs.normalize import Normalizer
 from kit.envs.spaces import key_from_list, key_to_list, path_of
 from kit.fast.nested import entry, leaves, nested
 from kit.steps import SettingError, StepPlan
@@ -194,6 +195,8 @@ class ReplayBatches:
     Attributes:
         keys_read: of the entries of a minibatch that will be read; empty: any may be. Others may
             be left out.
+        normalizer: normalises observations and rewards of minibatches by its statistics at the time
+            of drawing; stored rows are raw. ``None``: minibatches are as they were stored.
 
     Raises:
         SettingError: if the buffer's parts do not go together, or its random numbers are drawn in
@@ -201,6 +204,7 @@ class ReplayBatches:
     """
 
     keys_read: Sequence[Any] = ()
+    normalizer: Normalizer | None = None
 
     def __init__(
         self,
@@ -236,6 +240,16 @@ class ReplayBatches:
             why = "of TorchRL keeps priorities in compiled trees, which no checkpoint holds"
             works = "use kit.buffers.PrioritizedSampler, with the same arguments"
             raise SettingError("sampler", name, why, works)
+
+    def normalize_by(self, normalizer: Normalizer | None) -> None:
+        """Store raw rows, and normalise minibatches by the present statistics of a normaliser.
+
+        To be called before anything is stored. With ``n_step`` each reward is normalised and
+        clipped before they are summed, as by Stable-Baselines3's ``NStepReplayBuffer``.
+        """
+        self.normalizer = normalizer
+        if self.n_step is not None:
+            self.n_step.apart = normalizer is not None and normalizer.reward is not None
 
     def extend(self, batch: TensorDictBase, keys: Sequence[Any] = ()) -> None:
         """Add the batch to the buffer; with ``n_step``, the last steps wait for what follows.
@@ -364,10 +378,19 @@ class ReplayBatches:
     def _samples(self, size: int, count: int) -> list[TensorDictBase]:
         """Draw minibatches of so many transitions: at least one, at most ``count``."""
         minibatches = self._stored_samples(size, count)
+        if self.normalizer is not None:
+            minibatches = [self._normalized(one, self.normalizer) for one in minibatches]
         if self.device is None:
             return minibatches
         there = [{k: v.to(self.device) for k, v in leaves(one).items()} for one in minibatches]
         return [nested(one, [size]) for one in there]
+
+    def _normalized(self, minibatch: TensorDictBase, normalizer: Normalizer) -> TensorDictBase:
+        """A minibatch as it is trained on; n-step rewards are summed after they are clipped."""
+        entries, reward = normalizer.minibatch(leaves(minibatch)), ("next", "reward")
+        if self.n_step is not None and self.n_step.apart and reward in entries:
+            entries[reward] = self.n_step.summed(entries[reward])
+        return nested(entries, minibatch.batch_size, minibatch.device)
 
     def _stored_samples(self, size: int, count: int) -> list[TensorDictBase]:
         """Minibatches where they are stored."""
@@ -433,6 +456,7 @@ class ReplayBatches:
             "transforms": dict(self._transforms.state_dict()),
             "waiting": None if waiting is None else _plain(waiting),
             "episodes": self._hindsight.episodes_state() if self._hindsight else None,
+            "raw": self.normalizer is not None,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -445,6 +469,8 @@ class ReplayBatches:
         if (saved := state_dict.get("size", size)) != size:
             why = f"is not that of the buffer that was saved, {saved}"
             raise SettingError("buffer_size", size, why, [saved])
+        if not state_dict.get("raw", False):  # earlier versions stored normalised rows
+            self.normalize_by(None)
         filled, once = int(state_dict["filled"]), self._once
         self.buffer.storage._empty()  # rows that are set are added to those that there are
         if filled:

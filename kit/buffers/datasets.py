@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import os
 import zlib
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
@@ -21,6 +22,7 @@ from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from kit.buffers.batches import MinibatchGroup, ReplayBatches
 from kit.envs.normalize import Normalizer
 from kit.envs.vector_env import VectorEnv
+from kit.fast.nested import leaves
 from kit.steps import SettingError, StepPlan
 
 _left_unread: ContextVar[bool] = ContextVar("left_unread", default=False)
@@ -86,11 +88,9 @@ class StoredBatches(ReplayBatches):
 
     def _normalize(self, normalizer: Normalizer) -> None:
         """Normalise the stored observations, in place."""
-        rows, known = self._rows(slice(len(self.buffer))), normalizer.statistics
-        for part in (rows, rows["next"]):
-            seen = part["observation"]
-            there = known.replaced(one.to(seen.device) for one in known.tensors())
-            seen.copy_(normalizer.apply(there, seen))
+        rows = leaves(self._rows(slice(len(self.buffer))))
+        for path, values in normalizer.minibatch(rows).items():
+            rows[path].copy_(values)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of transitions, and a checksum of their contents."""
@@ -119,8 +119,31 @@ def _checksum(transitions: TensorDictBase) -> int:
     return checksum
 
 
-def read_datasets(folders: Sequence[str]) -> TensorDict:
+def folder_of(name: str) -> Path:
+    """Return the folder of a data set.
+
+    Args:
+        name: the folder, or ``minari:ID`` for a data set that Minari has installed.
+
+    Raises:
+        SettingError: if Minari has not installed a data set with this ID.
+    """
+    prefix, _, dataset_id = name.partition(":")
+    if prefix != "minari" or not dataset_id:
+        return Path(name)
+    root = os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets"
+    folder = Path(root) / dataset_id
+    if not (folder / "data").is_dir():
+        why = f"is not installed in {root}"
+        raise SettingError("dataset", name, why, f"minari download {dataset_id}")
+    return folder
+
+
+def read_datasets(names: Sequence[str]) -> TensorDict:
     """Read data sets in Minari's format and join them.
+
+    Args:
+        names: their folders, or their IDs as :func:`folder_of` takes them.
 
     Returns:
         ``[transitions]``, with TorchRL's names: ``observation``, ``action`` and, below ``next``,
@@ -134,11 +157,11 @@ def read_datasets(folders: Sequence[str]) -> TensorDict:
             observation or has not one reward for each action, a number is not finite, or ``minari``
             is missing.
     """
-    if not folders:
+    if not names:
         raise SettingError("dataset", "", "names no folder", "record one: python -m kit record")
-    found = [_read(Path(folder)) for folder in folders]
-    for folder, rows in zip(folders, found):
-        _check_alike(folder, rows, found[0])
+    found = [_read(folder_of(name)) for name in names]
+    for name, rows in zip(names, found):
+        _check_alike(name, rows, found[0])
     return torch.cat(found)
 
 

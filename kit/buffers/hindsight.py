@@ -28,9 +28,9 @@ class HindsightReplayBuffer(HERReplayBuffer):  # type: ignore[misc, unused-ignor
     Args:
         reward_fn: from relabelled transitions to rewards; see TorchRL's class.
         num_envs: environments that write in turn; the trainer sets it with the first batch.
-        **kwargs: of TorchRL's class: ``her_ratio``, ``strategy``, ``goal_key``,
-            ``achieved_goal_key``, ``reward_key``, ``end_key``, ``sampler``, ``storage``,
-            ``batch_size``, ...
+        **kwargs: of TorchRL's class: ``her_ratio``, ``strategy``, ``goal_key``, ``reward_key``,
+            ``end_key``, ``sampler``, ``storage``, ``batch_size``, ... ``achieved_goal_key`` is the
+            goal achieved after the action by default, and before it in TorchRL's class.
 
     Raises:
         SettingError: if rows do not come from all environments in turn.
@@ -38,6 +38,8 @@ class HindsightReplayBuffer(HERReplayBuffer):  # type: ignore[misc, unused-ignor
 
     def __init__(self, reward_fn: Any, *, num_envs: int = 1, **kwargs: Any) -> None:
         kwargs.setdefault("writer", SliceWriter())
+        # The goal before the action is already reached: nothing is learned by relabelling with it.
+        kwargs.setdefault("achieved_goal_key", ("next", "achieved_goal"))
         super().__init__(reward_fn, **kwargs)
         self.num_envs = whole_number("num_envs", num_envs, at_least=1)
         self._restart()

@@ -30,7 +30,14 @@ class NStep:
     Args:
         steps: rewards of a transition, at most.
         gamma: discount factor.
+
+    Attributes:
+        apart: whether transitions have all their rewards, ``[..., steps]``, for :meth:`summed` to
+            add later: normalised rewards are clipped one by one. Rewards after the end of an
+            episode are 0.
     """
+
+    apart = False
 
     def __init__(self, steps: int, gamma: float) -> None:
         self.steps, self.gamma = steps, real_number("gamma", gamma, 0, 1)
@@ -82,10 +89,14 @@ class NStep:
         first = _along(axis, 0, count)
         found = {path: one[first] for path, one in values.items()}
         summed, going = found[_REWARD], ~found[_DONE]
+        rewards = [summed]
         following = library.zeros_like(going, dtype=library.int64)
         for step in range(1, self.steps):
             later = _along(axis, step, count)
-            summed = summed + self.gamma**step * reward[later] * going
+            if self.apart:
+                rewards.append(reward[later] * going)
+            else:
+                summed = summed + self.gamma**step * reward[later] * going
             following += going
             going = going & ~done[later]
         steps = following.squeeze(-1)
@@ -93,7 +104,14 @@ class NStep:
         for path in values.keys() - {_REWARD}:
             if path[0] == "next":
                 found[path] = _taken(values[path], last, axis, library)
+        if self.apart:
+            summed = library.concatenate(rewards, -1)
         return found | {_REWARD: summed, _STEPS: steps + 1}
+
+    def summed(self, rewards: Tensor) -> Tensor:
+        """Return the discounted sums ``[..., 1]`` of rewards ``[..., steps]``."""
+        discounts = self.gamma ** torch.arange(self.steps, device=rewards.device)
+        return (rewards * discounts).sum(-1, keepdim=True)
 
     def close_open_episodes(self) -> None:
         """Mark the newest step of every environment as truncated, if its episode has not ended."""

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from kit.buffers.batches import MinibatchGroup, _from_plain, _plain
 from kit.config.devices import usable_device
+from kit.envs.normalize import Normalizer
+from kit.fast.nested import leaves, nested
 from kit.steps import SettingError, StepPlan
 from kit.steps.errors import whole_number
 
@@ -32,6 +34,10 @@ class SequenceReplay:
             are stored with the records, those of minibatches in their place after a gradient step,
             and a window begins with that of the record before it. Empty: windows begin as episodes.
 
+    Attributes:
+        normalizer: normalises observations and rewards of minibatches by its statistics at the time
+            of drawing; records are raw. ``None``: minibatches are as they were stored.
+
     Raises:
         SettingError: if a window is longer than the memory.
     """
@@ -43,6 +49,8 @@ class SequenceReplay:
 
     reads_loss_outputs = True
     """whether :meth:`update_priority` reads what a loss writes into minibatches: latents."""
+
+    normalizer: Normalizer | None = None
 
     def __init__(
         self,
@@ -69,6 +77,10 @@ class SequenceReplay:
 
     def __len__(self) -> int:
         return sum(min(written, self.capacity) for written in self._written)
+
+    def normalize_by(self, normalizer: Normalizer | None) -> None:
+        """Store raw records, and normalise minibatches by the present statistics."""
+        self.normalizer = normalizer
 
     # ------------------------------------------------------------------ writing
     def extend(self, batch: TensorDictBase, keys: Sequence[Any] = ()) -> None:
@@ -225,6 +237,9 @@ class SequenceReplay:
             sequences.set("before", before.unsqueeze(1).expand(count, length))
             sequences.set("index", rows[:, 1:])
         is_init[:, 0] |= ~known
+        if self.normalizer is not None:
+            entries = self.normalizer.minibatch(leaves(sequences))
+            sequences = nested(entries, sequences.batch_size, sequences.device)
         return sequences.set("is_init", is_init)  # type: ignore[no-any-return]
 
     def _at(self, rows: Tensor) -> TensorDictBase:
@@ -256,6 +271,7 @@ class SequenceReplay:
             "rows": None if rows is None else _plain(rows[:, :filled]),
             "written": list(self._written),
             "arrived": [list(one) for one in self._arrived],
+            "raw": self.normalizer is not None,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -267,6 +283,8 @@ class SequenceReplay:
         if (saved := state_dict.get("size", self.size)) != self.size:
             why = f"is not that of the memory that was saved, {saved}"
             raise SettingError("buffer_size", self.size, why, [saved])
+        if not state_dict.get("raw", False):  # earlier versions stored normalised records
+            self.normalizer = None
         self._written = [int(written) for written in state_dict["written"]]
         self._arrived = [(float(reward), bool(first)) for reward, first in state_dict["arrived"]]
         if state_dict["rows"] is None:

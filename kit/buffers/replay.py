@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from tensordict import TensorDictBase
+from torch import Tensor
 from torchrl.data import TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import RandomSampler, Sampler
 
 from kit.buffers.batches import ReplayBatches
 from kit.buffers.disk import TransitionStorage
+from kit.buffers.hindsight import HindsightReplayBuffer
 from kit.buffers.n_step import NStep
 from kit.buffers.observations import ObservationStorage
 from kit.buffers.sequences import SequenceSampler
@@ -22,7 +26,7 @@ from kit.steps.errors import whole_number
 
 def make_replay_buffer(
     size: int,
-    minibatch_size: int | None,
+    minibatch_size: int | None = None,
     *,
     sampler: Sampler | None = None,
     sequence_length: int | None = None,
@@ -32,12 +36,15 @@ def make_replay_buffer(
     store_next_observation: bool = True,
     stacked_frames: int = 1,
     folder: Path | str | None = None,
+    strategy: Literal["future", "final", "episode"] | None = None,
+    reward_fn: Callable[[TensorDictBase], Tensor] | None = None,
 ) -> ReplayBatches:
     """Make TorchRL's replay buffer of transitions, whose memory is allocated when first used.
 
     Args:
         size: transitions it holds; the oldest are overwritten.
-        minibatch_size: transitions in a minibatch; with ``sequence_length``, sequences.
+        minibatch_size: transitions in a minibatch; with ``sequence_length``, sequences. ``None``:
+            as many as the plan of a trainer says.
         sampler: how minibatches are drawn; uniformly with replacement by default.
         sequence_length: time steps of each sampled sequence (see
             :class:`~kit.buffers.SequenceSampler`): minibatches are ``[sequences, time]``, with
@@ -53,6 +60,9 @@ def make_replay_buffer(
             observation has. With more, next observations are not stored either.
         folder: on whose disk transitions are kept, for more than memory holds, in files that are
             mapped to memory; ``None``: they are in memory.
+        strategy: which goals replace those of four fifths of the transitions (see
+            :class:`~kit.buffers.HindsightReplayBuffer`); ``None``: their own stay.
+        reward_fn: from transitions with other goals to their rewards; with ``strategy``.
 
     Raises:
         SettingError: if a minibatch is larger than the buffer, sequences are combined with another
@@ -77,6 +87,9 @@ def make_replay_buffer(
             name = type(sampler).__name__
             works = "leave out one of sampler and sequence_length"
             raise SettingError("sampler", name, "draws no sequences of the kit", works)
+        if strategy is not None:
+            why = "gives each time step of a sequence another goal"
+            raise SettingError("hindsight", strategy, why, "leave out sequence_length")
         if n_step > 1:
             works = "use n_step=1, and let the loss sum rewards along the sequence"
             raise SettingError("n_step", n_step, "does not go with sequences", works)
@@ -91,11 +104,16 @@ def make_replay_buffer(
         storage = ObservationStorage(size, stacked_frames=stacked_frames, folder=folder)
     else:  # "compilable" counters are numbers; the others lock memory that processes share
         storage = TransitionStorage(size, folder, device=kept, compilable=True)
-    buffer = TensorDictReplayBuffer(
-        storage=storage,
-        writer=SliceWriter(compilable=True),
-        sampler=sampler or RandomSampler(),
-        batch_size=batch_size,
+    parts: dict[str, Any] = {
+        "storage": storage,
+        "writer": SliceWriter(compilable=True),
+        "sampler": sampler or RandomSampler(),
+        "batch_size": batch_size,
+    }
+    buffer = (
+        TensorDictReplayBuffer(**parts)
+        if strategy is None
+        else HindsightReplayBuffer(reward_fn, strategy=strategy, **parts)
     )
     of_several = None if n_step == 1 else NStep(n_step, gamma)
     return ReplayBatches(buffer, of_several, device=None if kept == delivered else delivered)

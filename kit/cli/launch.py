@@ -15,14 +15,14 @@ import sys
 import tempfile
 import textwrap
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from kit.cli.recipe import Recipe
 from kit.cli.run_folder import SWEEP_JOB, check_same_recipe, new_sweep
 from kit.cli.saved_runs import find_run, read_config
-from kit.cli.signals import Signals, stop_with_parent
+from kit.cli.signals import Signals, hold_saving, stop_with_parent
 from kit.cli.sweep import check_settings, note, said, summary
 from kit.cli.terminal import terminal
 from kit.cli.trust import check_names, trusted_names
@@ -57,6 +57,7 @@ def main(config_class: type[RunConfig], build: Build, argv: Sequence[str] | None
     if getattr(sys.modules["__main__"], config_class.__name__, None) is config_class:
         gc.freeze()  # imports are done; looking through them again takes a second at the end,
         atexit.register(gc.freeze)  # and through what the run has made a seventh of one
+        hold_saving()
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
             signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.enable()
@@ -68,10 +69,10 @@ def main(config_class: type[RunConfig], build: Build, argv: Sequence[str] | None
         else:
             if argv is None:
                 _check_alone()
-            base = _base(config_class, recipe, arguments)
+            base, given = _base(config_class, recipe, arguments)
             arguments = _without_commas(arguments)
             _check_names(base, arguments, _mappings(config_class))
-            _compose(base, arguments, _Job(recipe, config_class, build))
+            _compose(base, arguments, _Job(recipe, config_class, build, given))
 
 
 _STARTED = {
@@ -97,15 +98,32 @@ class _Job:
 
     Pickled are names alone: the settings' class and ``build`` may be those of ``__main__``, which
     is another module there.
+
+    Args:
+        recipe: of the run.
+        config_class: class of its settings.
+        build: makes its trainer.
+        given: dotted names of settings that were given before the overrides: by a preset, by the
+            run to resume.
     """
 
-    def __init__(self, recipe: Recipe, config_class: type[RunConfig], build: Build) -> None:
+    def __init__(
+        self, recipe: Recipe, config_class: type[RunConfig], build: Build, given: frozenset[str]
+    ) -> None:
         self.recipe, self.config_class, self.build = recipe, config_class, build
+        self.given = given
         self.is_elsewhere = False
         self.failed: list[Exception] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _job_elsewhere, (self.recipe, self.config_class.__name__, self.build.__name__)
+        names = self.config_class.__name__, self.build.__name__
+        return _job_elsewhere, (self.recipe, *names, self.given)
+
+    def given_of(self, values: dict[str, Any], overrides: Sequence[Any]) -> dict[str, Any]:
+        """Return the settings among ``values`` that were given; the others have defaults."""
+        entries = [{one.key_or_group: one.value()} for one in overrides]
+        names = self.given.union(*map(flat, entries))
+        return _only(values, names, _mappings(self.config_class))
 
     def __call__(self, config: Any) -> None:
         from hydra.core.hydra_config import HydraConfig
@@ -119,8 +137,11 @@ class _Job:
         trainer = None
         try:
             values = typing.cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True))
-            trainer = self.build(from_plain(self.config_class, values))
-            with Signals(trainer, self.recipe.command).handled():
+            values = self.given_of(values, [_parsed(one) for one in overrides])
+            signals = Signals(self.recipe.command)
+            with signals.handled():
+                trainer = self.build(from_plain(self.config_class, values))
+                signals.begin(trainer)
                 trainer.run()
             if of_sweep:
                 note(Path(hydra.sweep.dir), hydra.job.num, overrides, trainer)
@@ -135,10 +156,10 @@ class _Job:
             SWEEP_JOB.reset(job)
 
 
-def _job_elsewhere(recipe: Recipe, config_class: str, build: str) -> _Job:
+def _job_elsewhere(recipe: Recipe, config_class: str, build: str, given: frozenset[str]) -> _Job:
     """Make a job in a process that a launcher started."""
     module = recipe.load()
-    job = _Job(recipe, getattr(module, config_class), getattr(module, build))
+    job = _Job(recipe, getattr(module, config_class), getattr(module, build), given)
     job.is_elsewhere = True
     stop_with_parent()
     return job
@@ -166,8 +187,11 @@ def errors_in_one_line() -> Iterator[None]:
 # ---------------------------------------------------------------------- settings and overrides
 def _base(
     config_class: type[RunConfig], recipe: Recipe, arguments: Sequence[str]
-) -> dict[str, Any]:
-    """The settings before overrides: defaults, a preset, a resumed run's, a chosen vocabulary."""
+) -> tuple[dict[str, Any], frozenset[str]]:
+    """Return the settings before overrides, and the dotted names of those that are no defaults.
+
+    These are the settings of a preset, of a resumed run, or of a chosen vocabulary.
+    """
     chosen = _chosen(arguments)
     if chosen.get("resume") not in (None, ""):
         given = [one for one in arguments if "=" in one and not one.startswith("-")]
@@ -177,11 +201,14 @@ def _base(
         runs = chosen.get("runs") or "runs"
         with checks.usable_folder(runs):
             folder = find_run(str(chosen["resume"]), Path(str(runs)), recipe.name)
-        return {**_resumed(config_class, recipe, folder, chosen), "resume": str(folder)}
-    values: dict[str, Any] = to_plain(config_class())
+        values = {**_resumed(config_class, recipe, folder, chosen), "resume": str(folder)}
+        return values, frozenset(values)
+    values = to_plain(config_class())
+    changes: dict[str, Any] = {}
     steps = _vocabulary(chosen)
     if steps != "kit":
         values["steps"] = to_plain(dialect(steps)())
+        changes = {"steps.dialect": steps}
     if "preset" in chosen:
         name = str(chosen["preset"])
         preset = _preset(config_class, recipe, name)
@@ -189,7 +216,8 @@ def _base(
             why = f"takes the place of the steps that preset={name} sets"
             raise SettingError("steps", steps, why, "leave one of the two out")
         _update(values, preset, _mappings(config_class))
-    return values
+        changes |= flat(preset)
+    return values, frozenset(changes)
 
 
 def _chosen(arguments: Sequence[str]) -> dict[str, Any]:
@@ -258,6 +286,21 @@ def _update(
             values[name] = change
 
 
+def _only(
+    values: Mapping[str, Any], names: Collection[str], mappings: tuple[str, ...], path: str = ""
+) -> dict[str, Any]:
+    """Return the entries of nested ``values`` with these dotted names; mappings stay whole."""
+    found = {}
+    for key, value in values.items():
+        name = f"{path}{key}"
+        within = any(one.startswith(f"{name}.") for one in names)
+        if within and isinstance(value, Mapping) and f"{name}." not in mappings:
+            found[key] = _only(value, names, mappings, f"{name}.")
+        elif within or name in names:
+            found[key] = value
+    return found
+
+
 def _sweeps(arguments: Sequence[str]) -> bool:
     return "--multirun" in arguments or "-m" in arguments
 
@@ -294,15 +337,6 @@ def _check_names(
         if not _is_in_mapping(base, key, mappings):
             works = _nearest_names(key, known) or "--help lists all settings"
             raise SettingError(key, value, "is not a setting", works)
-    _check_minibatches(dict(_split(argument) for argument in arguments))
-
-
-def _check_minibatches(given: Mapping[str, str]) -> None:
-    """Refuse a number and a size of minibatches: here a size may be given that is the default."""
-    number, size = given.get("steps.minibatches", "null"), given.get("steps.minibatch_size", "null")
-    if "null" not in (number, size):
-        why = f"contradicts steps.minibatch_size={size}"
-        raise SettingError("steps.minibatches", number, why, [None])
 
 
 _OPTIONS = ("--multirun", "-m", "--help", "-h")
@@ -400,9 +434,7 @@ def _nearest_names(name: str, known: Sequence[str]) -> list[str]:
     return [*same, *(entry for entry in near if entry not in same)][:3]
 
 
-def _check_sweep(
-    base: Mapping[str, Any], arguments: Sequence[str], config_class: type[RunConfig]
-) -> None:
+def _check_sweep(base: Mapping[str, Any], arguments: Sequence[str], job: _Job) -> None:
     """Check the settings of every run of a sweep before the first begins, in the order of Hydra.
 
     Where another sweeper chooses them, by what earlier runs have reached, they are not known.
@@ -426,10 +458,12 @@ def _check_sweep(
     read = functools.cache(_parsed)  # each value once, not once for each run
     for number, point in enumerate(itertools.product(*texts)):
         overrides = [f"{key}={text}" for key, text in zip(keys, point)]
-        values = _values(base, [read(override) for override in overrides])
+        settings_read = [read(override) for override in overrides]
+        values = _values(base, settings_read)
         if values is not None:
             told = [override for override, several in zip(overrides, swept) if several]
-            check_settings(config_class, values, number, told, here=here)
+            values = job.given_of(values, settings_read)
+            check_settings(job.config_class, values, number, told, here=here)
 
 
 def _values(base: Mapping[str, Any], overrides: Sequence[Any]) -> dict[str, Any] | None:
@@ -476,7 +510,7 @@ def _compose(base: dict[str, Any], arguments: list[str], job: _Job) -> None:
     sweep = None
     if _sweeps(arguments):
         plain = [_with_start(base, plain, one, job.recipe) for one in plain]
-        _check_sweep(base, plain, job.config_class)
+        _check_sweep(base, plain, job)
         sweep = new_sweep(Path(_runs_of_all(base, plain)), job.recipe.name)
     ConfigStore.instance().store(name=name, node=_node(base, sweep))
     logging.getLogger("hydra").setLevel(logging.ERROR)

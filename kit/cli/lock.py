@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import socket
+import stat
 from pathlib import Path
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
@@ -49,6 +50,7 @@ class RunLock:
                 file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
                 with contextlib.ExitStack() as unless_taken:
                     unless_taken.callback(os.close, file)
+                    self._refuse_foreign(file)
                     self._refuse_held(file)
                     if not self._is_there(file):  # the holder has just removed it
                         continue
@@ -58,6 +60,14 @@ class RunLock:
                     return file
             except OSError as error:
                 raise not_written(self.path, error) from error
+
+    def _refuse_foreign(self, file: int) -> None:
+        """Refuse a file that has another name as well, such as a hard link: it is not ours."""
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+            why = f"has a {self.path.name} that is not a file of its own"
+            works = f"remove {self.path}, and resume again"
+            raise SettingError("resume", str(self.folder), why, works)
 
     def _refuse_held(self, file: int) -> None:
         held = False
@@ -94,6 +104,17 @@ class RunLock:
         if self._file is None:
             self._file = self._take()
         self.begun = True
+
+    def check(self) -> None:
+        """Take the lock again if its file was removed while the run runs.
+
+        Raises:
+            SettingError: if another process has taken it since.
+        """
+        if self._file is not None and not self._is_there(self._file):
+            os.close(self._file)
+            self._file = None
+            self._file = self._take()
 
     def release(self) -> None:
         """Give the lock back and remove its file."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -20,13 +21,17 @@ from kit.config.plain import to_plain
 from kit.dialects.base import Dialect
 from kit.dialects.files import flat
 from kit.hooks import Hook
-from kit.logging.files import NotSaved, not_written, write_whole
+from kit.logging.files import NotSaved, half_written, not_written, write_whole
 from kit.steps import SettingError, StepPlan
 from kit.trainer.checkpoint import Checkpoints, saved_in
 
 SWEEP_JOB: ContextVar[tuple[int, str] | None] = ContextVar("SWEEP_JOB", default=None)
 """Number of the run in a sweep, whose runs may begin at the same time in several processes, and its
 settings."""
+
+
+_WRITTEN_WHOLE = ("config.yaml", "plan.txt", "metrics.csv", "times.csv", "curve.png")
+"""Files of a run that are replaced as a whole; a kill may leave one half-written beside it."""
 
 
 class RunFolder(Hook):
@@ -94,8 +99,8 @@ class RunFolder(Hook):
 
     def _find_checkpoint(self) -> None:
         """Remove files half-written at a kill, and find the checkpoint to resume from."""
-        for path in self.folder.glob("*.new"):
-            path.unlink(missing_ok=True)
+        for name in _WRITTEN_WHOLE:
+            half_written(self.folder / name).unlink(missing_ok=True)
         self.checkpoint = Checkpoints.latest(self.folder / "checkpoints")
         Checkpoints.tidy(self.folder / "checkpoints", self.checkpoint)
         if self.checkpoint is None:
@@ -142,16 +147,18 @@ class RunFolder(Hook):
         write_whole(self.folder / "plan.txt", self.trainer.plan.table() + "\n")
 
     def check(self) -> None:
-        """Check that the folder is there.
+        """Check that the folder is there, and still this run's.
 
         Raises:
             NotSaved: if the run has not begun, or the folder was removed since.
+            SettingError: if another process has resumed the run since, without its lock.
         """
         if not (self.folder / "config.yaml").is_file():
             if not self.lock.begun:
                 raise NotSaved(f"{self.folder} takes checkpoints once the run has begun")
             what = f"the run folder {self.folder} was removed, or its config.yaml"
             raise NotSaved(f"{what}, while the run was running; nothing more is saved")
+        self.lock.check()
 
     def end(self) -> None:
         """Write the counts beside the plan, unlock the folder; give back one without a run."""
@@ -187,10 +194,18 @@ def _is_start(name: str, folder: str) -> bool:
 
 
 def _refuse_links(folder: Path) -> None:
-    """Refuse to write to, or remove, what is elsewhere: a run folder may be another one's."""
-    for entry in sorted(folder.iterdir()):
-        if entry.is_symlink():
-            why = f"has a link to elsewhere in it: {entry.name}"
+    """Refuse links in a run folder: the run would write to files elsewhere, or remove them.
+
+    W&B links its newest log below its own folder. Such links are allowed if they stay there.
+    """
+    of_wandb = folder.resolve() / "wandb"
+    for place, folders, files in os.walk(folder):
+        for link in (Path(place, name) for name in (*folders, *files)):
+            if not link.is_symlink():
+                continue
+            if place != str(folder) and link.resolve().is_relative_to(of_wandb):
+                continue
+            why = f"has a link to elsewhere in it: {link.relative_to(folder)}"
             works = "put what it links to in its place, or link the folder of runs as a whole"
             raise SettingError("resume", str(folder), why, works)
 

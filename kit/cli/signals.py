@@ -26,18 +26,31 @@ _PATIENCE = 1.5
 class Signals:
     """What signals ask of a run.
 
-    SIGTERM and SIGINT (Ctrl-C) end it after the iteration under way; a second one ends the process
-    at once. SIGUSR1 saves a checkpoint after the iteration under way. Ctrl-C does not wait for
-    environments that hang.
+    SIGTERM and SIGINT (Ctrl-C) end it after the iteration under way, or at once while it is built;
+    a second one ends the process. SIGUSR1 saves a checkpoint after the iteration under way, or the
+    first one. Ctrl-C does not wait for environments that hang.
+
+    Args:
+        command: runs the recipe in a shell.
     """
 
     ending: ClassVar[bool] = False
     """whether a run of this process ends because it was asked to."""
+    save_next: ClassVar[bool] = False
+    """whether SIGUSR1 came while no run was built."""
 
-    def __init__(self, trainer: Any, command: str) -> None:
-        self.trainer, self.command = trainer, command
+    def __init__(self, command: str) -> None:
+        self.command = command
+        self.trainer: Any = None
         self.number: int | None = None
         self.hung = False
+
+    def begin(self, trainer: Any) -> None:
+        """Pass signals on to a trainer, which is built."""
+        self.trainer = trainer
+        if Signals.save_next:
+            Signals.save_next = False
+            trainer.request_checkpoint()
 
     @contextlib.contextmanager
     def handled(self) -> Iterator[None]:
@@ -68,13 +81,18 @@ class Signals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == _SAVING:
-            self.trainer.request_checkpoint()
+            if self.trainer is None:
+                Signals.save_next = True
+            else:
+                self.trainer.request_checkpoint()
         elif number in _STOPPING:
             Signals.ending = True
             self.number, name = number, signal.Signals(number).name
-            self.trainer.request_stop(f"{name} was received")
             for again in _STOPPING:
                 signal.signal(again, signal.SIG_DFL)
+            if self.trainer is None:
+                raise KeyboardInterrupt
+            self.trainer.request_stop(f"{name} was received")
             when = "finishes the iteration and saves"
             if not self.trainer.ledger.iterations:  # evaluations and prefill are no iteration
                 when = "ends after what it does now, at the latest with the first iteration"
@@ -95,6 +113,8 @@ class Signals:
 
     def _advice(self, number: int) -> str:
         trainer = self.trainer
+        if trainer is None:
+            return f"stopped by {signal.Signals(number).name} before the run began"
         axis = trainer.plan.axis
         when = f"after {getattr(trainer.ledger, axis):,} {axis.replace('_', ' ')}"
         if self.hung:
@@ -103,6 +123,15 @@ class Signals:
         if trainer.folder is None:
             return f"{stopped}; nothing was saved (runs=null)"
         return f"{stopped}; resume it with: {self.command} resume={from_here(trainer.folder)}"
+
+
+def hold_saving() -> None:
+    """Keep SIGUSR1, which would end this process, for the run that is built next.
+
+    ``recipes`` has blocked it while it was imported, before there were threads.
+    """
+    signal.signal(_SAVING, lambda *_: setattr(Signals, "save_next", True))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {_SAVING})
 
 
 @functools.cache

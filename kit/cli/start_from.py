@@ -24,7 +24,9 @@ _LEARNT = ("initial_alpha", "initial_log_std")
 """Settings of what begins as the other run has learnt it."""
 
 
-def start_from(trainer: Trainer, name: str, cfg: RunConfig, recipe: str) -> Path:
+def start_from(
+    trainer: Trainer, name: str, cfg: RunConfig, recipe: str, with_buffer: bool = False
+) -> Path:
     """Give a new run the weights and the normalisation of another one; return its folder.
 
     Args:
@@ -32,29 +34,40 @@ def start_from(trainer: Trainer, name: str, cfg: RunConfig, recipe: str) -> Path
         name: run folder of the other one, or ``latest``.
         cfg: settings of the new run.
         recipe: name of the new run's recipe, of which ``latest`` is a run.
+        with_buffer: whether its replay buffer is loaded as well.
 
     Raises:
-        SettingError: if there is no such run, or it has other networks or another normalisation.
+        SettingError: if there is no such run, it has other networks or another normalisation, or
+            its checkpoint has no replay buffer.
     """
     folder = find_run(name, Path(cfg.runs or "runs"), recipe, "start_from")
-    checkpoint = Checkpoints.latest(folder / "checkpoints")
-    if checkpoint is None:
-        works = "let it run on, or resume it"
-        raise SettingError("start_from", str(folder), "has no checkpoint yet", works)
     if isinstance(trainer.collector, AsyncCollector) and trainer.collector.normalizer:
         why = "has a normalisation that the environments of another process would not have"
         raise SettingError("start_from", str(folder), why, "use collector=vector")
     _check_meaning(cfg, folder)
-    _check_normalization(trainer, checkpoint, folder)
-    try:
-        with _settings_kept(trainer.loss_module):
-            trainer.load_policy(checkpoint)
-    except SettingError as error:
-        if error.field.startswith("env."):  # normalisation says it itself
-            raise
-        works = "give a run with the same networks and loss"
-        raise SettingError("start_from", str(folder), error.why, works) from error
-    return folder
+
+    def read(checkpoint: Path) -> Path:
+        _check_normalization(trainer, checkpoint, folder)
+        try:
+            with _settings_kept(trainer.loss_module):
+                trainer.load_policy(checkpoint)
+        except SettingError as error:
+            if error.field.startswith("env."):  # normalisation says it itself
+                raise
+            works = "give a run with the same networks and loss"
+            raise SettingError("start_from", str(folder), error.why, works) from error
+        if with_buffer:
+            if not any((checkpoint / "components").glob("*-buffer")):
+                why = "has no replay buffer, as a saved policy has none"
+                works = "give the folder of the whole run"
+                raise SettingError("start_from", str(folder), why, works)
+            Checkpoints(checkpoint.parent, {"buffer": trainer.buffer}).load(checkpoint)
+        return folder
+
+    if (found := Checkpoints.read_latest(folder / "checkpoints", read)) is None:
+        works = "let it run on, or resume it"
+        raise SettingError("start_from", str(folder), "has no checkpoint yet", works)
+    return found
 
 
 def _check_meaning(cfg: RunConfig, folder: Path) -> None:
@@ -100,6 +113,8 @@ def _settings_kept(loss_module: nn.Module | None) -> Iterator[None]:
     own = [one for one in modules if isinstance(one, (LossModule, ValueEstimatorBase))]
     buffers = [value for one in own for value in one._buffers.values() if value is not None]
     before = [value.clone() for value in buffers]
-    yield
-    for value, setting in zip(buffers, before):
-        value.copy_(setting)
+    try:
+        yield
+    finally:
+        for value, setting in zip(buffers, before):
+            value.copy_(setting)

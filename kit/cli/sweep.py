@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kit.buffers.datasets import check_metadata
+from kit.buffers.datasets import check_metadata, folder_of
 from kit.cli.saved_runs import SWEEP_TABLE
 from kit.config import OfflineConfig, RunConfig, checks
 from kit.config.plain import from_plain
@@ -58,8 +58,8 @@ def check_settings(
         cfg: Any = from_plain(config_class, values)
         checks.rows_of_normalization(cfg)
         if here and isinstance(cfg, OfflineConfig):
-            for folder in cfg.dataset:
-                check_metadata(Path(folder))
+            for name in cfg.dataset:
+                check_metadata(folder_of(name))
         if hasattr(cfg, "steps") and not isinstance(cfg.steps, Dialect):
             make_plan(cfg, "")
     except SettingError as error:

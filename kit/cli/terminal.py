@@ -1,28 +1,41 @@
-"""Terminals of few characters, and closed pipes."""
+"""Terminals of few characters, closed outputs, and limits of the system."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
+import threading
 from collections.abc import Iterator
 
 _CLOSED_PIPE, _INTERRUPTED = 128 + 13, 128 + 2
 """Exit codes of commands that SIGPIPE and SIGINT have ended."""
+_MORE_FILES = "raise the limit (ulimit -n 4096), or use fewer processes"
+_ROOM = "make room, on the disk or in shared memory (df -h /dev/shm)"
+_LIMITS = {
+    errno.EMFILE: _MORE_FILES, errno.ENFILE: _MORE_FILES, errno.ENOSPC: _ROOM, errno.EDQUOT: _ROOM,
+    errno.EFBIG: _ROOM, errno.ENOMEM: "use fewer processes, or a machine with more memory",
+}  # fmt: skip
+"""Advice for errors by which the system says that it has no more of something."""
 
 
 @contextlib.contextmanager
 def terminal() -> Iterator[None]:
     """Print ``?`` for what the terminal cannot show; end without a stack trace.
 
-    In silence once the pipe is closed (``| head``), with a word after Ctrl-C.
+    In silence once the pipe is closed (``| head``), with a word after Ctrl-C, with one line where
+    the system has no more room, memory or open files. An output that was closed before is nowhere.
     """
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # python ... >&-
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        if hasattr(stream := getattr(sys, name), "reconfigure"):
             stream.reconfigure(errors="replace")
     try:
         try:
-            yield
+            with _quiet_threads():
+                yield
         finally:
             sys.stdout.flush()
     except KeyboardInterrupt:
@@ -32,3 +45,38 @@ def terminal() -> Iterator[None]:
         # Python writes what is left once more when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(_CLOSED_PIPE) from None
+    except Exception as error:
+        if (limit := limit_of_system(error)) is None:
+            raise
+        print(f"\nerror: {limit}", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+@contextlib.contextmanager
+def _quiet_threads() -> Iterator[None]:
+    """Print no limit of the system that a thread has met: TensorBoard's next call raises it."""
+    before = threading.excepthook
+
+    def hook(failed: threading.ExceptHookArgs) -> None:
+        if limit_of_system(failed.exc_value) is None:
+            before(failed)
+
+    threading.excepthook = hook
+    try:
+        yield
+    finally:
+        threading.excepthook = before
+
+
+def limit_of_system(error: BaseException | None) -> str | None:
+    """Return one line if an error, or the one behind it, is a limit of the system."""
+    seen: list[BaseException] = []
+    while error is not None and error not in seen:
+        seen.append(error)
+        for number, advice in _LIMITS.items():
+            name = os.strerror(number)
+            # PyTorch has only texts: "unable to open shared memory: Too many open files (24)".
+            if getattr(error, "errno", None) == number or f"{name} ({number})" in str(error):
+                return f"{name}: {advice}"
+        error = error.__cause__ or error.__context__
+    return None

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
+import itertools
+import os
+import sys
 from collections.abc import Collection, Iterator, Mapping
+from importlib.machinery import ModuleSpec
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 
+import kit
+from kit.cli.recipe import Recipe
 from kit.dialects.files import flat
+from kit.lazy import module_and_name
 from kit.steps import SettingError
 
 _OWN = frozenset({"kit", "recipes", "torchrl", "gymnasium"})
@@ -18,6 +24,8 @@ _INSTALLED = frozenset({"site-packages", "dist-packages"})
 _ARGUMENTS = ("env.kwargs.", "collector_kwargs.")
 _NO_MODULES = frozenset({"recipe", "device", "runs", "resume", "start_from", "buffer_folder"})
 """Settings whose colon is part of a device or of a folder."""
+_FOLDERS_OF_RUNS = 3
+"""Folders above a run in which runs are: ``<runs>/<recipe>/<env>/<run>``."""
 
 
 def check_names(
@@ -26,13 +34,13 @@ def check_names(
     """Refuse settings of a run folder that name modules from elsewhere.
 
     Trusted are the kit, its recipes, TorchRL, Gymnasium, packages that register environments, and
-    the project: modules below the working folder or beside the recipe, but not what came with the
-    run folder or is installed.
+    the project: modules below the working folder or beside the recipe. A module that is in the run
+    folder, or may have come with it, is not trusted, whatever its name.
 
     Args:
         config: of the run, as its ``config.yaml`` has it.
         folder: of the run.
-        trust: further modules that may be imported, by the first part of their name.
+        trust: modules that may be imported wherever they are, with their submodules.
         how: how to trust one, for the error: ``trust=``.
         recipe: file of the recipe.
 
@@ -43,11 +51,9 @@ def check_names(
         names_module = isinstance(value, str) and ":" in value
         if not names_module or name in _NO_MODULES or name.startswith(_ARGUMENTS):
             continue
-        package = value.partition(":")[0].partition(".")[0]
-        if package not in {*trust, *_OWN, *_environments()} and not _is_of_project(
-            package, folder, recipe.parent
-        ):
-            raise _untrusted(name, value, package, how)
+        module, _ = module_and_name(value)
+        if not _is_trusted(module, folder, trust, recipe.parent):
+            raise _untrusted(name, value, module, how)
 
 
 def check_recipe(source: str, folder: Path, trust: Collection[str], how: str) -> None:
@@ -58,15 +64,15 @@ def check_recipe(source: str, folder: Path, trust: Collection[str], how: str) ->
     Raises:
         SettingError: naming the recipe, and how to trust it.
     """
-    package = source if source.endswith(".py") else source.partition(".")[0]
-    if package in {*trust, *_OWN}:
-        return
-    if source.endswith(".py"):
-        trusted = _is_below(Path(source), Path.cwd()) and not _is_brought(Path(source), folder)
+    file = Recipe(source).file
+    if file is None:
+        trusted = _is_trusted(source, folder, trust)
     else:
-        trusted = _is_of_project(package, folder)
+        here = Path.cwd()
+        found = _Found([file], [file.parent])
+        trusted = source in trust or (_is_below(file, here) and not _came_with(folder, found, here))
     if not trusted:
-        raise _untrusted("recipe", source, package, how)
+        raise _untrusted("recipe", source, source, how)
 
 
 def trusted_names(text: str | None) -> list[str]:
@@ -75,26 +81,88 @@ def trusted_names(text: str | None) -> list[str]:
     return [name.strip() for name in names if name.strip()]
 
 
-def _untrusted(name: str, value: str, package: str, how: str) -> SettingError:
-    why = "is what the run folder says, and would import a module from outside the project"
-    return SettingError(name, value, why, f"if you trust {package}, add {how}{package}")
+def _untrusted(name: str, value: str, module: str, how: str) -> SettingError:
+    why = "is set by the run folder and imports a module from outside the project, or one that "
+    why += "may have come with the run"
+    return SettingError(name, value, why, f"if you trust {module}, add {how}{module}")
 
 
-def _is_of_project(package: str, folder: Path, *beside: Path) -> bool:
-    """Whether a package is below the working folder or ``beside``, and no part of the run."""
-    try:
-        spec = importlib.util.find_spec(package)  # of a first part of a name, it imports nothing
-    except (ImportError, ValueError):
-        return False
-    if spec is None:
-        return False  # it is found nowhere; where it will be is not known
-    found = [spec.origin] if spec.has_location else list(spec.submodule_search_locations or ())
-    files = [Path(place) for place in found if place is not None]
-    return bool(files) and all(
-        any(_is_below(file, root) for root in (Path.cwd(), *beside))
-        and not _is_brought(file, folder)
-        for file in files
-    )
+def _is_trusted(module: str, run: Path, trust: Collection[str], *beside: Path) -> bool:
+    """Return whether the settings of ``run`` may import a module.
+
+    Args:
+        module: dotted name.
+        run: run folder.
+        trust: modules that the user trusts by name.
+        *beside: folders of the project besides the working folder.
+    """
+    if any(f"{module}.".startswith(f"{name}.") for name in trust):
+        return True
+    found = _find(module)
+    if found is None:
+        return False  # where Python would find it later is not known
+    project = [Path.cwd(), *beside]
+    if module.partition(".")[0] in {*_OWN, *_environments()}:
+        folders = [file.parent for file in found.files[:1]]
+        installed = all(
+            _INSTALLED.intersection(place.parts) or place == Path(kit.__file__).parents[1]
+            for place in found.places
+        )
+        return not _came_with(run, found, *project, *folders, installed=installed)
+    below = all(any(_is_below(file, root) for root in project) for file in found.files)
+    return below and not _came_with(run, found, *project)
+
+
+class _Found(NamedTuple):
+    """Where Python finds a module.
+
+    Attributes:
+        files: files that importing it executes: of its packages, and its own. The folders of a
+            namespace package, which has no file.
+        places: folders in which its first part was found.
+    """
+
+    files: list[Path]
+    places: list[Path]
+
+
+def _find(module: str) -> _Found | None:
+    """Find a module without importing anything; ``None`` if it is not there, or has no file."""
+    files: list[Path] = []
+    places: list[Path] = []
+    search: Any = None
+    for name in itertools.accumulate(module.split("."), "{}.{}".format):
+        spec = _spec(name, search)
+        if spec is None or spec.name != name:  # as that of __main__
+            return None
+        search = spec.submodule_search_locations or ()  # a module has no submodules
+        folders = [Path(folder) for folder in search]
+        own = [Path(spec.origin)] if spec.has_location and spec.origin else folders
+        if not own:
+            return None  # part of Python itself
+        places = places or [path.parent for path in folders or own]
+        files += own
+    return _Found(files, places)
+
+
+def _spec(name: str, search: Any) -> ModuleSpec | None:
+    """The module that Python imports by this name, from ``search`` or else from ``sys.path``."""
+    spec: ModuleSpec | None
+    if name in sys.modules:
+        spec = getattr(sys.modules[name], "__spec__", None)
+        return spec
+    for finder in (one for one in sys.meta_path if hasattr(one, "find_spec")):
+        try:
+            spec = finder.find_spec(name, search)
+        except (ImportError, ValueError):
+            spec = None
+        except KeyError:  # Python describes no namespace package before its parent is imported
+            spec = ModuleSpec(name, None, is_package=True)
+            folders = (Path(folder, name.rpartition(".")[2]) for folder in search)
+            spec.submodule_search_locations = [str(one) for one in folders if one.is_dir()]
+        if spec is not None:
+            return spec
+    return None
 
 
 def _is_below(file: Path, root: Path) -> bool:
@@ -102,12 +170,29 @@ def _is_below(file: Path, root: Path) -> bool:
     return file.is_relative_to(root) and not _INSTALLED.intersection(file.relative_to(root).parts)
 
 
-def _is_brought(file: Path, folder: Path) -> bool:
-    """Whether a file is in the run folder, or elsewhere below the folder of all runs."""
-    here, run = Path.cwd().resolve(), folder.resolve()
-    above = [run, *run.parents[:3]]  # <runs>/<recipe>/<env>/<run>
-    outside = (root for root in above if not here.is_relative_to(root))
-    return any(file.resolve().is_relative_to(root) for root in outside)
+def _came_with(run: Path, found: _Found, *project: Path, installed: bool = False) -> bool:
+    """Return whether a module is in the run folder, or may have been unpacked together with it.
+
+    The latter are modules below a folder that has the run in it but not the project, and those
+    beside the run or in a folder of runs, even if that is the working folder.
+
+    Args:
+        run: run folder.
+        found: the module.
+        *project: folders of the project.
+        installed: whether the module is where packages are installed.
+    """
+    code = [folder.resolve() for folder in project]
+    places = [place.resolve() for place in found.places]
+    for place in {run.resolve(), Path(os.path.abspath(run))}:
+        apart = (one for one in place.parents if not any(c.is_relative_to(one) for c in code))
+        inside = [place, *apart]
+        if any(file.resolve().is_relative_to(one) for file in found.files for one in inside):
+            return True
+        near = place.parents[:_FOLDERS_OF_RUNS]
+        if not installed and any(one in near for one in places):
+            return True
+    return False
 
 
 def _environments() -> Iterator[str]:

@@ -82,7 +82,7 @@ class Actor:
         self._on_cpu = self.device.type == "cpu"
         wanted = torch.device(storing_device or self.device)
         self._brings_outputs = wanted.type == "cpu" and not self._on_cpu
-        self.init_random_frames, self.exploration_frames = init_random_frames, exploration_frames
+        self.exploration_frames = exploration_frames
         self.action_keys = [leaf.key for leaf in env.action_leaves]
         keys = [leaf.key for leaf in env.observation_leaves]
         self._observations = [(leaf.key, leaf.shape) for leaf in env.observation_leaves]
@@ -102,8 +102,7 @@ class Actor:
         self.runner, self.explorer = runner(policy), runner(exploration_policy)
         self._runners = [one for one in (self.runner, self.explorer) if one is not None]
         self._random = RandomActions(env)
-        self._random_until = _FOREVER if policy is None else init_random_frames
-        self._policy_from = max(self._random_until, exploration_frames)
+        self.act_at_random(init_random_frames)
         self.at_random = False  # whether all actions are, however many policy steps were taken
         self._places: list[tuple[Key, int]] = []
         self._zeros: dict[Key, Tensor] = {}
@@ -115,6 +114,12 @@ class Actor:
         self._not_in_numpy = "" if self._wants_numpy else f"fast_policy={fast_policy!r}"
         if self._wants_numpy:
             self._compute_in_numpy()
+
+    def act_at_random(self, policy_steps: int) -> None:
+        """Set the number of policy steps with random actions; without a policy all are."""
+        self.init_random_frames = policy_steps
+        self._random_until = _FOREVER if self.runner is None else policy_steps
+        self._policy_from = max(self._random_until, self.exploration_frames)
 
     def _compute_in_numpy(self) -> None:
         """Have NumPy compute the policy's actions, if it can."""

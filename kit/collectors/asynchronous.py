@@ -68,6 +68,8 @@ class AsyncCollector(KitCollector):
         reuse: whether a batch is the shared buffer itself, valid until the next one is asked for.
         threads: PyTorch's threads in the process.
         storing_device: where batches are delivered.
+        pre_collect_hook: called in this process before it waits for a batch.
+        post_collect_hook: called in this process with each batch before it is returned.
         **kwargs: for the collector in the process.
 
     Attributes:
@@ -87,6 +89,8 @@ class AsyncCollector(KitCollector):
         reuse: bool = False,
         threads: int = 1,
         storing_device: torch.device | str = "cpu",
+        pre_collect_hook: Callable[[], None] | None = None,
+        post_collect_hook: Callable[[TensorDictBase], None] | None = None,
         **kwargs: Any,
     ) -> None:
         self.env = create_env_fn if isinstance(create_env_fn, EnvBase) else None
@@ -112,7 +116,12 @@ class AsyncCollector(KitCollector):
         except BaseException:
             self._closing()
             raise
-        super().__init__(facts["num_envs"], total_frames=facts["total_frames"])
+        super().__init__(
+            facts["num_envs"],
+            total_frames=facts["total_frames"],
+            pre_collect_hook=pre_collect_hook,
+            post_collect_hook=post_collect_hook,
+        )
         for name, value in facts.items():
             setattr(self, name, value)
 
@@ -182,6 +191,17 @@ class AsyncCollector(KitCollector):
     def seconds_in_step(self) -> float:
         """For how long the environments in the process have been in the same step."""
         return float(self._in_step)
+
+    def deliver_raw(self, raw: bool) -> bool:
+        """Choose whether the collector in the process delivers raw batches.
+
+        Returns:
+            Whether it can, and the statistics of the process are known here.
+        """
+        self._send(("raw", raw))
+        delivered = bool(self._await("raw"))
+        known = self.normalizer is not None or self.normalized_by != "Normalizer"
+        return delivered and (known or not raw)
 
     # ------------------------------------------------------------------ messages
     def _send(self, message: tuple[Any, ...]) -> None:
@@ -409,7 +429,7 @@ def serve(
             pass
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the other side is gone
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         with contextlib.suppress(OSError):
             pipe.send(("error", _sendable(error)))
             pipe.recv()
@@ -510,6 +530,9 @@ class _Served:
             self._make_due()  # with the random numbers before, whoever is faster
             self.collector.set_seed(arguments[0])
             self.pipe.send(("seeded", None))
+        elif command == "raw":
+            self._make_due()
+            self.pipe.send(("raw", self.collector.deliver_raw(*arguments)))
         return bool(command != "close")
 
     def _make_due(self) -> None:
@@ -558,8 +581,10 @@ def _signature(batch: TensorDictBase) -> tuple[Any, ...]:
     return batch.batch_size, found
 
 
-def _sendable(error: Exception) -> Exception:
+def _sendable(error: BaseException) -> Exception:
     """Return an exception as it can be sent: the kit's own as they are, others by their text."""
+    if isinstance(error, KeyboardInterrupt):  # of an environment: Ctrl-C is left to the parent
+        return EnvironmentFault("env", None, "raised KeyboardInterrupt in the collector's process")
     if isinstance(error, (EnvironmentFault, PolicyFault, SettingError)):
         return error
     text = "".join(traceback.format_exception(error))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -32,11 +32,14 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
     Args:
         num_envs: environments.
         total_frames: policy steps in all; -1 never ends.
-        init_random_frames: policy steps with random actions at the beginning.
+        init_random_frames: policy steps with random actions at the beginning; ``None``: as many
+            as the plan of a trainer says, or none without a trainer.
         exploration_frames: policy steps, counted from the beginning, until which an exploration
             policy acts in place of the policy.
         seed: of the random numbers that policy and random actions use in this collector.
         device: where the policy runs, whose random numbers are this collector's.
+        pre_collect_hook: called without arguments before each batch is collected.
+        post_collect_hook: called with each batch before it is returned; it may change the batch.
 
     Attributes:
         policy_steps: taken so far.
@@ -65,6 +68,7 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
     exact_resume = True
     exact_policy = True
     goes_on = True
+    follows_plan = False
 
     def __init__(
         self,
@@ -75,9 +79,13 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
         exploration_frames: int = 0,
         seed: int = 0,
         device: torch.device | str | None = None,
+        pre_collect_hook: Callable[[], None] | None = None,
+        post_collect_hook: Callable[[TensorDictBase], None] | None = None,
     ) -> None:
+        super().__init__(pre_collect_hook=pre_collect_hook, post_collect_hook=post_collect_hook)
         self.num_envs = num_envs
         self.total_frames = -1 if total_frames is None or total_frames < 0 else total_frames
+        self.follows_plan = init_random_frames is None
         self.init_random_frames = whole_number("init_random_frames", init_random_frames or 0)
         self.exploration_frames = whole_number("exploration_frames", exploration_frames)
         for name in self._COUNTERS:
@@ -110,6 +118,12 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
             fast_policy=how,
         )
 
+    def act_at_random(self, policy_steps: int) -> None:
+        """Set the number of random policy steps, if none was given and this process acts."""
+        if self.follows_plan and (actor := vars(self).get("_actor")) is not None:
+            self.init_random_frames = policy_steps
+            actor.act_at_random(policy_steps)
+
     # ------------------------------------------------------------------ TorchRL's names
     @property
     def _frames(self) -> int:
@@ -140,9 +154,14 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
         """
         if self.closed:
             raise RuntimeError("this collector was shut down; make a new one")
+        if self.pre_collect_hook is not None:
+            self.pre_collect_hook()
         self._iter += 1
         with self._prepared():
-            return self._collect()
+            batch = self._collect()
+        if self.post_collect_hook is not None:
+            self.post_collect_hook(batch)
+        return batch
 
     def _prepared(self) -> AbstractContextManager[Any]:
         """Prepare a batch and return the context in which it is collected."""
@@ -161,6 +180,19 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
     def normalizer(self) -> Normalizer | None:
         """Running normalisation of the environments, if there is any."""
         return getattr(self.env, "normalizer", None)
+
+    def deliver_raw(self, raw: bool) -> bool:
+        """Deliver observations and rewards as the environments give them, for a replay buffer.
+
+        The policy acts on normalised observations either way.
+
+        Args:
+            raw: otherwise batches are normalised, by the statistics at each step.
+
+        Returns:
+            Whether the collector can. By default, one whose environments are normalised cannot.
+        """
+        return not raw or self.normalizer is None
 
     def take_episodes(self) -> list[Episode]:
         """Return the episodes that ended since the last call, and forget them."""
@@ -252,6 +284,8 @@ class StepsCollector(KitCollector):
         prefill_frames: policy steps of a first batch of its own, before the others; 0 for none.
         seed: of the random numbers that policy and random actions use in this collector.
         device: where the policy runs.
+        pre_collect_hook: called without arguments before each batch is collected.
+        post_collect_hook: called with each batch before it is returned; it may change the batch.
 
     Raises:
         SettingError: if the counts cannot be reached exactly; nearest values are named.
@@ -269,6 +303,8 @@ class StepsCollector(KitCollector):
         prefill_frames: int = 0,
         seed: int = 0,
         device: torch.device | str | None = None,
+        pre_collect_hook: Callable[[], None] | None = None,
+        post_collect_hook: Callable[[TensorDictBase], None] | None = None,
     ) -> None:
         self.steps_per_env = _steps_per_env(num_envs, frames_per_batch, steps_per_env)
         self.frames_per_batch = self.requested_frames_per_batch = num_envs * self.steps_per_env
@@ -280,6 +316,8 @@ class StepsCollector(KitCollector):
             exploration_frames=exploration_frames,
             seed=seed,
             device=device,
+            pre_collect_hook=pre_collect_hook,
+            post_collect_hook=post_collect_hook,
         )
         for field in ("init_random_frames", "exploration_frames", "prefill_frames"):
             _multiple(field, getattr(self, field), num_envs)

@@ -126,7 +126,7 @@ class PolicyRunner:
         self._fast, self._known = fast, False
         self._restored = False  # hidden state is that of a checkpoint
         self._check = check
-        self._traced = Traced(self._call, policy, name="the policy")
+        self._traced = Traced(self._call, policy, name="the policy", verify_again=False)
 
     @property
     def plain_reason(self) -> str:

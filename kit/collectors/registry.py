@@ -84,7 +84,19 @@ def make_collector(
         works = "give a function (env, policy, **arguments) that makes one"
         why = "takes other arguments than the kit's"
         raise SettingError("collector", make.__name__, why, works)
-    return make(env, policy, **_amounts(plan), **kwargs)
+    kwargs |= _amounts(plan)
+    _check_callable(make, kwargs)
+    return make(env, policy, **kwargs)
+
+
+def _check_callable(make: Callable[..., BaseCollector], arguments: Mapping[str, Any]) -> None:
+    """Raise SettingError if a class or function cannot be called with these arguments."""
+    try:
+        inspect.signature(make).bind(None, None, **arguments)
+    except TypeError as error:
+        why = f"cannot be called with (env, policy, {', '.join(arguments)}): {error}"
+        works = "name the arguments that it needs, and take the others as **others"
+        raise SettingError("collector", getattr(make, "__name__", make), why, works) from None
 
 
 def _check_arguments(make: Callable[..., BaseCollector], given: Mapping[str, Any]) -> None:

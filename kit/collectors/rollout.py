@@ -82,7 +82,8 @@ def rollout(
     """
     recurrent = actor.is_recurrent
     for observation, row in rows:
-        actions = actor(observation, schedule.policy_steps, schedule.active)
+        seen = env.observed(observation) if env.raw else observation
+        actions = actor(seen, schedule.policy_steps, schedule.active)
         env.step_arrays(
             actions, row, schedule.stands_still, rewards=rewards, played=schedule.active
         )
@@ -163,6 +164,11 @@ class VectorCollector(StepsCollector):
         self._episode_ids = EpisodeIds(self.num_envs)
 
     # ------------------------------------------------------------------ one batch
+    def deliver_raw(self, raw: bool) -> bool:
+        """Deliver raw observations and rewards, or normalised ones; return true."""
+        self.env.leave_raw(raw)
+        return True
+
     def _prepared(self) -> AbstractContextManager[Any]:
         self._actor.prepare()
         ready = self._actor.is_ready(self.policy_steps, self.steps_per_env)
@@ -415,6 +421,8 @@ class EpisodeCollector(KitCollector):
         self._let_act(exploration_policy, exploration_type, fast_policy, self.storing_device)
         self._check_masks = MaskCheck(self.env)
         self._strayed = np.zeros(self.num_envs, np.bool_)
+
+    deliver_raw = VectorCollector.deliver_raw
 
     # ------------------------------------------------------------------ one batch
     def _collect(self) -> TensorDictBase:

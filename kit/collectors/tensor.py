@@ -157,6 +157,13 @@ class TensorCollector(StepsCollector):
         """Running normalisation of the environment; its statistics are on the device."""
         return None if self._outer is None else self._outer.normalizer
 
+    def deliver_raw(self, raw: bool) -> bool:
+        """Deliver raw observations and rewards, or normalised ones; return true."""
+        if raw != self._steps.raw:
+            self._steps.raw = raw
+            self._steps.clear()
+        return True
+
     def _checked_normalizer(self) -> Normalizer:
         """The environment's normaliser, or one that changes nothing.
 
@@ -289,6 +296,7 @@ class TensorCollector(StepsCollector):
         state["env"] = dict(self.env.state_dict())
         state["begun"] = self._begun
         state["normalizer"] = self.normalizer and self.normalizer.state_dict()
+        state["raw"] = self._steps.raw
         return state
 
     def load_state_dict(self, state_dict: OrderedDict[str, Any]) -> None:
@@ -302,6 +310,7 @@ class TensorCollector(StepsCollector):
         self._begun = bool(state_dict["begun"])
         if self.normalizer is not None:
             self.normalizer.load_state_dict(state_dict["normalizer"])
+        self.deliver_raw(bool(state_dict.get("raw", False)))
 
 
 def as_tensor_env(create_env_fn: Any) -> tuple[TensorEnv, VectorEnv | None]:
@@ -330,7 +339,12 @@ class TensorSteps:
         normalizer: normalises observations and rewards.
         block: steps in one program.
         fast: whether there are programs at all.
+
+    Attributes:
+        raw: whether observations and rewards are written as the environment gives them.
     """
+
+    raw = False
 
     def __init__(
         self, env: TensorEnv, actor: Actor, normalizer: Normalizer, *, block: int, fast: bool
@@ -414,7 +428,7 @@ class TensorSteps:
         write to; it returns the state of the environments, the statistics, and the hidden state.
         """
         env, actor, normalizer = self.env, self.actor, self.normalizer
-        known = normalizer.statistics
+        known, raw = normalizer.statistics, self.raw
 
         def steps(given: Named) -> Named:
             now = EpisodeState(**_of("episodes", given))
@@ -424,7 +438,8 @@ class TensorSteps:
                 runner.hidden = dict(hidden)
             made: list[dict[str, Tensor]] = []
             for time_step in range(count):
-                observation = normalizer.apply(statistics, env.observe(now.physics))
+                given_by_env = env.observe(now.physics)
+                observation = normalizer.apply(statistics, given_by_env)
                 seen = _policy_input(observation, now)
                 if runner is None:
                     drawn = env.full_action_spec.rand()
@@ -433,11 +448,12 @@ class TensorSteps:
                     written = runner.call_module(seen) if fast else runner(seen)
                     outputs = dict(zip(runner.out_keys, written))
                 now, step = env.advance(now, outputs[actor.action_keys[0]], uniform[time_step])
-                statistics, step = normalizer.step_tensors(statistics, step, learn)
+                statistics, step = normalizer.step_tensors(statistics, step, learn, raw)
                 if runner is not None and runner.is_recurrent:
                     runner.end_episodes(step.terminated | step.truncated)
                 outputs.setdefault(IS_INIT, seen[IS_INIT])
-                made.append({**step._asdict(), "observation": observation})
+                acted_on = given_by_env if raw else observation
+                made.append({**step._asdict(), "observation": acted_on})
                 for key, place in _of("outputs", given).items():
                     if key in outputs:  # another than the policy may act, and not write it
                         place[time_step].copy_(outputs[key])  # whose memory the next may use again

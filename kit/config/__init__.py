@@ -34,11 +34,12 @@ from kit.config.settings import (
     ReplayConfig,
     RunConfig,
 )
+from kit.steps.given import GivenFields
 
 __all__ = [
     "ActorCriticConfig", "Atoms", "Count", "CriticNetworkConfig", "Decay", "EnvConfig", "Finite",
-    "FittedCriticConfig", "Frames", "HiddenSizes", "Limits", "LogStd", "Natural", "NetworkConfig",
-    "Networks", "NotNegative", "OffPolicyConfig", "OfflineConfig", "OnPolicyConfig", "Outputs",
-    "Positive", "ReplayConfig", "RunConfig", "ScheduleName", "Seed", "Share", "UnitInterval",
-    "Width",
+    "FittedCriticConfig", "Frames", "GivenFields", "HiddenSizes", "Limits", "LogStd", "Natural",
+    "NetworkConfig", "Networks", "NotNegative", "OffPolicyConfig", "OfflineConfig",
+    "OnPolicyConfig", "Outputs", "Positive", "ReplayConfig", "RunConfig", "ScheduleName", "Seed",
+    "Share", "UnitInterval", "Width",
 ]  # fmt: skip

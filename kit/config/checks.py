@@ -10,6 +10,7 @@ import bisect
 import contextlib
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -24,10 +25,12 @@ from torchrl import objectives
 from torchrl.collectors import BaseCollector
 
 from kit.config.memory import buffer_need, check_memory, memory_of_machine, needs_of, room_of_disk
-from kit.config.parts import accepts
+from kit.config.parts import Replacements, accepts
 from kit.config.settings import ActorCriticConfig, EnvConfig, OfflineConfig, ReplayConfig, RunConfig
 from kit.steps import SettingError, StepPlan
 from kit.steps.errors import nearest_first, place_of, show
+from kit.steps.given import given_fields
+from kit.steps.table import plural
 
 Actions = Literal["continuous", "discrete"]
 
@@ -53,7 +56,8 @@ def limits(plan: StepPlan, cfg: Any) -> None:
         defaults = {getattr(env, field) for env in (EnvConfig(), type(cfg)().env)}
         # A library that repeats no actions has no word for it; the number of envs it always says.
         silent = field != "num_envs" and theirs in defaults
-        if ours not in {*defaults, theirs} and not silent:
+        told = ours not in defaults or field in given_fields(cfg.env)
+        if told and ours != theirs and not silent:
             why = f"contradicts the {theirs} of steps"
             raise SettingError(f"env.{field}", ours, why, "leave one of them out")
 
@@ -61,12 +65,21 @@ def limits(plan: StepPlan, cfg: Any) -> None:
 def learning(plan: StepPlan, cfg: Any) -> None:
     """Refuse a run that ends before it learns, or learns before a transition is complete."""
     starts, total = plan.learning_starts, plan.total_policy_steps
+    given = getattr(cfg.steps, "learning_starts", ...)  # the word of another library, if any
+    name = "learning_starts" if given is ... else "steps.learning_starts"
+    works = "train earlier, or longer"
     if plan.trains and starts and total is not None and starts > total:
         why = f"is beyond the {total} policy steps of the run, which would train nothing"
-        given = getattr(cfg.steps, "learning_starts", ...)  # the word of another library, if any
-        name = "learning_starts" if given is ... else "steps.learning_starts"
-        works = [total] if given == starts else "train earlier, or longer"
         raise SettingError(name, starts if given in (None, ...) else given, why, works)
+    if plan.trains and plan.prefill_steps and plan.iterations == 0:
+        why = f"are all {total} policy steps of the run, which would train nothing"
+        word = "num_normalization_steps"
+        word = f"steps.{word}" if hasattr(cfg.steps, word) else "prefill_steps"
+        raise SettingError(word, plan.prefill_steps, why, works)
+    if plan.trains and starts and plan.is_exact and starts == total and plan.iterations > 1:
+        steps = plural(plan.gradient_steps_after(plan.iterations), "gradient step")
+        text = f"{name}={starts} is the length of the run, which makes {steps}, all at its end"
+        warnings.warn(text, stacklevel=2)
     if not (isinstance(cfg, ReplayConfig) and plan.is_exact and plan.trains) or plan.offline:
         return
     n_step, length = getattr(cfg, "n_step", 1), plan.sequence_length or 1
@@ -164,9 +177,10 @@ def rows_of_normalization(cfg: RunConfig) -> None:
 
 
 def deviation(cfg: RunConfig, env: Any) -> None:
-    """Refuse a deviation of actions that are all choices."""
+    """Refuse settings of continuous actions where all actions are choices."""
     if isinstance(cfg, ActorCriticConfig) and all(x.dtype.kind != "f" for x in env.action_leaves):
-        unused(cfg, ("initial_log_std",), f"{env.name} has no continuous actions")
+        names = [name for name in ("initial_log_std", "squash_actions") if hasattr(cfg, name)]
+        unused(cfg, names, f"{env.name} has no continuous actions")
 
 
 # ---------------------------------------------------------------------- the environment
@@ -481,9 +495,11 @@ def tried(*modules: object) -> Iterator[None]:
 
 
 # ---------------------------------------------------------------------- parts and the collector
+REPLACED = ("make_actor", "make_critic", "optimizer")
+"""Parts that a recipe asks for while it makes networks and optimizers."""
 PARTS = (
     "collector", "update", "buffer", "advantage", "evaluate", "exploration_policy", "hooks",
-    "logger", "loss_module", "optimizer",
+    "logger", "loss_module", *REPLACED,
 )  # fmt: skip
 """Parts that the caller of a recipe's ``build`` may give."""
 
@@ -497,6 +513,22 @@ def parts(given: Mapping[str, Any]) -> None:
         if name not in PARTS:
             near = nearest_first(name, PARTS)[:3]
             raise SettingError(name, part, "is no part of a trainer", near)
+
+
+def replaced(cfg: RunConfig, parts: Replacements, algorithm: str) -> None:
+    """Reject parts that the recipe does not use, and settings that replaced parts ignore."""
+    asked, update = {*parts.asked}, parts.given.get("update", ...)
+    if update is not ... and not hasattr(update, "optimizers"):
+        asked |= {"loss_module", "optimizer"}  # TorchRL's steppers find both in the trainer
+    for name in ("loss_module", *REPLACED):
+        if name in parts.given and name not in asked:
+            works: Any = [one for one in REPLACED if one in asked and one not in parts.given]
+            works = "pass make_loss=..., a class or a function" if name == "loss_module" else works
+            why = f"replaces nothing in {algorithm}" + ", given update" * (update is not ...)
+            raise SettingError(name, loss_name(parts.given[name]), why, works)
+    for name, part in parts.without_effect.items():
+        if hasattr(cfg, name):
+            unused(cfg, (name,), f"{part} replaces the part that it changes")
 
 
 def update(cfg: RunConfig, made: Any) -> None:

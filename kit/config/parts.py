@@ -1,17 +1,25 @@
-"""Parts that are given by name, and the arguments that they take."""
+"""Parts that are given by name or by the caller of a recipe, and the arguments that they take."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from torch import nn
+from tensordict.nn import TensorDictModuleBase
+from torch import nn, optim
+from torch.optim import Optimizer
 from torchrl.objectives import LossModule
 
+from kit.lazy import module_and_name
 from kit.steps.errors import SettingError, nearest_first
+
+RATES = ("learning_rate", "model_learning_rate", "body_lr_factor")
+"""Settings that act through the learning rates of a recipe's optimizer."""
+OPTIMIZER = ("optimizer", "beta_1", "max_grad_ratio", "warmup_gradient_steps")
+"""Settings that act through other arguments of a recipe's optimizer."""
 
 
 def resolve(name: str | Any) -> Any:
@@ -26,7 +34,7 @@ def resolve(name: str | Any) -> Any:
     """
     if not isinstance(name, str):
         return name
-    module_name, _, attribute = name.rpartition(":")
+    module_name, attribute = module_and_name(name)
     try:
         module = importlib.import_module(module_name or "torchrl.objectives")
     except ImportError as error:
@@ -54,3 +62,126 @@ def accepts(make: Callable[..., Any], argument: str) -> bool:
             return False
     # What is left over is the last one's; TorchRL's losses raise at it.
     return bool(constructors) and not constructors[-1].__module__.startswith("torchrl.")
+
+
+class Replacements:
+    """Networks and optimizers that the caller of a recipe's ``build`` replaces.
+
+    Args:
+        given: the caller's parts by name: ``make_actor``, ``make_critic``, ``optimizer`` and parts
+            of the trainer.
+
+    Attributes:
+        asked: names of parts that the recipe can replace.
+        without_effect: settings that act through replaced parts alone, with the part of each.
+    """
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self.given = given
+        self.asked: set[str] = set()
+        self._idle: dict[str, str] = {}
+        self._acting = {"env", "device"}  # settings that are also arguments of factories
+
+    @property
+    def without_effect(self) -> dict[str, str]:
+        """Settings that act through replaced parts alone, with the part of each."""
+        return {name: part for name, part in self._idle.items() if name not in self._acting}
+
+    def network(self, part: str, make: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
+        """Create a network: by the caller's factory, or else by the recipe's."""
+        self.asked.add(part)
+        names = _names_of(make, *arguments, **settings)
+        names |= {f"critic_{name}" for name in names if part == "make_critic"}
+        if part not in self.given:
+            self._acting |= names
+            return make(*arguments, **settings)
+        self._idle |= dict.fromkeys(names, part)
+        return self._made(part, arguments[0])
+
+    def pair(self, make: Callable[..., Any], *arguments: Any, **settings: Any) -> tuple[Any, Any]:
+        """Create actor and critic by one factory of the recipe, or replace one or both.
+
+        Raises:
+            SettingError: if one network is replaced and shares its layers with the other.
+        """
+        parts = ("make_actor", "make_critic")
+        self.asked.update(parts)
+        replaced = [part for part in parts if part in self.given]
+        names = _names_of(make, *arguments, **settings)
+        if len(replaced) == 2:
+            self._idle |= dict.fromkeys(names, "make_actor")
+            return self._made("make_actor", arguments[0]), self._made("make_critic", arguments[0])
+        made = make(*arguments, **settings)
+        if not replaced:
+            self._acting |= names
+            return made[0], made[1]
+        if settings.get("shared_body"):
+            why = f"shares layers of actor and critic, and {replaced[0]} replaces one of the two"
+            works = "pass both make_actor and make_critic, or set shared_body=False"
+            raise SettingError("shared_body", True, why, works)
+        own = {"make_actor": {"initial_log_std"}, "make_critic": {"critic_hidden_sizes"}}
+        self._idle |= dict.fromkeys(own[replaced[0]], replaced[0])
+        self._acting |= names - own[replaced[0]]
+        new = self._made(replaced[0], arguments[0])
+        return (new, made[1]) if replaced == ["make_actor"] else (made[0], new)
+
+    def _made(self, part: str, env: Any) -> Any:
+        factory = self.given[part]
+        if isinstance(factory, nn.Module) or not callable(factory):
+            why = "is not a function of the environment"
+            raise SettingError(part, type(factory).__name__, why, f"pass {part}=lambda env: ...")
+        made = factory(env)
+        if not isinstance(made, TensorDictModuleBase):
+            why = f"returned an object of type {type(made).__name__}, not a TensorDict module"
+            works = "return TensorDictModule(network, in_keys=[...], out_keys=[...])"
+            raise SettingError(part, getattr(factory, "__name__", factory), why, works)
+        return made
+
+    def optimizer(
+        self, make: type[Optimizer], parameters: Iterable[Any], **settings: Any
+    ) -> Optimizer:
+        """Create an optimizer: the caller's, or else the recipe's.
+
+        Raises:
+            SettingError: if there is no such optimizer, or it does not hold the parameters.
+        """
+        given, groups = self.given.get("optimizer"), list(parameters)
+        if "update" in self.given:  # which steps with optimizers of its own
+            return make(groups, **settings)
+        self.asked.add("optimizer")
+        if given is None:
+            return make(groups, **settings)
+        if isinstance(given, str):
+            known = [name for name, one in vars(optim).items() if _is_optimizer(one)]
+            if given not in known:
+                works = nearest_first(given, known)[:3]
+                raise SettingError("optimizer", given, "is no class of torch.optim", works)
+            given = getattr(optim, given)
+        rates: dict[str, Any] = {k: v for k, v in settings.items() if k in ("lr", "fused")}
+        self._idle |= dict.fromkeys(OPTIMIZER, "optimizer")
+        if _is_optimizer(given):
+            chosen: type[Optimizer] = given
+            return chosen(groups, **{k: v for k, v in rates.items() if accepts(given, k)})
+        self._idle |= dict.fromkeys(RATES, "optimizer")
+        flat = [one for g in groups for one in (g["params"] if isinstance(g, dict) else [g])]
+        made = given(flat) if callable(given) else given
+        advice = "pass a class, a name of torch.optim, or a function of the parameters"
+        if not isinstance(made, Optimizer):
+            raise SettingError("optimizer", made, "is not an optimizer", advice)
+        held = {id(one) for group in made.param_groups for one in group["params"]}
+        if missing := sum(id(one) not in held for one in flat):
+            why = f"does not hold {missing} of the {len(flat)} parameters that it should train"
+            raise SettingError("optimizer", type(made).__name__, why, advice)
+        return made
+
+
+def _is_optimizer(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer
+
+
+def _names_of(make: Callable[..., Any], *arguments: Any, **settings: Any) -> set[str]:
+    """Names of the arguments that a call passes."""
+    signature = inspect.signature(make)
+    bound = signature.bind(*arguments, **settings).arguments
+    several = [n for n, p in signature.parameters.items() if p.kind is p.VAR_KEYWORD]
+    return {*bound.keys() - several}.union(*(bound[name] for name in several if name in bound))

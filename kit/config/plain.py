@@ -12,14 +12,17 @@ import numbers
 import textwrap
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from kit.config.limits import Limits, NamesSchedule
 from kit.dialects import dialect
 from kit.dialects.base import Dialect
+from kit.dialects.fields import same_value
+from kit.dialects.files import flat
 from kit.steps import SettingError, StepPlan
 from kit.steps.errors import nearest_first, show
+from kit.steps.given import GivenFields
 from kit.steps.settings import OfflineSteps, OffPolicySteps, OnPolicySteps
 
 PLAN = "plan"
@@ -110,7 +113,27 @@ def check(config: Any, path: str = "") -> None:
         value, group = getattr(config, f.name), _group(hints[f.name])
         if group is not None and isinstance(value, Mapping):
             raise _no_group(f"{path}{f.name}", value, group)
+        if group is not None and not issubclass(group, GivenFields):
+            _check_defaults(f"{path}{f.name}", f, group)
         object.__setattr__(config, f.name, _made(f"{path}{f.name}", value, hints[f.name]))
+
+
+def _check_defaults(path: str, declared: dataclasses.Field[Any], group: type) -> None:
+    """Refuse a recipe's own defaults for a group that forgets which of its fields were given."""
+    if declared.default_factory is dataclasses.MISSING:
+        return
+    default = declared.default_factory()
+    if type(default) is not group or issubclass(group, StepPlan):
+        return
+    needed = [f.name for f in dataclasses.fields(group) if _is_required(f)]
+    if default != group(**{name: getattr(default, name) for name in needed}):
+        why = f"has defaults that would be lost in {group.__name__}(...) with other fields"
+        works = f"derive {group.__name__} from kit.config.GivenFields"
+        raise SettingError(path, default, why, works)
+
+
+def _is_required(declared: dataclasses.Field[Any]) -> bool:
+    return declared.default is declared.default_factory is dataclasses.MISSING
 
 
 def _made(path: str, value: Any, hint: Any) -> Any:
@@ -323,6 +346,27 @@ def _called(hint: Any) -> str:
     if origin in (list, tuple):
         return f"a list, each {_called(arguments[0])}"
     return _CALLED.get(origin or hint, getattr(hint, "__name__", str(hint)))
+
+
+def differences(config: Any, besides: Collection[str] = ()) -> list[str]:
+    """Return a line with the settings that differ from the recipe's defaults; none if none does.
+
+    Args:
+        config: settings of a recipe.
+        besides: dotted names of settings to leave out.
+    """
+    ours, usual = to_plain(config), to_plain(type(config)())
+    steps, told = ours.get("steps", {}), []
+    if "dialect" in steps:  # the recipe has no defaults for another library's settings
+        told = [f"steps={steps['dialect']}"]
+        usual["steps"] = to_plain(type(config.steps)()) if steps["dialect"] != PLAN else steps
+    known = flat(usual)
+    for name, value in flat(ours).items():
+        if name not in besides and (name not in known or not same_value(value, known[name])):
+            comparable = name in known and not ("dialect" in steps and name.startswith("steps."))
+            default = f" (recipe: {show(known[name], text=True)})" if comparable else ""
+            told.append(f"{name}={show(value, text=True)}{default}")
+    return [f"settings: {', '.join(told)}"] if told else []
 
 
 def settings(config: Any, path: str = "") -> Iterator[tuple[str, Any, str, str]]:

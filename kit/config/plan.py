@@ -25,8 +25,6 @@ def make_plan(cfg: AnyConfig, algorithm: str) -> StepPlan:
     steps, env = cfg.steps, cfg.env
     if isinstance(steps, (OnPolicySteps, OffPolicySteps, OfflineSteps)):
         limits = {"action_repeat": env.action_repeat, "max_episode_steps": env.max_episode_steps}
-        if isinstance(steps, OnPolicySteps):
-            limits["usual_size"] = getattr(type(cfg)().steps, "minibatch_size", None)
         try:
             plan = steps.to_plan(num_envs=env.num_envs, **limits)
         except SettingError as error:

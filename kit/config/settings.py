@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from kit.config.limits import (
@@ -22,11 +22,12 @@ from kit.config.limits import (
 )
 from kit.dialects.base import Dialect
 from kit.steps import SettingError, StepPlan
+from kit.steps.given import GivenFields, completed, given_fields
 from kit.steps.settings import OfflineSteps, OffPolicySteps, OnPolicySteps
 
 
 @dataclass
-class EnvConfig:
+class EnvConfig(GivenFields):
     """The environments."""
 
     id: str = "CartPole-v1"
@@ -52,8 +53,12 @@ class EnvConfig:
 
 
 @dataclass
-class RunConfig:
-    """Settings of every recipe besides its algorithm."""
+class RunConfig(GivenFields):
+    """Settings of every recipe besides its algorithm.
+
+    A group of settings (``env``, ``steps``) keeps the recipe's defaults in fields that were not
+    given. The configuration holds a copy of the group.
+    """
 
     FAMILY: ClassVar[str | None] = None
     """Family of the algorithm, ``on_policy`` or ``off_policy``; ``None``: either."""
@@ -99,8 +104,22 @@ class RunConfig:
     """Seconds after which the run ends, with the iteration under way; null: none."""
     stop_at_return: Finite | None = None
     """Mean return of an evaluation at which the run ends; null: none."""
+    evaluation_max_steps: Count = 100_000
+    """Policy steps after which an episode of an evaluation is cut if it has not ended; the column
+    evaluation/truncated_episodes is the number of such episodes."""
     progress: bool = True
     """Whether plan, progress and ledger are shown in the terminal."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; a group of settings is completed by the recipe's defaults for it."""
+        declared = self.__dataclass_fields__.get(name)
+        if isinstance(value, GivenFields) and declared is not None:
+            is_default = name not in vars(self) and name not in given_fields(self)
+            factory = declared.default_factory
+            default = None if factory is MISSING else factory()
+            if isinstance(default, GivenFields) and isinstance(value, type(default)):
+                value = completed(value, default, is_default)
+        super().__setattr__(name, value)
 
     if not TYPE_CHECKING:  # which knows what is declared
 
@@ -161,6 +180,9 @@ class OffPolicyConfig(ReplayConfig):
     importance_exponent: UnitInterval = 0.4
     """Exponent of the weights that correct priorities; it rises to 1 during the run. 0: there are
     none."""
+    hindsight: Literal["future", "final", "episode"] | None = None
+    """Goals that replace those of 80 % of the sampled transitions (Andrychowicz et al. 2017): ones
+    achieved later in the episode, at its end, or anywhere in it; null: no goal is replaced."""
     store_next_observation: bool = True
     """Whether the buffer stores both observations of a transition; false: each one once."""
     stacked_frames: Frames = 1
@@ -177,7 +199,7 @@ class OfflineConfig(RunConfig):
 
     steps: OfflineSteps | StepPlan = field(default_factory=OfflineSteps)
     dataset: list[str] = field(default_factory=list)
-    """Folders of data sets in Minari's format, joined to one: [datasets/pendulum-mixed-v0]."""
+    """Data sets in Minari's format, joined: folders, or minari:ID for installed ones."""
     normalize_data: bool = True
     """Whether observations are normalised by the mean and the deviation of the data set."""
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 
 from kit.dialects.fields import check_group, fact, same_value, uses
 from kit.steps.errors import Count, SettingError, check_types, one_of
+from kit.steps.given import GivenFields
 from kit.steps.plan import StepPlan
 from kit.steps.same_run import differing_settings
 
@@ -27,7 +28,7 @@ Difference = tuple[str, Any, Any]
 
 
 @dataclass
-class Dialect(ABC):
+class Dialect(GivenFields, ABC):
     """Settings in the words of another library.
 
     The fields of a dialect are those of the library, with its names, defaults and rounding, and
@@ -76,7 +77,7 @@ class Dialect(ABC):
     first of ``VERSIONS``, if it is empty."""
     library_defaults: bool = fact(default=False)
     """whether a run has the library's defaults in place of the recipe's, as far as the recipe has
-    such a setting and it was not changed."""
+    such a setting and it was not given."""
 
     def __post_init__(self) -> None:
         if self.version == "":

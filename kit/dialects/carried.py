@@ -4,9 +4,10 @@ Each field of a dialect has one of three uses. It *counts*: the plan follows fro
 sets the recipe's setting of the same meaning, such as ``lr`` of nip the ``learning_rate``. It is
 *refused* by name: recipes do it in another way, or not at all.
 
-A field acts if it differs from the library's default. Otherwise the recipe keeps its own default,
-and the table of the run lists where the two differ, also in settings that the library has no field
-for. With ``library_defaults`` the recipe takes all of these over that were not changed.
+A field acts if it was given or differs from the library's default. Otherwise the recipe keeps its
+own default, and the table of the run lists where the two differ, also in settings that the library
+has no field for. With ``library_defaults`` the recipe takes all of these over, unless its own
+setting was given.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any, Literal
 from kit.dialects.base import COUNTS_AS, Dialect
 from kit.dialects.fields import Acts, Refused, same_value, uses
 from kit.steps.errors import SettingError, show
+from kit.steps.given import given_fields
 from kit.steps.same_run import differing_settings
 
 Use = Literal["counts", "acts", "refused"]
@@ -58,8 +60,8 @@ def flat(settings: Dialect) -> dict[str, Any]:
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         if field.name in settings.GROUPS and dataclasses.is_dataclass(value):
-            inner = vars(value).items()
-            found |= {f"{field.name}.{name}": entry for name, entry in inner}
+            inner = [f.name for f in dataclasses.fields(value)]
+            found |= {f"{field.name}.{name}": getattr(value, name) for name in inner}
         else:
             found[field.name] = value
     return found
@@ -73,6 +75,19 @@ def changed(settings: Dialect) -> dict[str, Any]:
         for name, value in flat(settings).items()
         if name != "version" and not same_value(value, default.get(name, ...))
     }
+
+
+def typed(settings: Dialect) -> set[str]:
+    """Return the names of the fields that were given; those of a group are dotted.
+
+    Settings with every field, such as those of a saved run, do not tell which were given.
+    """
+    groups = {f"{name}.": getattr(settings, name) for name in settings.GROUPS}
+    found = set()
+    for path, group in {"": settings, **groups}.items():
+        known = {f.name for f in dataclasses.fields(group)}
+        found |= {f"{path}{name}" for name in given_fields(group) if given_fields(group) < known}
+    return found
 
 
 def take(steps: Any, config: Any, algo: str | None = None, family: str | None = None) -> list[str]:
@@ -123,11 +138,12 @@ def carry(given: Dialect, config: Any, algo: str | None = None) -> tuple[dict[st
         and the lines.
 
     Raises:
-        SettingError: if a field contradicts a changed setting of the recipe, or is not at the
-            library's default and the recipe has no setting of that meaning; or if defaults are
-            asked for of an algorithm that the library does not have.
+        SettingError: if a field contradicts a setting of the recipe that was given or changed, or
+            the recipe has no setting of that meaning; or if defaults are asked for of an algorithm
+            that the library does not have.
     """
-    said, own = given.resolved(algo), changed(given)
+    said, differing = given.resolved(algo), changed(given)
+    own = typed(given) | differing.keys()
     stand_in = COUNTS_AS.get(str(said.algo))
     lacking = stand_in in said.ALGORITHMS
     if lacking and said.library_defaults:
@@ -136,13 +152,18 @@ def carry(given: Dialect, config: Any, algo: str | None = None) -> tuple[dict[st
         raise SettingError("library_defaults", True, why, f"name one as well: algo={near}")
     unchanged = type(config)() if said.library_defaults else None
     values: dict[str, Any] = {}
+    of_typed: dict[str, Any] = {}  # those that are the library's defaults
     for name, use in _uses_for(said).items():
-        if name in own:
-            values |= _taken(name, own[name], use, said, config)
+        if name in differing:
+            values |= _taken(name, differing[name], use, said, config)
+        elif name in own and _can_act(name, use, said, config):
+            of_typed |= _taken(name, flat(given)[name], use, said, config)
+    unneeded = {n for n, v in of_typed.items() if n not in values and _setting(config, n) == [v]}
+    values = {**values, **of_typed, **values}
     of_defaults, kept = ({}, []) if lacking else _defaults(said, own, config, unchanged)
     values = {**values, **of_defaults, **values}  # what was asked for wins
     of_unsaid, unsaid = _unsaid(said, values, config, unchanged)
-    values |= of_unsaid
+    values = {n: v for n, v in {**values, **of_unsaid}.items() if n not in unneeded}
     taken = ", ".join(f"{name}={value}" for name, value in values.items())
     lines = []
     if lacking:
@@ -178,7 +199,7 @@ def _defaults(
         ours, meant = _setting(config, use.setting), _meant(use, value, theirs)
         if meant is None or ours in ([], [meant[use.setting]]):
             continue
-        if unchanged is not None and ours == _setting(unchanged, use.setting):
+        if unchanged is not None and not _is_given(config, use.setting, ours, unchanged):
             values |= {name: v for name, v in meant.items() if _setting(config, name)}
             continue
         here = f"here {use.setting}={ours[0]}"
@@ -200,7 +221,7 @@ def _unsaid(
         ours = _setting(config, name)
         if name in values or ours in ([], [wanted]):
             continue
-        if unchanged is not None and ours == _setting(unchanged, name):
+        if unchanged is not None and not _is_given(config, name, ours, unchanged):
             taken[name] = wanted
         else:
             left.append(f"{name}={wanted} (here {ours[0]})")
@@ -363,13 +384,31 @@ def _taken(
         why = f"of {said.LIBRARY} is {use.setting}, which this recipe does not have"
         raise SettingError(name, value, why, "leave it out, or use a recipe that has it")
     meant = use.value(value, said)
-    if ours[0] not in (*_setting(type(config)(), use.setting), meant):
+    if ours[0] != meant and _is_given(config, use.setting, ours, type(config)()):
         why = f"of {said.LIBRARY} contradicts {use.setting}={show(ours[0])}"
         works = f"leave one of them out: both mean {use.setting}"
         raise SettingError(name, given, why, works)
     if use.also is None or use.also.value(value, said) is None:
         return {use.setting: meant}
     return {use.setting: meant, **_taken(name, given, use.also, said, config)}
+
+
+def _can_act(name: str, use: Acts | Refused, said: Dialect, config: Any) -> bool:
+    """Return whether a given default of the library is a setting of the recipe.
+
+    Features that are off by default are off in a recipe that does not have them.
+    """
+    value = flat(said)[name]
+    if isinstance(use, Refused) or (value is None and _meant(use, value, said) is None):
+        return False
+    return bool(_setting(config, use.setting)) or value not in (None, False)
+
+
+def _is_given(config: Any, name: str, value: list[Any], default: Any) -> bool:
+    """Return whether the recipe's setting was given or has another value than by default."""
+    *groups, last = name.split(".")
+    group = functools.reduce(getattr, groups, config)
+    return last in given_fields(group) or value != _setting(default, name)
 
 
 def _setting(config: Any, name: str) -> list[Any]:

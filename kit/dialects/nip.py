@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, Self
 from kit.dialects.base import ON_POLICY, WrappedDialect
 from kit.dialects.fields import acts, counts, fact, linear_or_constant, range_or_none, refused
 from kit.steps.errors import Count, Natural, SettingError, check_fields, real_number
+from kit.steps.given import GivenFields
 from kit.steps.plan import StepPlan
 
 
@@ -45,7 +46,7 @@ _UNSAID: dict[str, dict[str, Any]] = {
 
 
 @dataclass
-class LrFactors:
+class LrFactors(GivenFields):
     """Factors of the learning rate."""
 
     actor: float = acts("body_lr_factor", 1.0, _one_factor)

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal
 from kit.dialects.base import OFF_POLICY, ON_POLICY, RAW, WrappedDialect
 from kit.dialects.fields import Acts, acts, counts, fact, refused
 from kit.steps.errors import Count, Natural, SettingError, check_fields, real_number, whole_number
+from kit.steps.given import GivenFields
 from kit.steps.plan import StepPlan
 
 EVALUATION_ROLLOUTS = 100
@@ -109,7 +110,7 @@ _FLOOR = Acts("epsilon_end", lambda factor, given: given.eps_init if factor == 1
 
 
 @dataclass
-class GAE:
+class GAE(GivenFields):
     """Settings of pyrado's critic, which has an optimiser of its own (not so in PPO2 and A2C)."""
 
     gamma: float = acts("gamma", 0.99)

@@ -40,6 +40,10 @@ class StepWatch:
         return time.monotonic() - self._since if frame is not None else 0.0
 
 
+OF_PARENT = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+"""Signals that a process leaves to its parent."""
+
+
 def is_parents_affair(in_main_thread: bool) -> None:
     """Leave signals to the parent of this process of ``multiprocessing``, and die with it.
 
@@ -52,8 +56,9 @@ def is_parents_affair(in_main_thread: bool) -> None:
         in_main_thread: whether the parent's main thread started this process; Linux would otherwise
             kill it with the thread that did.
     """
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in OF_PARENT:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, OF_PARENT)  # which were blocked until now
     parent = multiprocessing.parent_process()
     assert parent is not None
 

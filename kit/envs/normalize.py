@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kit.envs.backends.base import Mask, StepArrays
-from kit.envs.spaces import Arrays, Leaf
+from kit.envs.spaces import Arrays, Leaf, path_of
+from kit.fast.nested import on_host
 from kit.steps.errors import SettingError, real_number
 
 EPSILON = 1e-8
@@ -117,6 +118,7 @@ class Normalizer:
             why = "has no floating observation to normalise"
             raise SettingError("env.normalize_observation", True, why, [False])
         self.observation = {leaf.key: _initial(leaf.shape) for leaf in floating}
+        self._key_of = {path_of(key): key for key in self.observation}
         self.reward = _initial(()) if reward else None
         self.returns = torch.zeros(num_envs, dtype=torch.float64)
         self.gamma, self.clip, self.most = real_number("gamma", gamma, 0, 1), clip, most
@@ -150,20 +152,24 @@ class Normalizer:
         self._on_host = self.device.type == "cpu"
 
     # ------------------------------------------------------------------ on the host
-    def first(self, observation: Arrays, learn: bool, rows: Any = slice(None)) -> None:
+    def first(
+        self, observation: Arrays, learn: bool, rows: Any = slice(None), raw: bool = False
+    ) -> None:
         """Normalise observations of a reset, in place.
 
         Args:
             observation: of all environments.
             learn: whether the statistics take them in.
             rows: the environments that were reset.
+            raw: whether the observations stay unchanged.
         """
         if not self._on_host:
             self.to("cpu") if learn else self._view()
         for key, moments in self._observation.items():
             if learn and self._learns(moments):
                 _learn(moments, observation[key][rows])
-            self._apply(moments, (observation[key], rows))
+            if not raw:
+                self._apply(moments, (observation[key], rows))
         if learn:  # frozen statistics may be those of another number of environments
             self._returns[rows] = 0.0
 
@@ -175,6 +181,7 @@ class Normalizer:
         recovered: Mask | None = None,
         rewards: bool = True,
         taught: Mask | None = None,
+        raw: bool = False,
     ) -> None:
         """Normalise a step in place; the rewards before it go to ``raw_reward``.
 
@@ -185,6 +192,7 @@ class Normalizer:
             recovered: environments whose ``next_observation`` repeats the last; ``None``: none.
             rewards: whether rewards are normalised; otherwise later, by :meth:`rewards`.
             taught: those of the stepped environments that the statistics take in; ``None``: all.
+            raw: whether observations and rewards stay unchanged.
         """
         if learn and not self._on_host:
             self.to("cpu")
@@ -199,6 +207,8 @@ class Normalizer:
             values, following = result.observation[key], result.next_observation[key]
             if learn and self._learns(moments):
                 _learn(moments, values[seen if taught is None else taught])
+            if raw:
+                continue
             if any_ended:
                 self._apply(moments, (values, seen), (following, stepped))
             else:
@@ -217,10 +227,15 @@ class Normalizer:
             _learn_numbers(self._reward, returns)
             if any_ended:
                 self._returns[ended] = 0.0
-        reward = result.reward / np.float64(math.sqrt(self._reward.var.item() + EPSILON))
-        result.reward[...] = self._clipped(reward)
+        if not raw:
+            result.reward[...] = self.scaled(result.reward)
 
-    def rewards(self, steps: StepArrays, learn: bool) -> None:
+    def scaled(self, reward: NDArray[Any]) -> NDArray[np.float64]:
+        """Return rewards divided by the deviation of returns so far, and clipped."""
+        assert self._reward is not None
+        return self._clipped(reward / np.float64(math.sqrt(self._reward.var.item() + EPSILON)))
+
+    def rewards(self, steps: StepArrays, learn: bool, raw: bool = False) -> None:
         """Normalise the rewards of many steps in place, as :meth:`step` does those of one.
 
         In a fraction of the time; for rollouts in which nothing depends on normalised rewards.
@@ -228,12 +243,15 @@ class Normalizer:
         Args:
             steps: of all environments, one after the other.
             learn: whether the statistics take them in.
+            raw: whether the rewards stay unchanged.
         """
         if self._reward is None:
             return
         assert steps.raw_reward is not None
         steps.raw_reward[...] = steps.reward
         variances = self._learn_rewards(steps) if learn else self._reward.var
+        if raw:
+            return
         reward = steps.reward / np.sqrt(variances + EPSILON)
         steps.reward[...] = self._clipped(reward)
 
@@ -268,6 +286,56 @@ class Normalizer:
             apart = values[rows] - mean
             apart /= deviation
             values[rows] = self._clipped(apart)
+
+    def _normalized(self, moments: Moments, values: NDArray[Any]) -> NDArray[Any]:
+        """Return values ``[..., *shape]`` normalised, as a copy of their type."""
+        apart = values - moments.mean
+        apart /= np.sqrt(moments.var + EPSILON)
+        return self._clipped(apart).astype(values.dtype)
+
+    def observed(self, observation: Arrays) -> Arrays:
+        """Return normalised copies of the raw observations of environments on the host."""
+        found = dict(observation)
+        for key, moments in self._observation.items():
+            found[key] = self._normalized(moments, observation[key])
+        return found
+
+    def minibatch(self, entries: Mapping[tuple[str, ...], Tensor]) -> dict[tuple[str, ...], Tensor]:
+        """Return the entries of a raw minibatch, with observations and rewards normalised.
+
+        Each value is normalised by the present statistics and clipped.
+
+        Args:
+            entries: by path, ``[..., *shape]``; those of the next step or of the record before
+                begin with ``"next"`` or ``"before"``.
+        """
+        found, there = dict(entries), dict[Any, tuple[Tensor, Tensor]]()
+        for path, values in entries.items():
+            own = path[path[0] in ("next", "before") :]
+            key = self._key_of.get(own)
+            if key is None and (own != ("reward",) or self.reward is None):
+                continue
+            if self._on_host and on_host(values):
+                array = values.numpy()
+                known = None if key is None else self._observation[key]
+                scaled = self.scaled(array) if known is None else self._normalized(known, array)
+                found[path] = torch.from_numpy(scaled.astype(array.dtype, copy=False))
+                continue
+            if key not in there:
+                there[key] = self._scale(key, values.device)
+            mean, deviation = there[key]
+            apart = (values.double() - mean).div_(deviation)
+            found[path] = apart.clamp_(-self.clip, self.clip).to(values.dtype)
+        return found
+
+    def _scale(self, key: Any, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Mean and deviation of observations, or of rewards if there is no key, on a device."""
+        moments = self.reward if key is None else self.observation[key]
+        assert moments is not None
+        mean = torch.zeros_like(moments.mean) if key is None else moments.mean
+        both = torch.stack((mean, (moments.var + EPSILON).sqrt()))  # they go there together
+        mean, deviation = both.to(device).unbind()
+        return mean, deviation
 
     def _clipped(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Clip in place, but infinity stays, to be found in the environment that returned it."""
@@ -318,7 +386,7 @@ class Normalizer:
         return self._clamped(scaled).to(observation.dtype)
 
     def step_tensors(
-        self, statistics: Statistics, step: Any, learn: bool
+        self, statistics: Statistics, step: Any, learn: bool, raw: bool = False
     ) -> tuple[Statistics, Any]:
         """Take in a step, and normalise its next observation and its reward.
 
@@ -327,6 +395,7 @@ class Normalizer:
             step: a :class:`~kit.envs.tensor.TensorStep`; its ``observation`` and its
                 ``episode_return`` stay as they are.
             learn: whether the statistics change.
+            raw: whether the step stays unchanged.
 
         Returns:
             The statistics after it, and the step.
@@ -339,6 +408,8 @@ class Normalizer:
             reward = _merged(reward, returns)
             returns = returns.masked_fill(step.terminated | step.truncated, 0.0)
         statistics = Statistics(observation, reward, returns)
+        if raw:
+            return statistics, step
         step = step._replace(next_observation=self.apply(statistics, step.next_observation))
         if reward is not None:
             scaled = step.reward.double() / (reward.var + EPSILON).sqrt()

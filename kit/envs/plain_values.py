@@ -245,6 +245,31 @@ def _refilled(kept: Any, made: Any) -> Any:
     return kept
 
 
+def _does_the_same(function: Any, other: Any) -> bool:
+    """Whether two callables are the same method of objects of one class, or of one class."""
+    if type(function) is not type(other):
+        return False
+    if isinstance(function, types.MethodType):
+        same = function.__func__ is other.__func__
+        return same and type(function.__self__) is type(other.__self__)
+    if isinstance(function, types.BuiltinFunctionType):
+        same = type(function.__self__) is type(other.__self__)
+        return same and function.__name__ == other.__name__
+    return not isinstance(function, types.FunctionType | functools.partial)
+
+
+def _dtype(value: dict[str, Any]) -> np.dtype[Any]:
+    """The type of the entries of an array, which are numbers: objects would be addresses.
+
+    Raises:
+        ValueError: if they are objects.
+    """
+    dtype: np.dtype[Any] = descr_to_dtype(value["dtype"])
+    if dtype.hasobject:
+        raise ValueError(f"an array of Python objects: {dtype}")
+    return dtype
+
+
 def _enclosed(function: Any) -> Iterator[tuple[str, Any]]:
     """Variables enclosed by a function, by name."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
@@ -258,7 +283,8 @@ def _enclosed(function: Any) -> Iterator[tuple[str, Any]]:
 class Decoder:
     """Reads values of :class:`Encoder`; objects are restored into those of an equal environment.
 
-    No module is imported and no class looked up but enumerations: only plain values are made.
+    The values may be anybody's. No module is imported and no class looked up but enumerations: only
+    plain values are made. Functions, and objects that can be called, stay those of the environment.
 
     Args:
         found: layers of the environment.
@@ -268,11 +294,28 @@ class Decoder:
     def __init__(self, found: Any, kept: Mapping[int, Any] | None = None) -> None:
         self._kept = kept or {}
         self._known: dict[int, Any] = {**dict(enumerate(found)), **self._kept}
+        self._own = {package(type(layer)) for layer in found}
 
     def attributes(self, owner: Any, values: dict[str, Any]) -> None:
-        """Restore the attributes of an object."""
+        """Restore the attributes of an object, those included that it gets in its first step.
+
+        Raises:
+            CannotCapture: if an attribute would hide a method or a property.
+        """
         for name, value in values.items():
-            vars(owner)[name] = self(value, vars(owner).get(name))
+            hidden = None if name in vars(owner) else getattr(type(owner), name, None)
+            code = callable(hidden) or hasattr(hidden, "__get__") or name.startswith("__")
+            cached = isinstance(hidden, functools.cached_property)
+            if (code and not cached) or name in _ARGUMENTS:
+                raise CannotCapture(f"{type(owner).__name__}.{name} is no state")
+            vars(owner)[name] = self._in_place_of(vars(owner).get(name), value)
+
+    def _in_place_of(self, present: Any, value: Any) -> Any:
+        """Read a value that replaces ``present``; what can be called replaces only its like."""
+        made = self(value, present)
+        if callable(made) and made is not present:
+            self._demand(_does_the_same(made, present), f"{type(made).__name__} to call", present)
+        return made
 
     def __call__(self, value: Any, present: Any = None) -> Any:
         """Read one value.
@@ -284,7 +327,7 @@ class Decoder:
         Raises:
             CannotCapture: if it is an object, and there is none of its kind.
         """
-        if not isinstance(value, dict):
+        if value is None or type(value) in _ATOMS:
             return value
         if "same" in value:
             return self._known[value["same"]]
@@ -318,13 +361,13 @@ class Decoder:
         return made
 
     def _array(self, value: dict[str, Any]) -> np.ndarray[Any, Any]:
-        dtype = descr_to_dtype(value["dtype"])
+        dtype = _dtype(value)
         raw = np.frombuffer(base64.b64decode(value["array"]), dtype)
         return raw.reshape(value["shape"]).copy()
 
     def _view(self, value: dict[str, Any]) -> np.ndarray[Any, Any]:
-        dtype, place = descr_to_dtype(value["dtype"]), (value["offset"], value["strides"])
-        return np.ndarray(value["shape"], dtype, self(value["view"]), *place)
+        place = value["offset"], value["strides"]
+        return np.ndarray(value["shape"], _dtype(value), self(value["view"]), *place)
 
     def _generator(self, value: dict[str, Any]) -> np.random.Generator:
         state, seeds = self(value["generator"]), self(value["seeds"])
@@ -360,9 +403,17 @@ class Decoder:
             self._demand(isinstance(present, np.ndarray), "array of MuJoCo's", present)
             return present
         if "of" in value:
-            return getattr(self(value["of"], getattr(present, "__self__", None)), value["function"])
+            owner = self(value["of"], getattr(present, "__self__", None))
+            name = getattr(present, "__name__", None)
+            same = type(owner) is type(getattr(present, "__self__", None))
+            if name != value["function"] or not same:
+                what = f"{type(present).__name__} {name or ''}".strip()
+                raise CannotCapture(f"a {what} is where a method {value['function']} was")
+            return getattr(owner, name)
         if "object" in value:
-            self._demand(type(present).__name__ == value["object"], value["object"], present)
+            kind = type(present)
+            own = package(kind) in self._own and _is_plain(kind)
+            self._demand(own and kind.__name__ == value["object"], value["object"], present)
             made = self._kept.get(value["number"])
             if type(made) is not type(present):
                 made = object.__new__(type(present))  # others may use the present one
@@ -382,14 +433,15 @@ class Decoder:
             self._demand(isinstance(present, functools.partial), "partial function", present)
             self(value["partial"], present.func)
         else:
-            name = getattr(present, "__qualname__", None)
+            of_python = isinstance(present, types.FunctionType)
+            name = present.__qualname__ if of_python else None
             self._demand(name == value["function"], value["function"], present)
             self.attributes(present, value["attributes"])
             for cell, saved, before in zip(
                 present.__closure__ or (), value["cells"], _enclosed(present)
             ):
                 if saved != {}:
-                    cell.cell_contents = self(saved, before[1])
+                    cell.cell_contents = self._in_place_of(before[1], saved)
         return present
 
     def _enum(self, value: dict[str, Any], present: Any) -> Any:

@@ -16,6 +16,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from kit.envs.errors import FAULTS, fault_of
 from kit.envs.state import layers
+from kit.lazy import module_and_name
 from kit.steps.errors import SettingError, whole_number
 
 MakeEnv = Callable[..., gym.Env[Any, Any]]
@@ -219,7 +220,7 @@ def find_spec(id: str) -> EnvSpec:
     """
     if id.startswith("ALE/"):
         _register_atari(id)
-    module, _, name = id.rpartition(":")
+    module, name = module_and_name(id)
     try:
         if module:
             importlib.import_module(module)

@@ -65,6 +65,9 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         device: where TensorDicts are; the environments run on the host.
         make_again: makes an equal environment, in another process too; takes changes of the
             arguments of :func:`~kit.envs.make_env`.
+
+    Attributes:
+        raw: whether arrays hold raw observations and rewards: see :meth:`leave_raw`.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         self.backend = backend
         self.num_envs = backend.num_envs
         self.normalizer = normalizer
+        self.raw = False
         self.make_again = make_again
         self.name = backend.name
         self.observation_leaves: list[Leaf] = backend.observation_leaves
@@ -106,6 +110,26 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         )
 
     # ------------------------------------------------------------------ with arrays
+    def leave_raw(self, raw: bool) -> None:
+        """Choose whether arrays of observations and rewards are raw, for a replay buffer.
+
+        The statistics learn from them either way. Policies act on :meth:`observed`, and TensorDicts
+        are always normalised. All envs begin new episodes if the choice changes.
+
+        Args:
+            raw: without a normaliser, nothing changes.
+        """
+        raw = raw and self.normalizer is not None
+        if raw != self.raw:
+            self.raw, self._now.started = raw, False
+
+    def observed(self, observation: Arrays) -> Arrays:
+        """Return what a policy sees of observations that are in arrays of this environment."""
+        if not self.raw:
+            return observation
+        assert self.normalizer is not None
+        return self.normalizer.observed(observation)
+
     def start(self) -> Arrays:
         """Return the present observation, after a first reset if none was done."""
         if not self._now.started:
@@ -135,7 +159,8 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
             self.take_infos()
         self._seed, self._now.started = None, True
         if self.normalizer is not None:
-            self.normalizer.first(observation, self.training, slice(None) if mask is None else mask)
+            rows = slice(None) if mask is None else mask
+            self.normalizer.first(observation, self.training, rows, self.raw)
         return observation
 
     def step_arrays(
@@ -164,7 +189,8 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         recovered = self.backend.step(actions, result, active)
         if self.normalizer is not None:
             taught = played if active is None else None
-            self.normalizer.step(result, self.training, active, recovered, rewards, taught)
+            how = self.training, active, recovered, rewards, taught, self.raw
+            self.normalizer.step(result, *how)
         now = self._now
         now.observation = result.observation
         for env, info in self.backend.infos.items() if self.backend.infos else ():
@@ -174,7 +200,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
     def normalize_rewards(self, steps: StepArrays) -> None:
         """Normalise the rewards of steps that all envs took without, one after the other."""
         if self.normalizer is not None:
-            self.normalizer.rewards(steps, self.training)
+            self.normalizer.rewards(steps, self.training, self.raw)
 
     def take_infos(self) -> Infos:
         """``Episode.info`` of the episodes that ended in steps since the last call.
@@ -269,6 +295,9 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
             reward[None], terminated[None], truncated[None], env_steps[None], self.take_infos()
         )
         del self._now.finished[:-_KEPT]
+        if self.raw and self.needs_raw_reward:
+            assert self.normalizer is not None
+            result.reward[...] = self.normalizer.scaled(result.reward)
         step = self._tensordict(result.next_observation)
         for name in ("reward", "terminated", "truncated"):
             value = torch.from_numpy(getattr(result, name)).unsqueeze(-1)
@@ -282,7 +311,8 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         return finished
 
     def _tensordict(self, arrays: Arrays) -> TensorDictBase:
-        tensors = {key: torch.from_numpy(array.copy()) for key, array in arrays.items()}
+        seen = self.observed(arrays)
+        tensors = {key: torch.from_numpy(array.copy()) for key, array in seen.items()}
         return TensorDict(tensors, [self.num_envs], device=self.device)
 
     def _set_seed(self, seed: int | None) -> None:
@@ -315,6 +345,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
                 for key, value in self._now.observation.items()
             ],
             "normalizer": None if self.normalizer is None else self.normalizer.state_dict(),
+            "raw": self.raw,
         }
 
     not_resumable: str = ""
@@ -328,6 +359,8 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         """
         if self.normalizer is not None and state["normalizer"] is not None:
             self.normalizer.load_state_dict(state["normalizer"])
+        # Checkpoints of earlier versions have normalised arrays only.
+        self.raw = self.normalizer is not None and bool(state.get("raw", False))
         self.backend.faults = int(state["faults"])
         if not state["started"]:
             self._seed, self._now.started = state["seed"], False

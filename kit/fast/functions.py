@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,29 +25,68 @@ _contents = operator.attrgetter("cell_contents")
 
 
 class Used:
-    """The values that functions of others than libraries enclose, and globals that they name.
+    """The values that custom functions read: closure cells, globals, and attributes of objects.
+
+    Attributes are looked up by the names in the code. For ``self.owner.ledger.policy_steps`` these
+    are the attributes ``owner``, ``ledger`` and ``policy_steps`` of every object on the way, and
+    the attributes that a property of such a name reads.
 
     Args:
-        functions: of which it is; those that are no Python functions are left out.
+        found: functions and the objects that they use; functions of libraries are ignored.
 
     Attributes:
-        values: when this was made.
+        values: the values when this object was created.
+        containers: dictionaries and lists that are attributes.
     """
 
-    def __init__(self, functions: Iterable[Any]) -> None:
-        own = [f for f in functions if isinstance(f, FunctionType) and _is_of_others(f)]
+    def __init__(self, found: Iterable[Any]) -> None:
+        found = [*found]
+        own = [f for f in found if isinstance(f, FunctionType) and _is_of_others(f)]
         named = [(one.__globals__, name) for one in own for name in _named(one.__code__)]
         known = [(place, name) for place, name in named if _may_change(place.get(name, type))]
-        self._globals = [place for place, _ in known], [name for _, name in known]
+        attributes = _attributes(found, {name for _, name in named})
+        read = [place[name] for place, name in attributes]
+        self.containers = [value for value in read if isinstance(value, (dict, list))]
+        known += attributes
+        self._entries = [place for place, _ in known], [name for _, name in known]
         self._cells = [cell for one in own for cell in one.__closure__ or () if _is_filled(cell)]
         self.values = [*self._now()]
 
     def _now(self) -> Iterator[Any]:
-        return chain(map(operator.getitem, *self._globals), map(_contents, self._cells))
+        return chain(map(operator.getitem, *self._entries), map(_contents, self._cells))
 
     def changed(self) -> bool:
         """Whether a name stands for another value now."""
         return not all(map(same, self._now(), self.values))
+
+
+def _attributes(objects: Sequence[Any], names: set[str]) -> list[tuple[dict[str, Any], str]]:
+    """Return the attributes with these names of the values of such attributes, at any depth.
+
+    Args:
+        objects: where to begin; their own attributes are not returned, nor are those of modules.
+        names: names of attributes, or of properties; the code of a property names further ones.
+
+    Returns:
+        The dictionary and the name of each attribute.
+    """
+    found: list[tuple[dict[str, Any], str]] = []
+    left = [(one, names) for one in objects]
+    known, seen = {id(one) for one in objects}, set()
+    while left:
+        one, wanted = left.pop()
+        if isinstance(one, (*_KNOWN, FunctionType)) or not hasattr(one, "__dict__"):
+            continue
+        for name in [name for name in wanted if (id(one), name) not in seen]:
+            seen.add((id(one), name))
+            getter = getattr(getattr(type(one), name, None), "fget", None)
+            if isinstance(getter, FunctionType):
+                left.append((one, {*_named(getter.__code__)}))
+            elif name in vars(one):
+                if id(one) not in known and not isinstance(one, nn.Module):
+                    found.append((vars(one), name))
+                left.append((vars(one)[name], names | wanted))
+    return found
 
 
 def reached(watched: Sequence[Any], modules: Callable[[nn.Module], Iterable[nn.Module]]) -> Any:
@@ -59,7 +99,7 @@ def reached(watched: Sequence[Any], modules: Callable[[nn.Module], Iterable[nn.M
     found: dict[int, Any] = {}
     left = [*watched]
     while left:
-        one = left.pop()
+        one = _unwrapped(left.pop())
         if id(one) not in found and not isinstance(one, _KNOWN):
             found[id(one)] = one
             left += _used_by(one, modules)
@@ -90,11 +130,16 @@ def _is_of_others(function: Any) -> bool:
     """Whether it is a Python function of no library, a method of one, or partial."""
     if isinstance(function, functools.partial):
         return True
-    function = getattr(function, "__func__", function)
+    function = _unwrapped(getattr(function, "__func__", function))
     if not isinstance(function, FunctionType):
         return False
     known = "site-packages" in function.__code__.co_filename or _package(function) in _PYTHONS
     return is_foreign(function) and not known
+
+
+def _unwrapped(function: Any) -> Any:
+    """Return what a decorator has wrapped: TorchRL wraps the ``forward`` of every loss."""
+    return inspect.unwrap(function) if isinstance(function, FunctionType) else function
 
 
 def is_foreign(function: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import random
 import warnings
 from collections import Counter
@@ -41,6 +42,16 @@ _MOST = 32
 _FIRST_CALLS = 3
 """After so many recordings in a row that changed what it depends on, a function runs eagerly."""
 
+_NOT_REPEATED = "it does not repeat itself: something in it changes between calls"
+_STALE = (
+    "it reads a value whose change was not noticed, and up to {} results since the last check are "
+    "those of the old value; keep the value in a buffer or an attribute of the module"
+)
+
+_FIRST_CHECK, _LAST_CHECK = 64, 2_048
+"""Calls after which a program is verified again, at first and at most. A verification takes as
+long as about 10 replays of a small network, so that all of them cost about half a percent."""
+
 
 class Traced:
     """A function of tensors that is recorded, verified once, and then replayed without Python.
@@ -53,6 +64,10 @@ class Traced:
     of everything that they change in place, and compares all outputs and all changed tensors
     bitwise; the function's results stay. From then on the program is replayed alone: same kernels,
     same order, same random numbers, bitwise the same results.
+
+    The comparison is repeated after 64, 256, 1,024 and then every 2,048 calls, in a call that has
+    all inputs of the recording. It finds a value that the function reads and whose change was not
+    noticed: the results since the last comparison may have been those of the old value.
 
     A function that cannot be recorded (it decides something on the host, draws random numbers of
     Python or NumPy, changes its own attributes), or that has hooks, or whose program does not
@@ -77,9 +92,12 @@ class Traced:
             on, where :mod:`kit.fast.products` has faster ones. The program that is verified has
             PyTorch's own, and so has what runs eagerly. What has had faster ones is recorded as
             often as need be, so that a resumed run rounds alike.
+        verify_again: whether the comparison is repeated; not for a function that is called with
+            the inputs alone that its program reads.
 
     Attributes:
         reason: why the function runs eagerly; empty while it does not.
+        is_stale: whether the reason is a difference that a repeated comparison found.
 
     Examples:
         >>> network = torch.nn.Linear(3, 2)
@@ -98,6 +116,7 @@ class Traced:
         executor: str = "auto",
         read_only: bool = False,
         fast_products: bool = False,
+        verify_again: bool = True,
     ) -> None:
         self.function = function
         self.name = name
@@ -110,8 +129,10 @@ class Traced:
         self._keys: list[Key] = []
         self._programs: dict[Any, _Program] = {}
         self._came: Counter[Any] = Counter()  # calls of signatures without a program
-        self._seen = Names(set(), {})
+        self._seen = _NO_NAMES
         self._wasted = self._own_changes = 0
+        self._unchecked, self._check_after = 0, _FIRST_CHECK if verify_again else math.inf
+        self.is_stale = False
 
     # ------------------------------------------------------------------ what is known
     @property
@@ -123,6 +144,11 @@ class Traced:
     def keys_read(self) -> list[Key]:
         """Keys of the inputs that are read; empty as long as no program has been verified."""
         return self._keys if self.replays else []
+
+    @property
+    def check_is_due(self) -> bool:
+        """Whether the next call with all inputs is compared with the function again."""
+        return self._unchecked >= self._check_after
 
     @property
     def programs(self) -> int:
@@ -175,7 +201,9 @@ class Traced:
         values = [entry(inputs, key) for key in self._keys]
         signature = _signature(values)
         program = self._programs.get(signature)
-        if program is None or not program.verified:
+        self._unchecked += 1
+        again = self._unchecked > self._check_after and names_of(inputs, _NO_NAMES) == self._seen
+        if program is None or not program.verified or again:
             with torch.no_grad():
                 return self._not_replayed(inputs, values, signature)
         outputs = program(values)
@@ -327,7 +355,11 @@ class Traced:
             return self._cannot_be_run(error, inputs)
         after = [tensor.clone() for tensor in changed]
         restore()
-        program.verify_memory(outcome)
+        again, unchecked = program.verified, self._unchecked
+        if again:
+            self._unchecked, self._check_after = 0, min(4 * self._check_after, _LAST_CHECK)
+        else:
+            program.verify_memory(outcome)
         expected = self.function(inputs.copy())
         program.verified = (
             list(found) == list(expected)
@@ -338,7 +370,8 @@ class Traced:
             and not numbers.drawn_on_the_host()
         )
         if not program.verified:
-            self._run_eagerly("it does not repeat itself: something in it changes between calls")
+            self.is_stale = again
+            self._run_eagerly(_STALE.format(unchecked - 1) if again else _NOT_REPEATED)
             return expected
         if not program.rounds_otherwise:
             return expected
@@ -360,6 +393,9 @@ class Traced:
         self._keys = []
         if self.name:
             warnings.warn(f"{self.name} runs eagerly: {reason}", stacklevel=2)
+
+
+_NO_NAMES = Names(set(), {})
 
 
 class _Program:

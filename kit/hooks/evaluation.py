@@ -6,6 +6,7 @@ import math
 import statistics
 import warnings
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import gymnasium as gym
@@ -21,7 +22,7 @@ from kit.collectors.policy import FastPolicy, fast_policy_of
 from kit.collectors.rollout import Schedule, rollout
 from kit.collectors.rollout_buffer import CHUNK, SMALL, RolloutBuffer, first_infinite
 from kit.config.devices import usable_device
-from kit.envs.backends.base import StepArrays, derived_seed
+from kit.envs.backends.base import Mask, StepArrays, derived_seed
 from kit.envs.episodes import Episode, EpisodeStatistics
 from kit.envs.errors import EnvironmentFault
 from kit.envs.vector_env import VectorEnv
@@ -29,10 +30,7 @@ from kit.logging.journal import episode_columns
 from kit.modules.layers import in_training
 from kit.modules.particles import particle_of
 from kit.steps.errors import SettingError, whole_number
-
-_LONG, _LONGEST = 50_000, 1_000_000
-"""Policy steps of one episode after which a warning says that an evaluation waits for its end, and
-after which it is given up: no end is in sight."""
+from kit.steps.table import plural
 
 
 class Evaluator:
@@ -40,15 +38,18 @@ class Evaluator:
 
     Every environment plays its share of the episodes, whether they are short or long, so short ones
     are not preferred. Environments and random numbers are seeded again for every evaluation, from
-    ``seed`` and its number: the same policy gives the same result, in a resumed run too, where
-    ``reset(seed=...)`` decides all that an environment does (its state is in no checkpoint).
+    ``seed`` and its number: the same policy gives the same result where ``reset(seed=...)`` decides
+    all that an environment does. What it keeps over episodes is part of :meth:`state_dict`.
     Running normalisation is frozen, hidden state is reset where an episode begins. Training is not
     disturbed: random numbers of all devices stay as they are.
 
     Args:
         env: environments of its own, in evaluation mode from now on.
         policy: the one to measure.
-        episodes: played in one evaluation.
+        episodes: played in one evaluation; ``None``: as many as the plan of the trainer says, or 10
+            without a trainer.
+        max_steps: policy steps after which an episode that has not ended is cut; its return so far
+            counts. Without a limit, an evaluation in an environment without one might never end.
         seed: of the environments.
         exploration_type: whether actions are sampled; by default they are not.
         device: where the policy runs; that of its parameters by default.
@@ -66,7 +67,8 @@ class Evaluator:
         env: VectorEnv,
         policy: Callable[[TensorDictBase], TensorDictBase],
         *,
-        episodes: int = 10,
+        episodes: int | None = None,
+        max_steps: int = 100_000,
         seed: int = 0,
         exploration_type: ExplorationType = ExplorationType.DETERMINISTIC,
         device: torch.device | str | None = None,
@@ -82,7 +84,11 @@ class Evaluator:
         self.env = env.eval()
         self.particles = particles
         self.policy = policy
-        self.episodes = whole_number("evaluation_episodes", episodes, at_least=1)
+        self.follows_plan = episodes is None
+        given = 10 if episodes is None else episodes
+        self.episodes = whole_number("evaluation_episodes", given, at_least=1)
+        self.max_steps = whole_number("evaluation_max_steps", max_steps, at_least=1)
+        self._cut = 0  # episodes of the last evaluation
         self.seed = whole_number("seed", seed)
         self.exploration_type = exploration_type
         self.device = _device_of(policy) if device is None else usable_device(device=device)
@@ -100,10 +106,12 @@ class Evaluator:
 
         Returns:
             Mean, spread (population standard deviation), least and greatest return, mean length in
-            policy steps, and the means of the numbers in ``info``.
+            policy steps, and the means of the numbers in ``info``. If episodes were cut after
+            ``max_steps``, ``evaluation/truncated_episodes`` is their number.
         """
         episodes = self.play(number)
         columns = episode_columns(episodes, "evaluation")
+        columns |= {"evaluation/truncated_episodes": self._cut} if self._cut else {}
         if self.particles > 1:
             returns: dict[int, list[float]] = {}
             for episode in episodes:
@@ -119,7 +127,7 @@ class Evaluator:
         env = self.env
         seed = derived_seed(self.seed, number)
         env.set_seed(seed)
-        schedule = _Shares(env, self.episodes)
+        schedule = _Shares(env, self.episodes, self.max_steps)
         self._actor.restart()
         self._actor.seeded()
         buffer, numbers = _memory(env), RandomNumbers(seed, self.device)
@@ -128,12 +136,21 @@ class Evaluator:
             try:
                 while not schedule.done:
                     buffer.begin(shown=True)
-                    with self._actor.begin(steps=buffer.steps):
-                        rollout(env, self._actor, buffer.rows, schedule)
-                    schedule.count(buffer)
+                    steps = min(buffer.steps, schedule.room)
+                    with self._actor.begin(steps=steps):
+                        rollout(env, self._actor, islice(buffer.rows, steps), schedule)
+                    schedule.count(buffer, steps)
+                    if (longest := schedule.cut_longest()) is not None:
+                        env.restart(longest)
+                        self._actor.end_episodes(longest)
             except EnvironmentFault as fault:
                 what, step = f"{fault.what} (in an evaluation)", schedule.steps
                 raise EnvironmentFault(fault.name, fault.env, what, step) from fault
+        if schedule.cut and not self._cut:
+            what = f"cut {plural(schedule.cut, 'episode')} of {env.name} after {self.max_steps:,}"
+            works = "set env.max_episode_steps or evaluation_max_steps"
+            warnings.warn(f"an evaluation {what} policy steps; {works}", stacklevel=2)
+        self._cut = schedule.cut
         return schedule.finished
 
     def again(self, *, episodes: int, seed: int, **env: Any) -> Evaluator:
@@ -156,6 +173,7 @@ class Evaluator:
             made,
             self.policy,
             episodes=episodes,
+            max_steps=self.max_steps,
             seed=seed,
             exploration_type=self.exploration_type,
             device=self.device,
@@ -165,12 +183,22 @@ class Evaluator:
 
     @property
     def faults(self) -> int:
-        """Faults of environments recovered from so far; setting it continues another count."""
+        """Faults of environments recovered from so far."""
         return int(self.env.backend.faults)
 
-    @faults.setter
-    def faults(self, value: int) -> None:
-        self.env.backend.faults = value
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the environments; warn once if it cannot be captured."""
+        known = self.env.not_resumable
+        state = {**self.env.full_state(), "normalizer": None}  # that of the training environments
+        if state["not_resumable"] and not known:
+            what = "the state of the environments of evaluations is not in checkpoints"
+            then = "what they keep over episodes begins anew in a resumed run"
+            warnings.warn(f"{what}: {state['not_resumable']}; {then}", stacklevel=2)
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self.env.load_full_state(state_dict)
 
     def close(self) -> None:
         """Close the environments."""
@@ -186,12 +214,13 @@ def _memory(env: VectorEnv) -> RolloutBuffer:
 class _Shares(Schedule):
     """Every environment steps until all have played their share of the episodes."""
 
-    def __init__(self, env: VectorEnv, episodes: int) -> None:
+    def __init__(self, env: VectorEnv, episodes: int, max_steps: int) -> None:
         super().__init__(env.num_envs)
+        self.cut = 0  # episodes
+        self.room = self._max_steps = max_steps  # policy steps until the longest episode is cut
         self._env = env
         self.steps = 0  # of each environment
         self.finished: list[Episode] = []
-        self._counted = 0  # of the steps
         self._statistics = EpisodeStatistics(self.num_envs)
         self._left = np.full(self.num_envs, episodes // self.num_envs)
         self._left[: episodes % self.num_envs] += 1
@@ -212,36 +241,42 @@ class _Shares(Schedule):
         self._left -= result.terminated | result.truncated
         self.done = self._left.max() <= 0
 
-    def count(self, buffer: RolloutBuffer) -> None:
+    def count(self, buffer: RolloutBuffer, steps: int) -> None:
         """Take in the episodes that ended in the steps since the last call.
 
         Args:
             buffer: where these are, from its first row on.
-
-        Raises:
-            EnvironmentFault: if an episode does not end.
+            steps: its rows that were to be written.
         """
         # No episode ends in rows that are left over where all have played their share.
-        for episode in self._statistics.add(*buffer.whole.counted, self._env.take_infos()):
+        reward, terminated, truncated, env_steps = buffer.whole.counted
+        flags, made = (terminated[:steps], truncated[:steps]), env_steps[:steps]
+        infos = self._env.take_infos()
+        self._add(self._statistics.add(reward[:steps], *flags, made, infos))
+        self._set_room()
+
+    def cut_longest(self) -> Mask | None:
+        """Count the episodes that are as long as they may be; return their environments."""
+        if self.room > 0 or self.done:
+            return None
+        longest = (self._statistics.lengths >= self._max_steps) & (np.array(self._shares) > 0)
+        self._add(found := self._statistics.cut(longest))
+        self.cut += len(found)
+        self._statistics.restart(longest)
+        self._left -= longest
+        self.done = self._left.max() <= 0
+        self._set_room()
+        return longest
+
+    def _add(self, episodes: list[Episode]) -> None:
+        for episode in episodes:
             if self._shares[episode.env]:
                 self._shares[episode.env] -= 1
                 self.finished.append(episode)
-        if not self.done and self.steps // _LONG > self._counted // _LONG:
-            self._check_lengths()
-        self._counted = self.steps
 
-    def _check_lengths(self) -> None:
-        env = int(self._statistics.lengths.argmax())
-        if (length := int(self._statistics.lengths[env])) < _LONG:
-            return
-        what = f"has not ended its episode after {length:,} policy steps; an evaluation plays"
-        fault = EnvironmentFault(
-            self._env.name, env, f"{what} whole ones: give env.max_episode_steps"
-        )
-        if length >= _LONGEST:
-            raise fault
-        if length < 2 * _LONG:
-            warnings.warn(str(fault), stacklevel=2)
+    def _set_room(self) -> None:
+        lengths = self._statistics.lengths[np.array(self._shares) > 0]
+        self.room = self._max_steps - int(lengths.max(initial=0))
 
 
 def _device_of(policy: object) -> torch.device:

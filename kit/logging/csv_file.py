@@ -147,7 +147,7 @@ class CsvFile:
         """Restore a state of :meth:`state_dict`, dropping the rows written later."""
         self.columns, self.rows = list(state_dict["columns"]), int(state_dict["rows"])
         self._last = tuple(state_dict["last"])
-        if self.rows:
+        if self.columns:  # in a file of its own: the present one may have another name elsewhere
             self._rewrite(self._rows_left())
             self._size = _size(self.path)
 

@@ -47,6 +47,11 @@ def from_here(path: Path) -> Path:
         return path
 
 
+def half_written(path: Path) -> Path:
+    """The file in which the content of ``path`` is until it is complete."""
+    return path.with_name(f"{path.name}.new")
+
+
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file so that it is there completely or not at all.
 
@@ -57,7 +62,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
     Raises:
         NotSaved: if it cannot be written; a file that was there before is untouched.
     """
-    temporary = path.with_name(path.name + ".new")
+    temporary = half_written(path)
     try:
         temporary.unlink(missing_ok=True)  # a link there leads elsewhere
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import statistics
 import time
 import warnings
@@ -42,6 +43,7 @@ class Journal:
         self._told: set[str] = set()
         self._of_hooks: set[str] = set()
         self._of_the_trainer: set[str] = set()
+        self._best = -math.inf  # greatest return of an evaluation
         self._seconds = 0.0
         self._spent: dict[str, float] = {}
         self._began = time.perf_counter()
@@ -111,6 +113,18 @@ class Journal:
                 self._numbers.setdefault(name, []).append(value)
             else:
                 self._say_left_out(name, value)
+
+    def evaluated(self, result: Mapping[str, Any]) -> bool:
+        """Add the columns of an evaluation to the next row.
+
+        Returns:
+            Whether no evaluation of the run so far has a greater ``evaluation/return``.
+        """
+        self.note(result)
+        value = float(result.get("evaluation/return", math.nan))
+        is_best = not math.isnan(value) and value >= self._best
+        self._best = value if is_best else self._best
+        return is_best
 
     def _say_left_out(self, name: str, value: Any) -> None:
         if name not in self._told:
@@ -188,6 +202,7 @@ class Journal:
         """The metrics of the next row, and the states of the loggers."""
         return {
             "seconds": self.elapsed,
+            "best": self._best,
             "latest": dict(self.latest),
             "metrics": self.metrics.state_dict(),
             "noted": self._noted.state_dict(),
@@ -198,6 +213,7 @@ class Journal:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state of :meth:`state_dict`; rows logged later are dropped."""
         self._seconds = float(state_dict["seconds"])
+        self._best = float(state_dict.get("best", -math.inf))  # absent in old checkpoints
         self.latest = dict(state_dict["latest"])
         self.metrics.load_state_dict(state_dict["metrics"])
         self._noted.load_state_dict(state_dict["noted"])

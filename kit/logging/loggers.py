@@ -15,7 +15,7 @@ from torchrl.record.loggers import Logger
 
 from kit.dialects.files import flat
 from kit.logging.csv_file import FILES, CsvFile, Row, joined
-from kit.logging.files import NotSaved, as_folder, make_folder
+from kit.logging.files import NotSaved, as_folder, make_folder, not_written
 from kit.steps import SettingError
 from kit.steps.errors import place_of
 
@@ -166,6 +166,9 @@ class WandbLogger(TorchRLLogger):
         project: W&B project; ``None``: ``WANDB_PROJECT``, or ``kit``.
         name: name of the run; ``None``: that of its folder.
         id: of a run to continue; ``None``: ``WANDB_RUN_ID``, or a new one.
+
+    Raises:
+        SettingError: if W&B would read its settings from a run folder.
     """
 
     def __init__(
@@ -180,6 +183,7 @@ class WandbLogger(TorchRLLogger):
         self.folder = as_folder(folder)
         self.project = project or os.environ.get("WANDB_PROJECT") or "kit"
         self.run_name = name or self.folder.name
+        _check_settings_of_wandb(self.folder)
 
     def _make_wandb(self) -> Logger:
         import wandb
@@ -250,6 +254,27 @@ class WandbLogger(TorchRLLogger):
             self.logger.experiment.finish()
 
 
+def _check_settings_of_wandb(run: Path) -> None:
+    """Refuse settings of W&B in a run folder, which may name a host that gets the API key.
+
+    W&B reads ``wandb/settings`` of the working folder before anything else, and nothing turns that
+    off. It writes none to a run folder by itself.
+
+    Args:
+        run: run folder.
+    """
+    here = Path.cwd()
+    of_a_run = (here / "config.yaml").exists() and any(
+        (here / name).exists() for name in ("plan.txt", "metrics.csv", "checkpoints")
+    )
+    for folder in {run, here} if of_a_run or here.is_relative_to(run.resolve()) else {run}:
+        for file in (folder / name / "settings" for name in ("wandb", ".wandb")):
+            if file.exists():
+                why = f"would read its settings from a run folder: {file}"
+                works = "remove that file, or move it to your project's folder"
+                raise SettingError("logger", "wandb", why, works)
+
+
 def _logged_in() -> bool:
     """Whether W&B has credentials, without asking for them."""
     if os.environ.get("WANDB_MODE") in ("offline", "disabled"):
@@ -294,12 +319,19 @@ class TensorBoardLogger(TorchRLLogger):
 
     def log_row(self, row: Row) -> None:
         """Log all metrics of a row."""
-        super().log_row(row)
+        with _events_not_written(self.folder):
+            super().log_row(row)
         self._next = int(row.get(self.axis, 0)) + 1
 
     def log_text(self, name: str, text: str) -> None:
         """Show a text; indented, it is left as it is by Markdown, which TensorBoard reads."""
-        self.logger.experiment.add_text(name, textwrap.indent(text, "    "), self._next)
+        with _events_not_written(self.folder):
+            self.logger.experiment.add_text(name, textwrap.indent(text, "    "), self._next)
+
+    def close(self) -> None:
+        """Write the last events and close the file."""
+        with _events_not_written(self.folder):
+            super().close()
 
     def state_dict(self) -> dict[str, Any]:
         """The first step without a row."""
@@ -308,6 +340,25 @@ class TensorBoardLogger(TorchRLLogger):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
         self._next = int(state_dict["next"])
+
+
+@contextlib.contextmanager
+def _events_not_written(folder: Path) -> Iterator[None]:
+    """Raise a new error for each of TensorBoard's.
+
+    It raises the error of its thread again in every later call. ``contextlib.ExitStack`` would
+    chain that error to itself, and never end.
+
+    Raises:
+        NotSaved: in place of an ``OSError``.
+    """
+    failed: NotSaved | None = None
+    try:
+        yield
+    except OSError as error:
+        failed = not_written(folder, error)
+    if failed is not None:
+        raise failed
 
 
 class LoggerError(RuntimeError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tensordict import TensorDict, TensorDictBase, unravel_key
@@ -41,6 +41,17 @@ class ReturnScale(nn.Module):
         self.low.lerp_(low, self.rate)
         self.high.lerp_(high, self.rate)
         return (self.high - self.low).clamp(min=1.0)
+
+
+class Judged(NamedTuple):
+    """A critic's judgement of imagined trajectories."""
+
+    returns: Tensor
+    """lambda-returns of all latents but the last, ``[horizon, rows]``."""
+    advantage: Tensor
+    """returns minus the values of the latents, ``[horizon, rows]``."""
+    spread: Tensor
+    """running spread of the returns, at least 1."""
 
 
 class DreamerV3Loss(LossModule):  # type: ignore[misc, unused-ignore]
@@ -130,7 +141,7 @@ class DreamerV3Loss(LossModule):  # type: ignore[misc, unused-ignore]
                 tensordict.set(("latent", name), value.transpose(0, 1))
         starts = latents.newest(self.imagination_starts)
         imagined = imagine(self.world_model, self.actor, starts, self.imagination_horizon)
-        learnt, returns = self._behaviour_losses("", imagined, self.actor, self.return_scale)
+        learnt, returns = self._behaviour_losses(imagined)
         newest = records.newest(self.imagination_starts)
         features = self._rewarded(latents.features[-self.imagination_starts :])
         replayed = self._replay_critic_loss(newest, features, returns[0])
@@ -159,39 +170,76 @@ class DreamerV3Loss(LossModule):  # type: ignore[misc, unused-ignore]
         return features
 
     # ------------------------------------------------------------------ actor and critic
-    def _behaviour_losses(
-        self, name: str, imagined: Imagined, actor: LatentActor, scale: ReturnScale
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        """Losses of an actor and its critic on imagined trajectories, and the imagined returns.
+    def _behaviour_losses(self, imagined: Imagined) -> tuple[dict[str, Tensor], Tensor]:
+        """Losses of actor and critic on imagined trajectories, and the imagined returns."""
+        losses, judged = self._critic_losses("", imagined, self.return_scale)
+        gained = self._actor_losses("", imagined, self.actor, judged.advantage, judged.spread)
+        return gained | losses, judged.returns
+
+    def _critic_losses(
+        self, name: str, imagined: Imagined, scale: ReturnScale, *, gradients: bool = False
+    ) -> tuple[dict[str, Tensor], Judged]:
+        """The loss of a critic on imagined trajectories, and its judgement of these.
 
         Args:
-            name: in front of the critic's name and of the losses'.
-            imagined: trajectories of the actor.
-            actor: who acted.
-            scale: of its returns.
+            name: prefix of the names of the critic and its metrics.
+            imagined: trajectories with the rewards of this critic.
+            scale: running spread of its returns.
+            gradients: whether gradients flow from returns and values to the trajectories.
         """
         critic = f"{name}critic_network"
         network, parameters = getattr(self, critic), getattr(self, f"{critic}_params")
         # One time step at once: what is wide stays in the processor's cache.
         slow = [self._slow_value(step, critic) for step in imagined.features[:-1]]
         with parameters.to_module(network):
-            logits = [network(step) for step in imagined.features]
-        value = torch.stack([network.two_hot.mean(step.detach()) for step in logits])
-        continuation = imagined.continuation[1:]
+            logits = [network(step.detach()) for step in imagined.features]
+            judging = [
+                network(step) if gradients else one.detach()
+                for step, one in zip(imagined.features, logits)
+            ]
+        value = torch.stack([network.two_hot.mean(step) for step in judging])
+        continuation = imagined.continuation[1:].detach()
         returns = lambda_returns(imagined.reward, continuation, value[1:], self.lmbda)
-        spread = scale(returns)
-        error = torch.stack([network.two_hot.loss(*step) for step in zip(logits, returns, slow)])
+        spread, target = scale(returns), returns.detach()
+        error = torch.stack([network.two_hot.loss(*step) for step in zip(logits, target, slow)])
+        return (
+            {
+                f"loss_{name}critic": (imagined.weight.detach() * error).mean(),  # eq. 10
+                f"{name}imagined_return": target.mean(),
+                f"{name}return_scale": spread,
+            },
+            Judged(returns, returns - value[:-1], spread),
+        )
+
+    def _actor_losses(
+        self,
+        name: str,
+        imagined: Imagined,
+        actor: LatentActor,
+        advantage: Tensor,
+        spread: Tensor | float = 1.0,
+        *,
+        gradients: bool = False,
+    ) -> dict[str, Tensor]:
+        """The loss of an actor (eq. 11).
+
+        Args:
+            name: prefix of the names of its metrics.
+            imagined: its trajectories.
+            actor: chose the actions.
+            advantage: of the actions, ``[horizon, rows]``.
+            spread: by which advantages are divided.
+            gradients: whether the actor maximises the advantage through the dynamics, rather than
+                by REINFORCE.
+        """
         entropy = actor.entropy(imagined.columns)
-        chosen = actor.log_prob(imagined.columns, imagined.action)
-        gain = chosen * (returns - value[:-1]) / spread
-        gain = gain + self.entropy_coeff * entropy
+        if not gradients:
+            advantage = actor.log_prob(imagined.columns, imagined.action) * advantage
+        gain = advantage / spread + self.entropy_coeff * entropy
         return {
-            f"loss_{name}actor": -(imagined.weight * gain).mean(),  # eq. 11
-            f"loss_{name}critic": (imagined.weight * error).mean(),  # eq. 10
+            f"loss_{name}actor": -(imagined.weight.detach() * gain).mean(),
             f"{name}entropy": entropy.detach().mean(),
-            f"{name}imagined_return": returns.mean(),
-            f"{name}return_scale": spread,
-        }, returns
+        }
 
     @torch.no_grad()
     def _slow_value(self, features: Tensor, critic: str = "critic_network") -> Tensor:

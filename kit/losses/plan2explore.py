@@ -2,51 +2,88 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
 
 from kit.losses.dreamerv3 import DreamerV3Loss, ReturnScale
 from kit.losses.imagination import imagine
 from kit.losses.records import Records
 from kit.modules.world.actions import LatentActor
 from kit.modules.world.ensemble import Ensemble
-from kit.modules.world.model import LatentCritic, WorldModel
+from kit.modules.world.model import LatentCritic, WorldModel, make_critic
 from kit.modules.world.rssm import Latent
+
+
+class RunningStd(nn.Module):
+    """Standard deviation of values that change over time: of an exponential moving average.
+
+    Args:
+        rate: weight of the newest values, in (0, 1].
+    """
+
+    mean: Tensor
+    square: Tensor
+    weight: Tensor
+
+    def __init__(self, rate: float = 0.01) -> None:
+        super().__init__()
+        self.rate = rate
+        for name in ("mean", "square", "weight"):
+            self.register_buffer(name, torch.zeros(()))
+
+    @torch.no_grad()
+    def forward(self, values: Tensor) -> Tensor:
+        """Update the averages with ``values`` of any shape; return the standard deviation."""
+        self.mean.lerp_(values.mean(), self.rate)
+        self.square.lerp_(values.square().mean(), self.rate)
+        self.weight.lerp_(torch.ones_like(self.weight), self.rate)  # averages begin at 0
+        variance = self.square / self.weight - (self.mean / self.weight).square()
+        return variance.clamp(min=1e-16).sqrt()
 
 
 class Plan2ExploreLoss(DreamerV3Loss):
     """Losses of Plan2Explore (Sekar et al. 2020) on DreamerV3.
 
-    While it is ``exploring``, an ensemble learns to predict the next latent, and a second actor
-    with a critic of its own is rewarded by the variance of the predictions in imagination. The
-    world model then learns from observations and the ends of episodes alone: rewards and returns
-    are predicted from its features without changing them. The actor of the task learns in
+    While it is ``exploring``, an ensemble learns to predict the embedding of the next observation,
+    and a second actor is rewarded in imagination by the variance of the predictions, divided by its
+    running standard deviation. The embeddings are those of a copy of the initial encoder. Those of
+    the trained encoder drift, so that the ensemble never agrees about what it has seen.
+
+    The world model then learns from observations and the ends of episodes alone: rewards and
+    returns are predicted from its features without changing them. The actor of the task learns in
     imagination all the time, so that it can be evaluated without ever having acted (zero-shot).
+
+    As in sheeprl, the explorer's advantage is the weighted mean of the advantages of its critics,
+    each divided by the spread of its returns. An explorer of discrete actions learns by REINFORCE,
+    one of continuous actions by gradients through the dynamics; ``loss_explorer_actor`` then
+    depends on the world model as well, and needs an optimizer of the explorer alone.
 
     Args:
         world_model: as in DreamerV3.
         actor: of the task.
         critic: of the task.
         explorer: acts to find novelty.
-        explorer_critic: predicts the explorer's returns.
+        explorer_critic: predicts the explorer's intrinsic returns.
         ensemble: one-step models.
-        intrinsic_reward_multiplier: factor of the disagreement as the explorer's reward.
+        intrinsic_weight: weight of the intrinsic critic; positive.
+        extrinsic_weight: weight of a critic of the explorer's task returns; 0: there is none.
+        intrinsic_reward_multiplier: factor of the normalized disagreement.
         **settings: as in DreamerV3.
-
-    Attributes:
-        exploring: whether ensemble and explorer are trained.
     """
 
-    out_keys: tuple[str, ...] = (
-        *DreamerV3Loss.out_keys, "loss_ensemble", "loss_explorer_actor", "loss_explorer_critic",
-    )  # fmt: skip
+    EXPLORATION = ("loss_ensemble", "loss_explorer_actor", "loss_explorer_critic")
+    out_keys: tuple[str, ...] = (*DreamerV3Loss.out_keys, *EXPLORATION)
 
     explorer_critic_network: LatentCritic
     explorer_critic_network_params: Any
     target_explorer_critic_network_params: Any
+    explorer_extrinsic_critic_network: LatentCritic
+    explorer_extrinsic_critic_network_params: Any
+    target_explorer_extrinsic_critic_network_params: Any
 
     def __init__(
         self,
@@ -57,22 +94,48 @@ class Plan2ExploreLoss(DreamerV3Loss):
         explorer_critic: LatentCritic,
         ensemble: Ensemble,
         *,
+        intrinsic_weight: float = 1.0,
+        extrinsic_weight: float = 0.0,
         intrinsic_reward_multiplier: float = 1.0,
         **settings: Any,
     ) -> None:
         super().__init__(world_model, actor, critic, **settings)
         self.explorer, self.ensemble = explorer, ensemble
-        own = "explorer_critic_network"
-        self.convert_to_functional(explorer_critic, own, create_target_params=True)
-        self.explorer_return_scale = ReturnScale()
+        fixed = copy.deepcopy(world_model.encoders)
+        self.fixed_encoders = nn.ModuleList(fixed).requires_grad_(False)
         self.intrinsic_reward_multiplier = intrinsic_reward_multiplier
-        self.exploring = True
+        self.novelty_std = RunningStd()
+        self.explorer_weights = {"explorer_": intrinsic_weight}
+        critics = [explorer_critic]
+        if extrinsic_weight:
+            self.explorer_weights["explorer_extrinsic_"] = extrinsic_weight
+            critics.append(make_critic(world_model))
+        for name, network in zip(self.explorer_weights, critics):
+            self.convert_to_functional(network, f"{name}critic_network", create_target_params=True)
+            setattr(self, f"{name}return_scale", ReturnScale())
+        self._exploring = True
+
+    @property
+    def exploring(self) -> bool:
+        """Whether ensemble and explorer are trained; their weights are frozen otherwise."""
+        return self._exploring
+
+    @exploring.setter
+    def exploring(self, exploring: bool) -> None:
+        if exploring == self._exploring:
+            return
+        self._exploring = exploring
+        for name, parameter in self.named_parameters():
+            if name.startswith(("explorer", "ensemble")):
+                parameter.requires_grad_(exploring)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
-        """All losses, each one number; those of exploration while it is under way."""
+        """All losses, each one number; after exploration those of explorer and ensemble are 0."""
         outputs, starts = self._outputs(tensordict)
         if self.exploring:
             outputs |= self._exploration_losses(starts)
+        else:
+            outputs |= {name: starts.deter.new_zeros(()) for name in self.EXPLORATION}
         return TensorDict(outputs, [])
 
     def _rewarded(self, features: Tensor) -> Tensor:
@@ -85,25 +148,39 @@ class Plan2ExploreLoss(DreamerV3Loss):
         return latents, losses
 
     def _ensemble_loss(self, latents: Latent, records: Records) -> Tensor:
-        """Squared errors of the predicted latents, except across the ends of episodes."""
+        """Squared errors of the predicted embeddings, except across the ends of episodes."""
         features = latents.features.detach()[:-1].flatten(0, 1)
         predicted = self.ensemble(features, records.action[:-1].flatten(0, 1))
-        error = (predicted - latents.stoch.detach()[1:].flatten(0, 1)).square().mean(-1)
+        targets = self.world_model.targets(records.observations)
+        embedding = self.world_model.encode(targets, self.fixed_encoders)
+        error = (predicted - embedding[1:].flatten(0, 1)).square().mean(-1)
         loss: Tensor = (error * (~records.is_init[1:]).flatten()).mean(-1).sum()
         return loss
 
     def _exploration_losses(self, starts: Latent) -> dict[str, Tensor]:
-        """Losses of the explorer and its critic, rewarded by the ensemble's disagreement."""
-        imagined = imagine(self.world_model, self.explorer, starts, self.imagination_horizon)
-        with torch.no_grad():
-            found = self.ensemble.disagreement(
-                torch.cat(imagined.features[:-1]), imagined.action.flatten(0, 1)
-            )
-        novelty = found.view(imagined.reward.shape)  # arrives with the next latent
-        losses, _ = self._behaviour_losses(
-            "explorer_",
-            imagined._replace(reward=self.intrinsic_reward_multiplier * novelty),
-            self.explorer,
-            self.explorer_return_scale,
+        """Losses of the explorer and its critics."""
+        gradients = not self.explorer.code.discrete
+        imagined = imagine(
+            self.world_model, self.explorer, starts, self.imagination_horizon, gradients=gradients
         )
-        return losses | {"disagreement": novelty.mean()}
+        with torch.set_grad_enabled(gradients):
+            features, action = torch.cat(imagined.features[:-1]), imagined.action.flatten(0, 1)
+            found = self.ensemble.disagreement(features, action)
+        novelty = found.view(imagined.reward.shape)  # arrives with the next latent
+        intrinsic = self.intrinsic_reward_multiplier * novelty / self.novelty_std(novelty)
+        rewards = {"explorer_": intrinsic, "explorer_extrinsic_": imagined.reward}
+        outputs = {"disagreement": novelty.detach().mean()}
+        total = sum(self.explorer_weights.values())
+        critic_losses, advantages = list[Tensor](), list[Tensor]()
+        for name, weight in self.explorer_weights.items():
+            rewarded = imagined._replace(reward=rewards[name])
+            scale = getattr(self, f"{name}return_scale")
+            losses, judged = self._critic_losses(name, rewarded, scale, gradients=gradients)
+            critic_losses.append(losses.pop(f"loss_{name}critic"))
+            advantages.append(weight / total * judged.advantage / judged.spread)
+            outputs |= losses
+        outputs["loss_explorer_critic"] = torch.stack(critic_losses).sum()
+        advantage = torch.stack(advantages).sum(0)
+        return outputs | self._actor_losses(
+            "explorer_", imagined, self.explorer, advantage, gradients=gradients
+        )

@@ -16,6 +16,7 @@ from torchrl.modules import Actor, ProbabilisticActor
 
 from kit.modules.bodies import features_of, make_body, observation_network
 from kit.modules.critics import make_value
+from kit.modules.distributions import TanhNormal
 from kit.modules.heads import (
     Continuous,
     Heads,
@@ -31,6 +32,7 @@ from kit.modules.heads import (
 )
 from kit.modules.networks import Layers, linear
 from kit.modules.recurrent import Recurrent
+from kit.modules.squashed import SquashedActor
 from kit.steps import SettingError
 from kit.steps.errors import one_of
 
@@ -66,7 +68,8 @@ def make_actor(
             whose ``out_features`` is their number; ``None``: a network of its own.
         after: layers after the joined observations and after each activation; not with ``body``.
         orthogonal: whether weights start orthogonal, the last layer's with gain 0.01.
-        return_log_prob: whether the policy writes the log-probability of its actions.
+        return_log_prob: whether the policy writes the log-probability of its actions; and of
+            squashed ones ``action_pre_tanh``, from which losses compute it again.
 
     Raises:
         SettingError: if an action is of a kind this policy cannot choose, or cannot be masked; an
@@ -110,7 +113,9 @@ def make_actor(
         "extra_kwargs": {key: head.keywords for key, head in heads.items()},
     }
     is_one = len(heads) == 1
-    return ProbabilisticActor(
+    squashes = any(head.distribution is TanhNormal for head in heads.values())
+    make = SquashedActor if squashes and return_log_prob else ProbabilisticActor
+    return make(
         module,
         in_keys=parameters if is_one else ["params"],
         out_keys=list(heads),
@@ -144,6 +149,7 @@ def make_actor_critic(
     *,
     critic_hidden_sizes: Sequence[int] | None = None,
     shared_body: bool = False,
+    continuous: Continuous = "normal",
     initial_log_std: float = 0.0,
     device: torch.device | str = "cpu",
     **body: Any,
@@ -156,7 +162,8 @@ def make_actor_critic(
         activation: name of the activation between them.
         critic_hidden_sizes: widths of the critic's; ``None``: the same.
         shared_body: whether they share their hidden layers.
-        initial_log_std: initial log standard deviation of continuous actions.
+        continuous: distribution of continuous actions.
+        initial_log_std: initial log standard deviation of ``normal``.
         device: where they are.
         **body: further arguments of :func:`make_body`: convolutions, a recurrent layer.
 
@@ -177,6 +184,7 @@ def make_actor_critic(
     own = shared_body or body
     first = make_body(env, **shape, **body) if own else None
     second = make_body(env, **of_critic, **body) if body and not shared_body else first
-    actor = make_actor(env, **shape, body=first, initial_log_std=initial_log_std).to(device)
+    kind: dict[str, Any] = {"continuous": continuous, "initial_log_std": initial_log_std}
+    actor = make_actor(env, **shape, body=first, **kind).to(device)
     critic = make_value(env, **of_critic, body=second).to(device)
     return actor, critic

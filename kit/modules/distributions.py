@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torchrl.modules
 from torch import Tensor
 
 _MANY_ROWS = 128
 """From how many rows on inverting cumulative probabilities is the cheaper way to sample."""
+_ROUNDING = 1e-5
+"""Share of the action's range by which NumPy and PyTorch may squash a value differently."""
 
 
 class Categorical(torch.distributions.Categorical):
@@ -118,6 +121,52 @@ class Normal(torch.distributions.Independent[torch.distributions.Normal]):
     def deterministic_sample(self) -> Tensor:
         """The mean."""
         return self.loc
+
+
+class TanhNormal(torchrl.modules.TanhNormal):  # type: ignore[misc, unused-ignore]
+    """TorchRL's distribution; log-probabilities are those of the value before the tanh, if known.
+
+    Near its bounds a float32 action does not determine that value: beyond 9 the tanh is 1. The
+    density of ``a = tanh(u)`` is ``log N(u) - sum(log(1 - tanh(u)^2))`` (Haarnoja et al. 2018,
+    appendix C).
+
+    Attributes:
+        pre_tanh: actions before the tanh, ``[..., *event]``: those drawn last, or those that
+            :class:`~kit.modules.squashed.SquashedSampling` reads from a batch; ``None``: unknown.
+    """
+
+    pre_tanh: Tensor | None = None
+
+    def rsample(self, sample_shape: Any = ()) -> Tensor:
+        """Return actions, ``[*sample_shape, ..., *event]``, through which gradients flow."""
+        self.pre_tanh = self.base_dist.rsample(torch.Size(sample_shape))
+        return self._t(self.pre_tanh)  # type: ignore[no-any-return]
+
+    @property
+    def deterministic_sample(self) -> Tensor:
+        """The squashed mean."""
+        self.pre_tanh = self.loc
+        return self._t(self.loc)  # type: ignore[no-any-return]
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return the log-probability of whole actions, ``[...]``.
+
+        Args:
+            value: actions; those that are not the squashed ``pre_tanh`` are inverted.
+        """
+        if self.pre_tanh is None:
+            return super().log_prob(value)  # type: ignore[no-any-return]
+        near = (value - self._t(self.pre_tanh)).abs() <= _ROUNDING * (self.high - self.low)
+        pre_tanh = torch.where(near, self.pre_tanh, self._t.inv(value))
+        slopes = self._t.log_abs_det_jacobian(pre_tanh, value)
+        event = tuple(range(-len(self.event_shape), 0))
+        return self.base_dist.log_prob(pre_tanh) - slopes.sum(event)  # type: ignore[no-any-return]
+
+
+@torch.distributions.register_kl(TanhNormal, TanhNormal)  # type: ignore[no-untyped-call, untyped-decorator]
+def _divergence_before_the_tanh(one: TanhNormal, other: TanhNormal) -> Tensor:
+    """The Kullback-Leibler divergence, which no invertible function changes."""
+    return torch.distributions.kl_divergence(one.base_dist, other.base_dist)
 
 
 class MultiDiscrete(torch.distributions.Distribution):

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 from torchrl.data import Binary, Bounded, MultiCategorical, Unbounded
 from torchrl.data import Categorical as CategoricalSpec
-from torchrl.modules import TanhNormal
 
 from kit.envs.spaces import path_of
-from kit.modules.distributions import Categorical, MultiDiscrete, Normal
+from kit.modules.distributions import Categorical, MultiDiscrete, Normal, TanhNormal
 from kit.steps import SettingError
 
 Continuous = Literal["normal", "tanh_normal", "clipped_tanh_normal", "deterministic"]

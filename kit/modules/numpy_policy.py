@@ -37,6 +37,7 @@ from kit.modules.numpy_samplers import (
     Sampler,
     ScaledSampler,
 )
+from kit.modules.squashed import SquashedActor, pre_tanh_key
 
 Array = NDArray[Any]
 
@@ -122,12 +123,15 @@ class NumpyPolicy:
         self._into: Array | None = None
         self._actions: list[Array] = []
         self._columns: list[Array] = []
+        self._noises: list[Array] = []
         self.key = "action" if self._head is None else policy.module[-1].out_keys[0]
         self._keeps_actions = keeps_outputs
         self._keeps_columns = keeps_outputs and self.out_keys != [self.key]
         if self._keeps_columns:
             self._sampling = policy.module[-1]
             self._densities = Traced(self._written, self._head, self._sampling, name="")
+        self._pre_tanh = pre_tanh_key(self.key)
+        self._keeps_noise = self.samples and self._keeps_columns and self._pre_tanh in self.out_keys
         self._addresses = [parameter.data_ptr for parameter in policy.parameters()]
         self._places = [address() for address in self._addresses]
         self._attributes = [*map(vars, modules)]
@@ -173,7 +177,7 @@ class NumpyPolicy:
         if self.samples and missing > 0:  # many at once, where that draws the same numbers
             self._draw(max(missing, _AHEAD) if self._sampler.at_once else missing)
         self._sampler.refresh()
-        self._actions, self._columns = [], []
+        self._actions, self._columns, self._noises = [], [], []
         self._into, self._rows = into, itertools.repeat(None) if into is None else iter(into)
 
     @property
@@ -205,7 +209,10 @@ class NumpyPolicy:
         if self.samples:
             if not self.noise:
                 self._draw(1)
-            action = self._sampler.sample(value, self.noise.pop(), next(self._rows))
+            noise = self.noise.pop()
+            action = self._sampler.sample(value, noise, next(self._rows))
+            if self._keeps_noise:
+                self._noises.append(noise)
         else:
             action = self._sampler.likeliest(value, next(self._rows))
         if self._keeps_actions:
@@ -224,15 +231,25 @@ class NumpyPolicy:
         actions = _stacked(self._actions) if into is None else torch.from_numpy(into.swapaxes(0, 1))
         with torch.no_grad():
             self._densities.refresh()
-            written = self._densities({"columns": _stacked(self._columns), "action": actions})
+            inputs = {"columns": _stacked(self._columns), "action": actions}
+            if self._keeps_noise:
+                inputs["noise"] = _stacked(self._noises)
+            written = self._densities(inputs)
         found = {**written, self.key: actions}
         return {key: found[key] for key in self.out_keys if into is None or key != self.key}
 
     def _written(self, inputs: Any) -> dict[Any, Tensor]:
-        """Parameters of the distribution and, where they are asked for, log-probabilities."""
+        """Parameters of the distribution and, where they are asked for, log-probabilities.
+
+        Actions before the tanh, too, which squashed ones do not determine.
+        """
         actions = inputs["action"]
         parameters = self._head(inputs["columns"])
         written = dict(zip(self.policy.module[0].out_keys, parameters))
+        if self._pre_tanh in self.out_keys:
+            loc, scale = parameters
+            noise = inputs["noise"] if self._keeps_noise else torch.zeros_like(loc)
+            written[self._pre_tanh] = torch.addcmul(loc, scale, noise)
         if self._sampling.return_log_prob:
             result = TensorDict(written, actions.shape[:2])
             log_prob = self._sampling.get_dist(result).log_prob(actions)
@@ -283,7 +300,7 @@ class _Parts(NamedTuple):
 
 def _parts(policy: Any, num_envs: int, samples: bool) -> _Parts:
     """Return the parts of a policy of the kind that is known here."""
-    if type(policy) is ProbabilisticActor and len(policy.module) == 2:
+    if type(policy) in (ProbabilisticActor, SquashedActor) and len(policy.module) == 2:
         head = _only_head(policy.module[0])
         chosen = policy.module[1].distribution_class
         known = chosen is head.distribution and chosen in OF_DISTRIBUTIONS
@@ -311,7 +328,7 @@ _NOISES: dict[type, tuple[type, ...]] = {
 }
 """What may change the actions of a greedy or deterministic policy, and only where it samples."""
 
-_KNOWN = (ProbabilisticActor, TensorDictSequential, *_NOISES)
+_KNOWN = (ProbabilisticActor, SquashedActor, TensorDictSequential, *_NOISES)
 _COPIED = ("torch", "tensordict", "torchrl", "kit")
 
 

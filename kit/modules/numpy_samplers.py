@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torchrl.modules import TanhNormal
 
-from kit.modules.distributions import Categorical, Normal
+from kit.modules.distributions import Categorical, Normal, TanhNormal
 from kit.modules.random_actions import draw_alike
 
 Array = NDArray[Any]

@@ -53,8 +53,9 @@ class PlannedCounts:
     """environments in one process."""
     steps_per_env: Natural | None = 1
     """policy steps of each environment in one iteration; ``None`` where whole episodes are
-    collected. 0 collects nothing: the run is offline, and periods (of evaluations, rows and
-    checkpoints) count gradient steps of one process in place of policy steps."""
+    collected, or ``frames_per_batch`` is given. 0 collects nothing: the run is offline, and periods
+    (of evaluations, rows and checkpoints) count gradient steps of one process in place of policy
+    steps."""
     world_size: Count = 1
     """processes that train together, each with its own environments."""
     action_repeat: Count = 1
@@ -140,7 +141,8 @@ class PlannedCounts:
     rounding: Rounding = "error"
     """what to do with counts that do not divide: refuse them, or round them ``down`` or ``up``."""
     asked: dict[str, Any] = field(default_factory=dict, repr=False)
-    """settings as they were given, where rounding changed them (filled in)."""
+    """settings as they were given, where rounding changed them, and ``frames_per_batch`` (filled
+    in)."""
     remarks: list[str] = field(default_factory=list, repr=False)
     """sentences under the table: what a run takes from another library's words besides counts."""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import InitVar, asdict, dataclass
+from typing import Any, Self
 
 from kit.steps.counts import PlannedCounts
-from kit.steps.errors import check_fields
+from kit.steps.errors import Count, check_fields
+from kit.steps.given import given_fields
 from kit.steps.ledger import StepLedger
 from kit.steps.same_run import run_key
 from kit.steps.table import plan_table
@@ -43,8 +44,20 @@ class StepPlan(PlannedCounts):
         (64, 1024, 16)
     """
 
-    def __post_init__(self) -> None:
-        complete(self)
+    frames_per_batch: InitVar[Count | None] = None
+    """policy steps of one iteration in one process, in place of ``steps_per_env``; afterwards the
+    property of the same name."""
+
+    def __new__(cls, **settings: Any) -> Self:
+        """Record which settings are given: ``steps_per_env=1`` may contradict others."""
+        made = super().__new__(cls)
+        object.__setattr__(made, "_given", frozenset(settings))
+        return made
+
+    def __post_init__(self, frames_per_batch: int | None) -> None:
+        if frames_per_batch is not None and "steps_per_env" not in given_fields(self):
+            object.__setattr__(self, "steps_per_env", None)
+        complete(self, frames_per_batch)
 
     # ------------------------------------------------------------------ equality
     def __eq__(self, other: object) -> bool:
@@ -69,7 +82,8 @@ class StepPlan(PlannedCounts):
         Raises:
             SettingError: if a key is no field of a plan, or a value is invalid.
         """
-        check_fields(values, cls, "is not a setting of a plan")
+        named = {name: value for name, value in values.items() if name != "frames_per_batch"}
+        check_fields(named, cls, "is not a setting of a plan")
         return cls(**values)
 
     def replace(self, **changes: Any) -> StepPlan:
@@ -84,8 +98,15 @@ class StepPlan(PlannedCounts):
             del values[derived]
         if "learning_starts" in changes and self.random_steps == self.learning_starts:
             del values["random_steps"]
+        if "frames_per_batch" in changes:
+            del values["steps_per_env"]
+        values["asked"].pop("frames_per_batch", None)
         return type(self)(**{**values, **changes})
 
     def table(self, ledger: StepLedger | None = None) -> str:
         """The plan as a text table: asked, planned and, given a ledger, counted."""
         return plan_table(self, ledger)
+
+
+# The default of the argument would hide the property.
+del StepPlan.frames_per_batch

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from kit.steps.counts import Rounding
 from kit.steps.errors import SettingError, whole_number
+from kit.steps.given import GivenFields, given_fields
 from kit.steps.plan import StepPlan
 
 
 @dataclass
-class _Steps:
+class _Steps(GivenFields):
     """What on-policy and off-policy recipes have in common."""
 
     total_policy_steps: int
     """policy steps of the run, over all envs."""
     steps_per_env: int | None
     """policy steps of each env in one iteration; null: whole episodes are collected."""
+    frames_per_batch: int | None = field(default=None, kw_only=True)
+    """policy steps of one iteration over all envs, in place of steps_per_env: num_envs times as
+    many; null: as steps_per_env says."""
     min_episodes: int | None = None
     """whole episodes of one iteration, at least; null: one, if min_steps is given."""
     min_steps: int | None = None
@@ -40,14 +44,27 @@ class _Steps:
         Raises:
             SettingError: if the settings make no plan.
         """
-        self._check()
-        return StepPlan(**asdict(self), **environment)
+        return StepPlan(**self._collection(), **environment)
 
-    def _check(self) -> None:
-        """Refuse a number of steps where whole episodes are asked for; a plan has a default."""
-        if self.steps_per_env is not None and (self.min_episodes or self.min_steps) is not None:
+    def _collection(self) -> dict[str, Any]:
+        """Return the settings of the plan, of which one says how much is collected."""
+        settings, given = asdict(self), given_fields(self)
+        counted = {n for n in ("steps_per_env", "frames_per_batch") if settings[n] is not None}
+        if counted & given and given.isdisjoint(_EPISODES):
+            settings |= dict.fromkeys(_EPISODES)
+        if self.frames_per_batch is not None and "steps_per_env" not in given:
+            settings["steps_per_env"] = None
+        elif self.steps_per_env is not None and _collects_episodes(settings):
             why = "contradicts min_episodes and min_steps, which collect whole episodes"
             raise SettingError("steps_per_env", self.steps_per_env, why, [None])
+        return settings
+
+
+_EPISODES = ("min_episodes", "min_steps")
+
+
+def _collects_episodes(settings: dict[str, Any]) -> bool:
+    return any(settings[name] is not None for name in _EPISODES)
 
 
 @dataclass
@@ -71,26 +88,20 @@ class OnPolicySteps(_Steps):
     """policy steps with random actions before the first iteration, part of the total, from which
     the statistics of observations are, for good; 0: they run along with training."""
 
-    def to_plan(self, *, usual_size: int | None = minibatch_size, **environment: Any) -> StepPlan:
-        """The plan, as for :class:`_Steps`; ``minibatches`` are those of its batch.
-
-        Args:
-            usual_size: ``minibatch_size`` by default, which ``minibatches`` take the place of.
-            **environment: as for :class:`_Steps`.
-        """
-        self._check()
-        settings = {**asdict(self), **environment}
+    def to_plan(self, **environment: Any) -> StepPlan:
+        """The plan, as for :class:`_Steps`; ``minibatches`` are those of its batch."""
+        settings = {**self._collection(), **environment}
         minibatches = settings.pop("minibatches")
         settings["prefill_steps"] = self._normalization_steps(settings)
         if minibatches is not None:
             whole = StepPlan(**{**settings, "minibatch_size": None})
-            settings["minibatch_size"] = self._equal_part(whole, minibatches, usual_size)
+            settings["minibatch_size"] = self._equal_part(whole, minibatches)
         return StepPlan(**settings)
 
     def _normalization_steps(self, settings: dict[str, Any]) -> int:
         """Take the steps of normalisation out of the settings of a plan."""
         count = whole_number("num_normalization_steps", settings.pop("num_normalization_steps"))
-        if count and self.steps_per_env is None:
+        if count and _collects_episodes(settings):
             why = "are no whole episodes, which are collected here"
             raise SettingError("num_normalization_steps", count, why, [0])
         envs = settings.get("num_envs", 1)
@@ -100,10 +111,10 @@ class OnPolicySteps(_Steps):
             raise SettingError("num_normalization_steps", count, why, near)
         return count
 
-    def _equal_part(self, plan: StepPlan, minibatches: int, usual: int | None) -> int:
+    def _equal_part(self, plan: StepPlan, minibatches: int) -> int:
         """The size of one of ``minibatches`` equal parts of a batch of ``plan``."""
         count = whole_number("minibatches", minibatches, at_least=1)
-        if self.minibatch_size not in (None, usual):
+        if self.minibatch_size is not None and "minibatch_size" in given_fields(self):
             why = f"contradicts minibatch_size={self.minibatch_size}"
             raise SettingError("minibatches", count, why, [None])
         if plan.collects_episodes:
@@ -166,7 +177,7 @@ class ExplorationSteps(SequenceSteps):
 
 
 @dataclass
-class OfflineSteps:
+class OfflineSteps(GivenFields):
     """Steps of a recipe that learns from a stored data set: gradient steps alone."""
 
     gradient_steps: int = 20_000

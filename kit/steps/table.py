@@ -39,6 +39,10 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(text)
 
 
+_RESTS = {"smaller": "  last of each epoch, partial", "drop": "  left out of each epoch"}
+"""Labels of the rows of a batch that fill no minibatch, by ``last_minibatch``."""
+
+
 def number(value: Any) -> str:
     """An integer with thousands separated, and nothing for ``None``."""
     return "" if value is None else f"{value:,}"
@@ -83,6 +87,9 @@ def _setting_rows(plan: PlannedCounts) -> list[Row]:
             counts = plan.minibatch_counts(first).items()
             sizes = ", ".join(f"{times:,} x {size:,}" for size, times in counts)
             rows.append(("minibatches of an iteration", sizes or "none"))
+            rest = plan.rows(first) // (plan.sequence_length or 1) % (plan.minibatch_size or 1)
+            if rest and plan.last_minibatch in _RESTS:
+                rows.append((_RESTS[plan.last_minibatch], f"{rest:,} of {plan.minibatch_size:,}"))
         else:
             rows.append(("update epochs", number(plan.update_epochs)))
     elif plan.trains:
@@ -93,7 +100,8 @@ def _setting_rows(plan: PlannedCounts) -> list[Row]:
         rows.append(("minibatch", number(plan.minibatch_size) or "the whole buffer"))
     if plan.counting != "exact":
         rows.append(("gradient steps counted like", plan.counting))
-    return [(name, "", value, "") for name, value in rows]
+    given = {"one batch": number(plan.asked.get("frames_per_batch"))}
+    return [(name, given.get(name, ""), value, "") for name, value in rows]
 
 
 def planned_counts(plan: PlannedCounts, followed: bool = False) -> dict[str, str]:

@@ -8,13 +8,13 @@ from typing import Any
 
 from kit.steps.counting import as_fraction, counting_rule
 from kit.steps.counts import PlannedCounts
-from kit.steps.errors import SettingError, check_types
+from kit.steps.errors import SettingError, check_types, whole_number
 
 LARGEST_RATIO = 10**9
 """Gradient steps per policy step that are accepted at most."""
 
 
-def complete(plan: PlannedCounts) -> None:
+def complete(plan: PlannedCounts, frames_per_batch: int | None = None) -> None:
     """Check every field of ``plan`` and fill in those that follow from others.
 
     Raises:
@@ -23,7 +23,7 @@ def complete(plan: PlannedCounts) -> None:
     check_types(plan)
     if not isinstance(plan.asked, dict):
         raise _error(plan, "asked", "is no dict of settings", "leave it out")
-    _collection(plan)
+    _collection(plan, frames_per_batch)
     _updates(plan)
     if plan.offline:
         _offline(plan)
@@ -58,18 +58,38 @@ def _error(
     return SettingError(field, given, why, works, hint)
 
 
-def _collection(plan: PlannedCounts) -> None:
+def _collection(plan: PlannedCounts, frames: int | None) -> None:
     if plan.collects_episodes and plan.steps_per_env == 1:
         _set(plan, "steps_per_env", None)
-    if plan.collects_episodes and plan.steps_per_env is not None:
-        why = "contradicts min_episodes and min_steps, which collect whole episodes"
-        raise _error(plan, "steps_per_env", why, [None])
-    if not plan.collects_episodes and plan.steps_per_env is None:
+    if plan.collects_episodes:
+        for field, value in ("steps_per_env", plan.steps_per_env), ("frames_per_batch", frames):
+            if value is not None:
+                why = "contradicts min_episodes and min_steps, which collect whole episodes"
+                raise SettingError(field, value, why, [None])
+    elif frames is not None:
+        _set(plan, "steps_per_env", _steps_of_each(plan, frames))
+    elif plan.steps_per_env is None:
         raise _error(plan, "steps_per_env", "leaves open what to collect", [1])
     if not plan.collects_episodes and plan.episode_length is not None:
         why = "means nothing where an iteration collects a number of steps"
         hint = "or collect whole episodes with min_episodes or min_steps"
         raise _error(plan, "episode_length", why, [None], hint)
+
+
+def _steps_of_each(plan: PlannedCounts, frames: int) -> int:
+    """The policy steps of each environment in a batch of so many ``frames``."""
+    frames, envs = whole_number("frames_per_batch", frames, at_least=1), plan.num_envs
+    if plan.steps_per_env is not None and frames != envs * plan.steps_per_env:
+        why = f"contradicts steps_per_env={plan.steps_per_env} of num_envs={envs}"
+        works = [envs * plan.steps_per_env] if plan.steps_per_env else []
+        raise SettingError("frames_per_batch", frames, why, works, "or leave out one of the two")
+    if frames % envs:
+        near = frames // envs * envs
+        why = f"is not the same number of policy steps for each of num_envs={envs}"
+        works = [n for n in (near, near + envs) if n]
+        raise SettingError("frames_per_batch", frames, why, works)
+    _set(plan, "asked", {**plan.asked, "frames_per_batch": frames})
+    return frames // envs
 
 
 def _updates(plan: PlannedCounts) -> None:

@@ -242,5 +242,57 @@ class Maze(gym.Env[NDArray[np.float32], np.int64]):
         return self._observe(), float(found), found, self.count >= self.steps, {}
 
 
-for _env in (Recall, GoNoGo, Glimpse, Catch, Allowed, Maze):
+class Reach(gym.Env[dict[str, NDArray[np.float32]], NDArray[np.float32]]):
+    """A point in a cube moves by its action to a random goal, which is the only reward.
+
+    An observation is a ``Dict`` as of Gymnasium's ``GoalEnv``. A step costs 1 where the point is
+    farther from the goal than ``tolerance``, and an episode is ``steps`` long.
+
+    Args:
+        dimensions: of the cube, whose coordinates are in [-1, 1].
+        tolerance: largest distance from the goal that counts as reached.
+        speed: largest change of a coordinate in one step.
+        steps: of an episode.
+    """
+
+    def __init__(
+        self, dimensions: int = 3, tolerance: float = 0.1, speed: float = 0.2, steps: int = 25
+    ) -> None:
+        self.tolerance, self.speed, self.steps = tolerance, speed, steps
+        place = spaces.Box(-1.0, 1.0, (dimensions,), np.float32)
+        names = ("observation", "achieved_goal", "desired_goal")
+        self.observation_space = spaces.Dict(dict.fromkeys(names, place))
+        self.action_space = spaces.Box(-1.0, 1.0, (dimensions,), np.float32)
+
+    def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
+        """Return the reward of goals ``[..., dimensions]``: 0 where they are reached, else -1."""
+        del info
+        distance = np.linalg.norm(achieved_goal - desired_goal, axis=-1)
+        return -(distance > self.tolerance).astype(np.float32)
+
+    def _observe(self) -> dict[str, NDArray[np.float32]]:
+        place = self.place.copy()
+        return {"observation": place, "achieved_goal": place, "desired_goal": self.goal}
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, NDArray[np.float32]], dict[str, Any]]:
+        """Begin in the middle, with another goal."""
+        super().reset(seed=seed)
+        shape = self.action_space.shape
+        self.place, self.count = np.zeros(shape, np.float32), 0
+        self.goal = self.np_random.uniform(-1, 1, shape).astype(np.float32)
+        return self._observe(), {}
+
+    def step(
+        self, action: NDArray[np.float32]
+    ) -> tuple[dict[str, NDArray[np.float32]], float, bool, bool, dict[str, Any]]:
+        """Move the point."""
+        self.place = np.clip(self.place + self.speed * action, -1, 1).astype(np.float32)
+        self.count += 1
+        reward = float(self.compute_reward(self.place, self.goal, {}))
+        return self._observe(), reward, False, self.count >= self.steps, {"is_success": reward == 0}
+
+
+for _env in (Recall, GoNoGo, Glimpse, Catch, Allowed, Maze, Reach):
     gym.register(f"kit/{_env.__name__}-v0", _env)

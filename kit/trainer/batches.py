@@ -27,6 +27,7 @@ from kit.envs.episodes import Episode
 from kit.envs.errors import EnvironmentFault
 from kit.envs.vector_env import VectorEnv
 from kit.fast.nested import entry
+from kit.hooks.evaluation import Evaluator
 from kit.steps import SettingError, StepLedger, StepPlan
 from kit.trainer.stages import is_of_the_kit
 
@@ -45,10 +46,10 @@ class CountedBatches:
     Attributes:
         collected: policy steps of the last batch.
         collected_at_random: those of them with random actions.
-        evaluation_faults: of environments of evaluations, recovered from.
+        evaluate: the evaluator, whose environments may have faults and keep state, too; or none.
     """
 
-    evaluation_faults = 0
+    evaluate: Any = None
 
     def __init__(self, collector: BaseCollector, plan: StepPlan) -> None:
         self.collector: Any = collector
@@ -58,6 +59,7 @@ class CountedBatches:
         self._taken = 0
         self._policy_steps = 0
         self._may_share: Callable[[], bool] | None = None
+        self._shown: list[Episode] = []
 
     def next(self) -> TensorDictBase:
         """Take the next batch and count it.
@@ -130,7 +132,7 @@ class CountedBatches:
     # ------------------------------------------------------------------ at log points
     def count_environment(self, ledger: StepLedger) -> None:
         """Bring env steps, episodes and faults of ``ledger`` up to date; may read the device."""
-        ledger.environment_errors = self.collector.environment_errors + self.evaluation_faults
+        ledger.environment_errors = self.collector.environment_errors + self._evaluation_faults
         ledger.local_env_steps = self.collector.env_steps
         ledger.local_episodes = self.collector.episodes
 
@@ -144,6 +146,16 @@ class CountedBatches:
         Raises:
             EnvironmentFault: if a return is infinite or NaN, where no reward was checked.
         """
+        self.new_episodes()
+        found, self._shown = self._shown, []
+        return found
+
+    def new_episodes(self) -> list[Episode]:
+        """Return the episodes that ended since the last call, and keep them for the next row.
+
+        Raises:
+            EnvironmentFault: if a return is infinite or NaN, where no reward was checked.
+        """
         found = self._episodes()
         for episode in found:
             if not math.isfinite(episode.episode_return):
@@ -151,6 +163,7 @@ class CountedBatches:
                 env = getattr(self.collector, "env", None)
                 name = getattr(env, "name", type(env).__name__)
                 raise EnvironmentFault(name, episode.env, what)
+        self._shown += found
         return found
 
     def _episodes(self) -> list[Episode]:
@@ -162,6 +175,10 @@ class CountedBatches:
         """Whether the collector continued exactly where it was saved."""
         return bool(getattr(self.collector, "exact_resume", False))
 
+    @property
+    def _evaluation_faults(self) -> int:
+        return int(getattr(self.evaluate, "faults", 0))
+
     def not_resumable(self) -> str:
         """Why a resumed run would not continue exactly; empty if it would."""
         state = self.collector.state_dict()
@@ -169,11 +186,13 @@ class CountedBatches:
         return str(env.get("not_resumable", ""))
 
     def state_dict(self) -> dict[str, Any]:
-        """Counts and the collector's state."""
+        """Counts, and the states of the collector and of the environments of evaluations."""
+        has_state = isinstance(self.evaluate, Evaluator)
         return {
             "taken": self._taken,
             "policy_steps": self._policy_steps,
-            "evaluation_faults": self.evaluation_faults,
+            "evaluation": self.evaluate.state_dict() if has_state else None,
+            "shown": [list(episode) for episode in self._shown],
             "collector": dict(self.collector.state_dict()),
         }
 
@@ -181,7 +200,10 @@ class CountedBatches:
         """Restore a state of :meth:`state_dict`."""
         self._taken = int(state_dict["taken"])
         self._policy_steps = int(state_dict["policy_steps"])
-        self.evaluation_faults = int(state_dict["evaluation_faults"])
+        evaluation = state_dict.get("evaluation")  # absent from older checkpoints
+        if evaluation is not None and isinstance(self.evaluate, Evaluator):
+            self.evaluate.load_state_dict(evaluation)
+        self._shown = [Episode(*one) for one in state_dict.get("shown", ())]
         self.collector.load_state_dict(state_dict["collector"])
 
     def shutdown(self) -> None:
@@ -244,7 +266,7 @@ class TorchRLBatches(CountedBatches):
 
     def count_environment(self, ledger: StepLedger) -> None:
         """Bring env steps and episodes of ``ledger`` up to date; reads the device."""
-        ledger.environment_errors = self.evaluation_faults
+        ledger.environment_errors = self._evaluation_faults
         taken_to_be = self._policy_steps * self.plan.action_repeat
         ledger.local_env_steps = taken_to_be if self._own is None else self._env_steps
         ledger.local_episodes = int(self._ended)

@@ -11,9 +11,9 @@ import tempfile
 import textwrap
 import warnings
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -40,6 +40,7 @@ __all__ = [
     "make_parts_when_loaded", "normalization_of", "normalizer_of", "stateful_parts",
 ]  # fmt: skip
 
+_Read = TypeVar("_Read")
 _SUMS = "checksums.txt"
 _KEPT = 2  # checkpoints of a run
 _BLOCK = 1 << 20  # bytes that are read at a time
@@ -92,7 +93,7 @@ class Checkpoints:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             _remove_hidden(self.folder)
-            with tempfile.TemporaryDirectory(prefix=".", dir=self.folder) as scratch:
+            with tempfile.TemporaryDirectory(prefix=_HIDDEN, dir=self.folder) as scratch:
                 made = self._checkpoint.save(Path(scratch) / "new", metadata=dict(metadata))
                 _write_checksums(made)
                 if path.exists():
@@ -164,8 +165,12 @@ class Checkpoints:
         for path in reversed(saved_in(folder)):
             try:
                 check_whole(path)
-            except Damaged as damage:
-                damages.append(damage)
+            except SettingError as error:
+                if not path.exists():  # its run goes on, and has dropped it for a newer one
+                    return Checkpoints.latest(folder)
+                if not isinstance(error, Damaged):
+                    raise
+                damages.append(error)
                 continue
             for newer in damages:
                 text = f"{Path(newer.value).name} {newer.why}; {path.name} is used in its place"
@@ -173,6 +178,29 @@ class Checkpoints:
             return path
         if damages:
             raise damages[0]
+        return None
+
+    @staticmethod
+    def read_latest(folder: Path, read: Callable[[Path], _Read]) -> _Read | None:
+        """Read the newest undamaged checkpoint of a run that may go on meanwhile.
+
+        Args:
+            folder: of the checkpoints.
+            read: reads a checkpoint. It is called again if the run has dropped that checkpoint for
+                a newer one.
+
+        Returns:
+            What ``read`` returned; ``None`` if there is no checkpoint.
+
+        Raises:
+            SettingError: if none can be read.
+        """
+        while (path := Checkpoints.latest(folder)) is not None:
+            try:
+                return read(path)
+            except SettingError:
+                if path.exists():
+                    raise
         return None
 
     @staticmethod
@@ -217,10 +245,13 @@ NORMALIZATION = frozenset({"normalization", "transforms"})
 _PREFIX = "checkpoint-"
 
 
+_HIDDEN = f".{_PREFIX}"
+
+
 def _remove_hidden(folder: Path) -> None:
-    """Remove checkpoints that a kill has left half-written or half-removed."""
-    for left_over in folder.glob(".*"):
-        shutil.rmtree(left_over, ignore_errors=True)
+    """Remove checkpoints that a kill has left half-written or half-removed, and nothing else."""
+    for left_over in folder.glob(f"{_HIDDEN}*"):
+        shutil.rmtree(left_over, ignore_errors=True)  # which follows no links
 
 
 def saved_in(folder: Path) -> list[Path]:
@@ -304,7 +335,8 @@ def _why_not_written(error: BaseException) -> str | None:
     """The reason that the system gave; ``None`` if it is no error of writing."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
-    if not any(writer in str(error) for writer in ("inline_container", "PytorchStreamWriter")):
+    writers = ("inline_container", "PytorchStreamWriter", "Parent directory")
+    if not any(writer in str(error) for writer in writers):
         return None
     # PyTorch says that it could not write, but not why.
     before = error.__context__
@@ -348,6 +380,9 @@ def make_parts_when_loaded(loss_module: Any) -> None:
 def _make_parts(loss: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
     if any(name.startswith(f"{prefix}_value_estimator.") for name in state_dict):
         _ = loss.value_estimator  # makes it
+    elif loss._value_estimator is not None:  # which older checkpoints of actor-critics do not have
+        for name, value in loss._value_estimator.state_dict().items():
+            state_dict.setdefault(f"{prefix}_value_estimator.{name}", value)
     if f"{prefix}target_entropy_buffer" in state_dict:
         _ = loss.target_entropy
     for name, one in itertools.chain(loss.named_parameters(), loss.named_buffers()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -14,7 +15,8 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torchrl.collectors import Collector, MultiCollector
 from torchrl.data import HERReplayBuffer
-from torchrl.objectives import KLPENPPOLoss
+from torchrl.objectives import KLPENPPOLoss, LossModule
+from torchrl.objectives.utils import default_value_kwargs
 from torchrl.trainers import (
     OptimizationStepper,
     ReplayBufferTrainer,
@@ -32,7 +34,7 @@ from kit.hooks.evaluation import Evaluator
 from kit.hooks.rewards import ScaleReward, SignReward
 from kit.steps import SettingError, StepPlan
 from kit.trainer.batches import size_of
-from kit.trainer.stages import Stages
+from kit.trainer.stages import Stages, is_of_the_kit
 from kit.update import TrustRegion, Update
 
 Refusal = tuple[Any, ...]
@@ -226,7 +228,7 @@ def in_priorities(buffer: Any, loss_module: Any) -> Iterator[Refusal]:
     if not isinstance(buffer, ReplayBatches) or not buffer.reads_loss_outputs:
         return
     kind, keys = type(loss_module), getattr(loss_module, "tensor_keys", None)
-    known = kind.__module__.startswith(("torchrl.", "kit."))
+    known = kind.__module__.startswith(_KNOWN)
     unread = known and not hasattr(keys, "priority_weight")
     beta = getattr(buffer.buffer.sampler, "beta", 0)
     if unread and beta:
@@ -331,6 +333,38 @@ def _keys_of(part: Any) -> list[Any]:
         return []
 
 
+def in_discounts(
+    loss_module: Any, advantage: Any, normalizer: Any, buffer: Any, stages: Stages
+) -> Iterator[Refusal]:
+    """Parts that discount rewards by different factors."""
+    parts: list[Any] = [advantage]
+    for one in _modules_of(loss_module):
+        parts += [one] if isinstance(one, LossModule) else []
+    hooks = [_owner_of(one) for stage in _ADDING for one in stages[stage]]
+    parts += [one.value_estimator for one in hooks if isinstance(one, ValueEstimatorHook)]
+    parts += [normalizer] if getattr(normalizer, "reward", None) is not None else []
+    parts += [buffer.summed] if isinstance(buffer, ReplayBatches) else []
+    found = [(type(one).__name__, _discount_of(one, advantage)) for one in parts]
+    known = [(name, gamma) for name, gamma in found if gamma is not None]
+    for name, gamma in known[1:]:
+        if not math.isclose(gamma, known[0][1], rel_tol=1e-6):
+            why = f"of {name} is not the {known[0][1]:g} of {known[0][0]}"
+            works = "give all parts the same; a loss by make_value_estimator(gamma=...)"
+            yield "gamma", round(gamma, 6), why, works
+
+
+def _discount_of(part: Any, advantage: Any) -> float | None:
+    """The factor by which a part discounts rewards; ``None`` if it discounts none."""
+    if isinstance(part, LossModule):
+        estimator, kind = part._value_estimator, part.default_value_estimator
+        gamma = vars(part).get("gamma", getattr(estimator, "gamma", None))
+        if gamma is None and kind is not None and advantage is None:  # TorchRL makes it later
+            gamma = default_value_kwargs(kind)["gamma"]
+    else:
+        gamma = getattr(part, "gamma", None)
+    return float(gamma) if isinstance(gamma, (float, int, Tensor)) else None
+
+
 def in_places(drawn: Tensor, told: Tensor | None) -> Iterator[Refusal]:
     """Rows that a hook has put into a minibatch from elsewhere, with their places there.
 
@@ -385,6 +419,29 @@ def _in_accumulation(plan: StepPlan, stepper: OptimizationStepper) -> Iterator[R
         yield "minibatches_per_gradient_step", given, why, [own], works
 
 
+def in_targets(plan: StepPlan, update: Any, loss_module: Any, stages: Stages) -> Iterator[Refusal]:
+    """Target networks that would keep their first weights: nothing updates them.
+
+    Third-party hooks may call an updater that was created for the loss. A loss that derives from
+    ``LossModule`` alone may update its target networks itself.
+    """
+    if not plan.trains or getattr(update, "target_updater", None) is not None:
+        return
+    hooks = any(not is_of_the_kit(one.function) for one in itertools.chain(*stages.values()))
+    for one in _modules_of(loss_module):
+        known = [kind for kind in type(one).__mro__ if kind.__module__.startswith(_KNOWN)]
+        if not isinstance(one, LossModule) or known[0] is LossModule:
+            continue
+        for name, has_updater in one._has_update_associated.items():
+            if f"target_{name}_params" in one._modules and not (has_updater and hooks):
+                why = f"has target networks (target_{name}_params) that nothing updates"
+                works = "give Update(..., target_updater=SoftUpdate(loss, tau=0.005))"
+                yield "loss_module", type(one).__name__, why, works
+
+
+_KNOWN = ("torchrl.", "kit.")
+
+
 def in_hooks(plan: StepPlan, update: Any, buffer: Any, stages: Stages) -> Iterator[Refusal]:
     """What the hooks registered until a run begins leave undone, or mix.
 
@@ -403,9 +460,12 @@ def in_hooks(plan: StepPlan, update: Any, buffer: Any, stages: Stages) -> Iterat
         samples = f"replay_ratio={plan.replay_ratio} counts samples of a replay buffer"
         works = "give make_replay_buffer(...) or a TorchRL replay buffer"
         yield "buffer", None, f"keeps the last batch only, where {samples}", works
+    for operation in stages["post_backward"] if stages["optimizer"] else ():
+        why = f"never runs, so {operation.name} never would: a hook makes the gradient step"
+        yield "stage", "post_backward", why, "let the hook at stage 'optimizer' call it"
     if not isinstance(update, OptimizationStepper) or isinstance(update, Update):
         return
-    for stage in ("process_loss", "optimizer"):
+    for stage in ("process_loss", "optimizer", "post_backward"):
         for operation in stages[stage]:
             itself = f"{type(update).__name__} goes from loss to optimiser by itself"
             why = f"never runs, so {operation.name} never would: {itself}"

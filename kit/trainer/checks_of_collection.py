@@ -9,15 +9,15 @@ from typing import Any
 
 import gymnasium as gym
 from torchrl.collectors import BaseCollector, Collector, MultiAsyncCollector, MultiCollector
-from torchrl.data import HERReplayBuffer, ImmutableDatasetWriter, ReplayBufferEnsemble
+from torchrl.data import ImmutableDatasetWriter, ReplayBufferEnsemble
 from torchrl.envs import EnvBase
 
 from kit.buffers import ReplayBatches, RolloutBatches
+from kit.buffers.records import SequenceReplay
 from kit.collectors.asynchronous import AsyncCollector
 from kit.collectors.base import KitCollector
 from kit.envs.backends.torchrl import TorchRLBackend
 from kit.envs.backends.torchrl_layers import base_env_of, frame_skip_of
-from kit.envs.spaces import path_of
 from kit.envs.vector_env import VectorEnv
 from kit.steps import StepLedger, StepPlan
 from kit.trainer.batches import acts_at_random
@@ -61,7 +61,6 @@ def in_collection(plan: StepPlan, collector: Any, buffer: Any, advantage: Any) -
                 works = "use TensorDictRoundRobinWriter, or a plan with steps_per_env=0 (offline)"
                 yield "writer", type(writer).__name__, why, works
         yield from _in_restarts(plan, collector, buffer)
-        yield from _in_goals(normalizer_of(collector), buffer)
         yield from _in_environment(plan, collector)
 
 
@@ -129,20 +128,25 @@ def _in_restarts(plan: StepPlan, collector: Any, buffer: Any) -> Iterator[Refusa
         yield "split_trajs", True, why, "leave it out: they do not pass the end of an episode"
 
 
-def _in_goals(normalizer: Any, buffer: Any) -> Iterator[Refusal]:
-    """Normalisation by which goals that hindsight exchanges, or their rewards, do not compare."""
-    hindsight = buffer.buffer if isinstance(buffer, ReplayBatches) else None
-    if normalizer is None or not isinstance(hindsight, HERReplayBuffer):
-        return
-    keys = (path_of(key) for key in (hindsight.achieved_goal_key, hindsight.goal_key))
-    goals = [path[path[0] == "next" :] for path in keys]
-    if {*goals} & {path_of(key) for key in normalizer.observation}:
-        both = " and ".join(".".join(path) for path in goals)
-        why = f"puts {both} on scales of their own, and hindsight puts one in the other's place"
-        yield "env.normalize_observation", True, why, [False]
-    if normalizer.reward is not None:
-        why = "does not reach the rewards of goals that hindsight puts in"
-        yield "env.normalize_reward", True, why, [False]
+def stores_raw(plan: StepPlan, buffer: Any, advantage: Any) -> bool:
+    """Whether a buffer stores raw batches and normalises the minibatches that it draws.
+
+    Advantages are estimated on collected batches, which must be normalised by then.
+    """
+    replays = isinstance(buffer, (ReplayBatches, SequenceReplay))
+    return replays and advantage is None and not (plan.on_policy or plan.offline)
+
+
+def in_raw_batches(collector: Any, raw: bool) -> Iterator[Refusal]:
+    """A collector that is asked for raw batches, or for normalised ones, and has no such."""
+    own = isinstance(collector, KitCollector)
+    delivered = collector.deliver_raw(raw) if own else normalizer_of(collector) is None
+    if raw and not delivered:
+        name = type(collector).__name__
+        why = "delivers observations or rewards that are normalised when they are collected, and "
+        why += "a replay buffer would keep early ones on other scales"
+        works = "use VectorCollector(make_env(...), policy), or make_env without normalize_..."
+        yield "collector", name, why, works
 
 
 def _in_environment(plan: StepPlan, collector: Any) -> Iterator[Refusal]:

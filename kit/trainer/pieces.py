@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import MemoryMappedTensor, TensorDictParams
-from torch import Tensor
+from tensordict import MemoryMappedTensor, TensorDict, TensorDictBase, TensorDictParams
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torchrl.checkpoint import StateDictCheckpointAdapter
 from torchrl.objectives import LossModule
@@ -24,6 +24,7 @@ from torchrl.objectives import LossModule
 from kit.buffers.disk import zeros_on_disk
 from kit.config.memory import memory_of_machine
 from kit.steps import SettingError
+from kit.steps.errors import place_of
 
 LARGE = 2**25
 """Bytes from which on a tensor is written in pieces."""
@@ -34,6 +35,7 @@ IN_MEMORY = 1 / 4
 """Share of the memory of the machine up to which a tensor is read into memory."""
 
 _MARK = "pieces of a tensor"
+_ENTRIES = "entries of a TensorDict"
 
 
 class StateFile(StateDictCheckpointAdapter):  # type: ignore[misc, unused-ignore]
@@ -61,8 +63,8 @@ class StateFile(StateDictCheckpointAdapter):  # type: ignore[misc, unused-ignore
         before = self._before()
         known = None if before is None else before / path.relative_to(path.parents[1])
         state = component.state_dict(*kwargs["args"], **kwargs["kwargs"])
-        _refuse_unreadable(state, self._name)
-        torch.save(_apart(state, path, known), path / self.state_torch)
+        _refuse_unreadable(written := _encoded(state), self._name)
+        torch.save(_apart(written, path, known), path / self.state_torch)
         return state
 
     def load(self, component: Any, path: Path, **kwargs: Any) -> Any:
@@ -76,6 +78,39 @@ class StateFile(StateDictCheckpointAdapter):  # type: ignore[misc, unused-ignore
         if isinstance(component, LossModule):
             _check_weights(component, state, path)
         component.load_state_dict(state, *kwargs["args"], **kwargs["kwargs"])
+
+
+def check_state(part: Any, name: str) -> None:
+    """Check that a checkpoint can hold the state of a part, by writing and reading it in memory.
+
+    Raises:
+        SettingError: if the part gives no state, or one that could not be read back.
+    """
+    if isinstance(part, nn.Module) and any(map(is_lazy, part.parameters())):
+        return  # lazy layers have no shapes before their first call
+    try:
+        state = _encoded(part.state_dict())
+    except Exception as error:
+        why = f"raises {type(error).__name__} in state_dict(), which checkpoints call: {error}"
+        works = "repair it, or give folder=None (in a recipe runs=null): no checkpoints"
+        raise SettingError(name, type(part).__name__, f"{why}{place_of(error)}", works) from error
+    _refuse_unreadable(state, name)
+    if not (isinstance(part, nn.Module) or _is_read_back(state)):  # modules have tensors alone
+        why = "has a state that cannot be read back from a checkpoint"
+        works = "give tensors and plain values in state_dict()"
+        raise SettingError(name, type(part).__name__, why, works)
+
+
+def _encoded(value: Any) -> Any:
+    """The state with a dictionary in place of each TensorDict, which files cannot hold."""
+    if isinstance(value, TensorDictBase):
+        entries = {name: _encoded(inner) for name, inner in value.items()}
+        return {_ENTRIES: entries, "batch_size": [*value.batch_size]}
+    if type(value) is dict:
+        return {name: _encoded(inner) for name, inner in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_encoded(inner) for inner in value)
+    return value
 
 
 _ANY = "of any shape"
@@ -212,6 +247,8 @@ def _together(value: Any, folder: Path) -> Any:
             why = f"has {start} of the {len(target)} bytes of a tensor"
             raise SettingError("checkpoint", str(folder), why, "use another checkpoint")
         return whole.to(like.device)
+    if isinstance(value, dict) and _ENTRIES in value:
+        return TensorDict(_together(value[_ENTRIES], folder), value["batch_size"])
     if type(value) is dict:
         return {name: _together(inner, folder) for name, inner in value.items()}
     if type(value) in (list, tuple):

@@ -28,6 +28,7 @@ from kit.trainer.checkpoint import (
     stateful_in,
     stateful_parts,
 )
+from kit.trainer.pieces import check_state
 from kit.trainer.process import OwnNumbers
 from kit.trainer.stages import is_of_the_kit
 from kit.trainer.torchrl_protocol import TorchRLProtocol
@@ -52,6 +53,8 @@ class ResumableTrainer(TorchRLProtocol):
     _checkpoints: Checkpoints | None = None
     _saved_at = 0
     """iterations."""
+    _is_loaded = False
+    """Whether a checkpoint was loaded since stage ``load`` ran."""
     _beside: Sequence[tuple[Optimizer | nn.Module, dict[str, Any]]] = ()
     """Optimisers and modules, and what they had beside their states when the trainer was made."""
     _left_out: Sequence[str] = ()
@@ -104,6 +107,7 @@ class ResumableTrainer(TorchRLProtocol):
         metadata = {"counters": self.ledger.counters()}
         self.last_checkpoint = self._checkpoints.save(self.schedule.progress, metadata)
         self._saved_at, self._left_out = self.ledger.iterations, ()
+        self.stages.fire("post_save", self.last_checkpoint)
         return self.last_checkpoint
 
     def load(self, checkpoint: Path | str) -> Self:
@@ -118,15 +122,25 @@ class ResumableTrainer(TorchRLProtocol):
         self._left_out = checkpoints.left_out
         self._saved_at = self.ledger.iterations
         checks.refuse(checks_of_collection.in_resumed(self.plan, self.ledger, checkpoint))
-        if isinstance(self.evaluate, Evaluator):
-            self.evaluate.faults = self.batches.evaluation_faults
         if not self.batches.exact_resume:
             self._say_what_is_lost(self.batches.not_resumable() or "nothing gives its state")
             # A batch of whole episodes leaves none open.
             if hasattr(self.buffer, "close_open_episodes") and not self.plan.collects_episodes:
                 self.buffer.close_open_episodes(self.plan.num_envs)
         self._phase.take_over()
+        self._is_loaded = True
         return self
+
+    def check_states(self) -> None:
+        """Check that checkpoints can hold the states of third-party hooks, loggers and other parts.
+
+        Raises:
+            SettingError: naming the first that they cannot hold.
+        """
+        for name, part in self._parts().items():
+            third_party = not is_of_the_kit(type(part)) and name not in ("batches", "buffer")
+            if third_party or name == "journal":  # with the states of loggers
+                check_state(part, name)
 
     def _say_what_is_lost(self, reason: str) -> None:
         """Say why a resumed run is not the one that it would have been."""

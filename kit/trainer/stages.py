@@ -15,7 +15,10 @@ from kit.steps import SettingError
 from kit.steps.errors import place_of, show
 from kit.trainer.observers import Given, observes
 
-Signature = Literal["fire", "pipe", "log", "losses", "optimizer", "summary", "row"]
+Signature = Literal[
+    "fire", "pipe", "log", "losses", "optimizer", "summary", "row", "path", "episodes",
+    "evaluation", "error",
+]  # fmt: skip
 Needs = Literal["", "update", "collection"]
 
 
@@ -24,7 +27,7 @@ class Stage:
     """One place in the loop."""
 
     name: str
-    """TorchRL's name."""
+    """TorchRL's name, if TorchRL has the stage."""
     signature: Signature
     """arguments and result of its hooks; see ``SIGNATURES``."""
     when: str
@@ -41,6 +44,10 @@ SIGNATURES: dict[Signature, tuple[str, int]] = {
     "optimizer": ("(losses, clip_grad_norm, clip_norm, index) -> losses or None", 4),
     "summary": ("(gradient_steps, mean_metrics) -> dict of metrics or None", 2),
     "row": ("(row) -> None", 1),
+    "path": ("(path) -> None", 1),
+    "episodes": ("(episodes) -> None", 1),
+    "evaluation": ("(result, is_best) -> None", 2),
+    "error": ("(error) -> None", 1),
 }
 """How a hook of each kind is called, and with how many arguments."""
 
@@ -48,8 +55,11 @@ STAGES: dict[str, Stage] = {
     stage.name: stage
     for stage in (
         Stage("setup", "fire", "once, before the first iteration"),
+        Stage("load", "path", "a checkpoint was loaded; after `setup`"),
+        Stage("pre_collect", "fire", "a batch is about to be collected", "collection"),
         Stage("batch_process", "pipe", "a batch was collected", "collection"),
         Stage("pre_steps_log", "log", "the batch was counted", "collection"),
+        Stage("episodes", "episodes", "then, if episodes ended since the last batch", "collection"),
         Stage("pre_optim_steps", "fire", "an update phase begins", "update"),
         Stage("pre_epoch_log", "log", "an update epoch begins", "update"),
         Stage(
@@ -62,6 +72,7 @@ STAGES: dict[str, Stage] = {
         Stage("process_loss", "losses", "its losses were computed, before the gradients", "update"),
         Stage("optimizer", "optimizer", "in place of the update's own gradient step", "update"),
         Stage("post_loss", "pipe", "its losses were computed; replay priorities", "update"),
+        Stage("post_backward", "fire", "gradients are in `parameter.grad`, unclipped", "update"),
         Stage("post_optim", "fire", "a gradient step was made", "update"),
         Stage("post_optim_log", "log", "then", "update"),
         Stage("post_epoch_log", "log", "an update epoch has ended", "update"),
@@ -69,8 +80,11 @@ STAGES: dict[str, Stage] = {
         Stage("post_optim_complete_log", "summary", "an update phase has ended", "update"),
         Stage("post_steps", "fire", "the iteration has ended, with or without an update"),
         Stage("post_steps_log", "log", "then"),
-        Stage("log_row", "row", "a row of metrics was logged (a stage of the kit)"),
-        Stage("save", "fire", "a checkpoint is about to be written (a stage of the kit)"),
+        Stage("evaluation", "evaluation", "the policy was evaluated"),
+        Stage("log_row", "row", "a row of metrics was logged"),
+        Stage("save", "fire", "a checkpoint is about to be written"),
+        Stage("post_save", "path", "a checkpoint is complete"),
+        Stage("error", "error", "an exception ends the run"),
         Stage("shutdown", "fire", "once, when the run ends, however it ends"),
     )
 }
@@ -133,8 +147,7 @@ class Stages(dict[str, list[_Operation]]):
                 gradient steps.
         """
         if stage not in STAGES:
-            near = difflib.get_close_matches(stage, STAGES, n=1, cutoff=0.4)
-            raise SettingError("stage", stage, "is not a stage", near or list(STAGES))
+            raise SettingError("stage", stage, "is not a stage", _nearest(stage))
         name = _name(function)
         missing = self._missing.get(STAGES[stage].needs)
         if missing:
@@ -217,6 +230,15 @@ class Stages(dict[str, list[_Operation]]):
             if ends or isinstance(error, HookError) or getattr(error, "stops_the_run", False):
                 raise
             raise HookError(operation.name, stage, error) from error
+
+
+def _nearest(stage: Any) -> list[str]:
+    """Return stages with a similar name, then stages at which a word of the name happens."""
+    name = str(stage).lower()
+    found = difflib.get_close_matches(name, STAGES, n=3, cutoff=0.6)
+    stems = [word[:5] for word in name.split("_") if len(word) > 3]
+    found += [s.name for s in STAGES.values() if any(stem in s.when for stem in stems)]
+    return [*dict.fromkeys(found)][:3] or [*STAGES]
 
 
 def is_of_the_kit(part: Any) -> bool:

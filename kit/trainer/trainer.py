@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from torchrl.trainers import OptimizationStepper, TrainerHookBase
 
 from kit.buffers import Minibatches, ReplayBatches, as_minibatches
 from kit.buffers.n_step import close
+from kit.collectors.base import KitCollector
 from kit.envs.backends.torchrl_layers import normalization_of_transforms
 from kit.hooks.console import Console
 from kit.hooks.evaluation import Evaluator
@@ -26,7 +28,7 @@ from kit.logging.loggers import RowLogger
 from kit.steps import Due, RunSchedule, SettingError, StepLedger, StepPlan
 from kit.trainer import checks, checks_of_collection
 from kit.trainer.batches import counted
-from kit.trainer.checkpoint import beside_states, make_parts_when_loaded
+from kit.trainer.checkpoint import beside_states, make_parts_when_loaded, normalizer_of
 from kit.trainer.process import OwnNumbers, with_own_numbers
 from kit.trainer.resumable import ResumableTrainer
 from kit.trainer.stages import is_of_the_kit
@@ -46,7 +48,8 @@ class Trainer(ResumableTrainer):
     disturb each other, nor the process. Runs in several threads at the same time are refused.
 
     Args:
-        plan: counts of the run.
+        plan: counts of the run. A collector of the kit that was given no ``init_random_frames``,
+            an evaluator without ``episodes`` and a buffer without a minibatch size take the plan's.
         collector: where batches come from; the kit's or TorchRL's. ``None`` where the plan is
             offline (``steps_per_env=0``).
         update: makes gradient steps; the kit's :class:`~kit.update.Update` or one of TorchRL's
@@ -102,18 +105,29 @@ class Trainer(ResumableTrainer):
         nan_guard: bool = True,
     ) -> None:
         minibatches = as_minibatches(buffer)
+        if isinstance(evaluate, Evaluator) and evaluate.follows_plan:
+            evaluate.episodes = plan.evaluation_episodes
+        if isinstance(collector, KitCollector) and plan.is_exact:
+            collector.act_at_random(
+                plan.random_steps_until(plan.policy_steps_after(plan.iterations))
+            )
         self.schedule = RunSchedule(plan, log_every=log_every, checkpoint_every=checkpoint_every)
         checks.refuse(
             checks_of_collection.in_collection(plan, collector, minibatches, advantage),
             checks_of_collection.in_evaluation(plan, evaluate, collector),
             checks_of_collection.in_checkpoints(folder, minibatches),
         )
+        raw = checks_of_collection.stores_raw(plan, minibatches, advantage)
+        checks.refuse(checks_of_collection.in_raw_batches(collector, raw))
+        if raw:
+            minibatches.normalize_by(normalizer_of(collector))  # type: ignore[attr-defined]
         super().__init__(
             plan, collector, update, minibatches,
             logger=logger, loss_module=loss_module, optimizer=optimizer,
         )  # fmt: skip
         self.advantage, self.evaluate = advantage, evaluate
         self.batches = counted(collector, plan)
+        self.batches.evaluate = evaluate
         self.config = config or {}
         self.folder = None if folder is None else as_folder(folder)
         # Now, as collectors of TorchRL drop their environments at the end.
@@ -141,6 +155,9 @@ class Trainer(ResumableTrainer):
             checks.in_networks(update, collector, evaluate, advantage, self.stages),
             checks.in_priorities(self.buffer, self.loss_module),
             checks.in_rewards(self.buffer, self.stages),
+            checks.in_discounts(
+                self.loss_module, advantage, normalizer_of(collector), self.buffer, self.stages
+            ),
         )
         saving = (BestPolicy, SavePolicy)
         if any(isinstance(hook, saving) for hook in self.registered_modules.values()):
@@ -166,6 +183,7 @@ class Trainer(ResumableTrainer):
         checks.refuse(
             checks.in_learning_rates(self.update, self.registered_modules),
             checks.in_hooks(self.plan, self.update, self.buffer, self.stages),
+            checks.in_targets(self.plan, self.update, self.loss_module, self.stages),
             checks.in_rewards(self.buffer, self.stages),
             checks_of_collection.in_counts(self.collector, self.ledger),
             # One that was interrupted in its last iteration has nothing left to collect, either.
@@ -197,7 +215,8 @@ class Trainer(ResumableTrainer):
     def _nothing_keeps_a_batch(self) -> bool:
         own = self.advantage is None and isinstance(self.buffer, ReplayBatches)
         copied = own and is_of_the_kit(self.buffer) and self.buffer.copies
-        return copied and not self.stages.keeps_batches
+        hook = getattr(self.collector, "post_collect_hook", None)
+        return copied and hook is None and not self.stages.keeps_batches
 
     @with_own_numbers
     def begin(self) -> None:
@@ -223,6 +242,7 @@ class Trainer(ResumableTrainer):
     def collect(self) -> TensorDictBase:
         """Collect the batch of an iteration; offline, an empty one."""
         self._start()  # a loop that goes on from a checkpoint has no begin()
+        self.stages.fire("pre_collect")
         began = time.perf_counter()
         batch = self.batches.next()
         goes_on = getattr(self.collector, "goes_on", True)
@@ -233,6 +253,8 @@ class Trainer(ResumableTrainer):
         self.ledger.collected(self.batches.collected, 0, 0, random_policy_steps=random)
         batch = self._phase.processed("batch_process", batch)
         self.log("pre_steps_log", batch)
+        if self.stages["episodes"] and (episodes := self.batches.new_episodes()):
+            self.stages.fire("episodes", episodes)
         if self._prefill is not None:
             if not goes_on:
                 close(self._prefill[..., -1])
@@ -276,10 +298,11 @@ class Trainer(ResumableTrainer):
         for _ in range(times):
             assert self.evaluate is not None
             began = time.perf_counter()
-            self.journal.note(self.evaluate(self.ledger.evaluations))
-            self.batches.evaluation_faults = getattr(self.evaluate, "faults", 0)
+            result = self.evaluate(self.ledger.evaluations)
+            is_best = self.journal.evaluated(result)
             self.journal.spent("evaluate", began)
             self.ledger.evaluated(self.evaluate.episodes)
+            self.stages.fire("evaluation", dict(result), is_best)
 
     def write_row(self) -> None:
         """Write a row of counters and metrics."""
@@ -304,10 +327,11 @@ class Trainer(ResumableTrainer):
             self._start()
             yield
         except BaseException as error:
-            try:
-                self.shutdown()
-            except Exception as another:  # the first error is the one to see
-                error.add_note(f"shutting down then raised {type(another).__name__}: {another}")
+            for end in (functools.partial(self.stages.fire, "error", error), self.shutdown):
+                try:
+                    end()
+                except Exception as another:  # the first error is the one to see
+                    error.add_note(f"shutting down then raised {type(another).__name__}: {another}")
             raise
         self.shutdown()
 
@@ -319,6 +343,11 @@ class Trainer(ResumableTrainer):
             done = getattr(self.ledger, self.plan.axis)
             self.journal.start(done, self.config, self.plan.table())
             self.stages.fire("setup")
+            if self.folder is not None:
+                self.check_states()
+        if self._is_loaded:
+            self._is_loaded = False
+            self.stages.fire("load", self.last_checkpoint)
 
     def shutdown(self) -> None:
         """Release everything, even if something raises on the way."""

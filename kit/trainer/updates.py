@@ -21,7 +21,9 @@ from kit.update import Update
 _SEES_MINIBATCHES = (
     "process_optim_batch", "process_loss", "optimizer", "post_loss", "post_optim_log",
 )  # fmt: skip
-_BETWEEN_MINIBATCHES = ("post_optim", "post_epoch_log", "post_epoch", "pre_epoch_log")
+_BETWEEN_MINIBATCHES = (
+    "post_backward", "post_optim", "post_epoch_log", "post_epoch", "pre_epoch_log",
+)  # fmt: skip
 
 
 def minibatches_are_unseen(trainer: TorchRLProtocol) -> bool:
@@ -59,6 +61,8 @@ class Undisturbed:
             self._look()
         update.writes_to_minibatch = not self._unseen or buffer.reads_loss_outputs
         update.undisturbed = self._nothing_between
+        if stages["post_backward"]:
+            update.post_backward = functools.partial(stages.fire, "post_backward")
         if isinstance(buffer, ReplayBatches):
             buffer.keys_read = update.keys_read if self._left_out else ()
 
@@ -67,7 +71,8 @@ class Undisturbed:
         trainer = self.trainer
         known = is_of_the_kit(trainer.update) and is_of_the_kit(trainer.buffer)
         self._unseen = known and minibatches_are_unseen(trainer)
-        self._nothing_between = self._unseen and not trainer.stages["post_optim"]
+        within = trainer.stages["post_backward"] or trainer.stages["post_optim"]
+        self._nothing_between = self._unseen and not within
         # Of minibatches of ever other sizes, a loss may look at more than a program has read.
         alike = trainer.plan.minibatch_size is not None
         self._left_out = known and alike and entries_may_be_left_out(trainer)
@@ -76,6 +81,8 @@ class Undisturbed:
         """Anything may change again."""
         if isinstance(self.trainer.update, Update):
             self.trainer.update.undisturbed = False
+            if self.trainer.stages["post_backward"]:
+                self.trainer.update.post_backward = None
         if isinstance(self.trainer.buffer, ReplayBatches):
             self.trainer.buffer.keys_read = ()
 

@@ -47,9 +47,16 @@ def another(field: str, value: Any) -> SettingError:
 
 
 def groups_of(
-    optimizer: Optimizer | Mapping[str, Optimizer], every: Mapping[str, int]
+    optimizer: Optimizer | Mapping[str, Optimizer],
+    every: Mapping[str, int],
+    loss_module: nn.Module,
 ) -> tuple[Group, ...]:
-    """Optimisers with their losses and periods."""
+    """Optimisers with their losses and periods.
+
+    Raises:
+        SettingError: if an argument is invalid, or ``""`` is given for a loss module that does not
+            declare its other losses.
+    """
     named = {"": optimizer} if isinstance(optimizer, Optimizer) else optimizer
     if not isinstance(named, Mapping):
         works = "give one of torch.optim over loss.parameters(), or several by name of their loss"
@@ -58,6 +65,10 @@ def groups_of(
         if name not in named:
             works = [*filter(None, named)] or "give each loss an optimiser of its own"
             raise SettingError("every", name, "is not a loss with an optimiser of its own", works)
+    others = [name for name in _losses_of(loss_module) if name not in named]
+    if len(named) > 1 and "" in named and not others:
+        why = "is the optimizer of all other losses, and the loss module declares none"
+        raise SettingError("optimizer", "", why, "name its losses, or list them in out_keys")
     groups = []
     for one in dict.fromkeys(named.values()):
         closure = inspect.signature(one.step).parameters.get("closure")
@@ -75,7 +86,8 @@ def groups_of(
             why = f"differs for {' and '.join(names)}, which share an optimiser"
             raise SettingError("every", dict(every), why, "give them the same period")
         name = "_".join(name.removeprefix("loss_") for name in names)
-        groups.append(Group(name, one, names, periods.pop()))
+        losses = (*names, *others) if "" in given and len(named) > 1 else names
+        groups.append(Group(name, one, losses, periods.pop()))
     return tuple(groups)
 
 
@@ -105,12 +117,17 @@ def _fixed(loss_module: nn.Module) -> set[str]:
     return {"loss_alpha"} if getattr(loss_module, "fixed_alpha", False) else set()
 
 
-def declared_losses(loss_module: nn.Module, groups: Sequence[Group]) -> list[str]:
-    """Names of the losses that the module says it has, if these include all that are named."""
+def _losses_of(loss_module: nn.Module) -> list[str]:
+    """Names of the losses that the module says it has."""
     try:
-        declared = losses_among(getattr(loss_module, "out_keys", None) or ())
+        return losses_among(getattr(loss_module, "out_keys", None) or ())
     except (AttributeError, NotImplementedError, RuntimeError):  # a property of TorchRL's
         return []
+
+
+def declared_losses(loss_module: nn.Module, groups: Sequence[Group]) -> list[str]:
+    """Names of the losses that the module says it has, if these include all that are named."""
+    declared = _losses_of(loss_module)
     return declared if {name for group in groups for name in group.losses} <= {*declared} else []
 
 

@@ -86,7 +86,8 @@ class Update(OptimizationStepper):
         loss_module: returns a TensorDict of scalars, of which those named ``loss...`` are minimised
             (their sum) and the others are metrics.
         optimizer: one optimiser for all losses; or one by name of the loss it minimises
-            (``{"loss_actor": ..., "loss_qvalue": ...}``; several names may share an optimiser).
+            (``{"loss_actor": ..., "loss_qvalue": ...}``; several names may share an optimiser, and
+            ``""`` stands for all losses in the module's ``out_keys`` that are not named).
             Weights that the losses reach are in one, or frozen (``requires_grad_(False)``); they
             may be frozen, freed and added at any time.
         every: gradient steps between two steps of the optimiser of a loss, by name of the loss; 1
@@ -118,6 +119,8 @@ class Update(OptimizationStepper):
             would cost more than faster products save: ``"auto"`` is ``"exact"`` then.
         writes_to_minibatch: whether what the loss writes into a minibatch (``td_error``) is there
             after its gradient step, for priorities or hooks.
+        post_backward: called in each gradient step when the gradients of all losses are in
+            ``parameter.grad``, before ``gradients`` and clipping; it may change or replace them.
         undisturbed: set to true, and to false afterwards, around gradient steps between which
             nothing else changes what they depend on: changes are looked for in the first alone.
 
@@ -128,6 +131,7 @@ class Update(OptimizationStepper):
 
     shapes_vary = False
     writes_to_minibatch = True
+    post_backward: Callable[[], None] | None = None
 
     def __init__(
         self,
@@ -148,7 +152,7 @@ class Update(OptimizationStepper):
             works = "make it the forward of a torch.nn.Module that has its networks"
             raise SettingError("loss_module", name, why, works)
         self.loss_module = loss_module
-        self.groups = groups_of(optimizer, every or {})
+        self.groups = groups_of(optimizer, every or {}, loss_module)
         declared = declared_losses(loss_module, self.groups)
         if declared:
             check_names(self.groups, declared, loss_module)
@@ -221,7 +225,7 @@ class Update(OptimizationStepper):
         """
         due = self._due(self.optimizer_step_count + 1)
         if not others and (whole := self._whole_step(due)) is not None:
-            metrics, _ = self._outputs(whole(minibatch), minibatch)
+            metrics, _ = self._run(whole, minibatch)
             self._stepped(due, targets_moved=self._moves_targets(due))
         else:
             minibatches = [minibatch, *others]
@@ -348,8 +352,9 @@ class Update(OptimizationStepper):
     @property
     def plain_reason(self) -> str:
         """Why the loss runs eagerly; empty while it does not."""
+        stale = [traced.reason for traced in self._traced.values() if traced.is_stale]
         reasons = [traced.reason for (_, kind), traced in self._traced.items() if kind == "loss"]
-        return next(filter(None, reasons), "") if self.compile else "asked for"
+        return next(filter(None, [*stale, *reasons]), "" if self.compile else "asked for")
 
     @property
     def undisturbed(self) -> bool:
@@ -363,7 +368,9 @@ class Update(OptimizationStepper):
 
     @property
     def keys_read(self) -> list[Any]:
-        """Keys of a minibatch that the loss reads; empty as long as that is not known."""
+        """Keys of a minibatch that the loss reads; empty if unknown, or if a check is due."""
+        if any(traced.check_is_due for traced in self._traced.values()):
+            return []
         if all(map(self._is_unchanged, self._ever_due)):
             read = [self._fixed[due].keys_read for due in self._ever_due]
         else:
@@ -394,13 +401,14 @@ class Update(OptimizationStepper):
 
     def _whole_step(self, due: Due) -> Traced | None:
         """The whole step, where it is one list of operations."""
-        if self._is_unchanged(due):
+        if self.post_backward is None and self._is_unchanged(due):
             return self._fixed[due]
         self._fixed.pop(due, None)
         self._fused.update()
         loss = self._traced.get((due, "loss"))
         if (
             self.compile not in _RECORDS
+            or self.post_backward is not None
             or (loss is not None and loss.reason)
             or not step_is_fixed([self.groups[number].optimizer for number in due])
             or (whole := self._trace(due, "step")).reason
@@ -422,7 +430,14 @@ class Update(OptimizationStepper):
                 traced.clear()
         traced = self._trace(due, "loss")
         traced.refresh()
-        return self._outputs(traced(minibatch), minibatch)
+        return self._run(traced, minibatch)
+
+    def _run(self, traced: Traced, minibatch: TensorDictBase) -> tuple[Metrics, Gradients]:
+        """Return metrics and gradients of a traced call."""
+        outputs = traced(minibatch)
+        if traced.is_stale:
+            self.compile = False  # the other programs of the loss use the old value, too
+        return self._outputs(outputs, minibatch)
 
     def _trace(self, due: Due, kind: str) -> Traced:
         if (due, kind) not in self._traced:
@@ -532,6 +547,7 @@ class Update(OptimizationStepper):
     def _apply(self, due: Due, gradients: Gradients) -> Metrics:
         """Change gradients, clip and let the optimisers step; the norms before clipping."""
         norms: Metrics = {}
+        gradients = self._after_hooks(due, gradients)
         numbers = itertools.count()
         for group in (self.groups[number] for number in due):
             found: Sequence[Tensor | None] = [
@@ -547,10 +563,22 @@ class Update(OptimizationStepper):
             for parameter, gradient in zip(group.parameters, found):
                 following = None if gradient is None else next(clipped)
                 parameter.grad = _in_layout_of(parameter, following)
-            group.optimizer.step()
+            if given:  # otherwise all its weights are frozen, which some optimisers refuse
+                group.optimizer.step()
             for parameter in group.parameters:
                 parameter.grad = None
         return norms
+
+    def _after_hooks(self, due: Due, gradients: Gradients) -> Gradients:
+        """Return the gradients as ``post_backward`` leaves them."""
+        if self.post_backward is None:
+            return gradients
+        parameters = [one for number in due for one in self.groups[number].parameters]
+        for number, parameter in enumerate(parameters):
+            gradient = gradients.get(number)  # which may be that of another parameter, too
+            parameter.grad = None if gradient is None else gradient.clone()
+        self.post_backward()
+        return {n: one.grad for n, one in enumerate(parameters) if one.grad is not None}
 
     def _clipped(self, gradient: Tensor, norm: Tensor) -> Tensor:
         """The gradient clipped; not in place, as it may be given elsewhere."""

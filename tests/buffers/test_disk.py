@@ -123,7 +123,9 @@ def test_a_tensor_on_the_disk_is_one_of_zeros(shape, dtype, tmp_path):
 def test_a_saved_run_is_played_where_the_folder_of_its_buffer_is_not(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "scratch").mkdir()
-    steps = OffPolicySteps(total_policy_steps=64, learning_starts=32, evaluation_every=None)
+    steps = OffPolicySteps(
+        total_policy_steps=64, steps_per_env=1, learning_starts=32, evaluation_every=None
+    )
     recipes.dqn.build(
         recipes.dqn.Config(steps=steps, buffer_folder="scratch", progress=False)
     ).run()

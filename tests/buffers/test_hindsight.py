@@ -49,6 +49,7 @@ class Episodes:
                     self.step[env], self.episode[env] = 0, self.episode[env] + 1
         following = {"reward": torch.zeros(self.num_envs, steps, 1), "done": done}
         following |= {"terminated": done.clone(), "desired_goal": -torch.ones_like(here)}
+        following["achieved_goal"] = here.clone()
         rows = {"achieved_goal": here, "where": here.clone()}
         rows |= {"desired_goal": -torch.ones_like(here), "next": following}
         return TensorDict(rows, [self.num_envs, steps])
@@ -98,8 +99,8 @@ def test_all_goals_that_a_strategy_allows_are_drawn():
     replay = replay_of(100, "episode")
     batch = Episodes(2, 0).batch(5)
     batch["next", "done"].fill_(False)
-    batch["where"][..., 1] = batch["achieved_goal"][..., 1] = 0
-    batch["where"][..., 2] = batch["achieved_goal"][..., 2] = torch.arange(5)
+    for goal in (batch["where"], batch["next", "achieved_goal"]):
+        goal[..., 1], goal[..., 2] = 0, torch.arange(5)
     replay.extend(batch)
     goals = replay.buffer.sample()["desired_goal"].tolist()
     assert {tuple(goal) for goal in goals} == {(e, 0, t) for e in range(2) for t in range(5)}
@@ -265,31 +266,34 @@ class Reaching(gym.Env):
 gym.register("kit/Reaching-v0", entry_point=Reaching, max_episode_steps=5)
 
 
-def test_goals_and_their_rewards_are_not_on_two_scales():
-    """Each entry of an observation is normalised by its own statistics."""
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"normalize_observation": True},
+        {"normalize_observation": True, "normalize_reward": True},
+        {"normalize_observation": True, "kwargs": {"dtype": "int64"}},
+    ],
+)
+def test_hindsight_compares_raw_goals_where_observations_are_normalised(env):
+    """Each entry of an observation is normalised by its own statistics, after goals are chosen."""
+    achieved, compared = ("next", "achieved_goal"), []
 
-    def built(**env: Any) -> Any:
-        achieved = ("next", "achieved_goal")
-        buffer = HindsightReplayBuffer(
-            lambda rows: (rows[achieved] == rows["desired_goal"]).all(-1, keepdim=True).float(),
-            achieved_goal_key=achieved, storage=LazyTensorStorage(50), batch_size=4,
-        )  # fmt: skip
-        steps = OffPolicySteps(
-            total_policy_steps=20, learning_starts=10, minibatch_size=4, evaluation_episodes=1
-        )
-        config = recipes.sac.Config(
-            env=EnvConfig(id="kit/Reaching-v0", num_envs=2, **env), steps=steps,
-            hidden_sizes=[4], runs=None, progress=False,
-        )  # fmt: skip
-        return recipes.sac.build(config, buffer=buffer)
+    def reward(rows: TensorDict) -> torch.Tensor:
+        compared.append(rows["desired_goal"] - rows[achieved])
+        return (rows[achieved] == rows["desired_goal"]).all(-1, keepdim=True).float()
 
-    message = r"normalize_observation=True puts achieved_goal and desired_goal on scales of their"
-    with pytest.raises(SettingError, match=message):
-        built(normalize_observation=True)
-    with pytest.raises(SettingError, match="normalize_reward=True does not reach the rewards"):
-        built(normalize_reward=True)
-    for env in ({}, {"normalize_observation": True, "kwargs": {"dtype": "int64"}}):
-        assert built(**env).run().policy_steps == 20
+    buffer = HindsightReplayBuffer(
+        reward, achieved_goal_key=achieved, storage=LazyTensorStorage(50), batch_size=4
+    )
+    steps = OffPolicySteps(
+        total_policy_steps=20, learning_starts=10, minibatch_size=4, evaluation_episodes=1
+    )
+    config = recipes.sac.Config(
+        env=EnvConfig(id="kit/Reaching-v0", num_envs=2, **env), steps=steps,
+        hidden_sizes=[4], runs=None, progress=False,
+    )  # fmt: skip
+    assert recipes.sac.build(config, buffer=buffer).run().policy_steps == 20
+    assert not torch.cat(compared).any(), "the point stays where it is"
 
 
 @pytest.mark.parametrize(
@@ -316,13 +320,53 @@ def test_goals_stay_in_their_episode_where_other_parts_rely_on_the_order_too(par
 def test_goals_of_observations_that_are_stored_once(strategy):
     buffer = HindsightReplayBuffer(
         lambda rows: torch.ones(len(rows), 1), her_ratio=1.0, strategy=strategy, batch_size=256,
-        storage=ObservationStorage(60), achieved_goal_key=("next", "achieved_goal"),
+        storage=ObservationStorage(60),
     )  # fmt: skip
     replay, episodes = ReplayBatches(buffer), Episodes(2, 3)
     for steps in (9, 1, 30, 4):
         batch = episodes.batch(steps)
-        batch["next", "achieved_goal"] = batch["achieved_goal"].clone()
         batch["observation"], batch["next", "observation"] = batch["where"], batch["where"].clone()
         replay.extend(batch)
         sample = replay._samples(64, 1)[0]
         assert (sample["observation"][:, :2] == sample["desired_goal"][:, :2]).all()
+
+
+@pytest.mark.parametrize("strategy", ["future", "final", "episode"])
+@pytest.mark.parametrize("once", [False, True], ids=["both observations", "stored once"])
+def test_hindsight_goals_are_those_of_plain_loops(strategy, once):
+    """Goals are states reached after an action; each allowed one is drawn, and no other."""
+    steps, num_envs, ends = 6, 2, {0: (2, 5), 1: (3,)}
+    storage = ObservationStorage(20) if once else LazyTensorStorage(20)
+    reward = lambda rows: rows["next", "achieved_goal"] - rows["desired_goal"]  # noqa: E731
+    buffer = HindsightReplayBuffer(
+        reward, her_ratio=1.0, strategy=strategy, storage=storage, batch_size=600
+    )
+    rows = torch.zeros(num_envs, steps, 1)
+    done = torch.zeros(num_envs, steps, 1, dtype=torch.bool)
+    for env in range(num_envs):
+        for step in range(steps):
+            rows[env, step] = 100 * env + 10 * step
+            done[env, step] = step in ends[env]
+    after = dict.fromkeys(("observation", "achieved_goal"), rows + 1)  # no row's own start
+    after |= {"desired_goal": rows * 0 - 1, "reward": rows * 0, "done": done, "terminated": done}
+    before = {"observation": rows, "achieved_goal": rows, "desired_goal": rows * 0 - 1}
+    replay = ReplayBatches(buffer)
+    replay.extend(TensorDict({**before, "next": after}, [num_envs, steps]))
+    allowed: dict[float, set[float]] = {}
+    for env in range(num_envs):
+        begin = 0
+        for step in range(steps):
+            end = next((one for one in ends[env] if one >= step), steps - 1)
+            first = {"future": step, "final": end, "episode": begin}[strategy]
+            reached = {100.0 * env + 10 * later + 1 for later in range(first, end + 1)}
+            allowed[100.0 * env + 10 * step] = reached
+            begin = step + 1 if step in ends[env] else begin
+    torch.manual_seed(0)
+    for sample in (buffer.sample(), replay._samples(600, 1)[0]):
+        drawn: dict[float, set[float]] = {start: set() for start in allowed}
+        starts, goals = (sample[key].flatten() for key in ("observation", "desired_goal"))
+        for start, goal in zip(starts.tolist(), goals.tolist()):
+            drawn[start].add(goal)
+        assert drawn == allowed
+        assert torch.equal(sample["next", "desired_goal"].flatten(), goals)
+        assert torch.equal(sample["next", "reward"].flatten(), starts + 1 - goals)

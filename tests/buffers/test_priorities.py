@@ -284,6 +284,17 @@ def test_transitions_are_drawn_and_weighted_as_in_the_paper(any_tree, alpha, bet
     torch.testing.assert_close(sample["priority_weight"], expected)
 
 
+def test_weights_are_normalized_by_the_buffer_not_the_minibatch(any_tree):
+    """Schaul et al. 2016, section 3.4: the largest weight is that of the least likely row."""
+    sampler = PrioritizedSampler(8, alpha=1.0, beta=0.5, eps=0.0)
+    buffer = buffer_of(sampler)
+    buffer.extend(rows(0, 2))
+    buffer.update_priority(torch.arange(2), torch.tensor([1.0, 1e12]))
+    sample = buffer.sample(4)
+    assert sample["row"].tolist() == [1, 1, 1, 1]  # the other row has a probability of 1e-12
+    torch.testing.assert_close(sample["priority_weight"], torch.full((4,), 1e-6))
+
+
 def test_the_higher_of_two_numbers_is_not_a_number_where_one_is_not(kind):
     tree = kind(4)
     array = tree.array(torch.tensor([2.0, 3.0, 1.0, torch.nan]))
@@ -410,6 +421,12 @@ def test_it_is_written_to_a_folder_and_read_again(tmp_path):
     other.loads(tmp_path)
     assert torch.equal(one._sum_tree.values, other._sum_tree.values)
     assert torch.equal(one.default_priority, other.default_priority)
+
+
+def test_exponents_are_restored_from_a_state():
+    saved, loaded = (PrioritizedSampler(4, *given) for given in ((0.7, 0.9, 0.1), (0.6, 0.4, 0.2)))
+    loaded.load_state_dict(saved.state_dict())
+    assert (loaded.alpha, loaded.beta, loaded._eps) == (0.7, 0.9, 0.1)
 
 
 def test_priorities_of_more_transitions_than_there_is_room_for_are_refused(any_tree):

@@ -12,9 +12,10 @@ from torchrl.envs import GymEnv
 
 from kit.collectors import AsyncCollector, EpisodeCollector, VectorCollector
 from kit.envs import make_env
+from kit.envs.errors import EnvironmentFault
 from kit.steps import SettingError
 from kit.testing.counter import COUNTER
-from tests.envs.odd_envs import Steps
+from tests.envs.odd_envs import Raises, Steps
 
 
 class Version(nn.Module):
@@ -337,3 +338,13 @@ def test_other_parameters_of_the_same_shape_take_the_place_of_those_before(async
     collector.collect()
     collector.policy.module.version = nn.Parameter(torch.tensor(5.0))
     assert versions(collector, 1) == [5]
+
+
+def test_keyboard_interrupt_in_the_process_is_a_fault(tmp_path):
+    def make():
+        return make_env(lambda: Raises((1,), str(tmp_path / "calls"), how="interrupt"), 1)
+
+    collector = AsyncCollector(make, None, steps_per_env=2)
+    with pytest.raises(EnvironmentFault, match="raised KeyboardInterrupt in the collector's"):
+        collector.collect()
+    collector.shutdown()

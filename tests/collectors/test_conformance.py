@@ -38,6 +38,20 @@ def test_a_kind_in_this_process_keeps_every_promise(kind):
     assert check_collector(KINDS[kind]) == list(PROMISES)
 
 
+@pytest.mark.parametrize(
+    "make", [vector, tensor, episodes, pytest.param(asynchronous, marks=pytest.mark.slow)]
+)
+def test_collector_calls_its_hooks(make):
+    calls: list = []
+    pre, post = lambda: calls.append("pre"), calls.append
+    collector = make(CollectorCase(batches=2), pre_collect_hook=pre, post_collect_hook=post)
+    first, second = list(collector)
+    collector.shutdown()
+    assert calls[::2] == ["pre", "pre"]
+    assert calls[1] is first
+    assert calls[3] is second
+
+
 @pytest.mark.parametrize("kind", ["vector, sync", "vector, torch", "tensor", "episode"])
 def test_a_kind_keeps_every_promise_to_a_policy_with_a_memory(kind, monkeypatch):
     monkeypatch.setattr(kinds, "counter_policy", recurrent_policy)

@@ -52,6 +52,18 @@ def test_a_collector_that_does_not_fit_is_refused(name, settings, reason):
         make_collector(name, env, None, plan())
 
 
+@pytest.mark.parametrize(
+    ("factory", "reason"),
+    [
+        (lambda env, policy: None, r"\(env, policy, seed, device, .*\): got an unexpected keyword"),
+        (lambda env, policy, size, **others: None, "missing a required argument: 'size'"),
+    ],
+)
+def test_make_collector_rejects_a_factory_with_other_arguments(factory, reason):
+    with pytest.raises(SettingError, match=f"collector='<lambda>' cannot be called with.*{reason}"):
+        make_collector(factory, make_env("CartPole-v1", 2), None, plan())
+
+
 def test_random_steps_that_are_no_whole_batches_of_torchrls_collector_are_refused():
     env = make_env("CartPole-v1", 2)
     off_policy = StepPlan(

@@ -589,7 +589,7 @@ def test_the_learning_rate_of_sheeprls_sac_is_that_of_its_three_optimisers():
 
 
 def test_the_defaults_of_the_library_hold_where_they_are_asked_for():
-    config = dqn.Config(double_dqn=True, hidden_sizes=[32])
+    config = dqn.Config(hidden_sizes=[32])
     values, lines = carry(CleanRL(algo="dqn", library_defaults=True), config, "dqn")
     assert values == {
         "n_step": 1, "max_grad_norm": None, "anneal": "constant", "double_dqn": False,
@@ -598,6 +598,8 @@ def test_the_defaults_of_the_library_hold_where_they_are_asked_for():
     }  # fmt: skip
     # What was changed stays, and is listed.
     assert any("hidden_sizes=[120, 84] (here [32])" in line for line in lines)
+    typed = dqn.Config(double_dqn=True)  # the recipe's default
+    assert "double_dqn" not in carry(CleanRL(algo="dqn", library_defaults=True), typed, "dqn")[0]
 
 
 def test_defaults_of_another_algorithm_are_not_those_of_one_that_a_library_lacks():

@@ -68,6 +68,8 @@ class Raises(Steps):
         if call in self.at:
             if self.how == "die":
                 os._exit(3)
+            if self.how == "interrupt":
+                raise KeyboardInterrupt
             raise OSError("the simulator fell over")
         return super().step(action)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Discrete, MultiDiscrete
 from gymnasium.vector import AutoresetMode
-from torchrl.envs import GymEnv, StepCounter, TransformedEnv
+from torchrl.envs import GymEnv, GymWrapper, SerialEnv, StepCounter, TransformedEnv
 
 from kit.collectors import VectorCollector
 from kit.envs import EnvironmentFault, VectorEnv, make_env
@@ -239,10 +239,49 @@ def test_every_kind_of_copies_begins_in_the_same_way():
     assert first_observations(4, copies=2, vectorization="async") == expected
 
 
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_a_seed_is_that_of_spaces_that_an_environment_draws_from_too(vectorization):
+class SamplingVector(gym.vector.VectorEnv):
+    """Observes what it draws from its own spaces, of several copies at once."""
+
+    metadata = {"autoreset_mode": AutoresetMode.DISABLED}  # noqa: RUF012
+
+    def __init__(self, num_envs=2):
+        self.num_envs = num_envs
+        self.single_observation_space = gym.spaces.Box(0.0, 1.0, (3,), np.float32)
+        self.single_action_space = gym.spaces.Discrete(1000)
+        self.observation_space = gym.vector.utils.batch_space(
+            self.single_observation_space, num_envs
+        )
+        self.action_space = gym.vector.utils.batch_space(self.single_action_space, num_envs)
+
+    def reset(self, *, seed=None, options=None):
+        seen = self.observation_space.sample()
+        seen[0, 0], seen[1, :2] = (
+            self.single_action_space.sample() / 1000,
+            self.action_space.sample(),
+        )
+        return seen, {}
+
+    def step(self, actions):
+        zeros = np.zeros(self.num_envs)
+        return self.reset()[0], zeros, zeros.astype(bool), zeros.astype(bool), {}
+
+
+gym.register("kit/Sampling-v0", Sampling, vector_entry_point=SamplingVector)
+SAMPLING = {
+    "sync": lambda: {"id": Sampling, "num_envs": 2},
+    "async": lambda: {"id": Sampling, "num_envs": 2, "vectorization": "async"},
+    "native": lambda: {"id": "kit/Sampling-v0", "num_envs": 2, "vectorization": "native"},
+    "SyncVectorEnv": lambda: {
+        "id": gym.vector.SyncVectorEnv([Sampling] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+    },
+    "SerialEnv": lambda: {"id": SerialEnv(2, lambda: GymWrapper(Sampling()))},
+}
+
+
+@pytest.mark.parametrize("kind", SAMPLING)
+def test_a_seed_is_that_of_spaces_that_an_environment_draws_from_too(kind):
     def observed(seed: int) -> list[list[float]]:
-        env = make_env(Sampling, 2, seed=seed, vectorization=vectorization)
+        env = make_env(**SAMPLING[kind](), seed=seed)
         seen = env.rollout(5)["observation"]
         env.close()
         return seen.tolist()

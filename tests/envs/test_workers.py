@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from kit.envs import make_env
+from kit.envs.backends.workers import without_main
 from kit.envs.errors import EnvironmentFault
 from kit.testing.counter import COUNTER
 from tests.envs.odd_envs import BadReset, ManySpaces, Raises, Returns, Steps
@@ -214,6 +215,22 @@ def test_the_fault_after_the_last_restart_is_raised_with_the_message_of_the_envi
         step(env)
     with pytest.raises(EnvironmentFault, match="raised OSError: the simulator fell over"):
         step(env)
+
+
+def test_keyboard_interrupt_of_an_environment_is_a_fault(workers, tmp_path):
+    env = workers(functools.partial(Raises, (2,), str(tmp_path / "calls"), how="interrupt"), 1)
+    env.start()
+    step(env, 0)
+    with pytest.raises(EnvironmentFault, match="raised KeyboardInterrupt in its process"):
+        step(env, 0)
+
+
+def test_signals_wait_while_processes_start():
+    ours = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    with without_main():
+        assert ours <= signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
 def test_restarts_are_counted_over_all_workers(workers):

@@ -179,7 +179,8 @@ def test_offline_it_is_told_by_gradient_steps(tmp_path, monkeypatch, capsys):
 def test_one_that_is_not_kept_cannot_be_evaluated(tmp_path, capsys):
     config = recipes.dqn.Config(
         steps=OffPolicySteps(
-            total_policy_steps=64, learning_starts=32, minibatch_size=8, evaluation_every=None,
+            total_policy_steps=64, steps_per_env=1, learning_starts=32, minibatch_size=8,
+            evaluation_every=None,
         ),
         hidden_sizes=[8], runs=str(tmp_path), progress=False, keep_best=False,
     )  # fmt: skip

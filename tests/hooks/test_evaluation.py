@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import threading
+
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -12,7 +16,9 @@ from torchrl.envs import GymEnv
 from torchrl.envs.utils import ExplorationType
 from torchrl.modules import GRUModule
 
+import recipes.ppo
 from kit.envs import EnvironmentFault, make_env
+from kit.experiment import EnvConfig, OnPolicySteps
 from kit.hooks import Evaluator
 from kit.modules import make_actor
 from kit.steps import SettingError
@@ -145,20 +151,37 @@ def test_episodes_are_counted_in_the_order_they_end_however_long_they_are(monkey
         assert evaluator.play() == played
 
 
-def test_an_episode_that_does_not_end_is_said_and_ends_the_evaluation(monkeypatch):
-    monkeypatch.setattr("kit.hooks.evaluation.CHUNK", 10)
-    monkeypatch.setattr("kit.hooks.evaluation._LONG", 10)
-    monkeypatch.setattr("kit.hooks.evaluation._LONGEST", 50)
+@pytest.mark.parametrize("chunk", [3, 10, 64])
+def test_evaluator_cuts_episodes_that_do_not_end(chunk, monkeypatch):
+    monkeypatch.setattr("kit.hooks.evaluation.CHUNK", chunk)
     env = make_env(lambda: Scripted(length=10**9), 2)
-    with (
-        pytest.raises(EnvironmentFault, match=r"after 50 policy steps.*env\.max_episode_steps"),
-        pytest.warns(UserWarning, match=r"env 0: .* after 10 policy steps.* whole ones") as said,
-    ):
-        Evaluator(env, make_actor(env), episodes=2).play()
-    assert len(said) == 1  # long before
-    monkeypatch.setattr("kit.hooks.evaluation._LONG", 50)
-    short = make_env(lambda: Scripted(length=49), 1)
-    assert len(Evaluator(short, make_actor(short), episodes=3).play()) == 3
+    evaluator = Evaluator(env, make_actor(env), episodes=3, max_steps=20)
+    with pytest.warns(UserWarning, match=r"cut 3 episodes of .* after 20 policy steps; set env"):
+        columns = evaluator()
+    assert columns["evaluation/truncated_episodes"] == 3
+    assert columns["evaluation/return"] == columns["evaluation/length"] == 20
+    assert [(one.env, one.length) for one in evaluator.play()] == [(0, 20), (1, 20), (0, 20)]
+
+
+def test_evaluator_counts_cut_episodes_next_to_whole_ones():
+    def make() -> Scripted:
+        made.append(Scripted(length=(5, 30)[len(made) % 2]))
+        return made[-1]
+
+    made: list[Scripted] = []
+    env = make_env(make, 2)
+    evaluator = Evaluator(env, make_actor(env), episodes=4, max_steps=20)
+    with pytest.warns(UserWarning, match="cut 2 episodes"):
+        columns = evaluator()
+    assert sorted(one.length for one in evaluator.play()) == [5, 5, 20, 20]
+    assert columns["evaluation/truncated_episodes"] == 2
+
+
+def test_evaluator_has_no_column_of_cut_episodes_without_any():
+    env = make_env(lambda: Scripted(length=20), 2)
+    columns = Evaluator(env, make_actor(env), episodes=3, max_steps=20)()
+    assert "evaluation/truncated_episodes" not in columns
+    assert columns["evaluation/length"] == 20
 
 
 class NotANumber(Scripted):
@@ -192,3 +215,59 @@ def test_an_environment_that_cannot_be_made_anew_is_evaluated_in_no_other():
     evaluator = Evaluator(env, make_actor(env, (4,)), episodes=2)
     with pytest.raises(SettingError, match="cannot be made a second time; make it by make_env"):
         evaluator.again(episodes=1, seed=0)
+
+
+class Fading(gym.Env):
+    """Pays less in every episode; ``state``: whether its state can be captured."""
+
+    observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, state=True):
+        self.episodes, self.lock = 0, None if state else threading.Lock()
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.episodes += 1
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), 1 / self.episodes, True, False, {}
+
+
+gym.register("kit/Fading-v0", Fading)
+
+
+def faded(folder, *, stops=False, **kwargs):
+    """The evaluations of a run, which may be stopped in the middle and resumed."""
+    steps = OnPolicySteps(
+        total_policy_steps=32, steps_per_env=8, minibatch_size=8, evaluation_every=8,
+        evaluation_episodes=2,
+    )  # fmt: skip
+    config = recipes.ppo.Config(
+        env=EnvConfig(id="kit/Fading-v0", num_envs=1, kwargs=kwargs), steps=steps,
+        hidden_sizes=[4], runs=str(folder), log_every=8, progress=False, logger="none",
+    )  # fmt: skip
+    trainer = recipes.ppo.build(config)
+    returns = []
+    if stops:
+        trainer.register_op(
+            "post_steps", lambda: trainer.request_stop() if trainer.policy_steps == 16 else None
+        )
+        trainer.run()
+        trainer = recipes.ppo.build(dataclasses.replace(config, resume=str(trainer.folder)))
+    trainer.register_op("log_row", lambda row: returns.append(row["evaluation/return"]))
+    trainer.run()
+    return returns
+
+
+def test_evaluation_of_a_resumed_run_keeps_state_over_episodes(tmp_path):
+    whole, rest = faded(tmp_path), faded(tmp_path, stops=True)
+    assert whole == sorted(whole, reverse=True)
+    assert len(set(whole)) == 4
+    assert rest == whole[-len(rest) :]
+
+
+def test_evaluation_warns_when_its_state_cannot_be_captured(tmp_path):
+    with pytest.warns(UserWarning, match="environments of evaluations is not in checkpoints"):
+        faded(tmp_path, state=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
 import kit.hooks.guards
 from kit.hooks import NaNGuard, NotFinite, StopWhen, TargetKL, TimeLimit
@@ -143,6 +144,17 @@ def test_the_rest_of_an_update_phase_is_skipped_when_the_policy_has_moved(target
     assert ledger.update_epochs == 4 * epochs
     assert ledger.gradient_steps == 4 * 2 * epochs
     assert ledger.local_skipped_gradient_steps == 4 * 2 * (2 - epochs)
+
+
+@pytest.mark.parametrize(("divergence", "skips"), [(0.0149, False), (0.0151, True)])
+def test_target_kl_tolerates_one_and_a_half_times_its_target(divergence, skips):
+    trainer, skipped = ppo_trainer(on_policy_plan()), []
+    trainer.skip_rest_of_update = lambda: skipped.append(True)
+    hook = TargetKL(0.01)
+    hook.register(trainer)
+    trainer.last_metrics = {"kl_approx": torch.tensor(divergence)}
+    hook.look()
+    assert bool(skipped) == skips
 
 
 def test_a_divergence_of_nothing_is_refused():

@@ -85,7 +85,9 @@ def test_a_new_run_starts_from_it(tmp_path):
 
 def test_it_has_neither_replay_buffer_nor_optimiser_and_no_run_goes_on_from_it(tmp_path):
     config = recipes.dqn.Config(
-        steps=OffPolicySteps(total_policy_steps=40, learning_starts=20, minibatch_size=8),
+        steps=OffPolicySteps(
+            total_policy_steps=40, steps_per_env=1, learning_starts=20, minibatch_size=8
+        ),
         runs=str(tmp_path), progress=False, save_policy=True,
     )  # fmt: skip
     trainer = recipes.dqn.build(config)

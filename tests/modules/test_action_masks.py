@@ -183,7 +183,10 @@ def test_discrete_sac_keeps_its_temperature_where_few_choices_are_allowed():
     trainer = recipes.sac_discrete.build(
         recipes.sac_discrete.Config(
             env=EnvConfig("kit.testing.envs:kit/Allowed-v0", num_envs=1),
-            steps=OffPolicySteps(total_policy_steps=400, learning_starts=100, replay_ratio=1),
+            steps=OffPolicySteps(
+                total_policy_steps=400, steps_per_env=1, learning_starts=100, replay_ratio=1,
+                minibatch_size=256,
+            ),
             target_entropy=0.9, runs=None, progress=False,
         )
     )  # fmt: skip

@@ -338,3 +338,20 @@ def test_a_plan_of_no_iterations_has_no_prefill_either_and_can_be_changed():
     plan = StepPlan(iterations=0, steps_per_env=10, gradient_steps_per_iteration=1, **prefill)
     assert plan.total_policy_steps == 0
     assert plan.replace(action_repeat=2).iterations == 0
+
+
+@pytest.mark.parametrize(
+    ("last", "row"),
+    [
+        ("smaller", "  last of each epoch, partial"),
+        ("drop", "  left out of each epoch"),
+        ("merge", None),
+    ],
+)
+def test_table_lists_rows_that_fill_no_minibatch(last, row):
+    settings = {"total_policy_steps": 1_000, "num_envs": 4, "steps_per_env": 25}
+    settings |= {"update_epochs": 2, "last_minibatch": last}
+    lines = StepPlan(**settings, minibatch_size=64).table().splitlines()
+    found = [line.split("36 of 64")[0].rstrip() for line in lines if line.endswith(" 36 of 64")]
+    assert found == ([] if row is None else [row])
+    assert " of 50" not in StepPlan(**settings, minibatch_size=50).table()

@@ -200,3 +200,14 @@ def test_actions_are_sampled_where_they_are_to_be_random_alone(kind):
         following = player(observed)["next"]
     features = Latent(following["_deter"], following["_stoch"]).features
     assert torch.equal(following["_previous_action"], actor.mode(actor(features)))
+
+
+def test_player_clips_exploration_noise_to_the_bounds():
+    env = make_env("Pendulum-v1", 8)
+    model = make_world_model(env, "nano")
+    actor = LatentActor(model.code, model.features, model.size)
+    player = Player(model, actor, exploration_noise=100.0)
+    observed = env.reset().update(first_values(player, 8, "cpu"))
+    with set_exploration_type(ExplorationType.RANDOM):
+        action = player(observed)["next", "_previous_action"]
+    assert action.abs().max() == 1.0

@@ -131,7 +131,8 @@ class Sheeprl(Dialect):
     """policy steps of the run in all processes, rounded down to whole iterations."""
     exploration_steps: Natural = counts(default=0, only=P2E)
     """policy steps during which the exploring agent of Plan2Explore acts; documented, and in the
-    code of no version, which uses ``total_steps`` of the exploration run."""
+    code of no version. 0: those of the code, all of an exploration run and those of a fine-tuning
+    run up to its first training."""
     max_episode_steps: int | None = None
     """policy steps after which an episode is truncated; ``None`` or less than 1: never."""
     learning_starts: Natural = counts(only=OFF_POLICY)
@@ -306,7 +307,7 @@ class Sheeprl(Dialect):
             "random_steps": 0 if "finetuning" in str(self.algo) else min(random, iterations) * each,
             "minibatch_size": self.per_rank_batch_size,
             "sequence_length": sequence,
-            "exploration_steps": self.exploration_steps,
+            "exploration_steps": self._explored(iterations, first),
         }
         if self.algo == "sac_decoupled":
             made["minibatch_size"] *= self.world_size - 1
@@ -315,6 +316,16 @@ class Sheeprl(Dialect):
                 return made | self._train_every(random, iterations)
             return made | self._before_ratio(random, iterations)
         return made | self._replay_ratio(random, first, sequence, iterations)
+
+    def _explored(self, iterations: int, first: int) -> int:
+        """Policy steps of the exploring agent.
+
+        They are all of an exploration run, and those up to the first training of a fine-tuning run.
+        """
+        algo, each = str(self.algo), self.policy_steps_per_iteration
+        if self.exploration_steps or "p2e" not in algo:
+            return self.exploration_steps
+        return min(iterations, first if "finetuning" in algo else iterations) * each
 
     def _replay_ratio(
         self, random: int, first: int, sequence: int | None, iterations: int

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kit.envs.backends.base import EnvBackend, Mask, StepArrays, infos_of_arrays
 from kit.envs.errors import FAULTS, EnvironmentFault, fault_of
 from kit.envs.plain_values import CannotCapture
-from kit.envs.single_env import errors_of_making
+from kit.envs.single_env import errors_of_making, seed_spaces
 from kit.envs.spaces import Arrays, some
 from kit.envs.state import capture, held, learning_layer, restore
 from kit.steps.errors import SettingError
@@ -42,7 +42,8 @@ class GymnasiumBackend(EnvBackend):
     """Any Gymnasium vector environment that resets in the same step, or lets itself be reset.
 
     ``AsyncVectorEnv`` and ``SyncVectorEnv`` are to be made with
-    ``autoreset_mode=AutoresetMode.SAME_STEP``. One with ``DISABLED`` is reset by mask.
+    ``autoreset_mode=AutoresetMode.SAME_STEP``. One with ``DISABLED`` is reset by mask. Spaces are
+    seeded with the environments, but for those in the processes of ``AsyncVectorEnv``.
 
     Args:
         vector: the vector environment.
@@ -67,6 +68,10 @@ class GymnasiumBackend(EnvBackend):
         """Reset through the vector environment."""
         options = None if mask is None or mask.all() else {"reset_mask": mask}
         seed = None if seeds is None else list(seeds)
+        if seed is not None:  # those of the vector environment first: it may hold the envs' own
+            seed_spaces(self.vector, seed[0])
+            for env, own in zip(getattr(self.vector.unwrapped, "envs", ()), seed):
+                seed_spaces(env, own)
         try:
             first, info = self.vector.reset(seed=seed, options=options)
         except FAULTS as error:

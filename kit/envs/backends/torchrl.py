@@ -22,6 +22,7 @@ from kit.envs.backends.torchrl_layers import (
     load_state_below,
     load_state_of_transforms,
     plain_entries,
+    seed_spaces_below,
     state_below,
     state_of_transforms,
     text_of,
@@ -108,6 +109,7 @@ class TorchRLBackend(EnvBackend):
         try:
             if seeds is not None:
                 self.env.set_seed(int(seeds[0]))
+                seed_spaces_below(self.env, int(seeds[0]))
             if mask is None or self._root is None:
                 self._root = self.env.reset()
             else:

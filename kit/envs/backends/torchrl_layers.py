@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -24,7 +25,9 @@ from torchrl.envs import (
 )
 from torchrl.envs.batched_envs import BatchedEnvBase
 
+from kit.envs.backends.base import derived_seed
 from kit.envs.plain_values import CannotCapture
+from kit.envs.single_env import seed_spaces
 from kit.envs.spaces import Key
 from kit.envs.state import capture, restore
 from kit.envs.vector_env import VectorEnv
@@ -241,6 +244,14 @@ def _below(env: EnvBase) -> list[Any]:
     if isinstance(below, GymWrapper):
         return [below._env]
     raise CannotCapture(f"{type(below).__name__} does not give the state of its environments")
+
+
+def seed_spaces_below(env: EnvBase, seed: int) -> None:
+    """Seed the spaces of Gymnasium's environments in this process, which TorchRL does not."""
+    with contextlib.suppress(CannotCapture):  # there are others, too
+        for number, part in enumerate(_below(env)):
+            if not isinstance(part, VectorEnv):  # which has seeded them
+                seed_spaces(part, derived_seed(seed, number))
 
 
 def _serial(env: EnvBase) -> list[SerialEnv]:

@@ -19,6 +19,7 @@ import sys
 import time
 import types
 from collections.abc import Iterator, Sequence
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.util import Finalize
 from typing import Any, NamedTuple
@@ -30,7 +31,7 @@ from numpy.typing import NDArray
 from kit.envs.backends.base import EnvBackend, Mask, StepArrays, derived_seed, hold
 from kit.envs.backends.serial import MakeCopy, SerialBackend
 from kit.envs.errors import FAULTS, EnvironmentFault, fault_of
-from kit.envs.hanging import end_process, is_main_thread, is_parents_affair
+from kit.envs.hanging import OF_PARENT, end_process, is_main_thread, is_parents_affair
 from kit.envs.plain_values import CannotCapture
 from kit.envs.single_env import close_quietly
 from kit.envs.spaces import Arrays, Leaf
@@ -402,7 +403,12 @@ def without_main() -> Iterator[None]:
     Each would import the module again, and with it torch: seconds and half a gigabyte for every
     env. The processes do not need it: what they make is sent by value. They would also start
     processes in the way of this one, which of joblib's is one that they do not know.
+
+    Signals wait meanwhile: the processes would end by one, with a stack trace, until they leave
+    them to this one (:func:`~kit.envs.hanging.is_parents_affair`).
     """
+    resource_tracker.ensure_running()  # it would unblock signals when it is started
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, OF_PARENT)
     main, method = sys.modules["__main__"], multiprocessing.get_start_method(allow_none=True)
     sys.modules["__main__"] = types.ModuleType("__main__")
     multiprocessing.set_start_method("spawn", force=True)
@@ -411,6 +417,7 @@ def without_main() -> Iterator[None]:
     finally:
         multiprocessing.set_start_method(method, force=True)
         sys.modules["__main__"] = main
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 # ---------------------------------------------------------------------- in the process
@@ -448,6 +455,9 @@ class _Served:
             value = getattr(owner, command)(*arguments)
         except (EnvironmentFault, CannotCapture, SettingError) as error:
             value = error
+        except KeyboardInterrupt:  # of an environment: Ctrl-C is left to the parent
+            what = "raised KeyboardInterrupt in its process"
+            value = EnvironmentFault(getattr(self.backend, "name", "env"), None, what)
         except Exception as error:  # by its text, as not every one can be sent
             value = RuntimeError(f"{type(error).__name__}: {error}")
         self.arrays.clock[0, 1] = math.inf

@@ -150,11 +150,10 @@ class LatentActor(Behaviour):
         return mean.tanh(), (self.MOST - self.LEAST) * torch.sigmoid(raw + 2) + self.LEAST
 
     def sample(self, columns: Tensor) -> Tensor:
-        """Encoded actions, ``[..., action features]``, without gradients."""
-        columns = columns.detach()
+        """Encoded actions, ``[..., action features]``; gradients flow through numbers alone."""
         if self.code.discrete:
             uniform = torch.rand(columns.shape[:-1], device=columns.device)
-            return sample_one_hot(columns.exp(), uniform)
+            return sample_one_hot(columns.detach().exp(), uniform)
         mean, deviation = columns.chunk(2, -1)
         return torch.addcmul(mean, deviation, torch.randn_like(mean))
 

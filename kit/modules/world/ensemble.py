@@ -1,4 +1,4 @@
-"""An ensemble of one-step models; their disagreement is the novelty of a latent."""
+"""An ensemble of one-step models; their disagreement is the novelty of a latent and an action."""
 
 from __future__ import annotations
 
@@ -16,26 +16,28 @@ from kit.steps.errors import whole_number
 
 
 class Ensemble(nn.Module):
-    """Models that predict the next stochastic latent from a latent's features and the action.
+    """Models that predict the embedding of the next observation from a latent and the action.
 
-    They differ in their initial weights alone (Sekar et al. 2020, section 3, where they predict the
-    embedding of the next observation). All of them are computed in one batched pass.
+    They differ in their initial weights alone (Sekar et al. 2020, section 3). All of them are
+    computed in one batched pass.
 
     Args:
         members: number of models, at least 2.
         features: width of a latent's features.
         action_features: width of an encoded action.
+        outputs: width of an embedding.
         size: widths.
 
     Raises:
         SettingError: if there is one alone, or they need more memory than this machine has.
     """
 
-    def __init__(self, members: int, features: int, action_features: int, size: Size) -> None:
+    def __init__(
+        self, members: int, features: int, action_features: int, outputs: int, size: Size
+    ) -> None:
         super().__init__()
         self.members = whole_number("ensemble", members, at_least=2)
         widths = [features + action_features, size.units, size.units]  # two hidden layers
-        outputs = size.stoch * size.classes
         check_networks("ensemble", members, sum(a * b for a, b in pairwise([*widths, outputs])))
         self.hidden = nn.ModuleList(
             Blocks(members, before, after, fan_in=before) for before, after in pairwise(widths)
@@ -44,7 +46,7 @@ class Ensemble(nn.Module):
         self.out = Blocks(members, size.units, outputs, fan_in=size.units)
 
     def forward(self, features: Tensor, action: Tensor) -> Tensor:
-        """Predictions ``[members, rows, stoch * classes]``.
+        """Predictions ``[members, rows, outputs]``.
 
         Args:
             features: ``[rows, features]``.
@@ -59,7 +61,7 @@ class Ensemble(nn.Module):
         return self.out(value).float()  # type: ignore[no-any-return]
 
     def disagreement(self, features: Tensor, action: Tensor) -> Tensor:
-        """Variance between the predictions, mean over latents, ``[rows]``.
+        """Variance between the predictions, mean over outputs, ``[rows]``.
 
         That of a sample, whose divisor is one less than the number of models (section 3).
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ class WorldModel(nn.Module):
 
     Attributes:
         features: width of a latent's features.
+        embedding: width of an encoded observation.
 
     Raises:
         SettingError: if an observation is neither a vector nor an image.
@@ -57,6 +59,7 @@ class WorldModel(nn.Module):
             embedding += size.units
         self.image_encoders = nn.ModuleList(ImageEncoder(shape, size) for shape in shapes)
         embedding += sum(encoder.out_features for encoder in self.image_encoders)  # type: ignore[misc]
+        self.embedding = embedding
         self.rssm = self._state_space(embedding)
         self.features = self.rssm.features
         if self.vectors:
@@ -98,10 +101,19 @@ class WorldModel(nn.Module):
             found.append(self.flatten(*vectors))
         return found + [tensordict.get(key).float() / 255 for key in self.images]
 
-    def encode(self, targets: list[Tensor]) -> Tensor:
-        """Embeddings ``[..., embedding]`` of :meth:`targets`."""
-        encoders = [*([self.encoder] if self.vectors else []), *self.image_encoders]
-        parts = [encoder(target) for encoder, target in zip(encoders, targets)]
+    @property
+    def encoders(self) -> list[nn.Module]:
+        """Encoders of the entries of :meth:`targets`."""
+        return [*([self.encoder] if self.vectors else []), *self.image_encoders]
+
+    def encode(self, targets: list[Tensor], encoders: Iterable[nn.Module] | None = None) -> Tensor:
+        """Embeddings ``[..., embedding]`` of :meth:`targets`.
+
+        Args:
+            targets: observations.
+            encoders: used in place of :attr:`encoders`.
+        """
+        parts = [encoder(one) for encoder, one in zip(encoders or self.encoders, targets)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
     def reconstruction_error(self, features: Tensor, targets: list[Tensor]) -> Tensor:

@@ -1,0 +1,97 @@
+"""Groups of settings that record which of their fields were given."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import InitVar, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+
+@dataclass
+class GivenFields:
+    """Base class of dataclasses that record which of their fields were given.
+
+    A field is given if it is an argument of the constructor or of ``dataclasses.replace``, or if it
+    is assigned later. Comparison, representation, ``vars``, pickling and copying do not change.
+
+    Examples:
+        >>> from dataclasses import replace
+        >>> @dataclass
+        ... class Network(GivenFields):
+        ...     depth: int = 2
+        ...     width: int = 64
+        >>> sorted(given_fields(replace(Network(depth=2), width=64)))
+        ['depth', 'width']
+        >>> completed(Network(depth=3), Network(width=256))
+        Network(depth=3, width=256)
+    """
+
+    __slots__ = ("_given", "_is_complete")
+
+    if not TYPE_CHECKING:
+        # dataclasses.replace(old, **changes) calls the constructor with the changes, then with the
+        # other fields in order. This pseudo-field comes first among them, and its value is `old`.
+        _replaced: InitVar[Any] = field(default=None, kw_only=True)
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+            """Record the arguments; those of ``dataclasses.replace`` are the changes."""
+            made, old = super().__new__(cls), kwargs.get("_replaced")
+            positional = [f.name for f in fields(cls) if not f.kw_only]
+            names = [*positional[: len(args)], *kwargs]
+            if old is not None:
+                names = [*given_fields(old), *names[: names.index("_replaced")]]
+            made._record(names, is_complete=old is not None and old._is_complete)
+            return made
+
+        def __init_subclass__(cls, **options: Any) -> None:
+            """Call ``__post_init__`` without the pseudo-field."""
+            super().__init_subclass__(**options)
+            if (post_init := vars(cls).get("__post_init__")) is not None:
+                cls.__post_init__ = lambda self, *arguments: post_init(self, *arguments[1:])
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; a field that the constructor has set before is given."""
+        if name in vars(self):
+            self._given |= {name}
+        super().__setattr__(name, value)
+
+    def _record(self, names: Iterable[str], *, is_complete: bool) -> None:
+        self._given: frozenset[str] = frozenset(names)
+        self._is_complete: bool = is_complete
+
+
+if not TYPE_CHECKING:
+    GivenFields._replaced = property(lambda self: self)
+    del GivenFields.__annotations__["_replaced"]  # it is no setting, and no type hint of one
+
+Settings = TypeVar("Settings", bound=GivenFields)
+
+
+def given_fields(settings: Any) -> frozenset[str]:
+    """Return the names of the fields that were given; none if ``settings`` does not record them."""
+    found: frozenset[str] = getattr(settings, "_given", frozenset())
+    return found
+
+
+def completed(settings: Settings, default: GivenFields, is_default: bool = False) -> Settings:
+    """Return a copy of ``settings`` in which fields that were not given have default values.
+
+    Settings with every field, such as those of a saved run, do not tell which of them were given:
+    the fields that differ from ``default`` count as given.
+
+    Args:
+        settings: a group of settings.
+        default: the recipe's default for this group. A field that a subclass declares again keeps
+            the default of the subclass.
+        is_default: whether ``settings`` are this default, of which no field was given.
+    """
+    made, given = copy.copy(settings), given_fields(settings)
+    shared = [f.name for f in fields(default) if f in fields(settings)]
+    values = {name: getattr(default, name) for name in shared}
+    if given.issuperset(f.name for f in fields(settings)):
+        given = frozenset(n for n in given if getattr(settings, n) != values.get(n, ...))
+    elif not settings._is_complete:
+        vars(made).update({n: value for n, value in values.items() if n not in given})
+    made._record(() if is_default else given, is_complete=True)
+    return made

@@ -1,0 +1,155 @@
+"""Hindsight as a setting of recipes: rewards of other goals come from the environment."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import RewardWrapper
+from tensordict import TensorDict
+
+import recipes.sac
+from kit.buffers import make_replay_buffer
+from kit.buffers.goals import GoalReward
+from kit.envs import make_env
+from kit.experiment import EnvConfig, OffPolicySteps
+from kit.steps import SettingError
+from kit.testing.envs import Glimpse, Reach
+
+REACH = "kit.testing.envs:kit/Reach-v0"
+
+
+class OneByOne(Reach):
+    """Computes the reward of one goal at a time."""
+
+    def compute_reward(self, achieved_goal, desired_goal, info):
+        return -1.0 if np.linalg.norm(achieved_goal - desired_goal) > self.tolerance else 0.0
+
+
+class NeedsInfo(Reach):
+    def compute_reward(self, achieved_goal, desired_goal, info):
+        return info["cost"]
+
+    def step(self, action):
+        self.compute_reward = lambda *_: 0.0
+        result = super().step(action)
+        del self.compute_reward
+        return result
+
+
+class NoReward(Reach):
+    compute_reward = property()
+
+    def step(self, action):
+        return self._observe(), 0.0, False, False, {}
+
+
+class Doubled(RewardWrapper):
+    def reward(self, reward):
+        return 2 * reward
+
+
+def configured(**changes):
+    steps = OffPolicySteps(
+        total_policy_steps=60, learning_starts=58, minibatch_size=40, evaluation_every=None,
+        evaluation_episodes=1,
+    )  # fmt: skip
+    return recipes.sac.Config(
+        **{"env": EnvConfig(id=REACH, num_envs=2), "steps": steps, "hidden_sizes": [4],
+           "runs": None, "progress": False, **changes}
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [Reach, OneByOne])
+def test_goal_reward_is_that_of_the_environment_row_by_row(make):
+    env = make()
+    reward = GoalReward(make_env(make), "future")
+    generator = torch.Generator().manual_seed(0)
+    achieved = torch.rand(50, 3, generator=generator) / 5
+    desired = achieved + torch.rand(50, 3, generator=generator) / 8
+    goals = {"achieved_goal": achieved, "desired_goal": desired}
+    found = reward(TensorDict({"next": goals}, [50]))
+    wanted = [env.compute_reward(a.numpy(), d.numpy(), {}) for a, d in zip(achieved, desired)]
+    assert found.shape == (50, 1)
+    assert found.flatten().tolist() == wanted
+    assert len(set(wanted)) == 2
+
+
+@pytest.mark.parametrize("strategy", ["future", "final", "episode"])
+def test_sac_relabels_goals_with_the_rewards_of_the_environment(strategy):
+    trainer = recipes.sac.build(configured(hindsight=strategy))
+    trainer.run()
+    env = Reach()
+    torch.manual_seed(0)
+    rows = trainer.buffer.buffer.sample()
+    after = rows["next"]
+    goals = zip(after["achieved_goal"].numpy(), rows["desired_goal"].numpy())
+    wanted = [env.compute_reward(*both, {}) for both in goals]
+    assert after["reward"].flatten().tolist() == wanted
+    assert wanted.count(0.0) > 2  # without hindsight none is reached in so few steps
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        (
+            EnvConfig(id="Pendulum-v1", num_envs=2),
+            "needs observations achieved_goal and desired_goal",
+        ),
+        (
+            EnvConfig(id=REACH, num_envs=2, action_repeat=2),
+            "and they differ; use env.action_repeat=1",
+        ),
+    ],
+)
+def test_hindsight_is_rejected_when_rewards_cannot_be_computed(env, message):
+    with pytest.raises(SettingError, match=rf"hindsight='final' .*{message}"):
+        recipes.sac.build(configured(env=env, hindsight="final"))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (Glimpse, "needs observations achieved_goal and desired_goal. Glimpse has none"),
+        (NoReward, "needs the method compute_reward, which NoReward does not have"),
+        (NeedsInfo, "compute_reward of NeedsInfo, which raises KeyError: 'cost'"),
+        (lambda: Doubled(Reach()), "compute_reward that returns the rewards of .*they differ"),
+    ],
+)
+def test_goal_reward_is_rejected_when_it_is_not_the_environments(make, message):
+    with pytest.raises(SettingError, match=message) as refused:
+        GoalReward(make_env(make), "future")
+    assert refused.value.field == "hindsight"
+
+
+def test_goal_reward_is_computed_here_when_environments_are_elsewhere():
+    env = make_env(Reach, 1, vectorization="async", num_workers=1, step_timeout=30.0)
+    assert GoalReward(env, "future").compute(np.zeros(3), np.ones(3), {}) == -1
+    env.close()
+
+
+def test_hindsight_is_rejected_with_sequences():
+    with pytest.raises(SettingError, match="hindsight='future' gives each time step of a sequence"):
+        make_replay_buffer(10, 2, sequence_length=2, strategy="future", reward_fn=lambda _: None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_sac_learns_to_reach_goals_with_hindsight_alone(seed):
+    returns = {}
+    for hindsight in ("future", None):
+        last = recipes.sac.build(
+            configured(
+                env=EnvConfig(id=REACH, num_envs=1),
+                steps=OffPolicySteps(
+                    total_policy_steps=3_000, learning_starts=580, minibatch_size=128,
+                    evaluation_every=3_000, evaluation_episodes=20,
+                ),
+                hidden_sizes=[64, 64], gamma=0.95, initial_alpha=0.1, hindsight=hindsight,
+                seed=seed,
+            )
+        )  # fmt: skip
+        last.run()
+        returns[hindsight] = last.journal.latest["evaluation/return"]
+    assert returns["future"] > -5
+    assert returns[None] < -20

@@ -1,0 +1,286 @@
+"""Networks and optimizers that the caller of a recipe's build replaces, and one discount."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, RMSprop
+from torchrl.objectives import ClipPPOLoss, SACLoss
+from torchrl.trainers import DefaultOptimizationStepper
+
+import recipes.a2c
+import recipes.dqn
+import recipes.dreamerv3
+import recipes.ppo
+import recipes.sac
+import recipes.td3
+import recipes.trpo
+from kit.advantages import GAE
+from kit.buffers import make_replay_buffer
+from kit.envs import make_env
+from kit.experiment import EnvConfig, Experiment, OffPolicySteps, OnPolicySteps
+from kit.modules import make_action_value, make_actor, make_q_network, make_value
+from kit.steps import SettingError
+from kit.trainer import Trainer
+from tests.tiny import off_policy_plan, on_policy_plan, ppo_parts, sac_parts
+
+ON: dict[str, Any] = {
+    "total_policy_steps": 16, "steps_per_env": 8, "update_epochs": 1, "minibatch_size": 8,
+    "evaluation_every": None, "evaluation_episodes": 1,
+}  # fmt: skip
+OFF: dict[str, Any] = {
+    "total_policy_steps": 20, "learning_starts": 10, "minibatch_size": 4,
+    "evaluation_every": None, "evaluation_episodes": 1,
+}  # fmt: skip
+QUIET: dict[str, Any] = {"hidden_sizes": [8], "runs": None, "progress": False}
+
+
+def ppo(**changes: Any) -> recipes.ppo.Config:
+    settings = {"env": EnvConfig(num_envs=2), "steps": OnPolicySteps(**ON), **QUIET}
+    return recipes.ppo.Config(**{**settings, **changes})
+
+
+def off(recipe: Any, **changes: Any) -> Any:
+    return recipe.Config(**{"steps": OffPolicySteps(**OFF), **QUIET, **changes})
+
+
+def optimizers_of(trainer: Trainer) -> list[type]:
+    return [type(one) for one in trainer.update.optimizers.values()]
+
+
+def weights(trainer: Trainer) -> list[torch.Tensor]:
+    trainer.run()
+    return [one.detach().clone() for one in trainer.loss_module.parameters()]
+
+
+# ---------------------------------------------------------------------- optimizers
+@pytest.mark.parametrize("optimizer", [SGD, "SGD", lambda weights: SGD(weights, lr=5e-4)])
+def test_build_uses_the_given_optimizer(optimizer):
+    trainer = recipes.ppo.build(ppo(), optimizer=optimizer)
+    assert optimizers_of(trainer) == [SGD]
+    assert trainer.optimizer.param_groups[0]["lr"] == 5e-4  # the recipe's, or the function's
+    trainer.shutdown()
+
+
+def test_named_optimizer_equals_the_recipes_bitwise():
+    named = weights(recipes.sac.build(off(recipes.sac), optimizer="Adam"))
+    assert all(map(torch.equal, named, weights(recipes.sac.build(off(recipes.sac)))))
+
+
+def test_optimizer_replaces_each_of_several():
+    trainer = recipes.td3.build(off(recipes.td3), optimizer=RMSprop)
+    assert optimizers_of(trainer) == [RMSprop, RMSprop]
+    trainer.shutdown()
+
+
+def test_optimizer_instance_acts_if_it_holds_all_parameters():
+    env = make_env("CartPole-v1", 2)
+    actor, critic = make_actor(env, (8,)), make_value(env, (8,))
+    networks = {"make_actor": lambda env: actor, "make_critic": lambda env: critic}
+    cfg = ppo(hidden_sizes=[64, 64])
+    whole = SGD([*actor.parameters(), *critic.parameters()], lr=0.1)
+    trainer = recipes.ppo.build(cfg, **networks, optimizer=whole)
+    assert trainer.optimizer is whole
+    trainer.shutdown()
+    with pytest.raises(SettingError, match="optimizer='SGD' does not hold 4 of the 8 parameters"):
+        recipes.ppo.build(cfg, **networks, optimizer=SGD(actor.parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        ("Adamm", r"optimizer='Adamm' is no class of torch.optim; what works: Adam or "),
+        (3, "optimizer=3 is not an optimizer"),
+        (lambda weights: None, "optimizer=None is not an optimizer"),
+        (lambda weights: Adam([nn.Parameter(torch.zeros(1))]), "does not hold 8 of the 8"),
+    ],
+)
+def test_build_rejects_what_is_no_optimizer_of_the_loss(optimizer, message):
+    with pytest.raises(SettingError, match=message):
+        recipes.ppo.build(ppo(), optimizer=optimizer)
+
+
+def test_build_rejects_settings_that_the_given_optimizer_ignores():
+    with pytest.raises(SettingError, match=r"learning_rate=0\.1 has no effect: optimizer replaces"):
+        recipes.ppo.build(ppo(learning_rate=0.1), optimizer=lambda weights: SGD(weights))
+    recipes.ppo.build(ppo(learning_rate=0.1), optimizer=SGD).shutdown()
+    cfg = recipes.a2c.Config(optimizer="adam", runs=None, progress=False)
+    with pytest.raises(SettingError, match="optimizer='adam' has no effect"):
+        recipes.a2c.build(cfg, optimizer=SGD)
+
+
+# ---------------------------------------------------------------------- networks
+def test_build_trains_and_acts_with_the_given_networks():
+    made: dict[str, nn.Module] = {}
+
+    def factory(name: str, make: Any) -> Any:
+        def create(env: Any) -> nn.Module:
+            made[name] = make(env, (4,))
+            return made[name]
+
+        return create
+
+    trainer = recipes.ppo.build(
+        ppo(hidden_sizes=[64, 64]),
+        make_actor=factory("actor", make_actor),
+        make_critic=factory("critic", make_value),
+    )
+    assert trainer.collector.policy is made["actor"]
+    before = [one.detach().clone() for one in made["critic"].parameters()]
+    trainer.run()
+    assert not all(map(torch.equal, before, made["critic"].parameters()))
+
+
+def test_one_network_is_replaced_and_settings_of_the_other_act():
+    trainer = recipes.ppo.build(ppo(), make_critic=lambda env: make_value(env, (4,)))
+    shapes = {tuple(one.shape) for one in trainer.loss_module.parameters()}
+    assert {(8, 4), (4, 4)} <= shapes  # of the recipe's actor and of the caller's critic
+    trainer.shutdown()
+    cfg = ppo(critic_hidden_sizes=[3])
+    with pytest.raises(SettingError, match=r"critic_hidden_sizes=.* has no effect: make_critic"):
+        recipes.ppo.build(cfg, make_critic=lambda env: make_value(env, (4,)))
+    with pytest.raises(SettingError, match=r"shared_body=True shares .* make_critic replaces one"):
+        recipes.ppo.build(ppo(shared_body=True), make_critic=make_value)
+
+
+@pytest.mark.parametrize(
+    ("name", "network", "make"),
+    [
+        ("dqn", "make_critic", make_q_network),
+        ("sac", "make_critic", make_action_value),
+        ("sac", "make_actor", lambda env: make_actor(env, continuous="tanh_normal")),
+        ("td3", "make_actor", lambda env: make_actor(env, continuous="deterministic")),
+        ("droq", "make_critic", make_action_value),
+        ("crossq", "make_actor", lambda env: make_actor(env, continuous="tanh_normal")),
+        ("sac_discrete", "make_actor", make_actor),
+        ("svpg", "make_actor", make_actor),
+    ],
+)
+def test_recipes_use_the_given_network(name, network, make):
+    recipe, calls = importlib.import_module(f"recipes.{name}"), []
+
+    def counted(env: Any) -> Any:
+        calls.append(env)
+        return make(env)
+
+    trainer = recipe.build(recipe.Config(runs=None, progress=False), **{network: counted})
+    assert len(calls) == (4 if name == "svpg" else 1)
+    trainer.shutdown()
+
+
+def test_build_rejects_settings_that_a_given_network_ignores():
+    cfg = off(recipes.dqn, env=EnvConfig(num_envs=1), steps=recipes.dqn.Config().steps)
+    with pytest.raises(SettingError, match=r"hidden_sizes=\[8\] has no effect: make_critic"):
+        recipes.dqn.build(cfg, make_critic=make_q_network)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"make_actor": nn.Linear(4, 2)}, "make_actor='Linear' is not a function of the env"),
+        ({"make_actor": lambda env: nn.Linear(4, 2)}, "returned an object of type Linear"),
+    ],
+)
+def test_build_rejects_a_factory_without_tensordict_module(given, message):
+    with pytest.raises(SettingError, match=message):
+        recipes.ppo.build(ppo(), **given)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "part", "value", "message"),
+    [
+        (
+            "ppo",
+            "loss_module",
+            nn.Linear(1, 1),
+            "loss_module='Linear' replaces nothing .*make_loss",
+        ),
+        ("trpo", "optimizer", SGD, "optimizer='SGD' replaces nothing in trpo"),
+        ("dqn", "make_actor", make_actor, "what works: make_critic or optimizer"),
+        ("dreamerv3", "make_actor", make_actor, "what works: optimizer"),
+    ],
+)
+def test_build_rejects_parts_that_the_recipe_does_not_use(recipe, part, value, message):
+    module = importlib.import_module(f"recipes.{recipe}")
+    with pytest.raises(SettingError, match=message):
+        module.build(module.Config(runs=None, progress=False), **{part: value})
+
+
+def test_build_rejects_an_optimizer_next_to_an_update():
+    update = ppo_parts(on_policy_plan())["update"]
+    with pytest.raises(SettingError, match="optimizer='SGD' replaces nothing in ppo, given update"):
+        recipes.ppo.build(ppo(), update=update, optimizer=SGD)
+
+
+def test_build_passes_loss_and_optimizer_to_a_stepper_of_torchrl():
+    env = make_env("CartPole-v1", 2)
+    actor, critic = make_actor(env), make_value(env)
+    loss = ClipPPOLoss(actor, critic)
+    optimizer = SGD(loss.parameters(), lr=0.1)
+    trainer = recipes.ppo.build(
+        ppo(),
+        update=DefaultOptimizationStepper(),
+        loss_module=loss,
+        optimizer=optimizer,
+    )
+    assert (trainer.loss_module, trainer.optimizer) == (loss, optimizer)
+    trainer.shutdown()
+
+
+# ---------------------------------------------------------------------- one discount
+def test_make_loss_sets_the_discount_of_the_settings():
+    cfg = off(recipes.sac, gamma=0.5)
+    experiment = Experiment(cfg, algorithm="sac")
+    env = experiment.make_env()
+    networks = make_actor(env, continuous="tanh_normal"), make_action_value(env)
+    loss = experiment.make_loss("SACLoss", *networks, target_entropy=-1.0)
+    assert float(loss.value_estimator.gamma) == 0.5
+    trainer = recipes.ppo.build(ppo(gamma=0.5, gae_lambda=0.25))
+    estimator = trainer.loss_module.value_estimator
+    assert (float(estimator.gamma), float(estimator.lmbda)) == (0.5, 0.25)
+    trainer.shutdown()
+
+
+def test_build_rejects_a_loss_with_another_discount():
+    class Farsighted(SACLoss):
+        def __init__(self, *networks: Any, **settings: Any) -> None:
+            super().__init__(*networks, **settings)
+            self.make_value_estimator(gamma=0.999)
+
+    cfg = off(recipes.sac, env=EnvConfig("Pendulum-v1", num_envs=1, normalize_reward=True))
+    with pytest.raises(SettingError, match=r"gamma=0\.99 of Normalizer is not the 0\.999 of"):
+        recipes.sac.build(cfg, make_loss=Farsighted)
+
+
+def test_trainer_rejects_different_discounts():
+    parts = ppo_parts(on_policy_plan())
+    critic = parts["advantage"].value_network
+    parts["update"].loss_module.make_value_estimator(gamma=0.9, lmbda=0.95)
+    with pytest.raises(SettingError, match=r"gamma=0\.9 of ClipPPOLoss is not the 0\.99 of GAE"):
+        Trainer(on_policy_plan(), **parts)
+    Trainer(on_policy_plan(), **parts | {"advantage": GAE(gamma=0.9, value_network=critic)})
+
+
+@pytest.mark.parametrize("set_by", ["estimator", "TorchRL's default"])
+def test_trainer_rejects_a_replay_buffer_with_another_discount(set_by):
+    plan = off_policy_plan()
+    parts = sac_parts(plan)
+    if set_by != "estimator":
+        parts["update"].loss_module._value_estimator = None
+    parts["buffer"] = make_replay_buffer(100, 4, n_step=3, gamma=0.9)
+    with pytest.raises(SettingError, match=r"gamma=0\.9 of NStep is not the 0\.99 of SACLoss"):
+        Trainer(plan, **parts)
+
+
+def test_state_without_an_estimator_loads():
+    trainer = recipes.ppo.build(ppo(gamma=0.9))
+    state = trainer.loss_module.state_dict()
+    old = {name: one for name, one in state.items() if "_value_estimator" not in name}
+    assert len(old) < len(state)
+    trainer.loss_module.load_state_dict(old)
+    assert float(trainer.loss_module.value_estimator.gamma) == pytest.approx(0.9)
+    trainer.shutdown()
