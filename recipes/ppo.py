@@ -13,7 +13,7 @@ from typing import Any, Literal
 from torch.optim import Adam
 
 from kit.advantages import GAE
-from kit.config import FittedCriticConfig, Positive, ScheduleName, Share, checks
+from kit.config import FittedCriticConfig, Positive, ScheduleName, Share
 from kit.experiment import EnvConfig, Experiment, main
 from kit.hooks import AnnealLearningRate, TargetKL, anneal_coefficients, fit_critic
 from kit.modules import parameter_groups
@@ -46,15 +46,6 @@ class Config(FittedCriticConfig):
     learning_rate: Positive = 5e-4
 
     @property
-    def networks(self) -> dict[str, Any]:
-        """Arguments of :func:`~kit.modules.make_actor_critic`."""
-        if not self.squash_actions:
-            return super().networks
-        why = "squash_actions=true learns a standard deviation for each state"
-        checks.unused(self, ["initial_log_std"], why)
-        return {**super().networks, "continuous": "tanh_normal"}
-
-    @property
     def clip_schedules(self) -> dict[str, str]:
         """Schedules of the clipping ranges, for :func:`~kit.hooks.anneal_coefficients`."""
         ranges = ["clip_epsilon", *(["clip_value"] if self.clip_value is True else [])]
@@ -65,7 +56,8 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Wire PPO; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
     experiment = Experiment(cfg, algorithm="ppo", parts=parts)
     env = experiment.make_env()
-    actor, critic = experiment.make_actor_critic(env, **cfg.networks)
+    continuous = "tanh_normal" if cfg.squash_actions else "normal"
+    actor, critic = experiment.make_actor_critic(env, continuous=continuous, **cfg.networks)
     loss = experiment.make_loss(
         make_loss or cfg.loss,
         actor,

@@ -399,7 +399,7 @@ def test_an_error_of_a_part_is_not_taken_for_that_of_the_checkpoint(tmp_path):
 def test_folders_that_kills_have_left_are_removed(tmp_path):
     checkpoints = Checkpoints(tmp_path, {"part": Part()})
     path = checkpoints.save(8, {})
-    path.rename(tmp_path / ".half-written")
+    path.rename(tmp_path / f".{path.name}")
     checkpoints.save(16, {})
     assert names(tmp_path) == ["checkpoint-000000000016"]
 

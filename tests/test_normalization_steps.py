@@ -83,7 +83,7 @@ def test_a_resumed_run_ends_as_if_it_had_not_been_interrupted(tmp_path):
     ("changes", "message"),
     [
         (
-            {"env": EnvConfig("CartPole-v1", 4)},
+            {"env": EnvConfig(num_envs=4, normalize_observation=False, normalize_reward=False)},
             r"num_normalization_steps=40 make statistics that nothing uses; what works: 0",
         ),
         (

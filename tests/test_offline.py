@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console as RichConsole
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
-from torchrl.objectives import BCLoss, IQLLoss
+from torchrl.objectives import BCLoss, IQLLoss, SoftUpdate
 from torchrl.record.loggers.csv import CSVLogger
 from torchrl.trainers import LogScalar
 
@@ -52,7 +52,8 @@ def iql_parts(seed: int = 0) -> dict[str, Any]:
     actor = make_actor(env, (8,), continuous="tanh_normal", orthogonal=False)
     loss = IQLLoss(actor, make_action_value(env, (8,)), make_value(env, (8,)))
     loss.make_value_estimator(gamma=0.99)
-    update = Update(loss, torch.optim.Adam(loss.parameters(), lr=1e-3))
+    optimizer = torch.optim.Adam(loss.parameters(), lr=1e-3)
+    update = Update(loss, optimizer, target_updater=SoftUpdate(loss, tau=0.005))
     return {"collector": None, "buffer": buffer, "update": update, "progress": False}
 
 

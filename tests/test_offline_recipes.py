@@ -123,7 +123,7 @@ def test_choices_are_cloned_by_their_likelihood(monkeypatch):
     rows["action"] = (rows["observation"][:, 2] > 0).long()
     monkeypatch.setattr("kit.experiment.read_datasets", lambda folders: rows.clone())
     steps = OfflineSteps(gradient_steps=400, minibatch_size=64, evaluation_episodes=1)
-    trainer = built("bc", env=EnvConfig(num_envs=1), steps=steps, learning_rate=1e-2)
+    trainer = built("bc", env=EnvConfig("CartPole-v1", 1), steps=steps, learning_rate=1e-2)
     trainer.run()
     assert trainer.update.plain_reason == ""
     assert float(trainer.last_metrics["loss_bc"]) < 0.1
@@ -289,7 +289,7 @@ def test_bad_data_sets_and_counts_are_refused(stored, monkeypatch):
     with pytest.raises(SettingError, match=r"gradient_steps=25 .*works: 20 or 30"):
         built("bc", steps=OfflineSteps(gradient_steps=25, gradient_steps_per_iteration=10))
     with pytest.raises(SettingError, match=r"holds observations of shape \(3,\), .*CartPole"):
-        built("bc", env=EnvConfig(num_envs=1))
+        built("bc", env=EnvConfig("CartPole-v1", 1))
     with pytest.raises(SettingError, match=r"LikelihoodBCLoss' is of .* deterministic; .* BCLoss"):
         built("bc", loss="kit.losses:LikelihoodBCLoss")
     with pytest.raises(SettingError, match=r"dataset='few-v0' is not a list; .* \[few-v0\]\.$"):

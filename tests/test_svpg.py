@@ -159,7 +159,9 @@ def test_a_policy_step_is_one_action_of_one_particle():
 
 
 def test_every_minibatch_has_the_same_share_of_each_particle():
-    steps = OnPolicySteps(total_policy_steps=256, steps_per_env=8, minibatch_size=16)
+    steps = OnPolicySteps(
+        total_policy_steps=256, steps_per_env=8, minibatch_size=16, update_epochs=10
+    )
     trainer = built(steps=steps, loss="ClipPPOLoss")
     seen = []
 

@@ -196,14 +196,17 @@ def _is_start(name: str, folder: str) -> bool:
 def _refuse_links(folder: Path) -> None:
     """Refuse links in a run folder: the run would write to files elsewhere, or remove them.
 
-    W&B links its newest log below its own folder. Such links are allowed if they stay there.
+    Links that W&B makes below its own folder are allowed: to its newest run, if they stay there,
+    and to the log of its service in the user's cache, which nothing opens again.
     """
     of_wandb = folder.resolve() / "wandb"
     for place, folders, files in os.walk(folder):
         for link in (Path(place, name) for name in (*folders, *files)):
             if not link.is_symlink():
                 continue
-            if place != str(folder) and link.resolve().is_relative_to(of_wandb):
+            inside = place != str(folder) and link.resolve().is_relative_to(of_wandb)
+            log = link.relative_to(folder).match("wandb/*run-*/logs/debug-core.log")
+            if inside or (log and not link.is_dir()):
                 continue
             why = f"has a link to elsewhere in it: {link.relative_to(folder)}"
             works = "put what it links to in its place, or link the folder of runs as a whole"

@@ -181,6 +181,9 @@ def deviation(cfg: RunConfig, env: Any) -> None:
     if isinstance(cfg, ActorCriticConfig) and all(x.dtype.kind != "f" for x in env.action_leaves):
         names = [name for name in ("initial_log_std", "squash_actions") if hasattr(cfg, name)]
         unused(cfg, names, f"{env.name} has no continuous actions")
+    if getattr(cfg, "squash_actions", False):
+        why = "squash_actions=true learns a standard deviation for each state"
+        unused(cfg, ["initial_log_std"], why)
 
 
 # ---------------------------------------------------------------------- the environment

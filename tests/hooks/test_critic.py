@@ -38,7 +38,8 @@ def build(recipe, runs=None, hooks=(), num_normalization_steps=0, **settings):
     )  # fmt: skip
     settings = {"critic_epochs": 3, "critic_minibatch_size": 8, **settings}
     where = None if runs is None else str(runs)
-    env = EnvConfig(num_envs=2, normalize_observation=num_normalization_steps > 0)
+    normalize = num_normalization_steps > 0
+    env = EnvConfig(num_envs=2, normalize_observation=normalize, normalize_reward=False)
     config = recipe.Config(env=env, steps=steps, runs=where, progress=False, **settings)
     return recipe.build(config, hooks=list(hooks))
 
