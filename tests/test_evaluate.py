@@ -153,7 +153,6 @@ def test_a_run_without_a_checkpoint_says_so(run, capsys, tmp_path):
     )
 
 
-@pytest.mark.parametrize("when", ["made", "drawn"])
 def drop_at(monkeypatch, owner: Any, name: str, copy: Path) -> None:
     """Let a run replace its newest checkpoint by a later one at the first call of a function."""
     before, calls = getattr(owner, name), []
@@ -184,6 +183,7 @@ def test_evaluation_takes_the_next_checkpoint_of_a_running_run(when, run, tmp_pa
     saved.close()
 
 
+@pytest.mark.parametrize("when", ["made", "drawn"])
 def test_an_environment_that_cannot_be_drawn_says_so(run, capsys, tmp_path, monkeypatch, when):
     import gymnasium as gym
     from gymnasium.envs.classic_control import CartPoleEnv

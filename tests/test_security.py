@@ -338,7 +338,8 @@ def test_links_to_a_run_do_not_hide_where_a_module_is(way, placed, tmp_path):
     assert not trap.exists()
 
 
-def test_trust_is_by_whole_names(placed):
+def test_trust_is_by_whole_names(placed, monkeypatch):
+    monkeypatch.delitem(sys.modules, "runs", raising=False)  # tests of world models have one, too
     run, trap = placed(RUN, "runs/evil.py", ".", loss="runs.evil:Evil")
     for name in ("runs.evi", "evil", "run", "runs.evil.more", "runs/evil.py"):
         with pytest.raises(SettingError, match=r"add trust=runs\.evil\.$"):
