@@ -339,7 +339,10 @@ def test_links_to_a_run_do_not_hide_where_a_module_is(way, placed, tmp_path):
 
 
 def test_trust_is_by_whole_names(placed, monkeypatch):
-    monkeypatch.delitem(sys.modules, "runs", raising=False)  # tests of world models have one, too
+    # Tests of world models have a module `runs` in their folder.
+    monkeypatch.delitem(sys.modules, "runs", raising=False)
+    others = [folder for folder in sys.path if not Path(folder, "runs.py").exists()]
+    monkeypatch.setattr(sys, "path", others)
     run, trap = placed(RUN, "runs/evil.py", ".", loss="runs.evil:Evil")
     for name in ("runs.evi", "evil", "run", "runs.evil.more", "runs/evil.py"):
         with pytest.raises(SettingError, match=r"add trust=runs\.evil\.$"):
