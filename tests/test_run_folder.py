@@ -493,6 +493,20 @@ def test_a_run_starts_from_the_weights_and_the_normalisation_of_another(recipe, 
         resumed.shutdown()
 
 
+def test_resume_takes_defaults_for_settings_that_an_older_version_lacks(tmp_path, monkeypatch):
+    plain = kit.cli.run_folder.to_plain
+
+    def older(config):
+        return {name: value for name, value in plain(config).items() if name != "squash_actions"}
+
+    with monkeypatch.context() as before:
+        before.setattr(kit.cli.run_folder, "to_plain", older)
+        build(tiny_config(tmp_path)).run()
+    build(tiny_config(tmp_path, resume="latest")).shutdown()
+    with pytest.raises(SettingError, match=r"other settings \(squash_actions: False there, True"):
+        build(tiny_config(tmp_path, resume="latest", squash_actions=True))
+
+
 def test_a_run_that_is_resumed_does_not_start_from_another_than_it_did(tmp_path):
     build(tiny_config(tmp_path)).run()
     first = str(the_run(tmp_path))

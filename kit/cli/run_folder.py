@@ -58,6 +58,7 @@ class RunFolder(Hook):
     def __init__(self, recipe: Recipe, cfg: RunConfig) -> None:
         assert cfg.runs is not None
         self.config: dict[str, Any] = {"recipe": recipe.source, **to_plain(cfg)}
+        self._defaults = to_plain(type(cfg)())
         self._free = FREE_TO_DIFFER
         self.checkpoint: Path | None = None
         self.is_new = cfg.resume is None
@@ -136,7 +137,12 @@ class RunFolder(Hook):
             raise SettingError("resume", str(self.folder), why, works)
 
     def _differing(self, saved: Mapping[str, Any]) -> str:
-        return _differing(*(_of_training(one, self._free) for one in (saved, self.config)))
+        defaults, before, now = (
+            _of_training(one, self._free) for one in (self._defaults, saved, self.config)
+        )
+        # Settings that the version of the saved run did not have were at their defaults.
+        known = {name: value for name, value in defaults.items() if name in now}
+        return _differing({**known, **before}, now)
 
     def begin(self) -> None:
         """Write ``config.yaml`` and ``plan.txt``."""
