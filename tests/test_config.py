@@ -201,7 +201,7 @@ def test_an_attribute_that_is_no_setting_is_refused_in_python_too():
 def test_a_setting_that_a_recipe_reads_and_its_configuration_does_not_have_is_named():
     with pytest.raises(SettingError, match=r"no setting 'learning_rat'.*works: learning_rate"):
         print(recipes.ppo.Config().learning_rat)
-    with pytest.raises(SettingError, match=r"recipes\.sac\.Config' has no setting 'networks'"):
+    with pytest.raises(SettingError, match=r"sac\.Config' has no setting 'squash_actions'"):
         recipes.ppo.build(recipes.sac.Config(runs=None))
     assert not hasattr(recipes.ppo.Config(), "learning_rat")
 
