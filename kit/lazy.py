@@ -1,4 +1,4 @@
-"""Names whose modules are imported when they are asked for."""
+"""Names whose modules are imported on first access."""
 
 from __future__ import annotations
 

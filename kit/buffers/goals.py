@@ -24,16 +24,16 @@ _TRIED = 8
 class GoalReward:
     """Computes rewards by ``compute_reward(achieved_goal, desired_goal, info)`` of an environment.
 
-    The method is that of Gymnasium's ``GoalEnv`` (Plappert et al. 2018). It is called with an empty
-    ``info``, and with all rows at once if it gives the same rewards so.
+    This is the method of Gymnasium's ``GoalEnv`` (Plappert et al. 2018). It is called with an empty
+    ``info``. All rows are passed in one call if that gives the same rewards as one call per row.
 
     Args:
         env: environments whose observations have ``achieved_goal`` and ``desired_goal``.
         strategy: value of the setting ``hindsight``, for errors.
 
     Raises:
-        SettingError: if they have no goals or no such method, or if it does not return the rewards
-            of the environment: these are those of several steps, or change by a wrapper.
+        SettingError: if the environments have no goals or no such method, or if the method does not
+            return the environment's rewards, for example because a wrapper changes them.
     """
 
     def __init__(self, env: VectorEnv | None, strategy: str) -> None:
@@ -68,7 +68,7 @@ class GoalReward:
 
     @staticmethod
     def _played(env: gym.Env[Any, Any]) -> tuple[NDArray[Any], NDArray[Any], list[Any]]:
-        """Return achieved goals, desired goals and rewards of some steps with random actions."""
+        """Play random actions; return the achieved goals, desired goals and rewards."""
         seed_spaces(env, 0)
         env.reset(seed=0)
         goals: list[list[Any]] = []

@@ -193,7 +193,7 @@ class AsyncCollector(KitCollector):
         return float(self._in_step)
 
     def deliver_raw(self, raw: bool) -> bool:
-        """Choose whether the collector in the process delivers raw batches.
+        """Set whether the collector process delivers raw batches.
 
         Returns:
             Whether it can, and the statistics of the process are known here.

@@ -146,7 +146,7 @@ class Replacements:
             SettingError: if there is no such optimizer, or it does not hold the parameters.
         """
         given, groups = self.given.get("optimizer"), list(parameters)
-        if "update" in self.given:  # which steps with optimizers of its own
+        if "update" in self.given:  # the given update has its own optimizers
             return make(groups, **settings)
         self.asked.add("optimizer")
         if given is None:

@@ -80,7 +80,7 @@ def changed(settings: Dialect) -> dict[str, Any]:
 def typed(settings: Dialect) -> set[str]:
     """Return the names of the fields that were given; those of a group are dotted.
 
-    Settings with every field, such as those of a saved run, do not tell which were given.
+    If every field was passed, as in a saved run, it is unknown which ones a user gave.
     """
     groups = {f"{name}.": getattr(settings, name) for name in settings.GROUPS}
     found = set()

@@ -64,7 +64,7 @@ def _attributes(objects: Sequence[Any], names: set[str]) -> list[tuple[dict[str,
     """Return the attributes with these names of the values of such attributes, at any depth.
 
     Args:
-        objects: where to begin; their own attributes are not returned, nor are those of modules.
+        objects: objects to start from. Their own attributes and attributes of modules are omitted.
         names: names of attributes, or of properties; the code of a property names further ones.
 
     Returns:

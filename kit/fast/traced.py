@@ -67,7 +67,7 @@ class Traced:
 
     The comparison is repeated after 64, 256, 1,024 and then every 2,048 calls, in a call that has
     all inputs of the recording. It finds a value that the function reads and whose change was not
-    noticed: the results since the last comparison may have been those of the old value.
+    noticed. The results since the last comparison may have used the old value.
 
     A function that cannot be recorded (it decides something on the host, draws random numbers of
     Python or NumPy, changes its own attributes), or that has hooks, or whose program does not

@@ -189,7 +189,7 @@ class Evaluator:
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the environments; warn once if it cannot be captured."""
         known = self.env.not_resumable
-        state = {**self.env.full_state(), "normalizer": None}  # that of the training environments
+        state = {**self.env.full_state(), "normalizer": None}  # the training environments save it
         if state["not_resumable"] and not known:
             what = "the state of the environments of evaluations is not in checkpoints"
             then = "what they keep over episodes begins anew in a resumed run"

@@ -130,7 +130,7 @@ class Plan2ExploreLoss(DreamerV3Loss):
                 parameter.requires_grad_(exploring)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
-        """All losses, each one number; after exploration those of explorer and ensemble are 0."""
+        """Return all losses as scalars. Explorer and ensemble losses are 0 after exploration."""
         outputs, starts = self._outputs(tensordict)
         if self.exploring:
             outputs |= self._exploration_losses(starts)

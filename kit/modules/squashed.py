@@ -27,9 +27,8 @@ def pre_tanh_key(action: Any) -> Any:
 class SquashedSampling(SafeProbabilisticModule):  # type: ignore[misc, unused-ignore]
     """Samples squashed actions and writes them before the tanh, too, as ``action_pre_tanh``.
 
-    From these entries :meth:`get_dist` computes log-probabilities of stored actions, in a loss for
-    example: those of the policy that acted are then those that were stored, also where the tanh is
-    saturated.
+    :meth:`get_dist` reads these entries, so a loss that evaluates the log-probability of stored
+    actions under the same policy gets the stored values, even if the tanh is saturated.
     """
 
     @property

@@ -77,8 +77,8 @@ def given_fields(settings: Any) -> frozenset[str]:
 def completed(settings: Settings, default: GivenFields, is_default: bool = False) -> Settings:
     """Return a copy of ``settings`` in which fields that were not given have default values.
 
-    Settings with every field, such as those of a saved run, do not tell which of them were given:
-    the fields that differ from ``default`` count as given.
+    If every field was passed, as in a saved run, it is unknown which ones a user gave. Then the
+    fields that differ from ``default`` count as given.
 
     Args:
         settings: a group of settings.

@@ -77,7 +77,7 @@ def _collection(plan: PlannedCounts, frames: int | None) -> None:
 
 
 def _steps_of_each(plan: PlannedCounts, frames: int) -> int:
-    """The policy steps of each environment in a batch of so many ``frames``."""
+    """Return the policy steps per environment in a batch of ``frames`` policy steps."""
     frames, envs = whole_number("frames_per_batch", frames, at_least=1), plan.num_envs
     if plan.steps_per_env is not None and frames != envs * plan.steps_per_env:
         why = f"contradicts steps_per_env={plan.steps_per_env} of num_envs={envs}"

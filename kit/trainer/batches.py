@@ -186,7 +186,7 @@ class CountedBatches:
         return str(env.get("not_resumable", ""))
 
     def state_dict(self) -> dict[str, Any]:
-        """Counts, and the states of the collector and of the environments of evaluations."""
+        """Return counts and the states of the collector and the evaluation environments."""
         has_state = isinstance(self.evaluate, Evaluator)
         return {
             "taken": self._taken,

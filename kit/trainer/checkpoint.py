@@ -166,7 +166,7 @@ class Checkpoints:
             try:
                 check_whole(path)
             except SettingError as error:
-                if not path.exists():  # its run goes on, and has dropped it for a newer one
+                if not path.exists():  # the run has replaced it by a newer one
                     return Checkpoints.latest(folder)
                 if not isinstance(error, Damaged):
                     raise
@@ -182,7 +182,7 @@ class Checkpoints:
 
     @staticmethod
     def read_latest(folder: Path, read: Callable[[Path], _Read]) -> _Read | None:
-        """Read the newest undamaged checkpoint of a run that may go on meanwhile.
+        """Read the newest undamaged checkpoint of a run that may still be running.
 
         Args:
             folder: of the checkpoints.

@@ -138,7 +138,7 @@ def stores_raw(plan: StepPlan, buffer: Any, advantage: Any) -> bool:
 
 
 def in_raw_batches(collector: Any, raw: bool) -> Iterator[Refusal]:
-    """A collector that is asked for raw batches, or for normalised ones, and has no such."""
+    """Reject a collector that cannot deliver raw batches, or normalised ones, as required."""
     own = isinstance(collector, KitCollector)
     delivered = collector.deliver_raw(raw) if own else normalizer_of(collector) is None
     if raw and not delivered:

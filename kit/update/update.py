@@ -575,7 +575,7 @@ class Update(OptimizationStepper):
             return gradients
         parameters = [one for number in due for one in self.groups[number].parameters]
         for number, parameter in enumerate(parameters):
-            gradient = gradients.get(number)  # which may be that of another parameter, too
+            gradient = gradients.get(number)  # parameters may share one gradient tensor
             parameter.grad = None if gradient is None else gradient.clone()
         self.post_backward()
         return {n: one.grad for n, one in enumerate(parameters) if one.grad is not None}
