@@ -8,15 +8,20 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # What touches torch, TorchRL, Gymnasium and Hydra; the others are the same with any version of them.
 CORE := tests/test_*.py tests/collectors tests/envs tests/hooks tests/modules
 
-.PHONY: help train test test-slow test-gpu chaos fuzz test-wheel test-lowest lint format bench clean
+.PHONY: help train check test test-slow nightly test-gpu chaos fuzz mutations durations
+.PHONY: test-wheel test-lowest lint format bench clean
 
 help:
 	@echo "make train        train PPO on CartPole-v1 and say where the learning curve is"
-	@echo "make test         run the tests that take seconds (all but slow and gpu)"
-	@echo "make test-slow    run the tests that take minutes"
+	@echo "make check        30-second smoke test: train, kill and resume, explain steps"
+	@echo "make test         run the fast tests (4 minutes on two cores)"
+	@echo "make test-slow    run the tests that take longer than 0.4 CPU seconds each"
+	@echo "make nightly      run everything that takes long: nightly tests, fuzz, mutations, lowest versions"
 	@echo "make test-gpu     run the tests that need a GPU"
 	@echo "make chaos        kill runs at every file operation and at random times"
 	@echo "make fuzz         build and run every recipe with random settings"
+	@echo "make mutations    mutate the modules that must be exact, and list mutants that tests miss"
+	@echo "make durations    run fast and slow tests and record how long each takes"
 	@echo "make test-wheel   build the wheel and run a recipe from it"
 	@echo "make test-lowest  run the tests with the lowest supported torch and torchrl (3 GB)"
 	@echo "make lint         ruff and mypy"
@@ -26,23 +31,38 @@ help:
 train: $(VENV)/.run
 	$(BIN)/python -m recipes.ppo
 
+check: $(VENV)/.dev
+	$(BIN)/python -m pytest -v tests/test_smoke.py
+
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n auto
+	@$(BIN)/python tests/tiers.py fast
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 test-slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -n auto -m "slow and not gpu"
+	@$(BIN)/python tests/tiers.py slow
+	$(BIN)/python -m pytest -n auto --dist worksteal -m slow
+
+durations: $(VENV)/.dev
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not nightly and not gpu" --durations-file
+
+nightly: $(VENV)/.dev
+	$(BIN)/python -m pytest -n auto --dist worksteal -m nightly
+	$(MAKE) fuzz mutations test-lowest
 
 test-gpu: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 4 -m gpu
 
 chaos: $(VENV)/.dev
-	$(BIN)/python -m pytest -n auto -m slow -rP tests/chaos
+	$(BIN)/python -m pytest -n auto -m nightly -rP tests/chaos
 
 fuzz: $(VENV)/.dev
 	$(BIN)/python -m tests.fuzz
 
+mutations: $(VENV)/.dev
+	$(BIN)/python .ci/mutations.py
+
 test-wheel: $(VENV)/.dev
-	$(BIN)/python -m pytest -m slow tests/test_wheel.py
+	$(BIN)/python -m pytest -m nightly tests/test_wheel.py
 
 test-lowest: $(VENV)-lowest/.dev
 	$(VENV)-lowest/bin/python -m pytest -n auto $(CORE)

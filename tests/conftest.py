@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import warnings
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import hypothesis
 import pytest
 import torch
 import torchrl.modules  # noqa: F401  # switches validation of distributions off when imported
+
+from tests import tiers
 
 # Processes that tests start import this tree too, `recipes` included, from whatever folder.
 _ROOT, _BEFORE = str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")
@@ -51,3 +54,67 @@ def axes(monkeypatch):
 
     monkeypatch.setattr(Figure, "subplots", keep)
     return kept
+
+
+# ---------------------------------------------------------------------- tiers
+def pytest_addoption(parser):
+    parser.addoption("--durations-file", action="store_true", help="write tests/durations.json")
+
+
+def pytest_configure(config):
+    if config.getoption("--durations-file") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Recorder())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Mark tests as slow by their recorded durations."""
+    durations, unknown = tiers.read(), []
+    for item in items:
+        seconds = tiers.seconds(item.nodeid, durations)
+        if any(map(item.get_closest_marker, ("guard", "nightly", "gpu"))):
+            continue
+        if seconds is None:
+            unknown.append(item.nodeid)
+        elif seconds > tiers.LIMIT:
+            item.add_marker("slow")
+    if unknown and "CI" in os.environ and not config.getoption("--durations-file"):
+        tests = "\n  ".join(unknown[:20])
+        raise pytest.UsageError(tiers.ADVICE.format(tests=tests, limit=tiers.LIMIT))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item):
+    item.cpu_before = _cpu_seconds()
+    return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(item, call):
+    """Report the CPU seconds of a test, with those of processes that it started."""
+    if call.when == "teardown":
+        item.user_properties.append(("cpu", _cpu_seconds() - item.cpu_before))
+        if item.get_closest_marker("guard"):
+            item.user_properties.append(("guard", True))
+
+
+class _Recorder:
+    """Collects the CPU seconds of all tests and writes them after the session."""
+
+    def __init__(self):
+        self.measured, self.guards = {}, set()
+
+    def pytest_runtest_logreport(self, report):
+        properties = dict(report.user_properties)
+        if "cpu" in properties:
+            self.measured[report.nodeid] = properties["cpu"]
+        if "guard" in properties:
+            self.guards.add(report.nodeid)
+
+    def pytest_sessionfinish(self):
+        tiers.write(self.measured, self.guards)
+
+
+def _cpu_seconds():
+    usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)

@@ -1,0 +1,70 @@
+"""Test tiers by duration: fast, slow and nightly.
+
+``tests/durations.json`` has the CPU seconds of each test, with those of processes that it starts.
+A test above :data:`LIMIT` is slow unless it is marked ``guard``; ``nightly`` and ``gpu`` are marked
+by hand. ``make durations`` writes the file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+FILE = Path(__file__).with_name("durations.json")
+LIMIT = 0.4
+"""Most CPU seconds of a fast test."""
+STARTUP = 25.0
+"""CPU seconds in which one pytest worker imports torch and collects the tests."""
+
+ADVICE = """\
+These tests are neither fast, slow nor guards:
+  {tests}
+Run `make durations` and commit tests/durations.json. Mark a test `guard` if it must stay in the
+fast suite although it takes more than {limit} CPU seconds."""
+
+
+def read() -> dict[str, dict[str, float]]:
+    """Return CPU seconds by file and test."""
+    return json.loads(FILE.read_text()) if FILE.exists() else {}
+
+
+def seconds(nodeid: str, durations: Mapping[str, Mapping[str, float]]) -> float | None:
+    """Return the CPU seconds of a test, or ``None`` if they are not recorded.
+
+    A parametrised test has one entry for all of its fast cases and one for each slow case.
+    """
+    file, _, test = nodeid.partition("::")
+    recorded = durations.get(file, {})
+    return recorded.get(test, recorded.get(test.partition("[")[0]))
+
+
+def write(measured: Mapping[str, float], guards: set[str]) -> None:
+    """Write the durations of all tests.
+
+    Args:
+        measured: CPU seconds by node id.
+        guards: node ids of the tests that are marked ``guard``.
+    """
+    durations: dict[str, dict[str, float]] = {}
+    for nodeid, cpu in measured.items():
+        file, _, test = nodeid.partition("::")
+        name = test if cpu > LIMIT else test.partition("[")[0]
+        tests = durations.setdefault(file, {})
+        tests[name] = max(tests.get(name, 0.0), round(cpu, 2))
+    fast = sum(cpu for nodeid, cpu in measured.items() if cpu <= LIMIT or nodeid in guards)
+    durations["suite"] = {"fast": round(fast), "slow": round(sum(measured.values()) - fast)}
+    FILE.write_text(json.dumps(durations, indent=0, sort_keys=True) + "\n")
+
+
+def estimate(tier: str) -> str:
+    """Return how long a tier takes on this machine, as text."""
+    cores = len(os.sched_getaffinity(0))
+    minutes = (read()["suite"][tier] / cores + STARTUP) / 60
+    return f"{tier} tests: about {minutes:.1f} minutes on {cores} cores"
+
+
+if __name__ == "__main__":
+    print(estimate(sys.argv[1]), flush=True)
