@@ -30,7 +30,15 @@ def blocks(language: str) -> Iterator[tuple[Path, int, str]]:
 
 
 # ---------------------------------------------------------------------- Python
-PYTHON = [pytest.param(*b, id=f"{b[0].stem}:{b[1] + 1}") for b in blocks("python")]
+def marks(page: str) -> tuple[pytest.MarkDecorator, ...]:
+    """Return the marks of a block: those of the README stay in the fast suite."""
+    return (pytest.mark.guard,) if page == "README" else ()
+
+
+PYTHON = [
+    pytest.param(*block, id=f"{block[0].stem}:{block[1] + 1}", marks=marks(block[0].stem))
+    for block in blocks("python")
+]
 
 
 @pytest.mark.parametrize(("page", "line", "code"), PYTHON)
@@ -88,7 +96,9 @@ def commands() -> Iterator[tuple[str, int, str]]:
                 yield page.stem, number, shlex.join(words)
 
 
-SHELL = [pytest.param(text, id=f"{page}:{line}") for page, line, text in commands()]
+SHELL = [
+    pytest.param(text, id=f"{page}:{line}", marks=marks(page)) for page, line, text in commands()
+]
 
 
 def shortened(recipe: str, words: list[str]) -> list[str]:

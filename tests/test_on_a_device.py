@@ -13,8 +13,9 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[1]
-QUICK = ("ppo", "dqn", "td3", "sac", "sac:store_next_observation", "bc", "impala")
+GUARDS = ("ppo", "sac")
 OTHERS = (
+    "dqn", "td3", "sac:store_next_observation", "bc", "impala",
     "a2c", "reinforce", "trpo", "svpg", "ppo_recurrent", "rainbow", "ddpg", "sac_discrete", "redq",
     "droq", "tqc", "crossq", "td3_bc", "cql", "iql", "dreamerv1", "dreamerv3", "plan2explore",
 )  # fmt: skip
@@ -51,8 +52,8 @@ def runs(names):
 )
 @pytest.mark.parametrize(
     ("name", "names"),
-    [(name, QUICK) for name in QUICK]
-    + [pytest.param(name, OTHERS, marks=pytest.mark.slow) for name in OTHERS],
+    [pytest.param(name, GUARDS, marks=pytest.mark.guard) for name in GUARDS]
+    + [pytest.param(name, OTHERS, marks=pytest.mark.nightly) for name in OTHERS],
 )
 def test_a_recipe_trains_on_a_device_and_its_loss_stays_there(name, names):
     gradient_steps, crossed = runs(names)[name]

@@ -34,11 +34,16 @@ def read() -> dict[str, dict[str, float]]:
 def seconds(nodeid: str, durations: Mapping[str, Mapping[str, float]]) -> float | None:
     """Return the CPU seconds of a test, or ``None`` if they are not recorded.
 
-    A parametrised test has one entry for all of its fast cases and one for each slow case.
+    A parametrised test has one entry if all of its cases are fast, else one for each case. A case
+    that is not recorded counts as the slowest case.
     """
     file, _, test = nodeid.partition("::")
     recorded = durations.get(file, {})
-    return recorded.get(test, recorded.get(test.partition("[")[0]))
+    if test in recorded:
+        return recorded[test]
+    name = test.partition("[")[0]
+    cases = [cpu for case, cpu in recorded.items() if case.partition("[")[0] == name]
+    return max(cases, default=None)
 
 
 def write(measured: Mapping[str, float], guards: set[str]) -> None:
@@ -48,12 +53,15 @@ def write(measured: Mapping[str, float], guards: set[str]) -> None:
         measured: CPU seconds by node id.
         guards: node ids of the tests that are marked ``guard``.
     """
-    durations: dict[str, dict[str, float]] = {}
+    tests: dict[str, dict[str, float]] = {}
     for nodeid, cpu in measured.items():
-        file, _, test = nodeid.partition("::")
-        name = test if cpu > LIMIT else test.partition("[")[0]
-        tests = durations.setdefault(file, {})
-        tests[name] = max(tests.get(name, 0.0), round(cpu, 2))
+        tests.setdefault(nodeid.partition("[")[0], {})[nodeid] = round(cpu, 2)
+    durations: dict[str, dict[str, float]] = {}
+    for name, cases in tests.items():
+        slowest = max(cases.values())
+        for nodeid, cpu in {name: slowest}.items() if slowest <= LIMIT else cases.items():
+            file, _, test = nodeid.partition("::")
+            durations.setdefault(file, {})[test] = cpu
     fast = sum(cpu for nodeid, cpu in measured.items() if cpu <= LIMIT or nodeid in guards)
     durations["suite"] = {"fast": round(fast), "slow": round(sum(measured.values()) - fast)}
     FILE.write_text(json.dumps(durations, indent=0, sort_keys=True) + "\n")
