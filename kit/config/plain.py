@@ -16,14 +16,13 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from kit.config.limits import Limits, NamesSchedule
-from kit.dialects import dialect
-from kit.dialects.base import Dialect
-from kit.dialects.fields import same_value
-from kit.dialects.files import flat
 from kit.steps import SettingError, StepPlan
 from kit.steps.errors import nearest_first, show
+from kit.steps.foreign import ForeignSteps
 from kit.steps.given import GivenFields
+from kit.steps.registry import dialect
 from kit.steps.settings import OfflineSteps, OffPolicySteps, OnPolicySteps
+from kit.steps.values import flat, same_value
 
 PLAN = "plan"
 """In place of a dialect's name: the settings of steps are those of a plan itself."""
@@ -35,7 +34,7 @@ def to_plain(config: Any) -> Any:
         return {"dialect": PLAN, **config.to_dict()}
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         plain = {f.name: to_plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
-        return {"dialect": config.NAME, **plain} if isinstance(config, Dialect) else plain
+        return {"dialect": config.NAME, **plain} if isinstance(config, ForeignSteps) else plain
     if isinstance(config, Mapping):
         return {str(key): to_plain(value) for key, value in config.items()}
     if isinstance(config, (list, tuple)):
@@ -151,9 +150,9 @@ def _made(path: str, value: Any, hint: Any) -> Any:
         return (StepPlan.from_dict if name == PLAN else dialect(name).from_settings)(settings)
     if isinstance(value, group):
         check(value, f"{path}.")
-    elif isinstance(value, Dialect) and issubclass(group, OfflineSteps):
+    elif isinstance(value, ForeignSteps) and issubclass(group, OfflineSteps):
         raise _no_vocabulary(path, value.NAME, group)
-    elif not (_has_steps(group) and isinstance(value, (Dialect, StepPlan))):
+    elif not (_has_steps(group) and isinstance(value, (ForeignSteps, StepPlan))):
         raise _no_group(path, value, group)
     return value
 

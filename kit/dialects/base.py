@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any, ClassVar, Self
 
-from kit.dialects.fields import check_group, fact, same_value, uses
+from kit.dialects.fields import check_group, fact, uses
 from kit.steps.errors import Count, SettingError, check_types, one_of
-from kit.steps.given import GivenFields
+from kit.steps.foreign import ForeignSteps
 from kit.steps.plan import StepPlan
 from kit.steps.same_run import differing_settings
+from kit.steps.values import same_value
 
 ON_POLICY, OFF_POLICY, OFFLINE = "on_policy", "off_policy", "offline"
 
@@ -28,7 +29,7 @@ Difference = tuple[str, Any, Any]
 
 
 @dataclass
-class Dialect(GivenFields, ABC):
+class Dialect(ForeignSteps):
     """Settings in the words of another library.
 
     The fields of a dialect are those of the library, with its names, defaults and rounding, and
@@ -36,8 +37,6 @@ class Dialect(GivenFields, ABC):
     algorithm, the version, the length of an episode.
     """
 
-    NAME: ClassVar[str]
-    """name of the dialect on the command line."""
     LIBRARY: ClassVar[str]
     """name of the library."""
     VERSIONS: ClassVar[Mapping[str, str]]

@@ -21,10 +21,11 @@ from textwrap import wrap
 from typing import Any, Literal
 
 from kit.dialects.base import COUNTS_AS, Dialect
-from kit.dialects.fields import Acts, Refused, same_value, uses
+from kit.dialects.fields import Acts, Refused, uses
 from kit.steps.errors import SettingError, show
 from kit.steps.given import given_fields
 from kit.steps.same_run import differing_settings
+from kit.steps.values import same_value
 
 Use = Literal["counts", "acts", "refused"]
 

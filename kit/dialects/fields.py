@@ -96,11 +96,6 @@ def _field(default: Any, only: Any, kw_only: bool = False, **meaning: Any) -> An
     return field(default=default, kw_only=kw_only, metadata=meaning)
 
 
-def same_value(one: Any, other: Any) -> bool:
-    """Whether two values of a field are the same; ``False`` and 0 are not."""
-    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
-
-
 def check_group(group: str, settings: Any) -> None:
     """:func:`~kit.steps.errors.check_types` of a group, whose fields have dotted names in errors.
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from kit.dialects.base import Dialect
 from kit.steps.errors import SettingError, nearest_first
+from kit.steps.values import flat
 
 _INTERPOLATION = re.compile(r"^\$\{([\w.]+)\}$")
 
@@ -247,15 +248,6 @@ def _chosen(
     why = "is not one of the file's environments" if choice else "leaves open which is meant"
     names = nearest_first(choice, [*groups])[:6]
     raise SettingError("env", choice, f"{why} in {path.name}", names)
-
-
-def flat(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Nested plain values as one level, by dotted names."""
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        nested = isinstance(value, Mapping)
-        found |= flat(value, f"{path}{name}.") if nested else {f"{path}{name}": value}
-    return found
 
 
 def _resolved(value: Any, values: Mapping[str, Any]) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from fractions import Fraction
@@ -10,6 +9,7 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from kit.steps.errors import SettingError, nearest_first
+from kit.steps.registry import DIALECTS, dialect
 
 _LARGEST_DENOMINATOR = 1_000_000
 
@@ -187,7 +187,7 @@ RuleFactory = Callable[[Any, str], CountingRule]
 
 COUNTING_RULES: dict[str, RuleFactory] = {}
 """Rules by name. ``exact`` is the kit's own (``kit.steps.schedule``); a dialect adds its library's
-rules when it is imported, their names begin with its module's name.
+rules when it is imported; their names begin with the dialect's.
 """
 
 
@@ -202,13 +202,9 @@ def counting_rule(counting: str) -> Callable[[Any], CountingRule]:
         SettingError: if there is no such rule.
     """
     name, _, argument = counting.partition(":")
-    module = f"kit.dialects.{name.split('-')[0]}"
-    if name not in COUNTING_RULES and name.split("-")[0].isidentifier():
-        try:
-            importlib.import_module(module)
-        except ModuleNotFoundError as error:
-            if error.name != module:
-                raise
+    library = name.partition("-")[0]
+    if name not in COUNTING_RULES and library in DIALECTS:
+        dialect(library)
     if name not in COUNTING_RULES:
         known = f"known are {', '.join(nearest_first(name, [*COUNTING_RULES])[:6])}"
         raise SettingError("counting", counting, "is not a counting rule", ["exact"], known)

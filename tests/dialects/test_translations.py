@@ -24,11 +24,11 @@ from kit.dialects import (
 )
 from kit.dialects.carried import _meanings, _meant, _uses_for, carry_over, flat
 from kit.dialects.explain import explain, shown
-from kit.dialects.fields import same_value
 from kit.dialects.files import make, settings_of
 from kit.dialects.translate import translate
 from kit.steps import SettingError
 from kit.steps.same_run import differing_settings
+from kit.steps.values import same_value
 from tests.dialects.random_settings import EVERY_DIALECT, random_settings, sensible
 
 every_dialect = pytest.mark.parametrize("name", EVERY_DIALECT)
