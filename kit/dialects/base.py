@@ -40,7 +40,7 @@ class Dialect(ForeignSteps):
     LIBRARY: ClassVar[str]
     """name of the library."""
     VERSIONS: ClassVar[Mapping[str, str]]
-    """versions by name, each in one sentence; the first follows the code, and is the default."""
+    """versions of the library's code by name, each in one sentence; the first is the default."""
     ALGORITHMS: ClassVar[Mapping[str, str]]
     """algorithms and their family."""
     ALIASES: ClassVar[Mapping[str, str]] = {}
@@ -72,8 +72,7 @@ class Dialect(ForeignSteps):
     """algorithm, in the library's spelling, or a family: ``on_policy``, ``off_policy``,
     ``offline``; ``None``: inferred from the settings."""
     version: str = fact(default="")
-    """version of the library, or ``documented``: its documentation where the code differs; the
-    first of ``VERSIONS``, if it is empty."""
+    """version of the library; the first of ``VERSIONS``, if it is empty."""
     library_defaults: bool = fact(default=False)
     """whether a run has the library's defaults in place of the recipe's, as far as the recipe has
     such a setting and it was not given."""

@@ -36,7 +36,6 @@ class Dreamer(Dialect):
     LIBRARY = "DreamerV3"
     VERSIONS: ClassVar = {
         "e3f0224": "the code of e3f0224; its ratio answers 1 at first, and is asked per transition",
-        "documented": "train_ratio as it is described: replayed steps per step, in exact fractions",
     }
     ALGORITHMS: ClassVar = {"dreamer_v3": OFF_POLICY}
     TOTAL = "steps"
@@ -82,8 +81,7 @@ class Dreamer(Dialect):
     @property
     def transitions(self) -> int:
         """Transitions of the run: whole chunks of the driver."""
-        vector_steps = 1 if self.version == "documented" else -(-_DRIVER_STEPS // self.envs)
-        chunk = vector_steps * self.envs
+        chunk = -(-_DRIVER_STEPS // self.envs) * self.envs
         return -(-self.steps // chunk) * chunk
 
     def _plan(self) -> dict[str, Any]:
@@ -99,13 +97,12 @@ class Dreamer(Dialect):
             raise SettingError("replay_size", self.replay_size, why, [stored])
         first = self.first_transition
         iteration = -(-first // self.envs)
-        exact = self.version == "documented" or ratio == 0
         return {
             "iterations": self.transitions // self.envs,
             "learning_starts": iteration * self.envs if iteration > 1 else 0,
             "random_steps": 0,
             "replay_ratio": as_fraction("train_ratio", ratio),
-            "counting": "exact" if exact else f"dreamer:{first}",
+            "counting": f"dreamer:{first}" if ratio else "exact",
         }
 
     @staticmethod
@@ -126,7 +123,6 @@ class Dreamer(Dialect):
             "batch_length": length,
             "envs": plan.num_envs,
             "replay_size": max(5_000_000, size * (length + context)),
-            "version": "e3f0224" if plan.counting.startswith("dreamer") else "documented",
         }
 
     def _notes(self, plan: StepPlan) -> Iterator[str]:

@@ -29,8 +29,7 @@ def _one_factor(value: Any, settings: Any) -> float:
 
 def _clip_value(value: Any, settings: Any) -> Any:
     """The clip range of the value; the code takes 1 for ``True`` and 0 for ``False``."""
-    compared = settings.version != "documented" and value in (0, 1)
-    return range_or_none(bool(value) if compared else value, settings)
+    return range_or_none(bool(value) if value in (0, 1) else value, settings)
 
 
 # The parameters of PPO are those of another class there, `CommonPpoParameters`, at their defaults.
@@ -68,8 +67,6 @@ class Nip(WrappedDialect):
     VERSIONS: ClassVar = {
         "ccb3561": "the code of ccb3561 with torchrl 0.4.0; an epoch is as many minibatches as are "
         "full, and the smaller one opens the next epoch",
-        "documented": "RlTrainerParameters as it reads: an epoch is a pass over all frames, and "
-        "normalisation takes num_normalization_steps in total",
     }
     ALGORITHMS: ClassVar = dict.fromkeys(("vanilla_ppo", "spg", "reinforce", "ppo"), ON_POLICY)
     CANNOT: ClassVar = {
@@ -191,8 +188,6 @@ class Nip(WrappedDialect):
         if not self.normalize_observations:
             return 0, 0
         wanted = 10 if self.test_run else self.num_normalization_steps
-        if self.version == "documented":
-            return -(-wanted // num_envs), wanted
         steps = min(wanted, episode_length)
         rollouts = -(-wanted // (steps * num_envs)) if wanted else 0
         batched = self.num_normalization_keys * rollouts * steps
@@ -215,7 +210,7 @@ class Nip(WrappedDialect):
             "steps_per_env": steps,
             "update_epochs": min(self.num_epochs, 1) if self.test_run else self.num_epochs,
             "minibatches_per_epoch": 1 if self.test_run else None,
-            "last_minibatch": "smaller" if self.version == "documented" else "carry",
+            "last_minibatch": "carry",
             "final_evaluation": tests > 0,
             "evaluation_episodes": max(tests, 1),
         }
@@ -228,7 +223,7 @@ class Nip(WrappedDialect):
                 "and nip then divides by zero"
             )
             raise SettingError("minibatch_size", size, why, [frames])
-        if not self.num_epochs and self.num_iterations and self.version != "documented":
+        if not self.num_epochs and self.num_iterations:
             why = "makes no gradient step, and nip then divides by zero"
             raise SettingError("num_epochs", 0, why, [1])
         if rounds is not None and steps < max(self.min_message_rounds, 1):
@@ -237,7 +232,7 @@ class Nip(WrappedDialect):
                 "in an iteration without a finished one"
             )
             raise SettingError("steps_per_env_per_iteration", steps, why, [rounds])
-        if self.algo == "reinforce" and self.version != "documented":
+        if self.algo == "reinforce":
             why = "fails in nip: its reward-to-go finds no end of an episode"
             raise SettingError("algo", "reinforce", why, ["vanilla_ppo", "spg"])
 
@@ -273,7 +268,7 @@ class Nip(WrappedDialect):
                 f"An epoch is {frames // size} minibatches, not a pass: the smaller one of "
                 f"{frames % size} opens the next epoch, and later epochs straddle two permutations."
             )
-        if self.body_lr_factor is not None and self.version != "documented":
+        if self.body_lr_factor is not None:
             yield "body_lr_factor acts here; nip's agents have factors of their own."
         rounds = self.max_message_rounds
         if self.normalize_observations:
@@ -290,7 +285,7 @@ class Nip(WrappedDialect):
             )
         if self.anneal_lr:
             yield "anneal_lr ends at lr / num_iterations in the last iteration, not at 0."
-        if not self.num_test_iterations and self.version != "documented":
+        if not self.num_test_iterations:
             yield "num_test_iterations=0 trains as planned; nip fails afterwards, in its test."
         elif self.num_test_iterations:
             yield (

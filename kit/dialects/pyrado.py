@@ -144,8 +144,6 @@ class Pyrado(WrappedDialect):
     VERSIONS: ClassVar = {
         "7c48d66": "the code of July 2021 (fork fdamken/SimuRLacra)",
         "05cfa26": "the code of famura/SimuRLacra with use_trained_policy_for_refill",
-        "documented": "the docstrings as they read: num_init_memory_steps is neither raised to the "
-        "batch size nor lowered to the memory size",
     }
     ALGORITHMS: ClassVar = {
         **dict.fromkeys(("ppo", "ppo2", "a2c", "svpg"), ON_POLICY),
@@ -266,8 +264,6 @@ class Pyrado(WrappedDialect):
             raise SettingError("memory_size", None, "is needed by value-based algorithms", [10**6])
         if self.num_init_memory_steps is None:
             return self.memory_size
-        if self.version == "documented":
-            return max(self.num_init_memory_steps, 1)
         return max(min(self.num_init_memory_steps, self.memory_size), self.batch_size)
 
     @property
@@ -419,7 +415,7 @@ class Pyrado(WrappedDialect):
                     "Targets of the critic are its values plus standardised advantages; those of "
                     "recipes are not standardised."
                 )
-            if self.critic.standardizer and self.version != "documented":
+            if self.critic.standardizer:
                 yield (
                     "RunningStandardizer takes mean and variance of the means of batches and "
                     "leaves the first as it is; recipes take those of all advantages."

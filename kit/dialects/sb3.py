@@ -174,7 +174,6 @@ class SB3(WrappedDialect):
     LIBRARY = "Stable-Baselines3"
     VERSIONS: ClassVar = {
         "2.9.2": "the code of 2.9.2; training begins strictly after learning_starts",
-        "documented": "the docstrings as they read: training begins at learning_starts",
     }
     ALGORITHMS: ClassVar = {
         **dict.fromkeys(("ppo", "a2c"), ON_POLICY),
@@ -381,10 +380,8 @@ class SB3(WrappedDialect):
         else:
             made["steps_per_env"] = every
         iterations = -(-self.total_timesteps // rollout)
-        # Training begins with the first rollout that ends strictly after learning_starts, or at it.
+        # Training begins with the first rollout that ends strictly after learning_starts.
         first = self.learning_starts // rollout + 1
-        if self.version == "documented":
-            first = max(-(-self.learning_starts // rollout), 1)
         random = -(-self.learning_starts // self.n_envs) * self.n_envs
         made |= {
             "iterations": iterations,
@@ -406,8 +403,7 @@ class SB3(WrappedDialect):
             made["eval_freq"] = -(-every // plan.num_envs)
         if plan.on_policy:
             return made | _on_policy_from(plan, settings.get("algo"))
-        documented = settings.get("version") == "documented"
-        return made | _off_policy_from(plan, settings.get("algo"), documented)
+        return made | _off_policy_from(plan, settings.get("algo"))
 
     # ------------------------------------------------------------------ caveats
     def _notes(self, plan: StepPlan) -> Iterator[str]:
@@ -557,7 +553,7 @@ def _on_policy_from(plan: StepPlan, algo: str | None) -> dict[str, Any]:
     }
 
 
-def _off_policy_from(plan: StepPlan, algo: str | None, documented: bool) -> dict[str, Any]:
+def _off_policy_from(plan: StepPlan, algo: str | None) -> dict[str, Any]:
     rollout, starts = plan.frames_per_batch, plan.first_training_iteration
     made: dict[str, Any] = {"algo": algo or "sac", "batch_size": plan.minibatch_size or 256}
     if plan.collects_episodes:
@@ -571,7 +567,6 @@ def _off_policy_from(plan: StepPlan, algo: str | None, documented: bool) -> dict
         steps = -1 if plan.replay_ratio == 1 else round(plan.replay_ratio * rollout)
     made["gradient_steps"] = steps or 0
     # The random steps, as far as the plan's first rollout to train is the first after them.
-    after = int(documented)
-    low = (starts - 1) * rollout + (after if starts > 1 else 0)
-    made["learning_starts"] = min(max(plan.random_steps, low), starts * rollout - 1 + after)
+    low = (starts - 1) * rollout
+    made["learning_starts"] = min(max(plan.random_steps, low), starts * rollout - 1)
     return made

@@ -30,8 +30,6 @@ class TorchRL(Dialect):
     LIBRARY = "TorchRL"
     VERSIONS: ClassVar = {
         "0.14.1": "the code of 0.14.1",
-        "documented": "the docstrings as they read: optim_steps_per_batch=None is the number of "
-        "environments, and init_random_frames counts env steps everywhere",
     }
     ALGORITHMS: ClassVar = {
         **dict.fromkeys(("ppo", "a2c", "reinforce"), ON_POLICY),
@@ -119,14 +117,10 @@ class TorchRL(Dialect):
             return 0, 1
         asked = whole_number("init_random_frames", self.init_random_frames)
         first = max(-(-asked // (self.collected * self.frame_skip)), 1)
-        if self.version == "documented":
-            return (first if asked else 0), first
         return -(-asked // self.collected), first
 
     def _updates(self, iterations: int, first: int) -> dict[str, Any]:
         limit = self.optim_steps_per_batch
-        if limit is None and self.version == "documented":
-            limit = self.num_envs
         if limit is None and (self.sampler == RANDOM or not self.iterate):
             when = "with a random sampler" if self.sampler == RANDOM else "without iterate"
             raise SettingError("optim_steps_per_batch", None, f"never ends {when}", [1])
@@ -188,12 +182,11 @@ class TorchRL(Dialect):
     # ------------------------------------------------------------------ from a plan
     @staticmethod
     def _from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
-        version = settings.get("version")
         made = {
             "algo": settings.get("algo", ON_POLICY if plan.on_policy else OFF_POLICY),
             "frames_per_batch": plan.frames_per_batch,
             "total_frames": plan.total_policy_steps * plan.action_repeat,
-            "init_random_frames": _init_random_frames(plan, version) or None,
+            "init_random_frames": _init_random_frames(plan) or None,
             "batch_size": plan.minibatch_size or plan.frames_per_batch,
         }
         if not plan.on_policy and trains(plan) and plan.counting.startswith(RULE):
@@ -206,8 +199,6 @@ class TorchRL(Dialect):
         straddles = plan.last_minibatch == "carry" or plan.counting == "torchrl:sample"
         if limit is None and straddles:
             limit = rows // made["batch_size"]
-        elif limit is None and version == "documented":
-            limit = rows // made["batch_size"] + 2  # None would mean the number of environments
         drop = plan.last_minibatch == "drop"
         epochs = plan.update_epochs or 0
         return made | _epochs(epochs, limit, rows, iterate=not straddles, drop_last=drop)
@@ -277,12 +268,10 @@ def _epochs(epochs: int, limit: int | None, buffer_size: int, **ends: bool) -> d
     }
 
 
-def _init_random_frames(plan: StepPlan, version: str | None) -> int:
+def _init_random_frames(plan: StepPlan) -> int:
     """Frames that make the plan's random steps, and begin to train where it does."""
     batch, first = plan.frames_per_batch, plan.first_training_iteration
     skipped = batch * plan.action_repeat
-    if version == "documented":
-        return first * skipped if plan.random_steps else 0
     for frames in (plan.random_steps, (first - 1) * skipped + 1, first * skipped):
         random = min(-(-frames // batch) * batch, plan.iterations * batch)
         starts = max(-(-frames // skipped), 1)

@@ -147,11 +147,6 @@ class TestSB3:
         with pytest.raises(SettingError, match="or normalize_advantage=False"):
             SB3(algo="ppo", **of_one).to_plan()
 
-    def test_learning_starts_as_documented_can_be_said_again(self):
-        plan = SB3(algo="sac", learning_starts=100, version="documented").to_plan()
-        assert plan.policy_steps_after(plan.first_training_iteration) == 100
-        assert SB3.from_plan(plan, version="documented").to_plan() == plan
-
     @pytest.mark.parametrize(("starts", "n_envs", "first"), [(10, 1, 11), (16, 4, 20), (0, 2, 2)])
     def test_training_begins_strictly_after_learning_starts(self, starts, n_envs, first):
         plan = SB3(algo="sac", n_envs=n_envs, learning_starts=starts, total_timesteps=99).to_plan()

@@ -48,15 +48,6 @@ def test_the_first_answer_of_the_ratio_drops_its_fraction_for_good():
         algo="sac", num_envs=1, total_steps=120, learning_starts=0, replay_ratio=0.1
     ).to_plan()
     assert lossy.gradient_steps_after(120) == 11
-    documented = Sheeprl(
-        algo="sac",
-        num_envs=1,
-        total_steps=120,
-        learning_starts=0,
-        replay_ratio=0.1,
-        version="documented",
-    ).to_plan()
-    assert documented.gradient_steps_after(120) == 12
 
 
 def test_a_ratio_that_loses_nothing_is_counted_exactly():

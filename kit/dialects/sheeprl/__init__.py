@@ -99,8 +99,6 @@ class Sheeprl(Dialect):
         "training, and pretraining replaces those due there",
         "0.5.0": "the code of February 2024, before replay_ratio: per_rank_gradient_steps every "
         "train_every policy steps",
-        "documented": "howto/work_with_steps.md as it reads: no fraction of a gradient step is "
-        "lost, and pretraining is added to the first training",
     }
     ALGORITHMS: ClassVar = {
         **dict.fromkeys(("ppo", "a2c", "ppo_decoupled"), ON_POLICY),
@@ -270,7 +268,7 @@ class Sheeprl(Dialect):
 
     def _on_policy(self) -> dict[str, Any]:
         old = self.version in ("0.5.7", "0.5.0")
-        if self.buffer_size not in (None, self.rollout_steps) and self.version != "documented":
+        if self.buffer_size not in (None, self.rollout_steps):
             why = "fails on-policy: the buffer holds one rollout"
             raise SettingError("buffer_size", self.buffer_size, why, [self.rollout_steps])
         iterations = self.total_steps // self.policy_steps_per_iteration
@@ -315,7 +313,7 @@ class Sheeprl(Dialect):
             if self.algo in SEQUENCES:
                 return made | self._train_every(random, iterations)
             return made | self._before_ratio(random, iterations)
-        return made | self._replay_ratio(random, first, sequence, iterations)
+        return made | self._replay_ratio(first, sequence, iterations)
 
     def _explored(self, iterations: int, first: int) -> int:
         """Policy steps of the exploring agent.
@@ -327,20 +325,9 @@ class Sheeprl(Dialect):
             return self.exploration_steps
         return min(iterations, first if "finetuning" in algo else iterations) * each
 
-    def _replay_ratio(
-        self, random: int, first: int, sequence: int | None, iterations: int
-    ) -> dict[str, Any]:
+    def _replay_ratio(self, first: int, sequence: int | None, iterations: int) -> dict[str, Any]:
         ratio = real_number("replay_ratio", self.replay_ratio, 0, LARGEST_RATIO)
         pretrain = self.per_rank_pretrain_steps
-        if self.version == "documented":
-            if ratio == 0:
-                raise SettingError("replay_ratio", 0, "must be greater than zero", [1.0])
-            each = self.policy_steps_per_iteration
-            if random * each != self.learning_starts:
-                why = f"is not a multiple of the {each} policy steps of one iteration"
-                works = [random * each, (random + 1) * each]
-                raise SettingError("learning_starts", self.learning_starts, why, works)
-            return {"replay_ratio": ratio, "pretrain_steps": pretrain, "counting": "exact"}
         if self.version == "0.8.4" and self.dry_run:
             pretrain = 0
         counting = self.rule()
@@ -481,7 +468,7 @@ class Sheeprl(Dialect):
             return made | _train_every_from(plan, algo)
         if version == "0.5.0":
             return made | _before_ratio_from(plan, algo)
-        return made | _replay_ratio_from(plan, algo, version)
+        return made | _replay_ratio_from(plan, algo)
 
     def _notes(self, plan: StepPlan) -> Iterator[str]:
         return notes(self, plan)
@@ -503,14 +490,12 @@ def _on_policy_from(plan: StepPlan, algo: str, version: str) -> dict[str, Any]:
     return epochs | {"rollout_steps": plan.steps_per_env, "per_rank_batch_size": size}
 
 
-def _replay_ratio_from(plan: StepPlan, algo: str, version: str) -> dict[str, Any]:
+def _replay_ratio_from(plan: StepPlan, algo: str) -> dict[str, Any]:
     starts, ratio, pretrain = plan.random_steps, float(ratio_of(plan)), plan.pretrain_steps
     if "finetuning" in algo:  # it plays no random actions
         starts = max(starts, plan.learning_starts)
     if not trains(plan):
         ratio, pretrain = 0.0, 0
-        if version == "documented":  # 0 is none there, but a run may end before it learns
-            starts, ratio = (plan.iterations + 1) * plan.policy_steps_per_iteration, 1.0
     return {"learning_starts": starts, "replay_ratio": ratio, "per_rank_pretrain_steps": pretrain}
 
 
