@@ -230,7 +230,7 @@ REFUSED = {
     "ppo logger=wanb": "logger='wanb' is not a logger; what works: wandb.",
     # values
     "ppo learning_rate=-1": "learning_rate=-1.0 is not above 0; use a number above 0.",
-    "ppo learning_rate=nan": "learning_rate=nan is not a number.",
+    "ppo learning_rate=nan": "learning_rate=nan is not a number",
     "ppo learning_rate=inf": "learning_rate=inf is not a finite number; use a number above 0.",
     "ppo learning_rate=much": "learning_rate='much' is not a number",
     "ppo gamma=2": "gamma=2.0 is more than 1; what works: 1.",
@@ -253,7 +253,7 @@ REFUSED = {
     "ppo hidden_sizes=64": "hidden_sizes=64 is not a list; what works: [64].",
     "ppo hidden_sizes=wide": "hidden_sizes='wide' is not a list, each a whole number from 1",
     "ppo hidden_sizes=[64,-1]": "hidden_sizes=-1 is less than 1; what works: 1.",
-    "ppo progress=maybe": "progress='maybe' is not true or false",
+    "ppo progress=maybe": "progress='maybe' is neither true nor false",
     "ppo device=gpu": "device='gpu' cannot be used",
     "ppo compile=maybe": "what works: auto or exact or true or false.",
     "ppo log_every=0": "log_every=0 is less than 1; what works: 1.",

@@ -7,13 +7,10 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from kit.config.limits import (
-    Count,
     Finite,
     Frames,
     HiddenSizes,
-    Limits,
     LogStd,
-    Natural,
     NotNegative,
     Positive,
     ScheduleName,
@@ -21,8 +18,10 @@ from kit.config.limits import (
     UnitInterval,
 )
 from kit.steps import SettingError, StepPlan
+from kit.steps.errors import Limits
 from kit.steps.foreign import ForeignSteps
 from kit.steps.given import GivenFields, completed, given_fields
+from kit.steps.schema import Count, Natural
 from kit.steps.settings import OfflineSteps, OffPolicySteps, OnPolicySteps
 
 

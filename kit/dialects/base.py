@@ -9,11 +9,12 @@ from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any, ClassVar, Self
 
-from kit.dialects.fields import check_group, fact, uses
-from kit.steps.errors import Count, SettingError, check_types, one_of
+from kit.dialects.fields import fact, uses
+from kit.steps.errors import SettingError, one_of
 from kit.steps.foreign import ForeignSteps
 from kit.steps.plan import StepPlan
 from kit.steps.same_run import differing_settings
+from kit.steps.schema import Count, check_types
 from kit.steps.values import same_value
 
 ON_POLICY, OFF_POLICY, OFFLINE = "on_policy", "off_policy", "offline"
@@ -137,7 +138,7 @@ class Dialect(ForeignSteps):
         for group, inner in self.GROUPS.items():
             if isinstance(given := getattr(made, group), inner):
                 setattr(made, group, copy.copy(given))
-                check_group(group, getattr(made, group))
+                check_types(getattr(made, group), f"{group}.")
         return made
 
     def _algorithm(self, algo: Any) -> str:

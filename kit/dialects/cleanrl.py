@@ -19,8 +19,9 @@ from kit.dialects.fields import (
     range_or_none,
     refused,
 )
-from kit.steps.errors import Count, Natural, SettingError
+from kit.steps.errors import SettingError
 from kit.steps.plan import StepPlan
+from kit.steps.schema import Count, Natural
 
 # fmt: off
 _PPO: dict[str, Any] = {

@@ -20,8 +20,9 @@ from kit.dialects.base import OFF_POLICY, Dialect, ratio_of, step_by_step, train
 from kit.dialects.fields import acts, counts, fact
 from kit.steps.counting import COUNTING_RULES, CountingRule, as_fraction, rule_numbers
 from kit.steps.counts import PlannedCounts
-from kit.steps.errors import Count, Natural, SettingError, real_number
+from kit.steps.errors import SettingError, real_number
 from kit.steps.plan import StepPlan
+from kit.steps.schema import Count, Natural
 from kit.steps.validation import LARGEST_RATIO
 
 _DRIVER_STEPS = 10

@@ -13,9 +13,10 @@ from typing import Any, ClassVar, Literal, Self
 
 from kit.dialects.base import ON_POLICY, WrappedDialect
 from kit.dialects.fields import acts, counts, fact, linear_or_constant, range_or_none, refused
-from kit.steps.errors import Count, Natural, SettingError, check_fields, real_number
+from kit.steps.errors import SettingError, check_fields, real_number
 from kit.steps.given import GivenFields
 from kit.steps.plan import StepPlan
+from kit.steps.schema import Count, Natural
 
 
 def _one_factor(value: Any, settings: Any) -> float:

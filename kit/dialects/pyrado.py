@@ -15,9 +15,10 @@ from typing import Any, ClassVar, Literal
 
 from kit.dialects.base import OFF_POLICY, ON_POLICY, RAW, WrappedDialect
 from kit.dialects.fields import Acts, acts, counts, fact, refused
-from kit.steps.errors import Count, Natural, SettingError, check_fields, real_number, whole_number
+from kit.steps.errors import SettingError, check_fields, real_number, whole_number
 from kit.steps.given import GivenFields
 from kit.steps.plan import StepPlan
+from kit.steps.schema import Count, Natural
 
 EVALUATION_ROLLOUTS = 100
 """Rollouts of one evaluation of a value-based algorithm."""

@@ -15,16 +15,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from kit.dialects.base import OFF_POLICY, ON_POLICY, RAW, WrappedDialect, trains
 from kit.dialects.fields import Acts, acts, counts, fact, of_each_env, refused
-from kit.steps.errors import (
-    LARGEST,
-    Count,
-    Natural,
-    SettingError,
-    one_of,
-    real_number,
-    whole_number,
-)
+from kit.steps.errors import LARGEST, Limits, SettingError, one_of, real_number, whole_number
 from kit.steps.plan import StepPlan
+from kit.steps.schema import Count, Natural
 
 # fmt: off
 _ACTOR_CRITIC = {"gamma": 0.99, "ent_coef": 0.0, "vf_coef": 0.5, "max_grad_norm": 0.5}
@@ -200,7 +193,7 @@ class SB3(WrappedDialect):
     """passes over a rollout (PPO)."""
     train_freq: Any = counts(only=OFF_POLICY)
     """vector steps of one rollout (off-policy), or ``(2, "episode")``: whole episodes."""
-    gradient_steps: Annotated[int, -LARGEST] = counts(only=OFF_POLICY)
+    gradient_steps: Annotated[int, Limits(-LARGEST, LARGEST)] = counts(only=OFF_POLICY)
     """gradient steps after each rollout, whatever ``n_envs``; less than 0: as many as its
     timesteps."""
     learning_starts: Natural = counts(only=OFF_POLICY)
@@ -235,10 +228,11 @@ class SB3(WrappedDialect):
         "recipes make their networks from hidden_sizes, as MlpPolicy", accepted=("MlpPolicy",)
     )
     """class of networks; ``MlpPolicy`` is what recipes make."""
-    policy_kwargs: Mapping[str, Any] | None = acts(
+    policy_kwargs: Mapping[str, Any] | str | None = acts(
         "hidden_sizes", None, _hidden_sizes, also=Acts("critic_hidden_sizes", _critic_hidden_sizes)
     )
-    """arguments of the networks: ``{net_arch: [64, 64]}``, widths of the hidden layers."""
+    """arguments of the networks: ``{net_arch: [64, 64]}``, widths of the hidden layers; a text such
+    as ``dict(...)`` of RL Zoo counts nothing, and is refused in a run."""
     gamma: float = acts("gamma")
     """discount."""
     gae_lambda: float = acts("gae_lambda", only=ON_POLICY)
@@ -313,11 +307,6 @@ class SB3(WrappedDialect):
             real_number("ent_coef", made.ent_coef if on_policy else _first_alpha(made.ent_coef))
         if made.target_entropy not in (None, "auto"):
             real_number("target_entropy", made.target_entropy)
-        given = made.policy_kwargs
-        of_the_zoo = isinstance(given, str) and given.startswith("dict(")  # evaluated there
-        if not (of_the_zoo or isinstance(given, Mapping | None)):
-            why = "is no mapping of settings"
-            raise SettingError("policy_kwargs", given, why, "use {net_arch: [64, 64]}")
         return made
 
     def frequency(self) -> tuple[int, str]:

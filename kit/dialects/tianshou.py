@@ -16,8 +16,9 @@ from typing import Any, ClassVar, Self
 
 from kit.dialects.base import OFF_POLICY, OFFLINE, ON_POLICY, Dialect, ratio_of
 from kit.dialects.fields import Acts, Refused, acts, counts, fact, refused
-from kit.steps.errors import Count, Natural, SettingError, real_number, whole_number
+from kit.steps.errors import SettingError, real_number, whole_number
 from kit.steps.plan import StepPlan
+from kit.steps.schema import Count, Natural
 from kit.steps.validation import LARGEST_RATIO
 
 _ALGORITHMS = {

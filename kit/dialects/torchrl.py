@@ -15,8 +15,9 @@ from kit.dialects.base import OFF_POLICY, ON_POLICY, Dialect, steps_of_training,
 from kit.dialects.fields import acts, counts, fact
 from kit.steps.counting import COUNTING_RULES, CountingRule, Fixed, KnownTotals, rule_numbers
 from kit.steps.counts import PlannedCounts
-from kit.steps.errors import Count, Natural, SettingError, one_of, whole_number
+from kit.steps.errors import SettingError, one_of, whole_number
 from kit.steps.plan import StepPlan
+from kit.steps.schema import Count, Natural
 
 RANDOM, WITHOUT = "random", "without_replacement"
 RULE = "torchrl-growing"

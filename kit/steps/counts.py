@@ -10,9 +10,10 @@ from itertools import accumulate
 from typing import Any, Literal
 
 from kit.steps.counting import counting_rule
-from kit.steps.errors import Count, Natural, SettingError, whole_number
+from kit.steps.errors import SettingError, whole_number
 from kit.steps.every import multiples_crossed
 from kit.steps.minibatches import LastMinibatch, Permutation, permutation
+from kit.steps.schema import Count, Natural
 
 Rounding = Literal["error", "down", "up"]
 

@@ -6,9 +6,10 @@ from fractions import Fraction
 from math import gcd
 from typing import Any
 
-from kit.steps.counting import as_fraction, counting_rule
+from kit.steps.counting import counting_rule
 from kit.steps.counts import PlannedCounts
-from kit.steps.errors import SettingError, check_types, whole_number
+from kit.steps.errors import SettingError, whole_number
+from kit.steps.schema import check_types
 
 LARGEST_RATIO = 10**9
 """Gradient steps per policy step that are accepted at most."""
@@ -21,8 +22,6 @@ def complete(plan: PlannedCounts, frames_per_batch: int | None = None) -> None:
         SettingError: at the first field that cannot work.
     """
     check_types(plan)
-    if not isinstance(plan.asked, dict):
-        raise _error(plan, "asked", "is no dict of settings", "leave it out")
     _collection(plan, frames_per_batch)
     _updates(plan)
     if plan.offline:
@@ -93,20 +92,15 @@ def _steps_of_each(plan: PlannedCounts, frames: int) -> int:
 
 
 def _updates(plan: PlannedCounts) -> None:
-    if plan.replay_ratio is not None:
-        ratio = as_fraction("replay_ratio", plan.replay_ratio)
-        if ratio > LARGEST_RATIO:
-            why = "is more gradient steps per policy step than any run makes"
-            raise SettingError("replay_ratio", plan.replay_ratio, why, [LARGEST_RATIO])
-        _set(plan, "replay_ratio", ratio)
+    if plan.replay_ratio is not None and plan.replay_ratio > LARGEST_RATIO:
+        why = "is more gradient steps per policy step than any run makes"
+        raise _error(plan, "replay_ratio", why, [LARGEST_RATIO])
     rules = ("update_epochs", "replay_ratio", "gradient_steps_per_iteration")
     given = [rule for rule in rules if getattr(plan, rule) is not None]
     if len(given) > 1:
         first = f"{given[0]}={getattr(plan, given[0])}"
         why = f"contradicts {first}: both say how many gradient steps"
         raise _error(plan, given[1], why, [None], f"or leave out {given[0]}")
-    if not isinstance(plan.counting, str):
-        raise _error(plan, "counting", "is not a counting rule", ["exact"])
 
 
 def _offline(plan: PlannedCounts) -> None:

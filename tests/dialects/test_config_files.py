@@ -236,7 +236,7 @@ def test_an_environment_chooses_nothing_in_a_file_of_one_run(tmp_path):
         (
             "pyrado",
             "algo=sac min_steps=5 critic.lr=none",
-            r"critic\.lr=None is not a finite number",
+            r"critic\.lr=None is not a number",
         ),
         ("nip", "body_lr_factor.actor=x", r"body_lr_factor\.actor='x' is not a number"),
         (
@@ -253,7 +253,6 @@ def test_an_environment_chooses_nothing_in_a_file_of_one_run(tmp_path):
         ("sb3", "algo=ppo learning_rate=x", "learning_rate='x' is neither a number nor"),
         ("sb3", "algo=ppo clip_range=lin_x", "clip_range='lin_x' is neither a number nor"),
         ("sb3", "algo=sac target_entropy=x", "target_entropy='x' is not a number"),
-        ("sb3", "algo=ppo policy_kwargs=x", "policy_kwargs='x' is no mapping"),
         ("sb3", "algo=ppo policy=MlpPolcy", "policy='MlpPolcy' .* what works: MlpPolicy"),
     ],
 )

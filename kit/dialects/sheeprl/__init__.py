@@ -43,8 +43,9 @@ from kit.dialects.sheeprl.notes import notes
 from kit.dialects.sheeprl.resume import resumed
 from kit.dialects.sheeprl.rules import SheeprlRatio, first_due
 from kit.steps.counting import counting_rule
-from kit.steps.errors import Count, Natural, SettingError, real_number
+from kit.steps.errors import SettingError, real_number
 from kit.steps.plan import StepPlan
+from kit.steps.schema import Count, Natural
 from kit.steps.validation import LARGEST_RATIO
 
 _PPOS, _SACS = ("ppo", "ppo_decoupled"), ("sac", "droq", "sac_ae", "sac_decoupled")
