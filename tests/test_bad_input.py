@@ -110,9 +110,9 @@ REFUSED = {
     "ppo steps.total_policy_steps=-1": "steps.total_policy_steps=-1 is less than",
     "ppo steps.rounding=upp": "steps.rounding='upp' is not a choice; what works: up or",
     "ppo steps.evaluation_episodes=0": "steps.evaluation_episodes=0 is less than 1",
-    "sac steps.replay_ratio=nan": "steps.replay_ratio=nan is not a finite number; use a number "
-    "such as 0.5 or '1/3'.",
-    "sac steps.replay_ratio=-1": "steps.replay_ratio=-1 is negative; what works: 0.",
+    "sac steps.replay_ratio=nan": "steps.replay_ratio=nan is not a finite number from 0; use a "
+    "number such as 0.5 or '1/3'.",
+    "sac steps.replay_ratio=-1": "steps.replay_ratio=-1 is not a finite number from 0",
     "sac steps.learning_starts=-1": "steps.learning_starts=-1 is less than 0; what works: 0.",
     "sac buffer_size=3": "minibatch_size=4 is larger than buffer_size=3; what works: 3.",
     "ppo steps=tianshu": "steps='tianshu' is no vocabulary; what works: tianshou or",
@@ -231,7 +231,7 @@ REFUSED = {
     # values
     "ppo learning_rate=-1": "learning_rate=-1.0 is not above 0; use a number above 0.",
     "ppo learning_rate=nan": "learning_rate=nan is not a number",
-    "ppo learning_rate=inf": "learning_rate=inf is not a finite number; use a number above 0.",
+    "ppo learning_rate=inf": "learning_rate=inf is more than 3.4e+38",
     "ppo learning_rate=much": "learning_rate='much' is not a number",
     "ppo gamma=2": "gamma=2.0 is more than 1; what works: 1.",
     "ppo gae_lambda=-0.5": "gae_lambda=-0.5 is less than 0; what works: 0.",
@@ -259,8 +259,8 @@ REFUSED = {
     "ppo log_every=0": "log_every=0 is less than 1; what works: 1.",
     "ppo checkpoint_every=-5": "checkpoint_every=-5 is less than 1; what works: 1.",
     "ppo time_limit=0": "time_limit=0.0 is not above 0; use a number above 0.",
-    "sac target_entropy=inf": "target_entropy=inf is not a finite number",
-    "ppo initial_log_std=-inf": "initial_log_std=-inf is not a finite number",
+    "sac target_entropy=inf": "target_entropy=inf is more than 3.4e+38",
+    "ppo initial_log_std=-inf": "initial_log_std=-inf is less than -20",
     "ppo initial_log_std=-.inf": "initial_log_std='-.inf' is not a number; give a number.",
     "ppo initial_log_std=100": "initial_log_std=100.0 is more than 10; what works: 10.",
     "ppo learning_rate=1e-300": "learning_rate=1e-300 is not above 0 in float32",

@@ -49,5 +49,5 @@ Atoms = Annotated[int, Limits(2, 10_000)]
 """Numbers that make a distribution."""
 Width = Annotated[int, Limits(1, 16_384)]
 """Units of a layer."""
-HiddenSizes = Annotated[list[Width], Limits(0, 64)]
+HiddenSizes = list[Width]
 """Widths of hidden layers; none: a linear network."""

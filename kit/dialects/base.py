@@ -243,8 +243,6 @@ class Dialect(ForeignSteps):
     @classmethod
     def _refuse(cls, plan: StepPlan) -> None:
         """Refuse plans far from any settings of this library."""
-        if not isinstance(plan, StepPlan):
-            raise SettingError("plan", plan, "is not a StepPlan", "give a StepPlan")
         if plan.iterations is None:
             why = f"is open, and {cls.LIBRARY} needs it"
             raise SettingError("iterations", None, why, "give it")
@@ -350,11 +348,10 @@ class Dialect(ForeignSteps):
         from difflib import get_close_matches  # only for an error: importing it takes milliseconds
 
         last = name.rpartition(".")[2]
-        if last in cls.RENAMED:
-            why = f"is not a setting of {cls.LIBRARY} {cls().version}"
-            return SettingError(name, value, why, [cls.RENAMED[last]])
         why = f"is no setting of {cls.LIBRARY} that is known here"
         near = get_close_matches(last[:100], known)
+        if last in cls.RENAMED:
+            why, near = f"is not a setting of {cls.LIBRARY} {cls().version}", [cls.RENAMED[last]]
         return SettingError(name, value, why, near or f"see `kit steps words {cls.NAME}`")
 
 

@@ -203,9 +203,6 @@ class CleanRL(WrappedDialect):
 
     def _ppo(self) -> dict[str, Any]:
         batch = self.num_envs * self.num_steps
-        if self.num_minibatches > batch:
-            why = f"is more than the {batch} steps of a batch, which CleanRL cannot cut so"
-            raise SettingError("num_minibatches", self.num_minibatches, why, [batch])
         size = batch // self.num_minibatches
         return {"iterations": self.total_timesteps // batch, "minibatch_size": size}
 

@@ -18,12 +18,11 @@ from typing import Any, ClassVar
 
 from kit.dialects.base import OFF_POLICY, Dialect, ratio_of, step_by_step, trains
 from kit.dialects.fields import acts, counts, fact
-from kit.steps.counting import COUNTING_RULES, CountingRule, as_fraction, rule_numbers
+from kit.steps.counting import COUNTING_RULES, CountingRule, as_fraction, needed, rule_numbers
 from kit.steps.counts import PlannedCounts
-from kit.steps.errors import SettingError, real_number
+from kit.steps.errors import SettingError
 from kit.steps.plan import StepPlan
 from kit.steps.schema import Count, Natural
-from kit.steps.validation import LARGEST_RATIO
 
 _DRIVER_STEPS = 10
 """Transitions that the driver collects at least before the run asks whether it has ended."""
@@ -86,12 +85,8 @@ class Dreamer(Dialect):
         return -(-self.steps // chunk) * chunk
 
     def _plan(self) -> dict[str, Any]:
-        replayed = real_number("train_ratio", self.train_ratio)
         rows = self.batch_size * self.batch_length
-        ratio = replayed / rows if replayed >= 0 else 1.0
-        if ratio > LARGEST_RATIO:
-            most = LARGEST_RATIO * rows
-            raise SettingError("train_ratio", self.train_ratio, "is more than any run does", [most])
+        ratio = self.train_ratio / rows if self.train_ratio >= 0 else 1.0
         stored = self.batch_size * self.stored_length
         if stored > self.replay_size:
             why = "does not hold one batch of sequences"
@@ -284,10 +279,9 @@ class TransitionRatio(CountingRule):
 def _transition_ratio(plan: PlannedCounts, argument: str) -> TransitionRatio:
     """``dreamer:24``: the ratio is asked from the 24th transition on."""
     (first,) = rule_numbers(plan, argument, 1, "dreamer:1")
-    if plan.replay_ratio is None:
-        raise SettingError("replay_ratio", None, "is needed for counting=dreamer", [1])
+    ratio = float(needed(plan, "replay_ratio"))
     before = (plan.first_training_iteration - 1) * plan.frames_per_batch
-    return TransitionRatio(float(plan.replay_ratio), first, before)
+    return TransitionRatio(ratio, first, before)
 
 
 COUNTING_RULES["dreamer"] = _transition_ratio

@@ -220,11 +220,9 @@ def load(path: Path) -> dict[str, Any]:
 
     try:
         content = _yaml(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SettingError("file", str(path), f"cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        problem = " ".join(str(error).split())[:120]
-        raise SettingError("file", str(path), f"is no YAML: {problem}") from None
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        problem = getattr(error, "strerror", None) or " ".join(str(error).split())[:120]
+        raise SettingError("file", str(path), f"cannot be read: {problem}") from None
     if not isinstance(content, dict):
         raise SettingError("file", str(path), "has no settings by name")
     return content

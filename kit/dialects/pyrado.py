@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import log
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from kit.dialects.base import OFF_POLICY, ON_POLICY, RAW, WrappedDialect
 from kit.dialects.fields import Acts, acts, counts, fact, refused
-from kit.steps.errors import SettingError, check_fields, real_number, whole_number
+from kit.steps.errors import Limits, SettingError, check_fields, real_number, whole_number
 from kit.steps.given import GivenFields
 from kit.steps.plan import StepPlan
 from kit.steps.schema import Count, Natural
@@ -53,15 +53,10 @@ def _rows(value: Any, settings: Any) -> str | None:
 
 
 def _standardizes(value: Any, settings: Any) -> Any:
-    if settings.algo == "ppo2" and not value:
-        why = "has no effect in ppo2, which sets it to true"
-        raise SettingError("critic.standardize_adv", value, why, "leave it out")
-    return value
+    return value or settings.algo == "ppo2"  # which sets it to true
 
 
 def _log_std(value: Any, settings: Any) -> float:
-    if real_number("std_init", value) <= 0:
-        raise SettingError("std_init", value, "is not positive", [1.0])
     return log(value)
 
 
@@ -216,7 +211,9 @@ class Pyrado(WrappedDialect):
     """weight of the value loss, which is half a mean of squares (PPO2, A2C)."""
     entropy_coeff: float = acts("entropy_coeff", 1e-3, only=_JOINT)
     """weight of the entropy (PPO2, A2C)."""
-    std_init: float = acts("initial_log_std", 1.0, _log_std, only=ON_POLICY)
+    std_init: Annotated[float, Limits(0, open=True)] = acts(
+        "initial_log_std", 1.0, _log_std, only=ON_POLICY
+    )
     """first standard deviation of the actions."""
     max_grad_norm: float | None = acts("max_grad_norm", None, _norm)
     """largest norm of the policy's gradients, in PPO2 also of the critic's; ``None``: the
@@ -242,8 +239,6 @@ class Pyrado(WrappedDialect):
         if isinstance(self.critic, Mapping):
             check_fields(self.critic, GAE, "is not a setting", "critic.")
             self.critic = GAE(**self.critic)
-        if not isinstance(self.critic, GAE):
-            raise SettingError("critic", self.critic, "is no GAE", "use GAE(num_epoch=10)")
 
     # ------------------------------------------------------------------ what follows from them
     @property

@@ -63,9 +63,6 @@ def _critic_hidden_sizes(value: Any, settings: Any) -> list[int] | None:
 def _net_arch(value: Any, settings: Any) -> tuple[list[int], list[int]]:
     """Widths of actor and critics: one list, or a list each."""
     sizes = value.get("net_arch") if isinstance(value, Mapping) else value
-    if sizes is None and not {*value} - {"net_arch"}:
-        works = "leave it out, or use {net_arch: [64, 64]}"
-        raise SettingError("policy_kwargs", value, "names no widths of hidden layers", works)
     of_critic = "vf" if settings.family == ON_POLICY else "qf"
     each: list[Any] = [sizes, sizes]
     if isinstance(sizes, Mapping) and {*sizes} == {"pi", of_critic} and settings.algo != "dqn":
@@ -103,21 +100,14 @@ def _target_period(value: Any, settings: Any) -> int:
 
 def _alpha(value: Any, settings: Any) -> float:
     """The entropy coefficient of SAC: its first value where it is learnt, such as ``auto_0.1``."""
-    coefficient = _first_alpha(value)
-    if coefficient <= 0:
-        raise SettingError("ent_coef", value, "is not positive", [0.01])
-    return coefficient
+    return _first_alpha(value)
 
 
 def _first_alpha(value: Any) -> float:
     name, _, first = str(value).partition("_")
     if name != "auto":
         return real_number("ent_coef", value)
-    try:
-        return float(first or 1.0)
-    except ValueError:
-        why = "does not begin with a number after auto_"
-        raise SettingError("ent_coef", value, why, ["auto", "auto_0.1"]) from None
+    return _read("ent_coef", value, first or "1", "auto_0.1")
 
 
 def _is_fixed(value: Any, settings: Any) -> bool | None:
@@ -129,13 +119,18 @@ def _first_of(field: str) -> Callable[[Any, Any], float]:
     """What reads the first value of a field: a number, also of a schedule ``lin_1e-3``."""
 
     def first(value: Any, settings: Any) -> float:
-        try:
-            return float(str(value).removeprefix("lin_"))
-        except ValueError:
-            why = "is neither a number nor a linear schedule"
-            raise SettingError(field, value, why, [0.001, "lin_0.001"]) from None
+        return _read(field, value, str(value).removeprefix("lin_"), "lin_0.001")
 
     return first
+
+
+def _read(field: str, value: Any, number: str, example: str) -> float:
+    """The number in the text of a setting."""
+    try:
+        return float(number)
+    except ValueError:
+        why = "is neither a number nor a text with one"
+        raise SettingError(field, value, why, [0.001, example]) from None
 
 
 def _schedule(value: Any, settings: Any) -> str | None:
@@ -525,9 +520,6 @@ class SB3(WrappedDialect):
 
 
 def _on_policy_from(plan: StepPlan, algo: str | None) -> dict[str, Any]:
-    if plan.collects_episodes:
-        why = "cannot be expressed on-policy"
-        raise SettingError("min_episodes", plan.min_episodes, why, [None])
     size = plan.minibatch_size or plan.frames_per_batch
     whole = size == plan.frames_per_batch
     algo = algo or ("a2c" if whole and plan.update_epochs == 1 else "ppo")

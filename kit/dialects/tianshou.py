@@ -16,10 +16,10 @@ from typing import Any, ClassVar, Self
 
 from kit.dialects.base import OFF_POLICY, OFFLINE, ON_POLICY, Dialect, ratio_of
 from kit.dialects.fields import Acts, Refused, acts, counts, fact, refused
+from kit.steps.counts import LARGEST_RATIO
 from kit.steps.errors import SettingError, real_number, whole_number
 from kit.steps.plan import StepPlan
 from kit.steps.schema import Count, Natural
-from kit.steps.validation import LARGEST_RATIO
 
 _ALGORITHMS = {
     **dict.fromkeys(("ppo", "a2c", "reinforce", "npg", "trpo", "gail"), ON_POLICY),

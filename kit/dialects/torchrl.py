@@ -13,7 +13,14 @@ from typing import Any, ClassVar
 
 from kit.dialects.base import OFF_POLICY, ON_POLICY, Dialect, steps_of_training, trains
 from kit.dialects.fields import acts, counts, fact
-from kit.steps.counting import COUNTING_RULES, CountingRule, Fixed, KnownTotals, rule_numbers
+from kit.steps.counting import (
+    COUNTING_RULES,
+    CountingRule,
+    Fixed,
+    KnownTotals,
+    needed,
+    rule_numbers,
+)
 from kit.steps.counts import PlannedCounts
 from kit.steps.errors import SettingError, one_of, whole_number
 from kit.steps.plan import StepPlan
@@ -376,14 +383,7 @@ def arguments(plan: PlannedCounts) -> tuple[int, int, int]:
     """
     argument = plan.counting.partition(":")[2]
     buffer_size, epochs, limit = rule_numbers(plan, argument, 3, f"{RULE}:1000,1,1")
-    if not limit:
-        works = [f"{RULE}:{buffer_size},{epochs},1"]
-        raise SettingError("counting", plan.counting, "has epochs of no minibatch", works)
-    if plan.minibatch_size is None:
-        raise SettingError("minibatch_size", None, f"is needed for counting={RULE}", [1])
-    if plan.update_epochs is not None:
-        why = f"does not go with counting={RULE}, which has them after the colon"
-        raise SettingError("update_epochs", plan.update_epochs, why, [None])
+    needed(plan, "minibatch_size")
     return buffer_size, epochs, limit
 
 
@@ -397,9 +397,7 @@ def _growing(plan: PlannedCounts, argument: str) -> GrowingSampler:
 
 def _sampler(plan: PlannedCounts, argument: str) -> CountingRule:
     """``torchrl``: epochs over one iterator; ``torchrl:sample``: so many samples in each epoch."""
-    if plan.update_epochs is None:
-        raise SettingError("update_epochs", None, "is needed for counting=torchrl", [1])
-    limit, epochs = plan.minibatches_per_epoch, plan.update_epochs
+    limit, epochs = plan.minibatches_per_epoch, needed(plan, "update_epochs")
     if argument == "sample":
         return Fixed(epochs * (limit or 1))
     rows = plan.rows(2)

@@ -113,8 +113,6 @@ class ReplayRatio(CountingRule):
 
     def advance(self, policy_steps: int) -> int:
         """The gradient steps that another ``policy_steps`` make due."""
-        if policy_steps < 0:
-            raise SettingError("policy_steps", policy_steps, "is negative", [0])
         due, self.remainder = divmod(
             self.remainder + self.ratio.numerator * policy_steps, self.ratio.denominator
         )
@@ -143,18 +141,19 @@ def as_fraction(field: str, value: Any) -> Fraction:
         SettingError: if ``value`` is negative, not finite or not a number.
     """
     try:
-        return _as_fraction(value)
+        fraction = _as_fraction(value)
     except (ValueError, TypeError, ZeroDivisionError, OverflowError):
-        pass
-    if isinstance(value, (int, float)) and value < 0:
-        raise SettingError(field, value, "is negative", [0])
-    raise SettingError(field, value, "is not a finite number", "use a number such as 0.5 or '1/3'")
+        fraction = None
+    if fraction is None or fraction < 0:
+        works = "use a number such as 0.5 or '1/3'"
+        raise SettingError(field, value, "is not a finite number from 0", works)
+    return fraction
 
 
 @lru_cache(maxsize=1024, typed=True)  # True is no 1
 def _as_fraction(value: Any) -> Fraction:
     if isinstance(value, bool):
-        raise TypeError
+        value = None  # no number
     if isinstance(value, str) and "e" not in value.lower():
         fraction = Fraction(value.strip())
     elif isinstance(value, (int, Fraction)):
@@ -164,9 +163,19 @@ def _as_fraction(value: Any) -> Fraction:
         number = float(value)
         simplest = Fraction(number).limit_denominator(_LARGEST_DENOMINATOR)
         fraction = simplest if float(simplest) == number else Fraction(repr(number))
-    if fraction < 0:
-        raise ValueError
     return fraction
+
+
+def needed(plan: Any, field: str) -> Any:
+    """Return the value of a setting without which the plan's rule counts nothing.
+
+    Raises:
+        SettingError: if it is not given.
+    """
+    value = getattr(plan, field)
+    if value is None:
+        raise SettingError(field, None, f"is needed for counting={plan.counting}", [1])
+    return value
 
 
 def rule_numbers(plan: Any, argument: str, wanted: int, example: str) -> list[int]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import math
-import numbers
 import operator
 import os
 import sysconfig
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 LARGEST = 10**18
 """Largest count that is accepted; a million steps a second would reach it in 30,000 years."""
@@ -75,7 +75,7 @@ def show(value: Any, *, text: bool = False) -> str:
 
 @dataclass(frozen=True)
 class Limits:
-    """Numbers between two bounds, for ``Annotated[float, Limits(...)]``; of a list, its length."""
+    """Numbers between two bounds, for ``Annotated[float, Limits(...)]``."""
 
     low: float = -LARGEST_FLOAT
     """Smallest value."""
@@ -85,26 +85,15 @@ class Limits:
     """Whether ``low`` itself is excluded."""
 
     def check(self, field: str, value: Any) -> None:
-        """Refuse a number, or a list of a length, that is outside.
-
-        Args:
-            field: name of the setting, for the error.
-            value: a number or a list.
-        """
-        if isinstance(value, list):
-            if len(value) > self.high:
-                raise SettingError(field, value, f"has more than {self.high} entries")
-            return
-        if not (isinstance(value, int) or math.isfinite(value)):
-            raise SettingError(field, value, "is not a finite number", f"use a number {self}")
+        """Refuse a number ``value`` of the setting ``field`` that is outside."""
+        low, high = _shown(self.low), _shown(self.high)
         if value > self.high:
-            raise SettingError(field, value, f"is more than {_shown(self.high)}", [self.high])
-        if self.open and value < self.low + SMALLEST_FLOAT:
-            rounded = "" if value <= self.low else " in float32"
-            why = f"is not above {self.low:g}{rounded}"
-            raise SettingError(field, value, why, f"use a number {self}")
-        if value < self.low:
-            raise SettingError(field, value, f"is less than {_shown(self.low)}", [self.low])
+            raise SettingError(field, value, f"is more than {high}", [self.high])
+        if value < self.low + (SMALLEST_FLOAT if self.open else 0):
+            rounded = " in float32" if value > self.low else ""
+            why = f"is not above {self.low:g}{rounded}" if self.open else f"is less than {low}"
+            works = f"use a number {self}" if self.open else [self.low]
+            raise SettingError(field, value, why, works)
 
     def __str__(self) -> str:
         if self.low <= -LARGEST_FLOAT:
@@ -129,7 +118,7 @@ def as_integer(field: str, value: Any) -> int:
     if not isinstance(value, bool):
         with contextlib.suppress(TypeError):
             return operator.index(value)
-        if isinstance(value, numbers.Real) and math.isfinite(number := float(value)):
+        if isinstance(value, Real) and math.isfinite(number := float(value)):
             floor = math.floor(number)
             if floor == value:
                 return floor
@@ -196,15 +185,24 @@ def yes_or_no(field: str, value: Any) -> bool:
     raise SettingError(field, value, "is neither true nor false", [True, False])
 
 
-def one_of(field: str, value: Any, choices: Sequence[str]) -> str:
-    """``value``, one of ``choices``.
+Choice = TypeVar("Choice")
+
+
+def one_of(field: str, value: Any, choices: Sequence[Choice]) -> Choice:
+    """Return ``value``, one of ``choices``; 1 is not ``True``.
 
     Raises:
         SettingError: if it is not; the nearest spelling comes first.
     """
-    if isinstance(value, str) and value in choices:
-        return value
-    raise SettingError(field, value, "is not a choice", nearest_first(value, choices))
+    for choice in choices:
+        if type(choice) is type(value) and choice == value:
+            return choice
+    raise SettingError(field, value, "is not a choice", nearest_first(value, words(choices)))
+
+
+def words(choices: Sequence[Any]) -> list[str]:
+    """Return choices as they are written on the command line."""
+    return [str(c).lower() if isinstance(c, bool) else str(c) for c in choices]
 
 
 def nearest_first(value: Any, choices: Sequence[str]) -> list[str]:

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from kit.steps.errors import SettingError
 from kit.steps.given import GivenFields
 from kit.steps.plan import StepPlan
-from kit.steps.registry import DIALECTS, dialect
+from kit.steps.registry import dialect
 
 
 @dataclass
@@ -59,7 +58,6 @@ def as_plan(
     if isinstance(steps, Mapping):
         settings = dict(steps)
         steps = dialect(settings.pop("dialect", None)).from_settings(settings)
-    if not isinstance(steps, ForeignSteps):
-        raise SettingError("steps", steps, "is neither a plan nor a dialect", [*DIALECTS])
+    assert isinstance(steps, ForeignSteps)
     meant = steps.algorithm_for(algo, family)
     return steps.to_plan(meant, strict=meant is not None)

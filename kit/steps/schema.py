@@ -9,7 +9,7 @@ import typing
 from collections.abc import Mapping
 from dataclasses import fields
 from fractions import Fraction
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 from kit.steps.counting import as_fraction
 from kit.steps.errors import (
@@ -18,9 +18,10 @@ from kit.steps.errors import (
     SettingError,
     as_integer,
     as_number,
-    nearest_first,
+    one_of,
     real_number,
     show,
+    words,
     yes_or_no,
 )
 
@@ -92,10 +93,7 @@ def convert(path: str, value: Any, hint: Any) -> Any:
     if origin in (typing.Union, types.UnionType):
         return _one_of(path, value, hint)
     if origin is Literal:
-        for choice in arguments:
-            if type(choice) is type(value) and choice == value:
-                return value
-        raise SettingError(path, value, "is not a choice", nearest_first(value, _words(arguments)))
+        return one_of(path, value, arguments)
     if origin in (list, tuple):
         return origin(_listed(path, value, hint))
     if origin in (dict, Mapping):
@@ -108,7 +106,7 @@ def _one_of(path: str, value: Any, hint: Any) -> Any:
     if value is None and type(None) in typing.get_args(hint):
         return None
     options = [one for one in typing.get_args(hint) if one is not type(None)]
-    if len(options) == 1 and (typing.get_origin(options[0]) or options[0]) in (Literal, Fraction):
+    if len(options) == 1 and _kind(options[0]) in (Literal, Fraction):
         return convert(path, value, options[0])  # whose error is more precise
     for option in options:
         try:
@@ -116,23 +114,28 @@ def _one_of(path: str, value: Any, hint: Any) -> Any:
         except SettingError:
             continue
         return convert(path, value, option)
-    raise _wrong(path, value, called(hint))
+    return _refuse(path, value, called(hint))
 
 
 def _of_kind(path: str, value: Any, hint: Any) -> Any:
     """A value of a type without its limits."""
-    kind = typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
-    return as_number(path, value) if kind is float else convert(path, value, kind)
+    bare = typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
+    return as_number(path, value) if bare is float else convert(path, value, bare)
+
+
+def _kind(hint: Any) -> Any:
+    """``Literal`` or ``Fraction``, for types of these."""
+    origin = typing.get_origin(hint)
+    return typing.get_args(hint)[0] if origin is Annotated else origin or hint
 
 
 def _listed(path: str, value: Any, hint: Any) -> list[Any]:
     """The entries of a list or a tuple."""
     if not isinstance(value, (list, tuple)):
-        raise _no_list(path, value, typing.get_args(hint)[0])
+        _refuse_entry(path, value, typing.get_args(hint)[0])
     entries = _entries(hint) or [typing.get_args(hint)[0]] * len(value)
     if len(value) != len(entries):
-        works = f"give {called(hint)}"
-        raise SettingError(path, value, f"is not a list of {len(entries)} entries", works)
+        _refuse(path, value, called(hint))
     return [convert(path, item, entry) for item, entry in zip(value, entries)]
 
 
@@ -143,19 +146,19 @@ def _entries(hint: Any) -> list[Any]:
     return [*arguments] if fixed else []
 
 
-def _no_list(path: str, value: Any, entry: Any) -> SettingError:
-    """The error of a value in place of a list; what could be an entry works as the only one."""
+def _refuse_entry(path: str, value: Any, entry: Any) -> NoReturn:
+    """Refuse a value in place of a list; what could be an entry works as the only one."""
     try:
         only = show(convert(path, value, entry), text=True)
     except SettingError:
-        return _wrong(path, value, f"a list, each {called(entry)}")
-    return SettingError(path, value, "is not a list", [f"[{only}]"])
+        _refuse(path, value, f"a list, each {called(entry)}")
+    raise SettingError(path, value, "is not a list", [f"[{only}]"])
 
 
 def _mapped(path: str, value: Any, hint: Any) -> dict[str, Any]:
     """The entries of a mapping, each of the type ``hint``."""
     if not (isinstance(value, Mapping) and all(isinstance(name, str) for name in value)):
-        raise _wrong(path, value, "a mapping such as {name: value}")
+        _refuse(path, value, "a mapping such as {name: value}")
     return {name: convert(f"{path}.{name}", item, hint) for name, item in value.items()}
 
 
@@ -173,41 +176,31 @@ def _scalar(path: str, value: Any, hint: Any) -> Any:
         return _text(path, value)
     if hint is Any or isinstance(value, hint):
         return value
-    raise _wrong(path, value, called(hint))
+    return _refuse(path, value, called(hint))
 
 
 def _text(path: str, value: Any) -> str:
     """A text; a number becomes one without a loss."""
     if not isinstance(value, str):
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
-            raise _wrong(path, value, called(str))
+            _refuse(path, value, called(str))
         value = show(value)
-    if "\0" in value:
-        raise SettingError(path, value, "has a null character", "leave it out")
     return str(value)
 
 
-def _wrong(path: str, value: Any, wanted: str) -> SettingError:
-    return SettingError(path, value, f"is not {wanted}", f"give {wanted}")
-
-
-def _words(choices: tuple[Any, ...]) -> list[str]:
-    """Choices as they are written on the command line."""
-    return [str(c).lower() if isinstance(c, bool) else str(c) for c in choices]
+def _refuse(path: str, value: Any, wanted: str) -> NoReturn:
+    raise SettingError(path, value, f"is not {wanted}", f"give {wanted}")
 
 
 def called(hint: Any) -> str:
     """Return the name of a type in messages and in the help: ``a whole number from 1``."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        kind, limits = called(arguments[0]), arguments[1]
-        if typing.get_origin(arguments[0]) is list:
-            return kind.replace("a list", f"a list of at most {limits.high}", 1)
-        return f"{kind} {limits}"
+        return f"{called(arguments[0])} {arguments[1]}"
     if origin in (typing.Union, types.UnionType):
         return " or ".join(map(called, arguments))
     if origin is Literal:
-        return " or ".join(_words(arguments))
+        return " or ".join(words(arguments))
     if entries := _entries(hint):
         return f"a list of {' and '.join(map(called, entries))}"
     if origin in (list, tuple):

@@ -64,10 +64,8 @@ def test_the_smaller_minibatch_opens_the_next_epoch():
 
 
 def test_what_nip_fails_on_is_refused():
-    with pytest.raises(SettingError, match="divides by zero"):
+    with pytest.raises(SettingError, match="minibatch_size=64 is larger than the 16"):
         Nip(frames_per_batch=16, max_message_rounds=8).to_plan()
-    with pytest.raises(SettingError, match="num_epochs=0 makes no gradient step, and nip then"):
-        Nip(num_epochs=0, max_message_rounds=8).to_plan()
     with pytest.raises(SettingError, match="fails in nip"):
         Nip(algo="reinforce", frames_per_batch=40, max_message_rounds=8, minibatch_size=8).to_plan()
     with pytest.raises(SettingError, match="without a finished one"):
@@ -106,8 +104,6 @@ def test_extra_keys_are_refused_or_ignored():
     with pytest.raises(SettingError, match=r"num_iteration=3 .*num_iterations"):
         Nip.from_dict({"num_iteration": 3})
     assert Nip.from_dict({"num_iteration": 3, "lr": 0.1}, ignore_extra_keys=True).lr == 0.1
-    with pytest.raises(SettingError, match="_type='PpoParameters'"):
-        Nip.from_dict({"_type": "PpoParameters"})
 
 
 def test_values_are_found_by_their_dotted_address():
@@ -120,8 +116,8 @@ def test_values_are_found_by_their_dotted_address():
 
 
 def test_other_factors_than_those_of_actor_and_critic_are_refused():
-    with pytest.raises(SettingError, match=r"body_lr_factor=0\.5 is no LrFactors; use \{'actor'"):
-        Nip(body_lr_factor=0.5)
+    with pytest.raises(SettingError, match=r"body_lr_factor=0\.5 is not LrFactors"):
+        Nip(body_lr_factor=0.5).resolved()
 
 
 def test_test_parameters_make_a_small_plan():

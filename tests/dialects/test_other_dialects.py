@@ -321,8 +321,8 @@ def test_the_squared_loss_of_cleanrls_dqn_is_told(algo):
 
 @pytest.mark.parametrize("algo", ["ppo", "sac"])
 def test_a_critic_of_pyrado_is_its_settings(algo):
-    with pytest.raises(SettingError, match="critic=3 is no GAE; use GAE"):
-        Pyrado(algo=algo, critic=3)
+    with pytest.raises(SettingError, match="critic=3 is not GAE; give GAE"):
+        Pyrado(algo=algo, critic=3).resolved()
 
 
 def test_a_run_of_pyrado_that_trains_nothing_says_so():

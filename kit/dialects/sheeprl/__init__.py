@@ -43,10 +43,10 @@ from kit.dialects.sheeprl.notes import notes
 from kit.dialects.sheeprl.resume import resumed
 from kit.dialects.sheeprl.rules import SheeprlRatio, first_due
 from kit.steps.counting import counting_rule
+from kit.steps.counts import LARGEST_RATIO
 from kit.steps.errors import SettingError, real_number
 from kit.steps.plan import StepPlan
 from kit.steps.schema import Count, Natural
-from kit.steps.validation import LARGEST_RATIO
 
 _PPOS, _SACS = ("ppo", "ppo_decoupled"), ("sac", "droq", "sac_ae", "sac_decoupled")
 
@@ -77,11 +77,7 @@ def _hidden_sizes(value: Any, settings: Any) -> list[int]:
 
 def _capacity(value: Any, settings: Any) -> int:
     """Transitions that the buffers of all environments hold."""
-    envs = settings.num_envs * settings.processes
-    if value < envs:
-        why = f"has no place for a transition of each of {envs} environments, and sheeprl fails"
-        raise SettingError("buffer_size", value, why, [envs])
-    return of_each_env(value, envs)
+    return of_each_env(value, settings.num_envs * settings.processes)
 
 
 @dataclass
@@ -263,9 +259,6 @@ class Sheeprl(Dialect):
         if self.version == "0.8.4":
             why, works = "is gone from sheeprl 0.8.4", ["ppo", "sac"]
             raise SettingError("algo", self.algo, why, works, "or version=0.5.7")
-        if self.world_size < 2:
-            why = "leaves no process to train: one only plays"
-            raise SettingError("world_size", self.world_size, why, [2])
 
     def _on_policy(self) -> dict[str, Any]:
         old = self.version in ("0.5.7", "0.5.0")
