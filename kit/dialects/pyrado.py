@@ -282,17 +282,10 @@ class Pyrado(WrappedDialect):
         return self.critic.num_epoch * -(-rows // self.critic.batch_size)
 
     def after_reset(self) -> StepPlan:
-        """The run that follows a ``reset()``: the emptied memory is filled once more.
-
-        Raises:
-            SettingError: for DQL in version 7c48d66, whose ``reset`` fails.
-        """
+        """The run that follows a ``reset()``: the emptied memory is filled once more."""
         plan = self.to_plan()
         if plan.on_policy:
             return plan
-        if self.resolved().algo == "dql" and self.version == "7c48d66":
-            why = "cannot be reset: its exploration has no reset_expl_params"
-            raise SettingError("algo", "dql", why, ["sac"])
         return plan.replace(prefill_random=not self.use_trained_policy_for_refill)
 
     # ------------------------------------------------------------------ to a plan

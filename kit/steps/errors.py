@@ -195,7 +195,7 @@ def one_of(field: str, value: Any, choices: Sequence[Choice]) -> Choice:
         SettingError: if it is not; the nearest spelling comes first.
     """
     for choice in choices:
-        if type(choice) is type(value) and choice == value:
+        if isinstance(value, type(choice)) and choice == value:
             return choice
     raise SettingError(field, value, "is not a choice", nearest_first(value, words(choices)))
 

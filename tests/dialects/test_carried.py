@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 import shlex
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -24,7 +24,7 @@ from kit.dialects import (
     dialect,
 )
 from kit.dialects.carried import carry, caveats, flat, take, use_of
-from kit.dialects.fields import Acts, uses
+from kit.dialects.fields import uses
 from kit.dialects.translate import translate
 from kit.steps import SettingError
 from recipes import a2c, crossq, ddpg, dqn, dqn_pixels, ppo, ppo_pixels, rainbow, sac, td3
@@ -82,12 +82,6 @@ def test_every_field_has_exactly_one_use(name):
 
 
 @every_dialect
-def test_every_field_of_the_library_is_among_them(name):
-    heads = {field.partition(".")[0] for field, _, _ in use_of(dialect(name))}
-    assert heads == {f.name for f in fields(dialect(name))}
-
-
-@every_dialect
 def test_what_acts_everywhere_or_is_refused_is_part_of_no_count(name):
     """But for a buffer too small for what is collected, and a run that ends at a known return."""
     cls, draw, changes = dialect(name), random.Random(name), 0
@@ -104,12 +98,6 @@ def test_what_acts_everywhere_or_is_refused_is_part_of_no_count(name):
         assert plans[0] == plans[1]
         changes += settings != counted
     assert changes or not carried
-
-
-@every_dialect
-def test_what_the_library_has_by_default_changes_no_recipe(name):
-    for recipe in (Recipe(), OffPolicyRecipe()):
-        assert carry(dialect(name)(), recipe)[0] == {}
 
 
 # ---------------------------------------------------------------------- what acts
@@ -489,12 +477,6 @@ def test_the_documentation_has_the_use_of_every_field_that_does_not_count(name):
     assert documented == [row for row in use_of(dialect(name)) if row[1] != "counts"]
 
 
-@pytest.mark.parametrize("name", DIALECTS)
-def test_a_setting_that_a_field_acts_as_is_spelt_like_one(name):
-    settings = [use.setting for use in uses(dialect(name)).values() if isinstance(use, Acts)]
-    assert all(part.isidentifier() for setting in settings for part in setting.split("."))
-
-
 @pytest.mark.parametrize("recipe", [ppo, sac, dqn], ids=["ppo", "sac", "dqn"])
 def test_the_recipes_accept_every_dialect_at_its_defaults_and_change_nothing(recipe):
     family = recipe.Config.FAMILY
@@ -546,13 +528,6 @@ def test_what_nip_and_sheeprl_do_without_a_word_is_told_and_taken_if_asked_for(
     assert taken.items() <= carry(given, recipe.Config(), algo)[0].items()
 
 
-def test_sheeprls_sac_neither_clips_gradients_nor_takes_returns_of_more_steps():
-    changed = sac.Config(max_grad_norm=1.0, n_step=3, activation="tanh")
-    told = lines_of(Sheeprl(algo="sac"), changed, "sac")
-    for name in ("activation=relu (here tanh)", "n_step=1 (here 3)", "max_grad_norm=None (here 1"):
-        assert name in told
-
-
 @pytest.mark.parametrize(
     ("given", "recipe", "told"),
     [
@@ -570,13 +545,6 @@ def test_what_pyrado_does_without_a_word_is_told_where_it_differs(given, recipe,
         config.optimizer = "adam"
     lines = lines_of(given, config, given.algo)
     assert all(f"{name}={value} (here" in lines for name, value in told.items())
-
-
-def test_the_learning_rate_of_sheeprls_sac_is_that_of_its_three_optimisers():
-    given = Sheeprl(algo="sac")
-    assert "learning_rate=0.0003 (here 0.001)" in lines_of(given, sac.Config(), "sac")
-    given.library_defaults = True
-    assert carry(given, sac.Config(), "sac")[0]["learning_rate"] == 3e-4
 
 
 def test_the_defaults_of_the_library_hold_where_they_are_asked_for():
@@ -703,18 +671,6 @@ def test_what_does_not_count_and_differs_after_a_translation_is_told_defaults_in
     # At the default of the source, typed or not.
     nip = Nip(gamma=0.9, steps_per_env_per_iteration=100)
     assert translate(nip, CleanRL).other_settings()["gamma"] == (0.9, 0.99)
-
-
-def test_what_sheeprl_and_nip_do_without_a_word_for_it_is_listed():
-    told = lines_of(Sheeprl(algo="ppo"), ppo.Config(), "ppo")
-    assert "otherwise in sheeprl, which has no word for it: env.normalize_observation=False" in told
-    told = lines_of(Sheeprl(algo="sac"), sac.Config(n_step=3), "sac")
-    assert "n_step=1 (here 3)" in told
-    told = lines_of(Sheeprl(algo="a2c"), a2c.Config(optimizer="adam"), "a2c")
-    assert "optimizer=rmsprop (here adam)" in told
-    told = lines_of(Nip(), ppo.Config(env=ppo.EnvConfig(normalize_reward=True)), "ppo")
-    assert "env.normalize_reward=False (here True), " in told
-    assert "critic_coeff=1.0 (here 0.5), entropy_coeff=0.001 (here 0.0)" in told
 
 
 def test_sheeprls_other_schedules_act():

@@ -57,12 +57,6 @@ def test_frames_follow_from_rollouts_or_from_the_dataset():
                minibatch_size=8).to_plan().frames_per_batch == 16  # fmt: skip
 
 
-def test_the_smaller_minibatch_opens_the_next_epoch():
-    plan = Nip(frames_per_batch=40, max_message_rounds=8, num_epochs=2, minibatch_size=12).to_plan()
-    assert plan.minibatch_sizes(1) == [12, 12, 12, 4, 12, 12]
-    assert plan.minibatch_sizes(2) == [12, 4, 12, 12, 12, 4]
-
-
 def test_what_nip_fails_on_is_refused():
     with pytest.raises(SettingError, match="minibatch_size=64 is larger than the 16"):
         Nip(frames_per_batch=16, max_message_rounds=8).to_plan()

@@ -6,7 +6,6 @@ import random
 
 import pytest
 
-import kit.dialects
 from kit.cli.steps import main
 from kit.dialects import (
     GAE,
@@ -129,12 +128,6 @@ def test_the_algorithm_is_printed_where_the_settings_do_not_imply_it(capsys):
     assert "algo=" not in capsys.readouterr().out
 
 
-def test_an_unknown_setting_of_the_target_is_refused(capsys):
-    assert main(["translate", "sb3", "--to", "sheeprl", "gama=0.9"]) == 2
-    why = "is no setting of sheeprl that is known here; what works: gamma"
-    assert f"gama=0.9 {why}" in capsys.readouterr().err
-
-
 def test_a_setting_of_a_library_that_is_not_known_here_is_not_called_none_of_it(capsys):
     assert main(["explain", "sb3", "device=cpu"]) == 2
     error = (
@@ -147,15 +140,6 @@ def test_a_setting_of_the_target_may_be_fixed_by_its_dotted_name(capsys):
     words = ["translate", "sb3", "algo=ppo", "gamma=0.5", "--to", "sheeprl", "algo.gamma=0.75"]
     assert main(words) == 0
     assert "  gamma=0.75\n" in capsys.readouterr().out
-
-
-def test_what_is_no_plan_and_no_dialect_is_refused():
-    with pytest.raises(SettingError, match=r"^steps=3 is neither a plan nor a dialect; what works"):
-        as_plan(3)
-    with pytest.raises(SettingError, match=r"^plan=3 is not a StepPlan; give a StepPlan\.$"):
-        SB3.from_plan(3)
-    with pytest.raises(AttributeError, match=r"module 'kit\.dialects' has no attribute 'SB4'"):
-        kit.dialects.SB4  # noqa: B018
 
 
 def test_settings_with_the_name_of_their_dialect_are_a_plan():
