@@ -135,10 +135,9 @@ class Dialect(ForeignSteps):
             if getattr(made, name) is None:
                 setattr(made, name, value)
         check_types(made)
-        for group, inner in self.GROUPS.items():
-            if isinstance(given := getattr(made, group), inner):
-                setattr(made, group, copy.copy(given))
-                check_types(getattr(made, group), f"{group}.")
+        for group in self.GROUPS:
+            setattr(made, group, copy.copy(getattr(made, group)))
+            check_types(getattr(made, group), f"{group}.")
         return made
 
     def _algorithm(self, algo: Any) -> str:

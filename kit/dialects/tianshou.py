@@ -183,8 +183,7 @@ class Tianshou(TianshouSettings):
             whole_number("repeat_per_collect", self.repeat_per_collect)
         stop, known = self.stop_rew, self.test_return
         if stop is not None:
-            reached = real_number("stop_rew", stop)
-            made.stops = known is not None and real_number("test_return", known) >= reached
+            made.stops = known is not None and known >= stop
         return made
 
     @staticmethod

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import gcd
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from kit.dialects.base import OFF_POLICY, ON_POLICY, Dialect, steps_of_training, trains
 from kit.dialects.fields import acts, counts, fact
@@ -22,7 +22,7 @@ from kit.steps.counting import (
     rule_numbers,
 )
 from kit.steps.counts import PlannedCounts
-from kit.steps.errors import SettingError, one_of, whole_number
+from kit.steps.errors import SettingError, whole_number
 from kit.steps.plan import StepPlan
 from kit.steps.schema import Count, Natural
 
@@ -71,7 +71,7 @@ class TorchRL(Dialect):
     buffer_size: Count = acts("buffer_size", family=OFF_POLICY)
     """transitions that the replay buffer holds; ``None``: a batch, or a million if sampled at
     random."""
-    sampler: str = counts()
+    sampler: Literal["random", "without_replacement"] = counts()
     """``random``, or ``without_replacement``; ``None``: as the algorithm needs it."""
     iterate: bool = counts()
     """whether an epoch iterates over the buffer, and so ends with it; ``None``: on-policy where
@@ -104,7 +104,6 @@ class TorchRL(Dialect):
 
     # ------------------------------------------------------------------ to a plan
     def _plan(self) -> dict[str, Any]:
-        one_of("sampler", self.sampler, (RANDOM, WITHOUT))
         batch = self.collected
         iterations = -(-self.total_frames // (batch * self.frame_skip))
         if self.collector_total_frames not in (None, -1):

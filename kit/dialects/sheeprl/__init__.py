@@ -245,7 +245,7 @@ class Sheeprl(Dialect):
         if self.algo in DECOUPLED:
             self._check_decoupled()
         limit = self.max_episode_steps
-        if limit is not None and real_number("max_episode_steps", limit) < 1:
+        if limit is not None and limit < 1:
             limit = None
         return {
             "world_size": self.processes,
