@@ -286,7 +286,7 @@ PYTHON: dict[str, tuple[dict[str, Any], str]] = {
     "a nested field": ({"env": EnvConfig(num_envs=-1)}, "env.num_envs=-1 is less than 1"),
     "an environment": ({"env": EnvConfig(id="CartPole-v2")}, "what works: CartPole-v1"),
     "no group": ({"env": None}, "env=None is not a group of settings"),
-    "no steps": ({"steps": 3}, "steps=3 is neither a plan nor settings of steps that fit"),
+    "no steps": ({"steps": 3}, "steps=3 is not a group of settings"),
     "a total": (
         {"steps": OnPolicySteps(total_policy_steps=500)},
         "steps.total_policy_steps=500 is not a whole number of iterations of 512",

@@ -171,20 +171,14 @@ def _no_vocabulary(path: str, name: Any, group: type) -> SettingError:
 def _no_group(path: str, value: Any, group: type) -> SettingError:
     """The error of a value in place of a group of settings."""
     name = group.__name__
+    works = f"use {path}.name=value (in Python {name}(...))"
     if isinstance(value, Mapping):
-        given = ", ".join(f"{key}=..." for key in value)
-        return SettingError(path, dict(value), "is a mapping", f"use {path}={name}({given})")
-    if _has_steps(group):
-        why = "is neither a plan nor settings of steps that fit this recipe"
-        works = f"use {name}(...) or a StepPlan"
-        if not issubclass(group, OfflineSteps):
-            works = f"use {name}(...), a StepPlan, or another library's settings of kit.dialects"
-        return SettingError(path, value, why, works)
-    if isinstance(value, str) and "id" in {f.name for f in dataclasses.fields(group)}:
+        works = f"use {path}={name}({', '.join(f'{key}=...' for key in value)})"
+    elif _has_steps(group):
+        works = f"use {name}(...), a StepPlan, or a dialect of kit.dialects"
+    elif isinstance(value, str) and "id" in {f.name for f in dataclasses.fields(group)}:
         works = f"use {path}.id={value} (in Python {path}={name}(id={value!r}))"
-        return SettingError(path, value, "is not a group of settings", works)
-    why = "is not a group of settings"
-    return SettingError(path, value, why, f"use {path}.name=value (in Python {name}(...))")
+    return SettingError(path, value, "is not a group of settings", works)
 
 
 def differences(config: Any, besides: Collection[str] = ()) -> list[str]:
