@@ -383,7 +383,7 @@ def arguments(plan: PlannedCounts) -> tuple[int, int, int]:
     argument = plan.counting.partition(":")[2]
     buffer_size, epochs, limit = rule_numbers(plan, argument, 3, f"{RULE}:1000,1,1")
     needed(plan, "minibatch_size")
-    return buffer_size, epochs, limit
+    return buffer_size, epochs, whole_number("minibatches of counting", limit, at_least=1)
 
 
 def _growing(plan: PlannedCounts, argument: str) -> GrowingSampler:
