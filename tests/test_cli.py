@@ -30,7 +30,6 @@ def test_explain_says_what_will_happen(kit):
     assert text.startswith("sheeprl 0.8.4, sac (off-policy)")
     assert "num_envs=4" in text
     assert "4,952" in text
-    assert "Timeline" in text
     assert "- The last iteration with random actions already trains." in text
 
 
@@ -47,12 +46,6 @@ def test_explain_prints_plain_data(kit):
     assert data["plan"]["steps_per_env"] == 512
     assert data["totals"]["policy_steps"] == 30_720
     assert data["iterations"][0]["gradient_steps"] == 32
-
-
-def test_explain_draws_a_picture(kit, tmp_path):
-    path = tmp_path / "plan.png"
-    assert f"written to {path}" in kit(f"explain sb3 n_envs=4 total_timesteps=2000 --plot {path}")
-    assert path.stat().st_size > 10_000
 
 
 def test_the_kits_own_words_are_explained_too(kit):
@@ -86,8 +79,8 @@ def test_what_translate_prints_can_be_typed(kit, name):
 
 
 def test_translate_keeps_settings_of_the_target(kit):
-    text = kit("translate dreamer-paper steps=50000 --to sheeprl version=documented")
-    assert "version=documented" in text
+    text = kit("translate dreamer-paper steps=50000 --to sheeprl version=0.5.7")
+    assert "version=0.5.7" in text
     assert "StepPlan" in kit("translate sb3 n_envs=4 --to kit")
     assert json.loads(kit("translate sb3 n_envs=4 --to kit --json"))["to"]["plan"]["num_envs"] == 4
 
@@ -97,23 +90,14 @@ def test_translate_to_the_kit_always_says_how_long_the_run_is(kit):
     assert "total_policy_steps=100352" in text
 
 
-def test_translate_keeps_what_does_not_count_and_says_what_it_leaves_out(kit):
-    given = "translate sb3 algo=ppo learning_rate=0.001 gamma=0.98 clip_range=0.1 use_sde=true"
+def test_translate_lists_what_does_not_count(kit):
+    given = "translate sb3 algo=ppo learning_rate=0.001 use_sde=true"
     text = kit(f"{given} --to cleanrl gamma=0.9")
-    made, left_out = text.split("Does not count, and has no equivalent in CleanRL")
-    for setting in ("learning_rate=0.001", "clip_coef=0.1", "gamma=0.9\n"):
-        assert f"  {setting}" in made
-    assert left_out.startswith("\n- use_sde=True\n\n")
+    made, left_out = text.split("Does not count, and is not translated")
+    assert "  gamma=0.9\n" in made
+    assert left_out.startswith("\n- learning_rate=0.001\n- use_sde=True\n\n")
     data = json.loads(kit(f"{given} --to cleanrl --json"))
-    assert data["to"]["settings"]["gamma"] == 0.98
-    assert data["not_translated"] == {"use_sde": True}
-
-
-def test_translate_keeps_a_value_that_the_other_library_says_in_another_way(kit):
-    steps = "env_max_steps=10 min_steps=10 num_init_memory_steps=300 max_iter=5 batch_size=32"
-    text = kit(f"translate pyrado algo=sac tau=0.9 memory_size=2000 {steps} --to sb3")
-    made = text.split("Stable-Baselines3")[1]
-    assert "  buffer_size=2000\n  tau=0.1\n" in made  # the share that is replaced, not kept
+    assert data["not_translated"] == {"learning_rate": 0.001, "use_sde": True}
 
 
 def test_a_setting_that_a_library_does_not_have_is_answered_with_fields_of_it(capsys):
@@ -165,12 +149,6 @@ def test_words_lists_the_vocabularies(kit):
         ("translate sb3 --to shee", "dialect='shee' is not known"),
         ("diff sb3 n_envs=4", "does not name two dialects"),
         ("words sb4", "dialect='sb4' is not known; what works: sb3"),
-        ("explain sb3 --plot /nowhere/plan.png total_timesteps=500", "cannot be written"),
-        (
-            "explain dreamer train_ratio=33.3 steps=1000000000000 --plot plan.png",
-            "--plot='plan.png' cannot be drawn: the counts are not known in advance.",
-        ),
-        ("explain kit iterations=0 --plot plan.png", "cannot be drawn: the run has no iteration."),
         ("explain kit num_envs=4", "leaves the budget open"),
     ],
 )

@@ -126,25 +126,6 @@ def test_learning_rate_and_discounts_of_nip_reach_optimizer_and_advantages() -> 
     trainer.run()
 
 
-def test_a_constant_learning_rate_of_cleanrl_stays_constant() -> None:
-    steps = {"total_timesteps": 64, "num_envs": 2, "num_steps": 8, "num_minibatches": 2}
-    kept = ppo.build(small(ppo, CleanRL(**steps, learning_rate=0.01, anneal_lr=False)))
-    falls = ppo.build(small(ppo, CleanRL(**steps, learning_rate=0.01)))
-    for trainer in (kept, falls):
-        trainer.run()
-    assert kept.optimizer.param_groups[0]["lr"] == 0.01
-    assert falls.optimizer.param_groups[0]["lr"] < 0.01
-
-
-def test_coefficients_of_another_library_reach_the_loss() -> None:
-    steps = {"total_timesteps": 96, "n_envs": 3, "n_steps": 8, "batch_size": 8}
-    trainer = ppo.build(small(ppo, SB3(**steps, clip_range=0.4, ent_coef=0.25, vf_coef=0.75)))
-    loss = trainer.loss_module
-    assert float(loss.clip_epsilon) == pytest.approx(0.4)
-    assert float(loss.entropy_coeff) == pytest.approx(0.25)
-    assert float(loss.critic_coeff) == pytest.approx(0.75)
-
-
 def test_the_hidden_layers_of_nip_learn_at_a_rate_of_their_own() -> None:
     factors = {"actor": 0.5, "critic": 0.5}
     trainer = ppo.build(small(ppo, Nip(**NIP, lr=0.01, body_lr_factor=factors)))
@@ -181,18 +162,6 @@ def test_a_value_that_is_clipped_like_the_policy_follows_the_recipes_range(given
     config.clip_epsilon = 0.4
     loss = ppo.build(config).loss_module
     assert float(loss.clip_value) == float(loss.clip_epsilon) == pytest.approx(0.4)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        CleanRL(total_timesteps=64, num_envs=2, num_steps=8, num_minibatches=2, clip_vloss=True),
-        CleanRL(total_timesteps=64, num_envs=2, num_steps=8, num_minibatches=2, clip_coef=0.3),
-    ],
-)
-def test_a_value_that_another_library_clips_is_clipped_if_it_is_said(given: Any) -> None:
-    loss = ppo.build(small(ppo, given)).loss_module
-    assert (loss.clip_value is None) == (given.clip_vloss is None)
 
 
 @pytest.mark.parametrize("length", [None, EPISODE])
@@ -284,11 +253,6 @@ def test_tianshous_run_ends_after_the_first_epoch_whose_test_reaches_its_reward(
     assert (trainer.stop_reason is not None) == (epochs < 3)
 
 
-def test_a_contradiction_is_refused_before_anything_is_built() -> None:
-    with pytest.raises(SettingError, match=r"lr=0\.5 of nip contradicts learning_rate=0\.1"):
-        ppo.build(small(ppo, Nip(**NIP, lr=0.5), learning_rate=0.1))
-
-
 def test_a_number_of_envs_that_contradicts_the_words_of_another_library_is_refused() -> None:
     env = EnvConfig(id="Pendulum-v1", num_envs=5)
     with pytest.raises(SettingError, match=r"env\.num_envs=5 contradicts the 2 of steps"):
@@ -300,11 +264,6 @@ def test_a_number_of_envs_said_in_both_words_is_no_contradiction() -> None:
     steps = SB3(total_timesteps=80, n_envs=5, n_steps=16, batch_size=8)
     trainer = ppo.build(small(ppo, steps, env=env))
     assert trainer.plan.num_envs == trainer.collector.env.batch_size[0] == 5
-
-
-def test_what_a_recipe_cannot_do_is_refused_before_anything_is_built() -> None:
-    with pytest.raises(SettingError, match="num_normalization_steps=7 of nip is no setting"):
-        ppo.build(small(ppo, Nip(**NIP, num_normalization_steps=7)))
 
 
 def test_a_budget_below_one_batch_trains_nothing_and_runs_the_test_as_in_the_library() -> None:

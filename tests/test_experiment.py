@@ -444,12 +444,13 @@ def test_what_is_no_part_is_refused(part, message):
     [
         (recipes.ppo, {"gamma": 0.9}, "is not a configuration of a recipe; use the recipe's Conf"),
         (recipes.ppo, lambda: ppo(env={"id": "CartPole-v1"}),
-         "env={'id': 'CartPole-v1'} is a mapping; use env=EnvConfig(id=...)."),
+         "env={'id': 'CartPole-v1'} is not a group of settings; use env=EnvConfig(id=...)."),
         (recipes.ppo, lambda: ppo(env="Pendulum-v1"),
          "env='Pendulum-v1' is not a group of settings; use env.id=Pendulum-v1 (in Python "
          "env=EnvConfig(id='Pendulum-v1'))."),
         (recipes.ppo, lambda: ppo(steps={"update_epochs": 3}),
-         "steps={'update_epochs': 3} is a mapping; use steps=OnPolicySteps(update_epochs=...)."),
+         "steps={'update_epochs': 3} is not a group of settings; use steps=OnPolicySteps("
+         "update_epochs=...)."),
         (recipes.ppo, lambda: ppo(steps=OffPolicySteps()), "use OnPolicySteps(...)"),
         (recipes.sac, lambda: sac(steps=OnPolicySteps()), "use OffPolicySteps(...)"),
         (recipes.ppo, lambda: ppo(steps=StepPlan(total_policy_steps=64, replay_ratio=1)),

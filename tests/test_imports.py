@@ -18,11 +18,10 @@ FLOORS: list[set[str]] = [
     {"recipes"},
     {"__main__", "experiment", "testing"},
     {"cli", "evaluate"},
-    {"trainer", "hooks"},
+    {"trainer", "hooks", "dialects"},
     {"update", "collectors", "buffers"},
     {"advantages", "losses", "modules", "envs", "logging"},
     {"fast", "config"},
-    {"dialects"},
     {"steps"},
     {"__init__", "lazy"},
 ]
@@ -96,6 +95,30 @@ def test_the_counting_imports_nothing_of_ours_but_itself():
         if name.startswith("kit.steps.") and not other.startswith("kit.steps.")
     }
     assert outside == set()
+
+
+DIALECTS = "kit.dialects."
+USERS_OF_DIALECTS = ("kit.experiment", "kit.cli.", "kit.testing.", "recipes.")
+
+
+def test_dialects_import_the_counting_alone_and_what_runs_imports_no_dialect():
+    for name, others in imports().items():
+        if name.startswith(DIALECTS):
+            assert not {o for o in others if not o.startswith((DIALECTS, "kit.steps."))}, name
+        elif not name.startswith(USERS_OF_DIALECTS):
+            assert not {o for o in others if o.startswith(DIALECTS)}, name
+
+
+def test_only_the_registry_names_modules_of_dialects():
+    """An import of a module by its name in a text is in no syntax tree."""
+    named = [
+        name
+        for name, path in modules().items()
+        if name.startswith("kit.") and not name.startswith((DIALECTS, "kit.cli.", "kit.testing."))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and str(node.value).startswith("kit.dialects")
+    ]
+    assert set(named) == {"kit.steps.registry"}
 
 
 def circle(graph: dict[str, set[str]]) -> list[str]:

@@ -30,12 +30,13 @@ from kit.collectors.base import PolicyFault
 from kit.config import RunConfig, checks
 from kit.config.plain import check, from_plain, settings, to_plain
 from kit.dialects import DIALECTS, dialect
-from kit.dialects.files import flat, load
+from kit.dialects.files import load
 from kit.envs.errors import EnvironmentFault
 from kit.hooks.guards import NotFinite
 from kit.logging.files import NotSaved
 from kit.logging.loggers import LoggerError
 from kit.steps.errors import SettingError, nearest_first, one_of
+from kit.steps.values import flat
 from kit.trainer import PlanNotKept
 from kit.trainer.stages import HookError
 

@@ -19,10 +19,10 @@ from kit.cli.saved_runs import FREE_TO_DIFFER, find_run, read_config
 from kit.config import OfflineConfig, RunConfig
 from kit.config.plain import to_plain
 from kit.dialects.base import Dialect
-from kit.dialects.files import flat
 from kit.hooks import Hook
 from kit.logging.files import NotSaved, half_written, not_written, write_whole
 from kit.steps import SettingError, StepPlan
+from kit.steps.values import flat
 from kit.trainer.checkpoint import Checkpoints, saved_in
 
 SWEEP_JOB: ContextVar[tuple[int, str] | None] = ContextVar("SWEEP_JOB", default=None)

@@ -14,8 +14,8 @@ import yaml
 
 from kit.dialects import DIALECTS, dialect
 from kit.dialects.carried import use_of
-from kit.dialects.files import flat
 from kit.steps.errors import SettingError, nearest_first
+from kit.steps.values import flat
 
 FREE_TO_DIFFER = {
     "recipe", "resume", "logger", "progress", "runs", "time_limit", "checkpoint_every",

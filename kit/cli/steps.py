@@ -16,9 +16,7 @@ from kit.dialects.base import Dialect
 from kit.dialects.carried import flat, use_of
 from kit.dialects.explain import explain
 from kit.dialects.files import left_unread, make, named, settings_of
-from kit.dialects.timeline import picture
 from kit.dialects.translate import compare_text, translate
-from kit.steps.counts import can_count
 from kit.steps.errors import SettingError, nearest_first
 from kit.steps.plan import StepPlan
 from kit.steps.same_run import differing_settings
@@ -69,7 +67,6 @@ def _parser() -> argparse.ArgumentParser:
     verb.add_argument("words", **one)
     text = "number of iterations to list (default: 12)"
     verb.add_argument("--iterations", type=int, default=12, help=text)
-    verb.add_argument("--plot", metavar="FILE", help="plot the timeline to a file")
 
     text = "print the equivalent settings of another library"
     verb = _verb(verbs, "translate", _translate, text)
@@ -102,23 +99,9 @@ def _explain(given: argparse.Namespace) -> str:
     if unread := _unread(given.words):
         said = ", ".join(f"{name}={value}" for name, value in unread.items())
         explanation.notes.insert(0, f"Not read from {given.words[1]}: {said}.")
-    if given.plot:
-        _plot(explanation.plan, given.plot, explanation.title)
     if given.json:
         return _json(explanation.to_dict(given.iterations))
-    drawn = f"\n\nTimeline written to {given.plot}." if given.plot else ""
-    return explanation.text(max(given.iterations, 5)) + drawn
-
-
-def _plot(plan: StepPlan, path: str, title: str) -> None:
-    if not plan.iterations:
-        raise SettingError("--plot", path, "cannot be drawn: the run has no iteration")
-    if not can_count(plan):
-        raise SettingError("--plot", path, "cannot be drawn: the counts are not known in advance")
-    try:
-        picture(plan, path, title)
-    except (OSError, ValueError) as error:
-        raise SettingError("--plot", path, f"cannot be written: {error}", ["plan.png"]) from None
+    return explanation.text(max(given.iterations, 5))
 
 
 def _translate(given: argparse.Namespace) -> str:

@@ -15,9 +15,9 @@ import gymnasium as gym
 
 import kit
 from kit.cli.recipe import Recipe
-from kit.dialects.files import flat
 from kit.lazy import module_and_name
 from kit.steps import SettingError
+from kit.steps.values import flat
 
 _OWN = frozenset({"kit", "recipes", "torchrl", "gymnasium"})
 _INSTALLED = frozenset({"site-packages", "dist-packages"})

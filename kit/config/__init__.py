@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from kit.config.limits import (
     Atoms,
-    Count,
     Decay,
     Finite,
     Frames,
     HiddenSizes,
-    Limits,
     LogStd,
-    Natural,
     Networks,
     NotNegative,
     Outputs,
@@ -34,7 +31,9 @@ from kit.config.settings import (
     ReplayConfig,
     RunConfig,
 )
+from kit.steps.errors import Limits
 from kit.steps.given import GivenFields
+from kit.steps.schema import Count, Natural
 
 __all__ = [
     "ActorCriticConfig", "Atoms", "Count", "CriticNetworkConfig", "Decay", "EnvConfig", "Finite",

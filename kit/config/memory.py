@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kit.config.limits import HiddenSizes, Networks
-from kit.config.plain import type_hints
 from kit.steps import SettingError, StepPlan
 from kit.steps.errors import show
+from kit.steps.schema import type_hints
 
 BYTES_PER_STEP = 1_500
 """Python objects of one time step of a rollout buffer: views of a row of each of its arrays."""

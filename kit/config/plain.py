@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import dataclasses
 import difflib
 import functools
 import inspect
-import numbers
 import textwrap
 import types
 import typing
 from collections.abc import Collection, Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from kit.config.limits import Limits, NamesSchedule
-from kit.dialects import dialect
-from kit.dialects.base import Dialect
-from kit.dialects.fields import same_value
-from kit.dialects.files import flat
 from kit.steps import SettingError, StepPlan
-from kit.steps.errors import nearest_first, show
+from kit.steps.errors import show
+from kit.steps.foreign import ForeignSteps
 from kit.steps.given import GivenFields
+from kit.steps.registry import dialect
+from kit.steps.schema import called, convert, type_hints
 from kit.steps.settings import OfflineSteps, OffPolicySteps, OnPolicySteps
+from kit.steps.values import flat, same_value
 
 PLAN = "plan"
 """In place of a dialect's name: the settings of steps are those of a plan itself."""
@@ -35,7 +32,7 @@ def to_plain(config: Any) -> Any:
         return {"dialect": PLAN, **config.to_dict()}
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         plain = {f.name: to_plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
-        return {"dialect": config.NAME, **plain} if isinstance(config, Dialect) else plain
+        return {"dialect": config.NAME, **plain} if isinstance(config, ForeignSteps) else plain
     if isinstance(config, Mapping):
         return {str(key): to_plain(value) for key, value in config.items()}
     if isinstance(config, (list, tuple)):
@@ -43,12 +40,6 @@ def to_plain(config: Any) -> Any:
     if config is None or isinstance(config, (bool, int, float, str)):
         return config
     return str(config)
-
-
-@functools.cache
-def type_hints(cls: type) -> Mapping[str, Any]:
-    """Types of a dataclass's fields by name, with their limits."""
-    return typing.get_type_hints(cls, include_extras=True)
 
 
 @functools.cache
@@ -140,7 +131,7 @@ def _made(path: str, value: Any, hint: Any) -> Any:
     """The value of a field, checked; groups are made of mappings, or taken as they are."""
     group = _group(hint)
     if group is None:
-        return _plain_value(path, value, hint)
+        return convert(path, value, hint)
     if isinstance(value, Mapping):
         if not _has_steps(group) or "dialect" not in value:
             return from_plain(group, value, f"{path}.")
@@ -151,9 +142,9 @@ def _made(path: str, value: Any, hint: Any) -> Any:
         return (StepPlan.from_dict if name == PLAN else dialect(name).from_settings)(settings)
     if isinstance(value, group):
         check(value, f"{path}.")
-    elif isinstance(value, Dialect) and issubclass(group, OfflineSteps):
+    elif isinstance(value, ForeignSteps) and issubclass(group, OfflineSteps):
         raise _no_vocabulary(path, value.NAME, group)
-    elif not (_has_steps(group) and isinstance(value, (Dialect, StepPlan))):
+    elif not (_has_steps(group) and isinstance(value, (ForeignSteps, StepPlan))):
         raise _no_group(path, value, group)
     return value
 
@@ -180,172 +171,14 @@ def _no_vocabulary(path: str, name: Any, group: type) -> SettingError:
 def _no_group(path: str, value: Any, group: type) -> SettingError:
     """The error of a value in place of a group of settings."""
     name = group.__name__
+    works = f"use {path}.name=value (in Python {name}(...))"
     if isinstance(value, Mapping):
-        given = ", ".join(f"{key}=..." for key in value)
-        return SettingError(path, dict(value), "is a mapping", f"use {path}={name}({given})")
-    if _has_steps(group):
-        why = "is neither a plan nor settings of steps that fit this recipe"
-        works = f"use {name}(...) or a StepPlan"
-        if not issubclass(group, OfflineSteps):
-            works = f"use {name}(...), a StepPlan, or another library's settings of kit.dialects"
-        return SettingError(path, value, why, works)
-    if isinstance(value, str) and "id" in {f.name for f in dataclasses.fields(group)}:
+        works = f"use {path}={name}({', '.join(f'{key}=...' for key in value)})"
+    elif _has_steps(group):
+        works = f"use {name}(...), a StepPlan, or a dialect of kit.dialects"
+    elif isinstance(value, str) and "id" in {f.name for f in dataclasses.fields(group)}:
         works = f"use {path}.id={value} (in Python {path}={name}(id={value!r}))"
-        return SettingError(path, value, "is not a group of settings", works)
-    why = "is not a group of settings"
-    return SettingError(path, value, why, f"use {path}.name=value (in Python {name}(...))")
-
-
-def _limits(hint: Any) -> Limits | NamesSchedule | None:
-    """The limits of a type such as ``Count``."""
-    extras = getattr(hint, "__metadata__", ())
-    return next((extra for extra in extras if isinstance(extra, Limits | NamesSchedule)), None)
-
-
-def _plain_value(path: str, value: Any, hint: Any) -> Any:
-    """A value of a field that is no group, as its type has it."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Annotated:
-        return _within_limits(path, _plain_value(path, value, arguments[0]), _limits(hint))
-    if origin in (typing.Union, types.UnionType):
-        return _one_of(path, value, hint)
-    if origin is Literal:
-        for choice in arguments:
-            if type(choice) is type(value) and choice == value:
-                return value
-        raise SettingError(path, value, "is not a choice", nearest_first(value, _words(arguments)))
-    if origin in (list, tuple):
-        return origin(_listed(path, value, hint))
-    if origin is dict or hint is dict:
-        return _mapped(path, value, arguments[1] if arguments else Any)
-    return _scalar(path, value, hint)
-
-
-def _within_limits(path: str, value: Any, limits: Limits | NamesSchedule | None) -> Any:
-    if isinstance(limits, Limits) and isinstance(value, list):
-        if len(value) > limits.high:
-            raise SettingError(path, value, f"has more than {limits.high} entries")
-    elif limits is not None:
-        limits.check(path, value)
-    return value
-
-
-def _one_of(path: str, value: Any, hint: Any) -> Any:
-    """A value of the first of several types that it fits; the limits of this one hold."""
-    options = typing.get_args(hint)
-    if value is None and type(None) in options:
-        return None
-    for option in (one for one in options if one is not type(None)):
-        bare = typing.get_args(option)[0] if hasattr(option, "__metadata__") else option
-        try:
-            _plain_value(path, value, bare)
-        except SettingError:
-            continue
-        return _plain_value(path, value, option)
-    raise _wrong(path, value, _called(hint))
-
-
-def _listed(path: str, value: Any, hint: Any) -> list[Any]:
-    """The entries of a list or a tuple."""
-    if not isinstance(value, (list, tuple)):
-        raise _no_list(path, value, typing.get_args(hint)[0])
-    entries = _entries(hint) or [typing.get_args(hint)[0]] * len(value)
-    if len(value) != len(entries):
-        works = f"give {_called(hint)}"
-        raise SettingError(path, value, f"is not a list of {len(entries)} entries", works)
-    return [_plain_value(path, item, entry) for item, entry in zip(value, entries)]
-
-
-def _mapped(path: str, value: Any, hint: Any) -> dict[str, Any]:
-    """The entries of a mapping, each of the type ``hint``."""
-    if not (isinstance(value, Mapping) and all(isinstance(name, str) for name in value)):
-        raise _wrong(path, value, "a mapping such as {name: value}")
-    if hint is Any:
-        return dict(value)
-    return {name: _plain_value(f"{path}.{name}", item, hint) for name, item in value.items()}
-
-
-def _entries(hint: Any) -> list[Any]:
-    """The types of the entries of a tuple of so many; none for a list of any length."""
-    arguments = typing.get_args(hint)
-    fixed = typing.get_origin(hint) is tuple and Ellipsis not in arguments
-    return [*arguments] if fixed else []
-
-
-def _scalar(path: str, value: Any, hint: Any) -> Any:
-    """A number, a text or a truth value; texts and numbers become each other without a loss."""
-    if hint is Any:
-        return value
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if is_number and hint in (int, float):
-        return _number(path, value, hint)
-    if hint is str and (is_number or isinstance(value, str)):
-        if "\0" not in (text := value if isinstance(value, str) else show(value)):
-            return text
-        raise SettingError(path, value, "has a null character", "leave it out")
-    is_plain = hint in _CALLED and hint is not bool
-    if isinstance(hint, type) and not is_plain and isinstance(value, hint):
-        return value
-    raise _wrong(path, value, _called(hint))
-
-
-def _number(path: str, value: Any, kind: type[int] | type[float]) -> int | float:
-    """A real number of this kind, if it is one."""
-    if value == value:
-        with contextlib.suppress(OverflowError):  # 10**400 as float, infinity as int
-            if kind is float or value == int(value):
-                return kind(value)
-    elif kind is float:
-        raise SettingError(path, value, "is not a number")
-    raise _wrong(path, value, _called(kind))
-
-
-def _wrong(path: str, value: Any, wanted: str) -> SettingError:
-    return SettingError(path, value, f"is not {wanted}", f"give {wanted}")
-
-
-def _no_list(path: str, value: Any, entry: Any) -> SettingError:
-    """The error of a value in place of a list; what could be an entry works as the only one."""
-    try:
-        only = show(_plain_value(path, value, entry), text=True)
-    except SettingError:
-        return _wrong(path, value, f"a list, each {_called(entry)}")
-    return SettingError(path, value, "is not a list", [f"[{only}]"])
-
-
-def _words(choices: tuple[Any, ...]) -> list[str]:
-    """Choices as they are written on the command line."""
-    return [str(c).lower() if isinstance(c, bool) else str(c) for c in choices]
-
-
-_CALLED = {
-    int: "a whole number",
-    float: "a number",
-    str: "a text",
-    bool: "true or false",
-    dict: "a mapping",
-    type(None): "null",
-    Any: "any value",
-}
-
-
-def _called(hint: Any) -> str:
-    """What a type is called in messages and in the help."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Annotated:
-        kind, limits = _called(arguments[0]), _limits(hint)
-        if typing.get_origin(arguments[0]) is list and isinstance(limits, Limits):
-            return kind.replace("a list", f"a list of at most {limits.high}", 1)
-        return kind if limits is None else f"{kind} {limits}"
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(map(_called, arguments))
-    if origin is Literal:
-        return " or ".join(_words(arguments))
-    if entries := _entries(hint):
-        return f"a list of {' and '.join(map(_called, entries))}"
-    if origin in (list, tuple):
-        return f"a list, each {_called(arguments[0])}"
-    return _CALLED.get(origin or hint, getattr(hint, "__name__", str(hint)))
+    return SettingError(path, value, "is not a group of settings", works)
 
 
 def differences(config: Any, besides: Collection[str] = ()) -> list[str]:
@@ -380,4 +213,4 @@ def settings(config: Any, path: str = "") -> Iterator[tuple[str, Any, str, str]]
         else:
             text = docs.get(f.name, "")
             sentence = text[:1].upper() + text[1:]
-            yield f"{path}{f.name}", value, _called(hints[f.name]), sentence
+            yield f"{path}{f.name}", value, called(hints[f.name]), sentence

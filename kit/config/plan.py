@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kit.config import checks
 from kit.config.settings import OfflineConfig, OnPolicyConfig, ReplayConfig
-from kit.dialects import as_plan
 from kit.steps import SettingError, StepPlan
+from kit.steps.foreign import as_plan
 from kit.steps.settings import OfflineSteps, OffPolicySteps, OnPolicySteps
 
 AnyConfig = OnPolicyConfig | ReplayConfig | OfflineConfig

@@ -7,22 +7,21 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from kit.config.limits import (
-    Count,
     Finite,
     Frames,
     HiddenSizes,
-    Limits,
     LogStd,
-    Natural,
     NotNegative,
     Positive,
     ScheduleName,
     Seed,
     UnitInterval,
 )
-from kit.dialects.base import Dialect
 from kit.steps import SettingError, StepPlan
+from kit.steps.errors import Limits
+from kit.steps.foreign import ForeignSteps
 from kit.steps.given import GivenFields, completed, given_fields
+from kit.steps.schema import Count, Natural
 from kit.steps.settings import OfflineSteps, OffPolicySteps, OnPolicySteps
 
 
@@ -146,7 +145,7 @@ class OnPolicyConfig(RunConfig):
 
     FAMILY = "on_policy"
 
-    steps: OnPolicySteps | Dialect | StepPlan = field(default_factory=OnPolicySteps)
+    steps: OnPolicySteps | ForeignSteps | StepPlan = field(default_factory=OnPolicySteps)
     gamma: UnitInterval = 0.99
     """Discount factor."""
 
@@ -157,7 +156,7 @@ class ReplayConfig(RunConfig):
 
     FAMILY = "off_policy"
 
-    steps: OffPolicySteps | Dialect | StepPlan = field(default_factory=OffPolicySteps)
+    steps: OffPolicySteps | ForeignSteps | StepPlan = field(default_factory=OffPolicySteps)
     gamma: UnitInterval = 0.99
     """Discount factor."""
     buffer_size: Count = 1_000_000

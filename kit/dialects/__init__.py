@@ -13,84 +13,24 @@ Examples:
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kit.steps.errors import SettingError, nearest_first
+from kit.steps.foreign import as_plan
+from kit.steps.registry import DIALECTS, dialect
 
-if TYPE_CHECKING:
-    from kit.dialects.base import Dialect
-    from kit.steps.plan import StepPlan
+__all__ = ["DIALECTS", "as_plan", "dialect"]
 
-DIALECTS: dict[str, tuple[str, str]] = {
-    "sheeprl": ("sheeprl", "Sheeprl"),
-    "tianshou": ("tianshou", "Tianshou"),
-    "tianshou2": ("tianshou", "Tianshou2"),
-    "pyrado": ("pyrado", "Pyrado"),
-    "nip": ("nip", "Nip"),
-    "dreamer": ("dreamer", "Dreamer"),
-    "dreamer-paper": ("dreamer", "DreamerPaper"),
-    "sb3": ("sb3", "SB3"),
-    "torchrl": ("torchrl", "TorchRL"),
-    "cleanrl": ("cleanrl", "CleanRL"),
-}
-"""Dialects by name: module and class."""
-
-_CLASSES = {name: (module, name) for module, name in DIALECTS.values()} | {
-    "Dialect": ("base", "Dialect"),
-    "RlTrainerParameters": ("nip", "RlTrainerParameters"),
-    "LrFactors": ("nip", "LrFactors"),
-    "GAE": ("pyrado", "GAE"),
-}
-
-
-def dialect(name: str) -> type[Dialect]:
-    """The dialect called ``name``.
-
-    Raises:
-        SettingError: if there is none; the nearest spelling comes first.
-    """
-    if name not in DIALECTS:
-        raise SettingError("dialect", name, "is not known", nearest_first(name, [*DIALECTS]))
-    made: type[Dialect] = __getattr__(DIALECTS[name][1])
-    return made
-
-
-def as_plan(
-    steps: StepPlan | Dialect | Mapping[str, Any],
-    algo: str | None = None,
-    family: str | None = None,
-) -> StepPlan:
-    """The plan that ``steps`` means, in whatever words it is said.
-
-    Args:
-        steps: a plan, a dialect, or settings of a dialect by name with its name under ``dialect``.
-        algo: algorithm that will run it; settings that mean nothing for it are refused.
-        family: ``on_policy`` or ``off_policy``, for an algorithm that the library does not have.
-
-    Raises:
-        SettingError: if the settings make no plan.
-    """
-    from kit.dialects.base import Dialect
-    from kit.steps.plan import StepPlan
-
-    if isinstance(steps, StepPlan):
-        return steps
-    if isinstance(steps, Mapping):
-        settings = dict(steps)
-        steps = dialect(settings.pop("dialect", None)).from_settings(settings)
-    if not isinstance(steps, Dialect):
-        raise SettingError("steps", steps, "is neither a plan nor a dialect", [*DIALECTS])
-    meant = steps.algorithm_for(algo, family)
-    return steps.to_plan(meant, strict=meant is not None)
+_PATHS = [*DIALECTS.values(), "kit.dialects.base:Dialect", "kit.dialects.pyrado:GAE",
+          "kit.dialects.nip:RlTrainerParameters", "kit.dialects.nip:LrFactors"]  # fmt: skip
+_MODULES = {path.partition(":")[2]: path.partition(":")[0] for path in _PATHS}
+"""Modules of the classes by name."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _CLASSES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, class_name = _CLASSES[name]
-    return getattr(importlib.import_module(f"kit.dialects.{module}"), class_name)
+    return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_CLASSES])
+    return sorted([*globals(), *_MODULES])

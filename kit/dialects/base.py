@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any, ClassVar, Self
 
-from kit.dialects.fields import check_group, fact, same_value, uses
-from kit.steps.errors import Count, SettingError, check_types, one_of
-from kit.steps.given import GivenFields
+from kit.dialects.fields import fact, uses
+from kit.steps.errors import SettingError, one_of
+from kit.steps.foreign import ForeignSteps
 from kit.steps.plan import StepPlan
 from kit.steps.same_run import differing_settings
+from kit.steps.schema import Count, check_types
+from kit.steps.values import same_value
 
 ON_POLICY, OFF_POLICY, OFFLINE = "on_policy", "off_policy", "offline"
 
@@ -28,7 +30,7 @@ Difference = tuple[str, Any, Any]
 
 
 @dataclass
-class Dialect(GivenFields, ABC):
+class Dialect(ForeignSteps):
     """Settings in the words of another library.
 
     The fields of a dialect are those of the library, with its names, defaults and rounding, and
@@ -36,12 +38,10 @@ class Dialect(GivenFields, ABC):
     algorithm, the version, the length of an episode.
     """
 
-    NAME: ClassVar[str]
-    """name of the dialect on the command line."""
     LIBRARY: ClassVar[str]
     """name of the library."""
     VERSIONS: ClassVar[Mapping[str, str]]
-    """versions by name, each in one sentence; the first follows the code, and is the default."""
+    """versions of the library's code by name, each in one sentence; the first is the default."""
     ALGORITHMS: ClassVar[Mapping[str, str]]
     """algorithms and their family."""
     ALIASES: ClassVar[Mapping[str, str]] = {}
@@ -73,8 +73,7 @@ class Dialect(GivenFields, ABC):
     """algorithm, in the library's spelling, or a family: ``on_policy``, ``off_policy``,
     ``offline``; ``None``: inferred from the settings."""
     version: str = fact(default="")
-    """version of the library, or ``documented``: its documentation where the code differs; the
-    first of ``VERSIONS``, if it is empty."""
+    """version of the library; the first of ``VERSIONS``, if it is empty."""
     library_defaults: bool = fact(default=False)
     """whether a run has the library's defaults in place of the recipe's, as far as the recipe has
     such a setting and it was not given."""
@@ -136,10 +135,9 @@ class Dialect(GivenFields, ABC):
             if getattr(made, name) is None:
                 setattr(made, name, value)
         check_types(made)
-        for group, inner in self.GROUPS.items():
-            if isinstance(given := getattr(made, group), inner):
-                setattr(made, group, copy.copy(given))
-                check_group(group, getattr(made, group))
+        for group in self.GROUPS:
+            setattr(made, group, copy.copy(getattr(made, group)))
+            check_types(getattr(made, group), f"{group}.")
         return made
 
     def _algorithm(self, algo: Any) -> str:
@@ -244,8 +242,6 @@ class Dialect(GivenFields, ABC):
     @classmethod
     def _refuse(cls, plan: StepPlan) -> None:
         """Refuse plans far from any settings of this library."""
-        if not isinstance(plan, StepPlan):
-            raise SettingError("plan", plan, "is not a StepPlan", "give a StepPlan")
         if plan.iterations is None:
             why = f"is open, and {cls.LIBRARY} needs it"
             raise SettingError("iterations", None, why, "give it")
@@ -351,11 +347,10 @@ class Dialect(GivenFields, ABC):
         from difflib import get_close_matches  # only for an error: importing it takes milliseconds
 
         last = name.rpartition(".")[2]
-        if last in cls.RENAMED:
-            why = f"is not a setting of {cls.LIBRARY} {cls().version}"
-            return SettingError(name, value, why, [cls.RENAMED[last]])
         why = f"is no setting of {cls.LIBRARY} that is known here"
         near = get_close_matches(last[:100], known)
+        if last in cls.RENAMED:
+            why, near = f"is not a setting of {cls.LIBRARY} {cls().version}", [cls.RENAMED[last]]
         return SettingError(name, value, why, near or f"see `kit steps words {cls.NAME}`")
 
 

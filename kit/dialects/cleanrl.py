@@ -19,8 +19,9 @@ from kit.dialects.fields import (
     range_or_none,
     refused,
 )
-from kit.steps.errors import Count, Natural, SettingError
+from kit.steps.errors import SettingError
 from kit.steps.plan import StepPlan
+from kit.steps.schema import Count, Natural
 
 # fmt: off
 _PPO: dict[str, Any] = {
@@ -202,9 +203,6 @@ class CleanRL(WrappedDialect):
 
     def _ppo(self) -> dict[str, Any]:
         batch = self.num_envs * self.num_steps
-        if self.num_minibatches > batch:
-            why = f"is more than the {batch} steps of a batch, which CleanRL cannot cut so"
-            raise SettingError("num_minibatches", self.num_minibatches, why, [batch])
         size = batch // self.num_minibatches
         return {"iterations": self.total_timesteps // batch, "minibatch_size": size}
 

@@ -18,11 +18,11 @@ from typing import Any, ClassVar
 
 from kit.dialects.base import OFF_POLICY, Dialect, ratio_of, step_by_step, trains
 from kit.dialects.fields import acts, counts, fact
-from kit.steps.counting import COUNTING_RULES, CountingRule, as_fraction, rule_numbers
+from kit.steps.counting import COUNTING_RULES, CountingRule, as_fraction, needed, rule_numbers
 from kit.steps.counts import PlannedCounts
-from kit.steps.errors import Count, Natural, SettingError, real_number
+from kit.steps.errors import SettingError
 from kit.steps.plan import StepPlan
-from kit.steps.validation import LARGEST_RATIO
+from kit.steps.schema import Count, Natural
 
 _DRIVER_STEPS = 10
 """Transitions that the driver collects at least before the run asks whether it has ended."""
@@ -36,7 +36,6 @@ class Dreamer(Dialect):
     LIBRARY = "DreamerV3"
     VERSIONS: ClassVar = {
         "e3f0224": "the code of e3f0224; its ratio answers 1 at first, and is asked per transition",
-        "documented": "train_ratio as it is described: replayed steps per step, in exact fractions",
     }
     ALGORITHMS: ClassVar = {"dreamer_v3": OFF_POLICY}
     TOTAL = "steps"
@@ -82,30 +81,24 @@ class Dreamer(Dialect):
     @property
     def transitions(self) -> int:
         """Transitions of the run: whole chunks of the driver."""
-        vector_steps = 1 if self.version == "documented" else -(-_DRIVER_STEPS // self.envs)
-        chunk = vector_steps * self.envs
+        chunk = -(-_DRIVER_STEPS // self.envs) * self.envs
         return -(-self.steps // chunk) * chunk
 
     def _plan(self) -> dict[str, Any]:
-        replayed = real_number("train_ratio", self.train_ratio)
         rows = self.batch_size * self.batch_length
-        ratio = replayed / rows if replayed >= 0 else 1.0
-        if ratio > LARGEST_RATIO:
-            most = LARGEST_RATIO * rows
-            raise SettingError("train_ratio", self.train_ratio, "is more than any run does", [most])
+        ratio = self.train_ratio / rows if self.train_ratio >= 0 else 1.0
         stored = self.batch_size * self.stored_length
         if stored > self.replay_size:
             why = "does not hold one batch of sequences"
             raise SettingError("replay_size", self.replay_size, why, [stored])
         first = self.first_transition
         iteration = -(-first // self.envs)
-        exact = self.version == "documented" or ratio == 0
         return {
             "iterations": self.transitions // self.envs,
             "learning_starts": iteration * self.envs if iteration > 1 else 0,
             "random_steps": 0,
             "replay_ratio": as_fraction("train_ratio", ratio),
-            "counting": "exact" if exact else f"dreamer:{first}",
+            "counting": f"dreamer:{first}" if ratio else "exact",
         }
 
     @staticmethod
@@ -126,7 +119,6 @@ class Dreamer(Dialect):
             "batch_length": length,
             "envs": plan.num_envs,
             "replay_size": max(5_000_000, size * (length + context)),
-            "version": "e3f0224" if plan.counting.startswith("dreamer") else "documented",
         }
 
     def _notes(self, plan: StepPlan) -> Iterator[str]:
@@ -287,10 +279,9 @@ class TransitionRatio(CountingRule):
 def _transition_ratio(plan: PlannedCounts, argument: str) -> TransitionRatio:
     """``dreamer:24``: the ratio is asked from the 24th transition on."""
     (first,) = rule_numbers(plan, argument, 1, "dreamer:1")
-    if plan.replay_ratio is None:
-        raise SettingError("replay_ratio", None, "is needed for counting=dreamer", [1])
+    ratio = float(needed(plan, "replay_ratio"))
     before = (plan.first_training_iteration - 1) * plan.frames_per_batch
-    return TransitionRatio(float(plan.replay_ratio), first, before)
+    return TransitionRatio(ratio, first, before)
 
 
 COUNTING_RULES["dreamer"] = _transition_ratio

@@ -8,7 +8,6 @@ from typing import Any
 
 from kit.dialects.base import Dialect
 from kit.dialects.carried import changed
-from kit.dialects.timeline import timeline
 from kit.steps.counts import FOLLOWED, can_count, can_follow
 from kit.steps.plan import StepPlan
 from kit.steps.table import COUNTS, plan_table, planned_counts, text_table
@@ -40,7 +39,6 @@ class Explanation:
         if self.plan.is_exact and self.plan.iterations:
             parts += ["", "Iteration by iteration, then in total: policy steps, gradient steps"]
             parts += [iteration_table(self.plan, iterations)]
-            parts += ["", timeline(self.plan)]
         if self.notes:
             parts += ["", "Caveats"]
             parts += [fill(f"- {note}", _WIDTH, subsequent_indent="  ") for note in self.notes]
@@ -78,9 +76,6 @@ def explain(settings: Dialect | StepPlan) -> Explanation:
         for name in settings.idle_settings()
     ]
     notes += settings.notes()
-    version = made.VERSIONS[made.version]
-    if made.version == "documented":
-        notes.append(f"Follows the documentation, not the code: {version}.")
     title = f"{made.LIBRARY} {made.version}, {algorithm}"
     return Explanation(plan, title, changed(settings), notes)
 

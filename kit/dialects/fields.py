@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any
 
-from kit.steps.errors import SettingError, check_types
-
 
 def _as_it_is(value: Any, settings: Any) -> Any:
     return value
@@ -94,24 +92,6 @@ def fact(plan: str = "", default: Any = None, *, only: Any = (), use: Any = None
 def _field(default: Any, only: Any, kw_only: bool = False, **meaning: Any) -> Any:
     meaning["only"] = (only,) if isinstance(only, str) else only
     return field(default=default, kw_only=kw_only, metadata=meaning)
-
-
-def same_value(one: Any, other: Any) -> bool:
-    """Whether two values of a field are the same; ``False`` and 0 are not."""
-    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
-
-
-def check_group(group: str, settings: Any) -> None:
-    """:func:`~kit.steps.errors.check_types` of a group, whose fields have dotted names in errors.
-
-    Raises:
-        SettingError: at the first field that cannot work: ``critic.gamma``.
-    """
-    try:
-        check_types(settings)
-    except SettingError as error:
-        name = f"{group}.{error.field}"
-        raise SettingError(name, error.value, error.why, error.works, error.hint) from None
 
 
 @cache

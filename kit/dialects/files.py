@@ -10,6 +10,7 @@ from typing import Any
 
 from kit.dialects.base import Dialect
 from kit.steps.errors import SettingError, nearest_first
+from kit.steps.values import flat
 
 _INTERPOLATION = re.compile(r"^\$\{([\w.]+)\}$")
 
@@ -219,11 +220,9 @@ def load(path: Path) -> dict[str, Any]:
 
     try:
         content = _yaml(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SettingError("file", str(path), f"cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        problem = " ".join(str(error).split())[:120]
-        raise SettingError("file", str(path), f"is no YAML: {problem}") from None
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        problem = getattr(error, "strerror", None) or " ".join(str(error).split())[:120]
+        raise SettingError("file", str(path), f"cannot be read: {problem}") from None
     if not isinstance(content, dict):
         raise SettingError("file", str(path), "has no settings by name")
     return content
@@ -247,15 +246,6 @@ def _chosen(
     why = "is not one of the file's environments" if choice else "leaves open which is meant"
     names = nearest_first(choice, [*groups])[:6]
     raise SettingError("env", choice, f"{why} in {path.name}", names)
-
-
-def flat(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Nested plain values as one level, by dotted names."""
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        nested = isinstance(value, Mapping)
-        found |= flat(value, f"{path}{name}.") if nested else {f"{path}{name}": value}
-    return found
 
 
 def _resolved(value: Any, values: Mapping[str, Any]) -> Any:

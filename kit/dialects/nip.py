@@ -13,9 +13,10 @@ from typing import Any, ClassVar, Literal, Self
 
 from kit.dialects.base import ON_POLICY, WrappedDialect
 from kit.dialects.fields import acts, counts, fact, linear_or_constant, range_or_none, refused
-from kit.steps.errors import Count, Natural, SettingError, check_fields, real_number
+from kit.steps.errors import SettingError, check_fields, real_number
 from kit.steps.given import GivenFields
 from kit.steps.plan import StepPlan
+from kit.steps.schema import Count, Natural
 
 
 def _one_factor(value: Any, settings: Any) -> float:
@@ -29,8 +30,7 @@ def _one_factor(value: Any, settings: Any) -> float:
 
 def _clip_value(value: Any, settings: Any) -> Any:
     """The clip range of the value; the code takes 1 for ``True`` and 0 for ``False``."""
-    compared = settings.version != "documented" and value in (0, 1)
-    return range_or_none(bool(value) if compared else value, settings)
+    return range_or_none(bool(value) if value in (0, 1) else value, settings)
 
 
 # The parameters of PPO are those of another class there, `CommonPpoParameters`, at their defaults.
@@ -68,8 +68,6 @@ class Nip(WrappedDialect):
     VERSIONS: ClassVar = {
         "ccb3561": "the code of ccb3561 with torchrl 0.4.0; an epoch is as many minibatches as are "
         "full, and the smaller one opens the next epoch",
-        "documented": "RlTrainerParameters as it reads: an epoch is a pass over all frames, and "
-        "normalisation takes num_normalization_steps in total",
     }
     ALGORITHMS: ClassVar = dict.fromkeys(("vanilla_ppo", "spg", "reinforce", "ppo"), ON_POLICY)
     CANNOT: ClassVar = {
@@ -118,7 +116,7 @@ class Nip(WrappedDialect):
     """discount factor per step."""
     lmbda: float = acts("gae_lambda", 0.95)
     """trade-off of the generalised advantage estimate between bias (0) and variance (1)."""
-    body_lr_factor: Any = None
+    body_lr_factor: LrFactors = None  # type: ignore[assignment]  # filled in
     """factors of the learning rate of the body: ``LrFactors``, or a dict of its settings."""
     use_shared_body: bool = acts("shared_body", True)
     """whether actor and critic share a body."""
@@ -142,9 +140,6 @@ class Nip(WrappedDialect):
         if self.body_lr_factor is None or isinstance(self.body_lr_factor, Mapping):
             factors = _settings(LrFactors, self.body_lr_factor or {}, "body_lr_factor.")
             self.body_lr_factor = LrFactors(**factors)
-        if not isinstance(self.body_lr_factor, LrFactors):
-            works = "use {'actor': 1.0, 'critic': 1.0}, or None"
-            raise SettingError("body_lr_factor", self.body_lr_factor, "is no LrFactors", works)
 
     # ------------------------------------------------------------------ what follows from them
     def steps_of_each(self) -> int:
@@ -191,8 +186,6 @@ class Nip(WrappedDialect):
         if not self.normalize_observations:
             return 0, 0
         wanted = 10 if self.test_run else self.num_normalization_steps
-        if self.version == "documented":
-            return -(-wanted // num_envs), wanted
         steps = min(wanted, episode_length)
         rollouts = -(-wanted // (steps * num_envs)) if wanted else 0
         batched = self.num_normalization_keys * rollouts * steps
@@ -207,7 +200,7 @@ class Nip(WrappedDialect):
     def _plan(self) -> dict[str, Any]:
         steps = self.steps_of_each()
         frames = self.frames(self.dataset_size)
-        self._check(steps, frames)
+        self._check(steps)
         tests = self.test_rollouts()
         return {
             "iterations": min(self.num_iterations, 1) if self.test_run else self.num_iterations,
@@ -215,29 +208,20 @@ class Nip(WrappedDialect):
             "steps_per_env": steps,
             "update_epochs": min(self.num_epochs, 1) if self.test_run else self.num_epochs,
             "minibatches_per_epoch": 1 if self.test_run else None,
-            "last_minibatch": "smaller" if self.version == "documented" else "carry",
+            "last_minibatch": "carry",
             "final_evaluation": tests > 0,
             "evaluation_episodes": max(tests, 1),
         }
 
-    def _check(self, steps: int, frames: int) -> None:
-        size, rounds = self.minibatch_size, self.max_message_rounds
-        if size > frames:
-            why = (
-                f"is larger than the {frames} frames of an iteration: no gradient step is made, "
-                "and nip then divides by zero"
-            )
-            raise SettingError("minibatch_size", size, why, [frames])
-        if not self.num_epochs and self.num_iterations and self.version != "documented":
-            why = "makes no gradient step, and nip then divides by zero"
-            raise SettingError("num_epochs", 0, why, [1])
+    def _check(self, steps: int) -> None:
+        rounds = self.max_message_rounds
         if rounds is not None and steps < max(self.min_message_rounds, 1):
             why = (
                 f"is less than the {self.min_message_rounds} rounds of an episode, and nip fails "
                 "in an iteration without a finished one"
             )
             raise SettingError("steps_per_env_per_iteration", steps, why, [rounds])
-        if self.algo == "reinforce" and self.version != "documented":
+        if self.algo == "reinforce":
             why = "fails in nip: its reward-to-go finds no end of an episode"
             raise SettingError("algo", "reinforce", why, ["vanilla_ppo", "spg"])
 
@@ -273,7 +257,7 @@ class Nip(WrappedDialect):
                 f"An epoch is {frames // size} minibatches, not a pass: the smaller one of "
                 f"{frames % size} opens the next epoch, and later epochs straddle two permutations."
             )
-        if self.body_lr_factor is not None and self.version != "documented":
+        if self.body_lr_factor is not None:
             yield "body_lr_factor acts here; nip's agents have factors of their own."
         rounds = self.max_message_rounds
         if self.normalize_observations:
@@ -290,7 +274,7 @@ class Nip(WrappedDialect):
             )
         if self.anneal_lr:
             yield "anneal_lr ends at lr / num_iterations in the last iteration, not at 0."
-        if not self.num_test_iterations and self.version != "documented":
+        if not self.num_test_iterations:
             yield "num_test_iterations=0 trains as planned; nip fails afterwards, in its test."
         elif self.num_test_iterations:
             yield (
@@ -351,11 +335,7 @@ def _settings(
 ) -> dict[str, Any]:
     """The settings in a dictionary that may name the type of its parameter class."""
     settings = dict(values)
-    named = settings.pop("_type", None)
-    wanted = "LrFactors" if cls is LrFactors else "RlTrainerParameters"
-    if named not in (None, wanted, cls.__name__):
-        raise SettingError(f"{prefix}_type", named, "is another class", [wanted])
-    for extra in ("_package_version", "_package_name"):
+    for extra in ("_type", "_package_version", "_package_name"):
         settings.pop(extra, None)
     if ignore_extra_keys:
         known = {f.name for f in fields(cls)}

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import log
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from kit.dialects.base import OFF_POLICY, ON_POLICY, RAW, WrappedDialect
 from kit.dialects.fields import Acts, acts, counts, fact, refused
-from kit.steps.errors import Count, Natural, SettingError, check_fields, real_number, whole_number
+from kit.steps.errors import Limits, SettingError, check_fields, real_number, whole_number
 from kit.steps.given import GivenFields
 from kit.steps.plan import StepPlan
+from kit.steps.schema import Count, Natural
 
 EVALUATION_ROLLOUTS = 100
 """Rollouts of one evaluation of a value-based algorithm."""
@@ -52,15 +53,10 @@ def _rows(value: Any, settings: Any) -> str | None:
 
 
 def _standardizes(value: Any, settings: Any) -> Any:
-    if settings.algo == "ppo2" and not value:
-        why = "has no effect in ppo2, which sets it to true"
-        raise SettingError("critic.standardize_adv", value, why, "leave it out")
-    return value
+    return value or settings.algo == "ppo2"  # which sets it to true
 
 
 def _log_std(value: Any, settings: Any) -> float:
-    if real_number("std_init", value) <= 0:
-        raise SettingError("std_init", value, "is not positive", [1.0])
     return log(value)
 
 
@@ -144,8 +140,6 @@ class Pyrado(WrappedDialect):
     VERSIONS: ClassVar = {
         "7c48d66": "the code of July 2021 (fork fdamken/SimuRLacra)",
         "05cfa26": "the code of famura/SimuRLacra with use_trained_policy_for_refill",
-        "documented": "the docstrings as they read: num_init_memory_steps is neither raised to the "
-        "batch size nor lowered to the memory size",
     }
     ALGORITHMS: ClassVar = {
         **dict.fromkeys(("ppo", "ppo2", "a2c", "svpg"), ON_POLICY),
@@ -217,7 +211,9 @@ class Pyrado(WrappedDialect):
     """weight of the value loss, which is half a mean of squares (PPO2, A2C)."""
     entropy_coeff: float = acts("entropy_coeff", 1e-3, only=_JOINT)
     """weight of the entropy (PPO2, A2C)."""
-    std_init: float = acts("initial_log_std", 1.0, _log_std, only=ON_POLICY)
+    std_init: Annotated[float, Limits(0, open=True)] = acts(
+        "initial_log_std", 1.0, _log_std, only=ON_POLICY
+    )
     """first standard deviation of the actions."""
     max_grad_norm: float | None = acts("max_grad_norm", None, _norm)
     """largest norm of the policy's gradients, in PPO2 also of the critic's; ``None``: the
@@ -243,8 +239,6 @@ class Pyrado(WrappedDialect):
         if isinstance(self.critic, Mapping):
             check_fields(self.critic, GAE, "is not a setting", "critic.")
             self.critic = GAE(**self.critic)
-        if not isinstance(self.critic, GAE):
-            raise SettingError("critic", self.critic, "is no GAE", "use GAE(num_epoch=10)")
 
     # ------------------------------------------------------------------ what follows from them
     @property
@@ -266,8 +260,6 @@ class Pyrado(WrappedDialect):
             raise SettingError("memory_size", None, "is needed by value-based algorithms", [10**6])
         if self.num_init_memory_steps is None:
             return self.memory_size
-        if self.version == "documented":
-            return max(self.num_init_memory_steps, 1)
         return max(min(self.num_init_memory_steps, self.memory_size), self.batch_size)
 
     @property
@@ -290,17 +282,10 @@ class Pyrado(WrappedDialect):
         return self.critic.num_epoch * -(-rows // self.critic.batch_size)
 
     def after_reset(self) -> StepPlan:
-        """The run that follows a ``reset()``: the emptied memory is filled once more.
-
-        Raises:
-            SettingError: for DQL in version 7c48d66, whose ``reset`` fails.
-        """
+        """The run that follows a ``reset()``: the emptied memory is filled once more."""
         plan = self.to_plan()
         if plan.on_policy:
             return plan
-        if self.resolved().algo == "dql" and self.version == "7c48d66":
-            why = "cannot be reset: its exploration has no reset_expl_params"
-            raise SettingError("algo", "dql", why, ["sac"])
         return plan.replace(prefill_random=not self.use_trained_policy_for_refill)
 
     # ------------------------------------------------------------------ to a plan
@@ -419,7 +404,7 @@ class Pyrado(WrappedDialect):
                     "Targets of the critic are its values plus standardised advantages; those of "
                     "recipes are not standardised."
                 )
-            if self.critic.standardizer and self.version != "documented":
+            if self.critic.standardizer:
                 yield (
                     "RunningStandardizer takes mean and variance of the means of batches and "
                     "leaves the first as it is; recipes take those of all advantages."

@@ -15,16 +15,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from kit.dialects.base import OFF_POLICY, ON_POLICY, RAW, WrappedDialect, trains
 from kit.dialects.fields import Acts, acts, counts, fact, of_each_env, refused
-from kit.steps.errors import (
-    LARGEST,
-    Count,
-    Natural,
-    SettingError,
-    one_of,
-    real_number,
-    whole_number,
-)
+from kit.steps.errors import LARGEST, Limits, SettingError, one_of, real_number, whole_number
 from kit.steps.plan import StepPlan
+from kit.steps.schema import Count, Natural
 
 # fmt: off
 _ACTOR_CRITIC = {"gamma": 0.99, "ent_coef": 0.0, "vf_coef": 0.5, "max_grad_norm": 0.5}
@@ -70,9 +63,6 @@ def _critic_hidden_sizes(value: Any, settings: Any) -> list[int] | None:
 def _net_arch(value: Any, settings: Any) -> tuple[list[int], list[int]]:
     """Widths of actor and critics: one list, or a list each."""
     sizes = value.get("net_arch") if isinstance(value, Mapping) else value
-    if sizes is None and not {*value} - {"net_arch"}:
-        works = "leave it out, or use {net_arch: [64, 64]}"
-        raise SettingError("policy_kwargs", value, "names no widths of hidden layers", works)
     of_critic = "vf" if settings.family == ON_POLICY else "qf"
     each: list[Any] = [sizes, sizes]
     if isinstance(sizes, Mapping) and {*sizes} == {"pi", of_critic} and settings.algo != "dqn":
@@ -110,21 +100,14 @@ def _target_period(value: Any, settings: Any) -> int:
 
 def _alpha(value: Any, settings: Any) -> float:
     """The entropy coefficient of SAC: its first value where it is learnt, such as ``auto_0.1``."""
-    coefficient = _first_alpha(value)
-    if coefficient <= 0:
-        raise SettingError("ent_coef", value, "is not positive", [0.01])
-    return coefficient
+    return _first_alpha(value)
 
 
 def _first_alpha(value: Any) -> float:
     name, _, first = str(value).partition("_")
     if name != "auto":
         return real_number("ent_coef", value)
-    try:
-        return float(first or 1.0)
-    except ValueError:
-        why = "does not begin with a number after auto_"
-        raise SettingError("ent_coef", value, why, ["auto", "auto_0.1"]) from None
+    return _read("ent_coef", value, first or "1", "auto_0.1")
 
 
 def _is_fixed(value: Any, settings: Any) -> bool | None:
@@ -136,13 +119,18 @@ def _first_of(field: str) -> Callable[[Any, Any], float]:
     """What reads the first value of a field: a number, also of a schedule ``lin_1e-3``."""
 
     def first(value: Any, settings: Any) -> float:
-        try:
-            return float(str(value).removeprefix("lin_"))
-        except ValueError:
-            why = "is neither a number nor a linear schedule"
-            raise SettingError(field, value, why, [0.001, "lin_0.001"]) from None
+        return _read(field, value, str(value).removeprefix("lin_"), "lin_0.001")
 
     return first
+
+
+def _read(field: str, value: Any, number: str, example: str) -> float:
+    """The number in the text of a setting."""
+    try:
+        return float(number)
+    except ValueError:
+        why = "is neither a number nor a text with one"
+        raise SettingError(field, value, why, [0.001, example]) from None
 
 
 def _schedule(value: Any, settings: Any) -> str | None:
@@ -174,7 +162,6 @@ class SB3(WrappedDialect):
     LIBRARY = "Stable-Baselines3"
     VERSIONS: ClassVar = {
         "2.9.2": "the code of 2.9.2; training begins strictly after learning_starts",
-        "documented": "the docstrings as they read: training begins at learning_starts",
     }
     ALGORITHMS: ClassVar = {
         **dict.fromkeys(("ppo", "a2c"), ON_POLICY),
@@ -201,7 +188,7 @@ class SB3(WrappedDialect):
     """passes over a rollout (PPO)."""
     train_freq: Any = counts(only=OFF_POLICY)
     """vector steps of one rollout (off-policy), or ``(2, "episode")``: whole episodes."""
-    gradient_steps: Annotated[int, -LARGEST] = counts(only=OFF_POLICY)
+    gradient_steps: Annotated[int, Limits(-LARGEST, LARGEST)] = counts(only=OFF_POLICY)
     """gradient steps after each rollout, whatever ``n_envs``; less than 0: as many as its
     timesteps."""
     learning_starts: Natural = counts(only=OFF_POLICY)
@@ -236,10 +223,11 @@ class SB3(WrappedDialect):
         "recipes make their networks from hidden_sizes, as MlpPolicy", accepted=("MlpPolicy",)
     )
     """class of networks; ``MlpPolicy`` is what recipes make."""
-    policy_kwargs: Mapping[str, Any] | None = acts(
+    policy_kwargs: Mapping[str, Any] | str | None = acts(
         "hidden_sizes", None, _hidden_sizes, also=Acts("critic_hidden_sizes", _critic_hidden_sizes)
     )
-    """arguments of the networks: ``{net_arch: [64, 64]}``, widths of the hidden layers."""
+    """arguments of the networks: ``{net_arch: [64, 64]}``, widths of the hidden layers; a text such
+    as ``dict(...)`` of RL Zoo counts nothing, and is refused in a run."""
     gamma: float = acts("gamma")
     """discount."""
     gae_lambda: float = acts("gae_lambda", only=ON_POLICY)
@@ -314,11 +302,6 @@ class SB3(WrappedDialect):
             real_number("ent_coef", made.ent_coef if on_policy else _first_alpha(made.ent_coef))
         if made.target_entropy not in (None, "auto"):
             real_number("target_entropy", made.target_entropy)
-        given = made.policy_kwargs
-        of_the_zoo = isinstance(given, str) and given.startswith("dict(")  # evaluated there
-        if not (of_the_zoo or isinstance(given, Mapping | None)):
-            why = "is no mapping of settings"
-            raise SettingError("policy_kwargs", given, why, "use {net_arch: [64, 64]}")
         return made
 
     def frequency(self) -> tuple[int, str]:
@@ -381,10 +364,8 @@ class SB3(WrappedDialect):
         else:
             made["steps_per_env"] = every
         iterations = -(-self.total_timesteps // rollout)
-        # Training begins with the first rollout that ends strictly after learning_starts, or at it.
+        # Training begins with the first rollout that ends strictly after learning_starts.
         first = self.learning_starts // rollout + 1
-        if self.version == "documented":
-            first = max(-(-self.learning_starts // rollout), 1)
         random = -(-self.learning_starts // self.n_envs) * self.n_envs
         made |= {
             "iterations": iterations,
@@ -406,8 +387,7 @@ class SB3(WrappedDialect):
             made["eval_freq"] = -(-every // plan.num_envs)
         if plan.on_policy:
             return made | _on_policy_from(plan, settings.get("algo"))
-        documented = settings.get("version") == "documented"
-        return made | _off_policy_from(plan, settings.get("algo"), documented)
+        return made | _off_policy_from(plan, settings.get("algo"))
 
     # ------------------------------------------------------------------ caveats
     def _notes(self, plan: StepPlan) -> Iterator[str]:
@@ -540,9 +520,6 @@ class SB3(WrappedDialect):
 
 
 def _on_policy_from(plan: StepPlan, algo: str | None) -> dict[str, Any]:
-    if plan.collects_episodes:
-        why = "cannot be expressed on-policy"
-        raise SettingError("min_episodes", plan.min_episodes, why, [None])
     size = plan.minibatch_size or plan.frames_per_batch
     whole = size == plan.frames_per_batch
     algo = algo or ("a2c" if whole and plan.update_epochs == 1 else "ppo")
@@ -557,7 +534,7 @@ def _on_policy_from(plan: StepPlan, algo: str | None) -> dict[str, Any]:
     }
 
 
-def _off_policy_from(plan: StepPlan, algo: str | None, documented: bool) -> dict[str, Any]:
+def _off_policy_from(plan: StepPlan, algo: str | None) -> dict[str, Any]:
     rollout, starts = plan.frames_per_batch, plan.first_training_iteration
     made: dict[str, Any] = {"algo": algo or "sac", "batch_size": plan.minibatch_size or 256}
     if plan.collects_episodes:
@@ -571,7 +548,6 @@ def _off_policy_from(plan: StepPlan, algo: str | None, documented: bool) -> dict
         steps = -1 if plan.replay_ratio == 1 else round(plan.replay_ratio * rollout)
     made["gradient_steps"] = steps or 0
     # The random steps, as far as the plan's first rollout to train is the first after them.
-    after = int(documented)
-    low = (starts - 1) * rollout + (after if starts > 1 else 0)
-    made["learning_starts"] = min(max(plan.random_steps, low), starts * rollout - 1 + after)
+    low = (starts - 1) * rollout
+    made["learning_starts"] = min(max(plan.random_steps, low), starts * rollout - 1)
     return made

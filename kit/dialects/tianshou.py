@@ -15,10 +15,11 @@ from fractions import Fraction
 from typing import Any, ClassVar, Self
 
 from kit.dialects.base import OFF_POLICY, OFFLINE, ON_POLICY, Dialect, ratio_of
-from kit.dialects.fields import Acts, Refused, acts, fact, refused
-from kit.steps.errors import Count, Natural, SettingError, real_number, whole_number
+from kit.dialects.fields import Acts, Refused, acts, counts, fact, refused
+from kit.steps.counts import LARGEST_RATIO
+from kit.steps.errors import SettingError, real_number, whole_number
 from kit.steps.plan import StepPlan
-from kit.steps.validation import LARGEST_RATIO
+from kit.steps.schema import Count, Natural
 
 _ALGORITHMS = {
     **dict.fromkeys(("ppo", "a2c", "reinforce", "npg", "trpo", "gail"), ON_POLICY),
@@ -30,7 +31,7 @@ _ALGORITHMS = {
 _COLLECTING = (ON_POLICY, OFF_POLICY)
 BUFFER_SIZE = 4096
 """Default of ``buffer_size``."""
-INITIAL_TESTS = {"1.1.0": 2, "2.0.1": 1, "documented": 0}
+INITIAL_TESTS = {"1.1.0": 2, "2.0.1": 1}
 """Tests before training: in 1.1.0 ``run`` resets the trainer, and iterating over it once more."""
 
 
@@ -139,8 +140,6 @@ class Tianshou(TianshouSettings):
     NAME = "tianshou"
     VERSIONS: ClassVar = {
         "1.1.0": "the code of 1.1.0; two tests before training, and num_epochs=0 runs one epoch",
-        "documented": "SamplingConfig as it reads: no test before training, halves are rounded up, "
-        "on-policy updates see the preceding collection only, the last minibatch is smaller",
     }
     SECTIONS = frozenset({"", "sampling_config", "sampling"})
 
@@ -184,15 +183,12 @@ class Tianshou(TianshouSettings):
             whole_number("repeat_per_collect", self.repeat_per_collect)
         stop, known = self.stop_rew, self.test_return
         if stop is not None:
-            reached = real_number("stop_rew", stop)
-            made.stops = known is not None and real_number("test_return", known) >= reached
+            made.stops = known is not None and known >= stop
         return made
 
     @staticmethod
     def _from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
-        made = _sampling_from(plan, settings.get("algo"))
-        made.collect = made.collect or 1
-        return _said(made, Tianshou)
+        return _said(_sampling_from(plan, settings.get("algo")), Tianshou)
 
 
 @dataclass
@@ -202,8 +198,6 @@ class Tianshou2(TianshouSettings):
     NAME = "tianshou2"
     VERSIONS: ClassVar = {
         "2.0.1": "the code of 2.0.1; one test before training",
-        "documented": "the configuration classes as they read: no test before training, halves are "
-        "rounded up, episodes can be collected, the last minibatch is smaller",
     }
     SECTIONS = frozenset({"", "training_config", "training"})
 
@@ -215,21 +209,18 @@ class Tianshou2(TianshouSettings):
     """training environments; -1: as many as the machine has CPUs."""
     test_step_num_episodes: Natural = _as("test_episodes", -1)
     """episodes of one test; -1: one for each test environment; 0: none, where the code fails."""
-    collection_step_num_env_steps: int | None = _as("collect", 2048, _COLLECTING)
+    collection_step_num_env_steps: Count = _as("collect", 2048, _COLLECTING)
     """environment steps collected in one training step, rounded up to equally many of each."""
-    collection_step_num_episodes: Count | None = _as("collect_episodes", None, _COLLECTING)
-    """episodes collected in one training step, in place of steps; the code never forwards it, and
-    fails."""
+    collection_step_num_episodes: Count | None = counts(only=_COLLECTING)
+    """episodes collected in one training step; the code never forwards it, and fails."""
     test_in_training: bool = refused("evaluations come between iterations", False, only=_COLLECTING)
     """whether a stop criterion met in training leads to a test."""
     update_step_num_repetitions: Natural = _as("repeat", 1, (ON_POLICY,))
     """passes over the collected batch (on-policy)."""
     update_step_num_gradient_steps_per_sample: float = _as("per_sample", 1.0, (OFF_POLICY,))
     """gradient steps per collected step (off-policy), rounded in each training step."""
-    episode_length: Count | None = field(
-        default=None, kw_only=True, metadata={"neutral": "episode_length"}
-    )
-    """steps of every episode, where episodes are collected and all are equally long."""
+    episode_length: Count | None = fact()
+    """steps of every episode; no count follows from it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -245,36 +236,16 @@ class Tianshou2(TianshouSettings):
         return made
 
     def sampling(self) -> Sampling:
-        """As for both generations; steps or episodes are collected."""
-        self._check()
-        made = super().sampling()
-        made.collect = self._collected()
-        return made
-
-    def _check(self) -> None:
-        documented = self.version == "documented"
-        if self.batch_size is None and self.family != ON_POLICY and documented:
-            raise SettingError("batch_size", None, "is for on-policy algorithms only", [64])
-        if self.test_step_num_episodes == 0 and not documented:
+        """As for both generations; what the code cannot do is refused."""
+        if self.test_step_num_episodes == 0:
             why = "fails in tianshou 2.0.1, which always tests"
             raise SettingError("test_step_num_episodes", 0, why, [-1, 1])
-
-    def _collected(self) -> int | None:
-        """Steps of one collection; ``None`` where episodes are collected."""
-        steps, episodes = self.collection_step_num_env_steps, self.collection_step_num_episodes
-        if self.family == OFFLINE:
-            return None
-        if (steps is None) == (episodes is None):
-            why = f"and collection_step_num_env_steps={steps}: one of them must be given"
-            works = [None] if steps is not None else [1]
-            raise SettingError("collection_step_num_episodes", episodes, why, works)
-        if steps is not None:
-            return whole_number("collection_step_num_env_steps", steps, 1)
-        if self.version != "documented":
+        episodes = self.collection_step_num_episodes
+        if episodes is not None and self.family != OFFLINE:
             why = "is never forwarded by tianshou 2.0.1, which fails"
-            hint = "give collection_step_num_env_steps, or say version=documented"
+            hint = "give collection_step_num_env_steps"
             raise SettingError("collection_step_num_episodes", episodes, why, [None], hint)
-        return None
+        return super().sampling()
 
     @staticmethod
     def _from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -303,9 +274,7 @@ class Sampling:
     epochs: int
     epoch_steps: int
     envs: int
-    collect: int | None
-    collect_episodes: int | None = None
-    episode_length: int | None = None
+    collect: int
     batch_size: int | None
     repeat: int | None
     per_sample: float
@@ -331,12 +300,7 @@ class Sampling:
     @property
     def collected(self) -> int:
         """Environment steps of one collection."""
-        if self.collect is not None:
-            return self.up(self.collect)
-        if self.episode_length is None:
-            why = "is needed where episodes are collected"
-            raise SettingError("episode_length", None, why, "give it")
-        return (self.collect_episodes or 0) * self.episode_length
+        return self.up(self.collect)
 
     @property
     def trainings_per_epoch(self) -> int:
@@ -357,8 +321,6 @@ class Sampling:
         """Gradient steps of one training step (off-policy)."""
         name, ratio = self.name_of("per_sample"), self.per_sample
         ratio = real_number(name, ratio, 0, LARGEST_RATIO)
-        if self.version == "documented":
-            return int(Fraction(repr(ratio)) * self.collected + Fraction(1, 2))
         steps = round(ratio * self.collected)
         if steps == 0:
             rounded = f"round({ratio} * {self.collected}) = 0"
@@ -382,29 +344,23 @@ class Sampling:
             made = {name: value for name, value in made.items() if "evaluation" not in name}
         if offline:
             return made | {"steps_per_env": 0, "gradient_steps_per_iteration": self.epoch_steps}
-        start = self.up(self.start)
-        if self.collect is not None:
-            made["steps_per_env"] = self.collected // self.envs
-        else:
-            start = self.start
-            made |= {"min_episodes": self.collect_episodes, "episode_length": self.episode_length}
-        made |= {"num_envs": self.envs, "random_steps": 0}
-        made |= {"prefill_steps": start, "prefill_random": self.start_random}
+        made |= {"num_envs": self.envs, "steps_per_env": self.collected // self.envs}
+        made |= {"random_steps": 0, "prefill_steps": self.up(self.start)}
+        made["prefill_random"] = self.start_random
         if self.family == ON_POLICY:
             return made | self._on_policy()
         return made | {"gradient_steps_per_iteration": self.gradient_steps()}
 
     def _on_policy(self) -> dict[str, Any]:
-        documented = self.version == "documented"
-        start = 0 if documented else self.up(self.start)
+        start = self.up(self.start)
         rows = self.collected + start
         newest = None
-        if not documented and self.capacity < rows:
+        if self.capacity < rows:
             newest = rows = self.capacity
         return {
             "update_epochs": self.repeat,
             "minibatch_size": None if self.batch_size is None else min(self.batch_size, rows),
-            "last_minibatch": "smaller" if documented else "merge",
+            "last_minibatch": "merge",
             "prefill_in_first_batch": start > 0,
             "train_on_newest": newest,
         }
@@ -418,7 +374,7 @@ class Sampling:
         if self.family == OFFLINE:
             yield "Offline, an epoch is so many gradient steps; nothing is collected."
             return
-        if self.collect is not None and self.collected != self.collect:
+        if self.collected != self.collect:
             yield (
                 f"A collection is {self.collected} environment steps, not {self.collect}: "
                 f"equally many from each of {self.envs} environments."
@@ -440,11 +396,10 @@ class Sampling:
                 "these counts are those of a run that never does. Give test_return where it is "
                 "known."
             )
-            if INITIAL_TESTS[self.version]:
-                yield (
-                    "An initial test that reaches stop_rew ends the run after the first epoch, "
-                    "whatever its test; recipes ask the tests after epochs alone."
-                )
+            yield (
+                "An initial test that reaches stop_rew ends the run after the first epoch, "
+                "whatever its test; recipes ask the tests after epochs alone."
+            )
         if self.names.algo == "dqn":
             yield "Its loss is the mean of squared errors, that of recipes the Huber loss."
         yield from self._start_notes()
@@ -458,7 +413,7 @@ class Sampling:
             f"start_timesteps: {self.up(self.start):,} environment steps before training are "
             "part of no epoch, and the environments are reset after them."
         )
-        if self.family == ON_POLICY and self.version != "documented":
+        if self.family == ON_POLICY:
             yield "They are trained on as part of the first batch."
 
     def _schedule_notes(self) -> Iterator[str]:
@@ -467,7 +422,7 @@ class Sampling:
         It is planned for ``ceil(step_per_epoch / step_per_collect)`` of them in an epoch, before
         ``step_per_collect`` is rounded up to equally many of each environment.
         """
-        if self.collect is None or not self.epochs:
+        if not self.epochs:
             return
         planned = -(-self.epoch_steps // self.collect) * self.epochs
         off_policy = self.family == OFF_POLICY
@@ -500,7 +455,7 @@ class Sampling:
                 "newest are trained on, without a word."
             )
         rows, size = min(self.collected, self.capacity), self.batch_size
-        if size is not None and rows % size and rows > size and self.version != "documented":
+        if size is not None and rows % size and rows > size:
             yield (
                 f"The last minibatch takes the remainder: {size + rows % size} transitions, not "
                 f"{size}."
@@ -527,9 +482,7 @@ def _sampling_from(plan: StepPlan, algo: str | None) -> Sampling:
         epochs=-(-plan.iterations // every),
         epoch_steps=every * (rows or plan.gradient_steps_per_iteration or 1),
         envs=plan.num_envs,
-        collect=None if plan.collects_episodes else rows,
-        collect_episodes=rows // (plan.episode_length or 1) if plan.collects_episodes else None,
-        episode_length=plan.episode_length,
+        collect=rows or 1,
         batch_size=plan.minibatch_size,
         repeat=plan.update_epochs if plan.on_policy else 1,
         per_sample=1.0 if plan.on_policy else float(ratio_of(plan)),

@@ -9,14 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import gcd
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from kit.dialects.base import OFF_POLICY, ON_POLICY, Dialect, steps_of_training, trains
 from kit.dialects.fields import acts, counts, fact
-from kit.steps.counting import COUNTING_RULES, CountingRule, Fixed, KnownTotals, rule_numbers
+from kit.steps.counting import (
+    COUNTING_RULES,
+    CountingRule,
+    Fixed,
+    KnownTotals,
+    needed,
+    rule_numbers,
+)
 from kit.steps.counts import PlannedCounts
-from kit.steps.errors import Count, Natural, SettingError, one_of, whole_number
+from kit.steps.errors import SettingError, whole_number
 from kit.steps.plan import StepPlan
+from kit.steps.schema import Count, Natural
 
 RANDOM, WITHOUT = "random", "without_replacement"
 RULE = "torchrl-growing"
@@ -30,8 +38,6 @@ class TorchRL(Dialect):
     LIBRARY = "TorchRL"
     VERSIONS: ClassVar = {
         "0.14.1": "the code of 0.14.1",
-        "documented": "the docstrings as they read: optim_steps_per_batch=None is the number of "
-        "environments, and init_random_frames counts env steps everywhere",
     }
     ALGORITHMS: ClassVar = {
         **dict.fromkeys(("ppo", "a2c", "reinforce"), ON_POLICY),
@@ -65,7 +71,7 @@ class TorchRL(Dialect):
     buffer_size: Count = acts("buffer_size", family=OFF_POLICY)
     """transitions that the replay buffer holds; ``None``: a batch, or a million if sampled at
     random."""
-    sampler: str = counts()
+    sampler: Literal["random", "without_replacement"] = counts()
     """``random``, or ``without_replacement``; ``None``: as the algorithm needs it."""
     iterate: bool = counts()
     """whether an epoch iterates over the buffer, and so ends with it; ``None``: on-policy where
@@ -98,7 +104,6 @@ class TorchRL(Dialect):
 
     # ------------------------------------------------------------------ to a plan
     def _plan(self) -> dict[str, Any]:
-        one_of("sampler", self.sampler, (RANDOM, WITHOUT))
         batch = self.collected
         iterations = -(-self.total_frames // (batch * self.frame_skip))
         if self.collector_total_frames not in (None, -1):
@@ -119,14 +124,10 @@ class TorchRL(Dialect):
             return 0, 1
         asked = whole_number("init_random_frames", self.init_random_frames)
         first = max(-(-asked // (self.collected * self.frame_skip)), 1)
-        if self.version == "documented":
-            return (first if asked else 0), first
         return -(-asked // self.collected), first
 
     def _updates(self, iterations: int, first: int) -> dict[str, Any]:
         limit = self.optim_steps_per_batch
-        if limit is None and self.version == "documented":
-            limit = self.num_envs
         if limit is None and (self.sampler == RANDOM or not self.iterate):
             when = "with a random sampler" if self.sampler == RANDOM else "without iterate"
             raise SettingError("optim_steps_per_batch", None, f"never ends {when}", [1])
@@ -188,12 +189,11 @@ class TorchRL(Dialect):
     # ------------------------------------------------------------------ from a plan
     @staticmethod
     def _from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
-        version = settings.get("version")
         made = {
             "algo": settings.get("algo", ON_POLICY if plan.on_policy else OFF_POLICY),
             "frames_per_batch": plan.frames_per_batch,
             "total_frames": plan.total_policy_steps * plan.action_repeat,
-            "init_random_frames": _init_random_frames(plan, version) or None,
+            "init_random_frames": _init_random_frames(plan) or None,
             "batch_size": plan.minibatch_size or plan.frames_per_batch,
         }
         if not plan.on_policy and trains(plan) and plan.counting.startswith(RULE):
@@ -206,8 +206,6 @@ class TorchRL(Dialect):
         straddles = plan.last_minibatch == "carry" or plan.counting == "torchrl:sample"
         if limit is None and straddles:
             limit = rows // made["batch_size"]
-        elif limit is None and version == "documented":
-            limit = rows // made["batch_size"] + 2  # None would mean the number of environments
         drop = plan.last_minibatch == "drop"
         epochs = plan.update_epochs or 0
         return made | _epochs(epochs, limit, rows, iterate=not straddles, drop_last=drop)
@@ -277,12 +275,10 @@ def _epochs(epochs: int, limit: int | None, buffer_size: int, **ends: bool) -> d
     }
 
 
-def _init_random_frames(plan: StepPlan, version: str | None) -> int:
+def _init_random_frames(plan: StepPlan) -> int:
     """Frames that make the plan's random steps, and begin to train where it does."""
     batch, first = plan.frames_per_batch, plan.first_training_iteration
     skipped = batch * plan.action_repeat
-    if version == "documented":
-        return first * skipped if plan.random_steps else 0
     for frames in (plan.random_steps, (first - 1) * skipped + 1, first * skipped):
         random = min(-(-frames // batch) * batch, plan.iterations * batch)
         starts = max(-(-frames // skipped), 1)
@@ -386,15 +382,8 @@ def arguments(plan: PlannedCounts) -> tuple[int, int, int]:
     """
     argument = plan.counting.partition(":")[2]
     buffer_size, epochs, limit = rule_numbers(plan, argument, 3, f"{RULE}:1000,1,1")
-    if not limit:
-        works = [f"{RULE}:{buffer_size},{epochs},1"]
-        raise SettingError("counting", plan.counting, "has epochs of no minibatch", works)
-    if plan.minibatch_size is None:
-        raise SettingError("minibatch_size", None, f"is needed for counting={RULE}", [1])
-    if plan.update_epochs is not None:
-        why = f"does not go with counting={RULE}, which has them after the colon"
-        raise SettingError("update_epochs", plan.update_epochs, why, [None])
-    return buffer_size, epochs, limit
+    needed(plan, "minibatch_size")
+    return buffer_size, epochs, whole_number("minibatches of counting", limit, at_least=1)
 
 
 def _growing(plan: PlannedCounts, argument: str) -> GrowingSampler:
@@ -407,9 +396,7 @@ def _growing(plan: PlannedCounts, argument: str) -> GrowingSampler:
 
 def _sampler(plan: PlannedCounts, argument: str) -> CountingRule:
     """``torchrl``: epochs over one iterator; ``torchrl:sample``: so many samples in each epoch."""
-    if plan.update_epochs is None:
-        raise SettingError("update_epochs", None, "is needed for counting=torchrl", [1])
-    limit, epochs = plan.minibatches_per_epoch, plan.update_epochs
+    limit, epochs = plan.minibatches_per_epoch, needed(plan, "update_epochs")
     if argument == "sample":
         return Fixed(epochs * (limit or 1))
     rows = plan.rows(2)

@@ -9,7 +9,7 @@ from typing import Any
 
 from kit.dialects import as_plan
 from kit.dialects.base import ON_POLICY, Dialect, Difference
-from kit.dialects.carried import carry_over, changed, differing_meanings, flat
+from kit.dialects.carried import changed, differing_meanings, flat, uncounted
 from kit.dialects.explain import explain, plain, plan_text, shown, totals
 from kit.dialects.files import make, named
 from kit.steps.counts import FOLLOWED
@@ -32,7 +32,7 @@ class Translation:
     typed: dict[str, Any] = field(default_factory=dict)
     """settings of the source as typed, defaults included."""
     left_out: dict[str, Any] = field(default_factory=dict)
-    """changed settings of the source that do not count, without an equivalent in the target."""
+    """changed settings of the source that do not count, which are not translated."""
 
     def text(self) -> str:
         """The translation as text."""
@@ -43,7 +43,7 @@ class Translation:
         parts += ["", f"{target.LIBRARY} {target.version} ({target.algo})"]
         parts += [f"  {name}={shown(value)}" for name, value in self.settings().items()]
         if self.left_out:
-            parts += ["", f"Does not count, and has no equivalent in {target.LIBRARY}"]
+            parts += ["", "Does not count, and is not translated"]
             parts += [f"- {name}={shown(value)}" for name, value in self.left_out.items()]
         if other := self.other_settings():
             parts += ["", f"Does not count, and is otherwise in {target.LIBRARY}"]
@@ -128,9 +128,12 @@ def translate(
                 return Translation(source, same, [])
     if isinstance(source, Dialect) and "algo" not in given:
         given |= _algorithm(source, target)
+    left_out = uncounted(source) if isinstance(source, Dialect) else {}
+    if isinstance(source, target):
+        names = {name.partition(".")[0] for name in left_out}
+        given = {name: getattr(source, name) for name in names} | given
+        left_out = {}
     made, differences = target.nearest(plan, **given)
-    fixed = given.keys() | (settings or {}).keys()
-    left_out = carry_over(source, made, fixed) if isinstance(source, Dialect) else {}
     return Translation(source, made, differences, left_out=left_out)
 
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from torchrl.record.loggers import Logger
 
-from kit.dialects.files import flat
 from kit.logging.csv_file import FILES, CsvFile, Row, joined
 from kit.logging.files import NotSaved, as_folder, make_folder, not_written
 from kit.steps import SettingError
 from kit.steps.errors import place_of
+from kit.steps.values import flat
 
 AXES = ("policy_steps", "env_steps", "gradient_steps", "time/seconds")
 """Columns against which every other one can be drawn."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from fractions import Fraction
@@ -10,6 +9,7 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from kit.steps.errors import SettingError, nearest_first
+from kit.steps.registry import DIALECTS, dialect
 
 _LARGEST_DENOMINATOR = 1_000_000
 
@@ -113,8 +113,6 @@ class ReplayRatio(CountingRule):
 
     def advance(self, policy_steps: int) -> int:
         """The gradient steps that another ``policy_steps`` make due."""
-        if policy_steps < 0:
-            raise SettingError("policy_steps", policy_steps, "is negative", [0])
         due, self.remainder = divmod(
             self.remainder + self.ratio.numerator * policy_steps, self.ratio.denominator
         )
@@ -143,18 +141,19 @@ def as_fraction(field: str, value: Any) -> Fraction:
         SettingError: if ``value`` is negative, not finite or not a number.
     """
     try:
-        return _as_fraction(value)
+        fraction = _as_fraction(value)
     except (ValueError, TypeError, ZeroDivisionError, OverflowError):
-        pass
-    if isinstance(value, (int, float)) and value < 0:
-        raise SettingError(field, value, "is negative", [0])
-    raise SettingError(field, value, "is not a finite number", "use a number such as 0.5 or '1/3'")
+        fraction = None
+    if fraction is None or fraction < 0:
+        works = "use a number such as 0.5 or '1/3'"
+        raise SettingError(field, value, "is not a finite number from 0", works)
+    return fraction
 
 
 @lru_cache(maxsize=1024, typed=True)  # True is no 1
 def _as_fraction(value: Any) -> Fraction:
     if isinstance(value, bool):
-        raise TypeError
+        value = None  # no number
     if isinstance(value, str) and "e" not in value.lower():
         fraction = Fraction(value.strip())
     elif isinstance(value, (int, Fraction)):
@@ -164,9 +163,19 @@ def _as_fraction(value: Any) -> Fraction:
         number = float(value)
         simplest = Fraction(number).limit_denominator(_LARGEST_DENOMINATOR)
         fraction = simplest if float(simplest) == number else Fraction(repr(number))
-    if fraction < 0:
-        raise ValueError
     return fraction
+
+
+def needed(plan: Any, field: str) -> Any:
+    """Return the value of a setting without which the plan's rule counts nothing.
+
+    Raises:
+        SettingError: if it is not given.
+    """
+    value = getattr(plan, field)
+    if value is None:
+        raise SettingError(field, None, f"is needed for counting={plan.counting}", [1])
+    return value
 
 
 def rule_numbers(plan: Any, argument: str, wanted: int, example: str) -> list[int]:
@@ -187,7 +196,7 @@ RuleFactory = Callable[[Any, str], CountingRule]
 
 COUNTING_RULES: dict[str, RuleFactory] = {}
 """Rules by name. ``exact`` is the kit's own (``kit.steps.schedule``); a dialect adds its library's
-rules when it is imported, their names begin with its module's name.
+rules when it is imported; their names begin with the dialect's.
 """
 
 
@@ -202,13 +211,9 @@ def counting_rule(counting: str) -> Callable[[Any], CountingRule]:
         SettingError: if there is no such rule.
     """
     name, _, argument = counting.partition(":")
-    module = f"kit.dialects.{name.split('-')[0]}"
-    if name not in COUNTING_RULES and name.split("-")[0].isidentifier():
-        try:
-            importlib.import_module(module)
-        except ModuleNotFoundError as error:
-            if error.name != module:
-                raise
+    library = name.partition("-")[0]
+    if name not in COUNTING_RULES and library in DIALECTS:
+        dialect(library)
     if name not in COUNTING_RULES:
         known = f"known are {', '.join(nearest_first(name, [*COUNTING_RULES])[:6])}"
         raise SettingError("counting", counting, "is not a counting rule", ["exact"], known)

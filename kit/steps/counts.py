@@ -7,15 +7,18 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from kit.steps.counting import counting_rule
-from kit.steps.errors import Count, Natural, SettingError, whole_number
+from kit.steps.errors import Limits, SettingError, whole_number
 from kit.steps.every import multiples_crossed
 from kit.steps.minibatches import LastMinibatch, Permutation, permutation
+from kit.steps.schema import Count, Natural
 
 Rounding = Literal["error", "down", "up"]
 
+LARGEST_RATIO = 10**9
+"""Gradient steps per policy step that are accepted at most."""
 FOLLOWED = 600_000
 """Iterations that are followed one by one at most, where a foreign rule leaves no other way."""
 
@@ -92,7 +95,7 @@ class PlannedCounts:
 
     update_epochs: Natural | None = None
     """passes over each collected batch (on-policy)."""
-    replay_ratio: Fraction | None = None
+    replay_ratio: Annotated[Fraction, Limits(0, LARGEST_RATIO)] | None = None
     """gradient steps per policy step, exact, counted from the start of the first iteration that
     trains; a float means the simplest fraction that rounds to it."""
     gradient_steps_per_iteration: Natural | None = None

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 import os
 import sysconfig
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
-from functools import cache
+from dataclasses import dataclass, fields
+from numbers import Real
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
 
 LARGEST = 10**18
 """Largest count that is accepted; a million steps a second would reach it in 30,000 years."""
-
-Count = Annotated[int, 1]
-"""A whole number from 1."""
-Natural = Annotated[int, 0]
-"""A whole number from 0."""
+LARGEST_FLOAT, SMALLEST_FLOAT = 3.4e38, 1.2e-38
+"""Bounds of float32: networks would see infinity or 0 in place of numbers beyond them."""
 
 
 class SettingError(ValueError):
@@ -76,8 +73,76 @@ def show(value: Any, *, text: bool = False) -> str:
     return shown if len(shown) <= 200 else f"{shown[:200]}..."
 
 
+@dataclass(frozen=True)
+class Limits:
+    """Numbers between two bounds, for ``Annotated[float, Limits(...)]``."""
+
+    low: float = -LARGEST_FLOAT
+    """Smallest value."""
+    high: float = LARGEST_FLOAT
+    """Largest value."""
+    open: bool = False
+    """Whether ``low`` itself is excluded."""
+
+    def check(self, field: str, value: Any) -> None:
+        """Refuse a number ``value`` of the setting ``field`` that is outside."""
+        low, high = _shown(self.low), _shown(self.high)
+        if value > self.high:
+            raise SettingError(field, value, f"is more than {high}", [self.high])
+        if value < self.low + (SMALLEST_FLOAT if self.open else 0):
+            rounded = " in float32" if value > self.low else ""
+            why = f"is not above {self.low:g}{rounded}" if self.open else f"is less than {low}"
+            works = f"use a number {self}" if self.open else [self.low]
+            raise SettingError(field, value, why, works)
+
+    def __str__(self) -> str:
+        if self.low <= -LARGEST_FLOAT:
+            return "that is finite"
+        first = f"{'above' if self.open else 'from'} {_shown(self.low)}"
+        if self.high >= LARGEST:
+            return first
+        return f"{first}{' and up to' if self.open else ' to'} {_shown(self.high)}"
+
+
+def _shown(number: float) -> str:
+    return str(number) if isinstance(number, int) else f"{number:g}"
+
+
+def as_integer(field: str, value: Any) -> int:
+    """Return ``value`` as an int: an integer of any library, or a float such as ``1e6``.
+
+    Raises:
+        SettingError: if ``value`` is no whole number.
+    """
+    works: Any = "give a whole number"
+    if not isinstance(value, bool):
+        with contextlib.suppress(TypeError):
+            return operator.index(value)
+        if isinstance(value, Real) and math.isfinite(number := float(value)):
+            floor = math.floor(number)
+            if floor == value:
+                return floor
+            works = [floor, floor + 1]
+    raise SettingError(field, value, "is not a whole number", works)
+
+
+def as_number(field: str, value: Any) -> float:
+    """Return ``value``, a number of any library, as a float.
+
+    Raises:
+        SettingError: if ``value`` is no number, or too large for a float.
+    """
+    number = math.nan
+    if not isinstance(value, (bool, str)):
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            number = float(value)
+    if math.isnan(number):
+        raise SettingError(field, value, "is not a number", "give a number")
+    return number
+
+
 def whole_number(field: str, value: Any, at_least: int = 0) -> int:
-    """``value`` as an int.
+    """Return ``value`` as an int.
 
     Args:
         field: name of the setting, for the error.
@@ -88,21 +153,28 @@ def whole_number(field: str, value: Any, at_least: int = 0) -> int:
         SettingError: if ``value`` is no whole number, is too small, or is larger than
             :data:`LARGEST`.
     """
-    if isinstance(value, float) and not math.isfinite(value):
-        raise SettingError(field, value, "is not a finite number", f"use a number from {at_least}")
-    if isinstance(value, float) and not value.is_integer():
-        floor = max(math.floor(value), at_least)
-        raise SettingError(field, value, "is not a whole number", [floor, floor + 1])
-    try:  # the integers of other libraries (numpy), too
-        number = int(value) if isinstance(value, float) else operator.index(value)
-    except (TypeError, ValueError):
-        number = None
-    if number is None or isinstance(value, bool):
-        raise SettingError(field, value, "is not a whole number", f"use an integer from {at_least}")
-    if number < at_least:
-        raise SettingError(field, value, f"is less than {at_least}", [at_least])
-    if number > LARGEST:
-        raise SettingError(field, value, "is larger than any run", [LARGEST])
+    number = value if type(value) is int else as_integer(field, value)
+    if not at_least <= number <= LARGEST:
+        Limits(at_least, LARGEST).check(field, number)
+    return number
+
+
+def real_number(
+    field: str, value: Any, at_least: float = -LARGEST_FLOAT, at_most: float = LARGEST_FLOAT
+) -> float:
+    """Return ``value`` as a finite float.
+
+    Args:
+        field: name of the setting, for the error.
+        value: an int or a float.
+        at_least: smallest value that works.
+        at_most: largest value that works.
+
+    Raises:
+        SettingError: if ``value`` is no finite number or out of range.
+    """
+    number = as_number(field, value)
+    Limits(at_least, at_most).check(field, value)
     return number
 
 
@@ -113,15 +185,24 @@ def yes_or_no(field: str, value: Any) -> bool:
     raise SettingError(field, value, "is neither true nor false", [True, False])
 
 
-def one_of(field: str, value: Any, choices: Sequence[str]) -> str:
-    """``value``, one of ``choices``.
+Choice = TypeVar("Choice")
+
+
+def one_of(field: str, value: Any, choices: Sequence[Choice]) -> Choice:
+    """Return ``value``, one of ``choices``; 1 is not ``True``.
 
     Raises:
         SettingError: if it is not; the nearest spelling comes first.
     """
-    if isinstance(value, str) and value in choices:
-        return value
-    raise SettingError(field, value, "is not a choice", nearest_first(value, choices))
+    for choice in choices:
+        if isinstance(value, type(choice)) and choice == value:
+            return choice
+    raise SettingError(field, value, "is not a choice", nearest_first(value, words(choices)))
+
+
+def words(choices: Sequence[Any]) -> list[str]:
+    """Return choices as they are written on the command line."""
+    return [str(c).lower() if isinstance(c, bool) else str(c) for c in choices]
 
 
 def nearest_first(value: Any, choices: Sequence[str]) -> list[str]:
@@ -138,81 +219,6 @@ def check_fields(values: Mapping[str, Any], cls: type, why: str, prefix: str = "
     for name, value in values.items():
         if name not in known:
             raise SettingError(f"{prefix}{name}", value, why, nearest_first(name, known)[:3])
-
-
-def real_number(
-    field: str, value: Any, at_least: float | None = None, at_most: float | None = None
-) -> float:
-    """``value`` as a float.
-
-    Args:
-        field: name of the setting, for the error.
-        value: an int or a float.
-        at_least: smallest value that works, if there is one.
-        at_most: largest value that works, if there is one.
-
-    Raises:
-        SettingError: if ``value`` is no finite number or out of range.
-    """
-    if isinstance(value, (bool, str)):
-        raise SettingError(field, value, "is not a number", "use a number such as 0.5")
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise SettingError(field, value, "is not a finite number", "use a number such as 0.5")
-    if at_least is not None and number < at_least:
-        raise SettingError(field, value, f"is less than {at_least:g}", [at_least])
-    if at_most is not None and number > at_most:
-        raise SettingError(field, value, f"is more than {at_most:g}", [at_most])
-    return number
-
-
-def check_types(settings: Any) -> None:
-    """Check the annotated fields of a dataclass, and make integers of floats.
-
-    These are ``Count``, ``Natural`` and other annotated integers, ``bool`` and ``Literal``, and
-    then ``float``, also where it is one type of several. A field may be ``None`` if its type or
-    its default is.
-
-    Raises:
-        SettingError: at the first field that cannot work.
-    """
-    for name, kind, others in _checked(settings.__class__):
-        value = getattr(settings, name)
-        if isinstance(value, others):
-            continue
-        if kind is bool:
-            yes_or_no(name, value)
-        elif kind is float:
-            real_number(name, value)
-        elif isinstance(kind, int):
-            object.__setattr__(settings, name, whole_number(name, value, kind))
-        else:
-            one_of(name, value, kind)
-
-
-@cache
-def _checked(cls: type) -> list[tuple[str, Any, tuple[type, ...]]]:
-    """Fields to check: ``bool``, ``float``, smallest number or choices; other types that work."""
-    hints = get_type_hints(cls, include_extras=True)
-    optional = {f.name for f in fields(cls) if f.default is None}
-    found: list[tuple[str, Any, tuple[type, ...]]] = []
-    numbers: list[tuple[str, Any, tuple[type, ...]]] = []
-    for name, hint in hints.items():
-        kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-        none = (NoneType,) if NoneType in kinds or name in optional else ()
-        kind, *others = [kind for kind in kinds if kind is not NoneType] or [None]
-        if get_origin(kind) is Annotated:
-            found.append((name, get_args(kind)[1], none))
-        elif get_origin(kind) is Literal:
-            found.append((name, get_args(kind), none))
-        elif kind is bool and not others:
-            found.append((name, bool, none))
-        elif float in kinds:
-            numbers.append((name, float, (*(k for k in kinds if k is not float), *none)))
-    return found + numbers
 
 
 def place_of(error: BaseException) -> str:

@@ -6,10 +6,11 @@ from dataclasses import InitVar, asdict, dataclass
 from typing import Any, Self
 
 from kit.steps.counts import PlannedCounts
-from kit.steps.errors import Count, check_fields
+from kit.steps.errors import check_fields
 from kit.steps.given import given_fields
 from kit.steps.ledger import StepLedger
 from kit.steps.same_run import run_key
+from kit.steps.schema import Count
 from kit.steps.table import plan_table
 from kit.steps.validation import complete
 

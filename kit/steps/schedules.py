@@ -205,7 +205,7 @@ def _named(kind: str, start: float, end: float, duration: int, field: str) -> Sc
         return Warmup(inner, max(round(share * duration), 1))
     if name == "piecewise":
         shares = _shares(field, kind, words[::2])
-        factors = [real_number("factor", _number(field, kind, w), 0.0) for w in words[1::2]]
+        factors = [real_number("factor", _number(w), 0.0) for w in words[1::2]]
         boundaries = [round(share * duration) for share in shares]
         return Piecewise(boundaries, [start, *(start * factor for factor in factors)])
     if kind not in SCHEDULES:
@@ -217,15 +217,16 @@ def _named(kind: str, start: float, end: float, duration: int, field: str) -> Sc
 
 def _shares(field: str, kind: str, words: Sequence[str]) -> list[float]:
     """Shares of a run, in (0, 1)."""
-    shares = [_number(field, kind, word) for word in words]
+    shares = [_number(word) for word in words]
     if not shares or not all(0 < share < 1 for share in shares):
         why = "has a share of the run that is not between 0 and 1"
         raise SettingError(field, kind, why, _OF_SHARES)
     return shares
 
 
-def _number(field: str, kind: str, word: str) -> float:
+def _number(word: str) -> float:
+    """The number of a word; NaN, which is refused, if it is none."""
     try:
         return float(word)
     except ValueError:
-        raise SettingError(field, kind, f"has {word!r} for a number", _OF_SHARES) from None
+        return math.nan

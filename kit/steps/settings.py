@@ -54,9 +54,6 @@ class _Steps(GivenFields):
             settings |= dict.fromkeys(_EPISODES)
         if self.frames_per_batch is not None and "steps_per_env" not in given:
             settings["steps_per_env"] = None
-        elif self.steps_per_env is not None and _collects_episodes(settings):
-            why = "contradicts min_episodes and min_steps, which collect whole episodes"
-            raise SettingError("steps_per_env", self.steps_per_env, why, [None])
         return settings
 
 

@@ -6,12 +6,10 @@ from fractions import Fraction
 from math import gcd
 from typing import Any
 
-from kit.steps.counting import as_fraction, counting_rule
+from kit.steps.counting import counting_rule
 from kit.steps.counts import PlannedCounts
-from kit.steps.errors import SettingError, check_types, whole_number
-
-LARGEST_RATIO = 10**9
-"""Gradient steps per policy step that are accepted at most."""
+from kit.steps.errors import SettingError, whole_number
+from kit.steps.schema import check_types
 
 
 def complete(plan: PlannedCounts, frames_per_batch: int | None = None) -> None:
@@ -21,8 +19,6 @@ def complete(plan: PlannedCounts, frames_per_batch: int | None = None) -> None:
         SettingError: at the first field that cannot work.
     """
     check_types(plan)
-    if not isinstance(plan.asked, dict):
-        raise _error(plan, "asked", "is no dict of settings", "leave it out")
     _collection(plan, frames_per_batch)
     _updates(plan)
     if plan.offline:
@@ -70,10 +66,6 @@ def _collection(plan: PlannedCounts, frames: int | None) -> None:
         _set(plan, "steps_per_env", _steps_of_each(plan, frames))
     elif plan.steps_per_env is None:
         raise _error(plan, "steps_per_env", "leaves open what to collect", [1])
-    if not plan.collects_episodes and plan.episode_length is not None:
-        why = "means nothing where an iteration collects a number of steps"
-        hint = "or collect whole episodes with min_episodes or min_steps"
-        raise _error(plan, "episode_length", why, [None], hint)
 
 
 def _steps_of_each(plan: PlannedCounts, frames: int) -> int:
@@ -93,32 +85,23 @@ def _steps_of_each(plan: PlannedCounts, frames: int) -> int:
 
 
 def _updates(plan: PlannedCounts) -> None:
-    if plan.replay_ratio is not None:
-        ratio = as_fraction("replay_ratio", plan.replay_ratio)
-        if ratio > LARGEST_RATIO:
-            why = "is more gradient steps per policy step than any run makes"
-            raise SettingError("replay_ratio", plan.replay_ratio, why, [LARGEST_RATIO])
-        _set(plan, "replay_ratio", ratio)
     rules = ("update_epochs", "replay_ratio", "gradient_steps_per_iteration")
     given = [rule for rule in rules if getattr(plan, rule) is not None]
     if len(given) > 1:
         first = f"{given[0]}={getattr(plan, given[0])}"
         why = f"contradicts {first}: both say how many gradient steps"
         raise _error(plan, given[1], why, [None], f"or leave out {given[0]}")
-    if not isinstance(plan.counting, str):
-        raise _error(plan, "counting", "is not a counting rule", ["exact"])
 
 
 def _offline(plan: PlannedCounts) -> None:
     """Refuse settings that count policy steps where ``steps_per_env=0`` collects none."""
-    for field in ("update_epochs", "replay_ratio"):
-        if getattr(plan, field) is not None:
-            why = "counts collected policy steps, and steps_per_env=0 (offline) collects none"
-            raise _error(plan, field, why, [None], "give gradient_steps_per_iteration")
-    for field in ("prefill_steps", "learning_starts", "random_steps", "exploration_steps"):
-        if getattr(plan, field):
-            why = "is never reached: steps_per_env=0 (offline) collects nothing"
-            raise _error(plan, field, why, [0])
+    rules, steps = ("update_epochs", "replay_ratio"), ("prefill_steps", "learning_starts")
+    for field in (*rules, *steps, "random_steps", "exploration_steps"):
+        value = getattr(plan, field)
+        if value is not None and (value or field in rules):
+            why = "counts policy steps, and steps_per_env=0 (offline) collects none"
+            works = "use gradient_steps_per_iteration" if field in rules else [0]
+            raise _error(plan, field, why, works)
 
 
 def _prefill(plan: PlannedCounts) -> None:
@@ -206,8 +189,6 @@ def _batch(plan: PlannedCounts) -> None:
     if plan.pretrain_steps:
         why = "means nothing with update_epochs: every gradient step is on a batch just collected"
         raise _error(plan, "pretrain_steps", why, [0])
-    if plan.prefill_in_first_batch and not plan.prefill_steps:
-        raise _error(plan, "prefill_in_first_batch", "needs prefill_steps", [False])
     if plan.prefill_in_first_batch and plan.first_training_iteration > 1:
         why = "is after the first batch, with which prefill_in_first_batch trains on the prefill"
         raise _error(plan, "learning_starts", why, [plan.policy_steps_after(1)])
@@ -260,6 +241,3 @@ def _evaluation(plan: PlannedCounts) -> None:
         why = f"contradicts evaluation_every={plan.evaluation_every}: both say when to evaluate"
         hint = "or leave out evaluation_every"
         raise _error(plan, "evaluation_every_iterations", why, [None], hint)
-    if plan.evaluation_before_update and plan.evaluation_every_iterations is None:
-        why, hint = "needs evaluation_every_iterations", "or give evaluation_every_iterations"
-        raise _error(plan, "evaluation_before_update", why, [False], hint)

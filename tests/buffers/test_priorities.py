@@ -400,7 +400,7 @@ def test_errors_with_their_sign_are_refused(any_tree, alpha):
         ("beta", -0.1, "is less than 0"),
         ("beta", 4, "is more than 1; what works: 1"),
         ("eps", -1, "is less than 0"),
-        ("alpha", float("nan"), "is not a finite number"),
+        ("alpha", float("nan"), "is not a number"),
         ("max_capacity", 0, "is less than 1"),
     ],
 )

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import recipes
 from kit.config.plain import to_plain
-from kit.dialects.files import flat
+from kit.steps.values import flat
 from tests.fuzz.random_configs import small_config
 from tests.stored import read_stored
 

@@ -105,10 +105,10 @@ def test_a_section_may_hold_all_settings():
     ("content", "why"),
     [
         (None, "cannot be read"),
-        ("a: [", "is no YAML"),
+        ("a: [", "cannot be read"),
         ("- 1", "no settings by name"),
         ("other: 3", "has no settings of sheeprl"),
-        ("\x00\x01", "is no YAML"),
+        ("\x00\x01", "cannot be read"),
     ],
 )
 def test_a_file_that_says_nothing_is_refused(tmp_path, content, why):
@@ -236,7 +236,7 @@ def test_an_environment_chooses_nothing_in_a_file_of_one_run(tmp_path):
         (
             "pyrado",
             "algo=sac min_steps=5 critic.lr=none",
-            r"critic\.lr=None is not a finite number",
+            r"critic\.lr=None is not a number",
         ),
         ("nip", "body_lr_factor.actor=x", r"body_lr_factor\.actor='x' is not a number"),
         (
@@ -248,12 +248,11 @@ def test_an_environment_chooses_nothing_in_a_file_of_one_run(tmp_path):
         ("sheeprl", "algo=sac gamma=x", "gamma='x' is not a number"),
         ("cleanrl", "clip_vloss=0.2", "clip_vloss=0.2 is neither true nor false"),
         ("sb3", "algo=sac ent_coef=x", "ent_coef='x' is not a number"),
-        ("sb3", "algo=sac ent_coef=auto_x", "ent_coef='auto_x' does not begin .* auto or auto_0.1"),
+        ("sb3", "algo=sac ent_coef=auto_x", "ent_coef='auto_x' is neither a number .* auto_0.1"),
         ("sb3", "algo=ppo ent_coef=auto", "ent_coef='auto' is not a number"),
         ("sb3", "algo=ppo learning_rate=x", "learning_rate='x' is neither a number nor"),
         ("sb3", "algo=ppo clip_range=lin_x", "clip_range='lin_x' is neither a number nor"),
         ("sb3", "algo=sac target_entropy=x", "target_entropy='x' is not a number"),
-        ("sb3", "algo=ppo policy_kwargs=x", "policy_kwargs='x' is no mapping"),
         ("sb3", "algo=ppo policy=MlpPolcy", "policy='MlpPolcy' .* what works: MlpPolicy"),
     ],
 )

@@ -95,7 +95,7 @@ NOT_EVERYWHERE = {"world_size", "repeat_per_collect"}
 """Settings that some of the libraries, or some of their algorithms, do not read."""
 
 
-@pytest.mark.parametrize("case", CASES[::5], ids=[case["id"] for case in CASES[::5]])
+@pytest.mark.parametrize("case", CASES[::29], ids=[case["id"] for case in CASES[::29]])
 def test_settings_that_say_nothing_are_refused_and_every_figure_is_accounted_for(case):
     figures = sorted(figures_of(case["observed"]))
     for name, given in case["params"].items():

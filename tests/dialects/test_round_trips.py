@@ -41,20 +41,6 @@ def test_plan_to_dialect_to_plan_is_the_identity(name, plan):
             assert made.to_plan() == plan
 
 
-@every_dialect
-def test_dialect_to_plan_to_dialect_to_plan_is_the_same_plan(name):
-    draw, made = random.Random(name), 0
-    for _ in range(1500):
-        plan = plan_of(name, random_settings(name, draw, nasty=0))
-        if plan is None or plan.iterations > 10**6:
-            continue
-        again = said(name, plan)
-        if not isinstance(again, SettingError):
-            assert again.to_plan() == plan
-            made += 1
-    assert made > 50
-
-
 @every_version
 @settings(max_examples=120)
 @given(seed=st.integers(0, 2**32))
@@ -137,10 +123,3 @@ def count(ledger, plan, steps, iteration, due=0):
     for _ in range(plan.evaluations(iteration)):
         ledger.evaluated(plan.evaluation_episodes)
     ledger.iterations = iteration
-
-
-@every_dialect
-def test_a_plan_of_several_processes_is_said_or_refused_by_name(name):
-    plan = StepPlan(iterations=3, world_size=2, update_epochs=1, num_envs=2, steps_per_env=4)
-    made = said(name, plan)
-    assert made.field if isinstance(made, SettingError) else made.to_plan() == plan

@@ -13,76 +13,10 @@ def gradient_steps(plan, last=None):
     return [plan.gradient_steps(k) for k in range(1, (last or plan.iterations) + 1)]
 
 
-def test_on_policy_iterations_round_the_budget_down():
-    plan = Sheeprl(
-        algo="ppo",
-        total_steps=200,
-        rollout_steps=16,
-        num_envs=4,
-        per_rank_batch_size=20,
-        update_epochs=3,
-    ).to_plan()
-    assert plan.iterations == 3
-    assert plan.asked == {"total_policy_steps": 200}
-    assert plan.minibatch_sizes(1) == [20, 20, 20, 4] * 3
-
-
-def test_a2c_makes_one_gradient_step_from_all_minibatches():
-    settings = {"algo": "a2c", "num_envs": 4, "rollout_steps": 5, "per_rank_batch_size": 2}
-    now = Sheeprl(**settings).to_plan()
-    before = Sheeprl(**settings, version="0.5.7").to_plan()
-    assert now.gradient_steps(1) == before.gradient_steps(1) == 1
-    assert now.minibatch_sizes(1) == [2] * 10
-    assert before.minibatch_sizes(1) == [8, 8, 4]  # two time steps of four envs, and one
-
-
-def test_learning_starts_are_rounded_down_and_their_last_iteration_trains():
-    plan = Sheeprl(algo="sac", num_envs=4, total_steps=400, learning_starts=103).to_plan()
-    assert plan.random_steps == 100
-    assert plan.first_training_iteration == 25
-    assert plan.gradient_steps_after(100) == 304 == 400 - 100 + 4
-
-
-def test_the_first_answer_of_the_ratio_drops_its_fraction_for_good():
-    lossy = Sheeprl(
-        algo="sac", num_envs=1, total_steps=120, learning_starts=0, replay_ratio=0.1
-    ).to_plan()
-    assert lossy.gradient_steps_after(120) == 11
-    documented = Sheeprl(
-        algo="sac",
-        num_envs=1,
-        total_steps=120,
-        learning_starts=0,
-        replay_ratio=0.1,
-        version="documented",
-    ).to_plan()
-    assert documented.gradient_steps_after(120) == 12
-
-
 def test_a_ratio_that_loses_nothing_is_counted_exactly():
     plan = Sheeprl(algo="sac", num_envs=4, replay_ratio=0.25).to_plan()
     assert plan.counting == "exact"
     assert Sheeprl(algo="sac", num_envs=1, replay_ratio=0.25).to_plan().counting == "sheeprl"
-
-
-def test_sac_of_july_2024_makes_extra_gradient_steps_at_its_first_training():
-    plan = Sheeprl(algo="sac", num_envs=4, total_steps=400, version="0.5.7").to_plan()
-    assert plan.gradient_steps(25) == 80
-    assert plan.gradient_steps_after(100) == 380
-
-
-def test_pretraining_is_added_now_and_took_the_place_of_the_due_steps_before():
-    settings = {
-        "algo": "dreamer_v1",
-        "num_envs": 2,
-        "total_steps": 40,
-        "learning_starts": 10,
-        "replay_ratio": 0.2,
-        "per_rank_sequence_length": 4,
-        "per_rank_pretrain_steps": 100,
-    }
-    assert Sheeprl(**settings).to_plan().gradient_steps(5) == 100
-    assert Sheeprl(**settings, version="0.5.7").to_plan().gradient_steps(5) == 0
 
 
 def test_sequence_algorithms_wait_for_a_sequence_now_and_failed_before():
@@ -118,40 +52,6 @@ def test_decoupled_the_player_is_one_process_and_the_others_share_its_steps():
     assert plan.gradient_steps(30) == 2
     with pytest.raises(SettingError, match=r"gone from sheeprl 0\.8\.4"):
         Sheeprl(algo="sac_decoupled", world_size=3).to_plan()
-
-
-def test_gradient_steps_are_per_process():
-    plan = Sheeprl(
-        algo="sac", num_envs=1, world_size=2, learning_starts=6, total_steps=40
-    ).to_plan()
-    assert plan.gradient_steps_after(20) == 18
-    assert plan.after(20).gradient_steps == 36
-
-
-def test_a_resumed_run_continues_its_ratio():
-    first = Sheeprl(algo="sac", num_envs=1, total_steps=50, learning_starts=5, replay_ratio=0.3)
-    longer = Sheeprl(algo="sac", num_envs=1, total_steps=80, learning_starts=5, replay_ratio=0.3)
-    rest = longer.resumed(first)
-    assert rest.iterations == 30
-    whole = longer.to_plan()
-    assert gradient_steps(rest) == gradient_steps(whole)[50:]
-
-
-def test_a_resumed_run_without_its_buffer_waits_and_then_trains():
-    settings = {"algo": "sac", "num_envs": 2, "learning_starts": 8, "buffer_checkpoint": False}
-    settings["per_rank_pretrain_steps"] = 5
-    rest = Sheeprl(**settings, total_steps=60).resumed(Sheeprl(**settings, total_steps=20))
-    assert rest.random_steps == 0
-    assert gradient_steps(rest, 5) == [0, 0, 0, 5 + 2, 2]
-
-
-def test_a_resumed_run_takes_all_but_two_settings_from_the_checkpoint():
-    settings = {"algo": "sac", "num_envs": 5, "learning_starts": 0, "replay_ratio": 0.0625}
-    first = Sheeprl(**settings, total_steps=150)
-    changed = {"replay_ratio": 1.0, "per_rank_batch_size": 8, "learning_starts": 5}
-    rest = Sheeprl(**settings | changed, total_steps=280).resumed(first)
-    assert gradient_steps(rest, 10) == [0, 0, 1, 0, 0, 0, 1, 0, 0, 1]
-    assert rest.minibatch_size == 256
 
 
 def test_a_run_that_is_resumed_before_it_trained_asks_its_ratio_late():

@@ -40,29 +40,6 @@ def test_minus_one_environment_is_as_many_as_there_are_processors():
     assert Tianshou(num_train_envs=8).test_seed == 42 + 8
 
 
-def test_an_epoch_is_whole_collections_of_whole_vector_steps():
-    plan = Tianshou(
-        algo="sac", num_epochs=2, step_per_epoch=100, step_per_collect=10, num_train_envs=4
-    ).to_plan()
-    assert plan.frames_per_batch == 12
-    assert plan.iterations == 2 * 9
-    assert plan.total_policy_steps == 216
-
-
-@pytest.mark.parametrize(
-    ("ratio", "collected", "steps"),
-    [(0.5, 5, 2), (0.5, 3, 2), (0.25, 14, 4), (2.5, 1, 2), (2.5, 3, 8), (0.3, 5, 2), (0.1, 25, 2)],
-)
-def test_gradient_steps_are_rounded_half_to_even(ratio, collected, steps):
-    settings = {"num_train_envs": 1, "step_per_collect": collected, "update_per_step": ratio}
-    assert Tianshou(algo="dqn", **settings).to_plan().gradient_steps(1) == steps
-
-
-def test_halves_are_rounded_up_where_its_documentation_is_meant():
-    settings = {"num_train_envs": 1, "step_per_collect": 5, "update_per_step": 0.5}
-    assert Tianshou(algo="dqn", **settings, version="documented").to_plan().gradient_steps(1) == 3
-
-
 def test_a_ratio_that_rounds_to_nothing_is_refused_as_the_library_does():
     with pytest.raises(SettingError, match=r"update_per_step=0\.0625 makes round") as error:
         Tianshou(algo="dqn", num_train_envs=8, step_per_collect=8, update_per_step=0.0625).to_plan()
@@ -71,66 +48,23 @@ def test_a_ratio_that_rounds_to_nothing_is_refused_as_the_library_does():
     assert plan.to_plan().gradient_steps(1) == 1
 
 
-def test_the_last_minibatch_takes_the_remainder():
-    plan = Tianshou(algo="ppo", num_train_envs=4, step_per_collect=64, batch_size=20).to_plan()
-    assert plan.minibatch_sizes(1) == [20, 20, 24]
-
-
-def test_start_steps_are_part_of_no_epoch_but_of_the_first_on_policy_batch():
-    settings = {"num_train_envs": 2, "step_per_collect": 20, "start_timesteps": 15}
-    on_policy = Tianshou(algo="ppo", **settings, batch_size=None).to_plan()
-    assert on_policy.local_prefill_steps == 16
-    assert [on_policy.minibatch_sizes(k) for k in (1, 2)] == [[36], [20]]
-    off_policy = Tianshou(algo="sac", **settings, start_timesteps_random=True).to_plan()
-    assert off_policy.random_steps_until(10**9) == 16
-    assert off_policy.gradient_steps(1) == 20
-
-
-def test_a_buffer_smaller_than_a_collection_forgets_the_oldest():
-    plan = Tianshou(
-        algo="ppo", num_train_envs=3, step_per_collect=60, buffer_size=31, batch_size=64
-    ).to_plan()
-    assert plan.minibatch_sizes(1) == [33]
-
-
-def test_there_are_two_tests_more_than_epochs_and_in_version_2_one():
-    settings = {"step_per_epoch": 10, "step_per_collect": 10, "num_train_envs": 1}
-    plan = Tianshou(algo="sac", num_epochs=3, **settings).to_plan()
-    assert [plan.evaluations(k) for k in range(4)] == [2, 1, 1, 1]
-    two = Tianshou2(
-        algo="sac",
-        max_epochs=3,
-        epoch_num_steps=10,
-        collection_step_num_env_steps=10,
-        num_training_envs=1,
-    ).to_plan()
-    assert [two.evaluations(k) for k in range(4)] == [1, 1, 1, 1]
-
-
 def test_no_epoch_is_one_epoch_in_version_1_and_none_in_version_2():
     assert Tianshou(algo="sac", num_epochs=0, num_train_envs=1).to_plan().iterations == 15
     assert Tianshou2(algo="sac", max_epochs=0, num_training_envs=1).to_plan().iterations == 0
 
 
 def test_version_2_never_forwards_the_number_of_episodes():
-    settings = {"collection_step_num_env_steps": None, "collection_step_num_episodes": 3}
     with pytest.raises(SettingError, match="never forwarded"):
-        Tianshou2(algo="dqn", **settings).to_plan()
-    plan = Tianshou2(algo="dqn", **settings, episode_length=5, version="documented").to_plan()
-    assert plan.frames_per_batch == 15
+        Tianshou2(algo="dqn", collection_step_num_episodes=3).to_plan()
 
 
 def test_version_2_always_tests():
     with pytest.raises(SettingError, match="which always tests"):
         Tianshou2(algo="sac", test_step_num_episodes=0).to_plan()
-    plan = Tianshou2(algo="sac", test_step_num_episodes=0, version="documented").to_plan()
-    assert plan.evaluations_after(plan.iterations) == 0
 
 
 def test_a_whole_buffer_is_a_minibatch_in_version_2_against_its_documentation():
     assert Tianshou2(algo="dqn", batch_size=None).to_plan().minibatch_size is None
-    with pytest.raises(SettingError, match="on-policy algorithms only"):
-        Tianshou2(algo="dqn", batch_size=None, version="documented").to_plan()
 
 
 @pytest.mark.parametrize(

@@ -173,8 +173,8 @@ def _by_command(cls: type, build: Any, values: dict[str, Any]) -> None:
     """From the words of a command line."""
     from kit.cli.launch import main
     from kit.config.plain import to_plain
-    from kit.dialects.files import flat
     from kit.steps import SettingError
+    from kit.steps.values import flat
 
     defaults, given = flat(to_plain(cls())), flat(values)
     words = [f"{n}={word(v)}" for n, v in given.items() if n not in defaults or v != defaults[n]]

@@ -38,10 +38,8 @@ BAD = {
     "a rule without its number": ({"counting": "dreamer"}, "counting"),
     "a rule with a word for its number": ({"counting": "sheeprl:many"}, "counting"),
     "a rule with fewer numbers": ({"counting": "torchrl-growing:9,1"}, "counting"),
-    "a rule of epochs without a minibatch": ({"counting": "torchrl-growing:9,1,0"}, "counting"),
     "steps and episodes": ({"min_episodes": 2, "steps_per_env": 3}, "steps_per_env"),
     "nothing to collect": ({"steps_per_env": None}, "steps_per_env"),
-    "length of no episodes": ({"episode_length": 10}, "episode_length"),
     "prefill iteration rounded to nothing": (
         {"prefill_steps": 2, "prefill_is_iteration": True, "rounding": "down"},
         "prefill_is_iteration",
@@ -52,7 +50,6 @@ BAD = {
         {"evaluation_every": 8, "evaluation_every_iterations": 2},
         "evaluation_every_iterations",
     ),
-    "before which update": ({"evaluation_before_update": True}, "evaluation_before_update"),
     "epochs of no batch": ({"minibatches_per_epoch": 3}, "minibatches_per_epoch"),
     "newest of no batch": ({"train_on_newest": 4}, "train_on_newest"),
 }
@@ -83,7 +80,6 @@ BAD_BATCHES = {
         {"prefill_steps": 8, "prefill_in_first_batch": True, "learning_starts": 44},
         "learning_starts",
     ),
-    "prefill batch without prefill": ({"prefill_in_first_batch": True}, "prefill_in_first_batch"),
 }
 
 OFF_POLICY = {"total_policy_steps": 1000, "num_envs": 4, "replay_ratio": 1, "minibatch_size": 4}
@@ -112,7 +108,7 @@ def test_the_error_names_the_field_and_what_works(good, bad, field):
 
 
 def test_a_number_of_thousands_of_digits_is_refused_without_printing_it():
-    with pytest.raises(SettingError, match=r"num_envs=<int> is larger than any run"):
+    with pytest.raises(SettingError, match=r"num_envs=<int> is more than 10{18};"):
         StepPlan(iterations=1, num_envs=10**5000)
 
 
@@ -130,8 +126,6 @@ def test_works_with_a_rounding_rule_instead():
         ("sheeprl", {"minibatch_size": 2}, "replay_ratio", [1]),
         ("torchrl", {"replay_ratio": 1, "minibatch_size": 2}, "update_epochs", [1]),
         ("torchrl-growing:9,1,1", {"replay_ratio": 1}, "minibatch_size", [1]),
-        ("torchrl-growing:9,1,1", {"update_epochs": 1, "minibatch_size": 2}, "update_epochs",
-         [None]),
     ],
 )  # fmt: skip
 def test_a_counting_rule_names_what_it_needs(counting, settings, field, works):

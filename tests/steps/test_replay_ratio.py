@@ -66,8 +66,3 @@ def test_a_float_means_the_simplest_fraction_that_rounds_to_it(given_ratio, exac
 def test_a_ratio_that_is_none_is_refused(bad):
     with pytest.raises(SettingError, match="replay_ratio="):
         ReplayRatio(bad)
-
-
-def test_steps_only_grow():
-    with pytest.raises(SettingError, match="policy_steps=-1"):
-        ReplayRatio(1).advance(-1)

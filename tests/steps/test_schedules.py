@@ -98,7 +98,7 @@ def test_pieces_are_factors_of_the_start_from_a_share_of_the_run_on():
         ("warmup", "share of the run that is not between 0 and 1"),
         ("warmup 1.5 linear", "share of the run that is not between 0 and 1"),
         ("warmup 0.1 lineal", "'lineal' is not a schedule"),
-        ("piecewise 0.5 x", "has 'x' for a number"),
+        ("piecewise 0.5 x", "makes factor=nan"),
         ("piecewise 0.5 0.1 0.4 0.1", r"='piece.*' makes boundaries=\(4, 3\), which does not incr"),
         (
             "piecewise 0.5 0.1 0.7",

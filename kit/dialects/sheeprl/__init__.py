@@ -43,9 +43,10 @@ from kit.dialects.sheeprl.notes import notes
 from kit.dialects.sheeprl.resume import resumed
 from kit.dialects.sheeprl.rules import SheeprlRatio, first_due
 from kit.steps.counting import counting_rule
-from kit.steps.errors import Count, Natural, SettingError, real_number
+from kit.steps.counts import LARGEST_RATIO
+from kit.steps.errors import SettingError, real_number
 from kit.steps.plan import StepPlan
-from kit.steps.validation import LARGEST_RATIO
+from kit.steps.schema import Count, Natural
 
 _PPOS, _SACS = ("ppo", "ppo_decoupled"), ("sac", "droq", "sac_ae", "sac_decoupled")
 
@@ -76,11 +77,7 @@ def _hidden_sizes(value: Any, settings: Any) -> list[int]:
 
 def _capacity(value: Any, settings: Any) -> int:
     """Transitions that the buffers of all environments hold."""
-    envs = settings.num_envs * settings.processes
-    if value < envs:
-        why = f"has no place for a transition of each of {envs} environments, and sheeprl fails"
-        raise SettingError("buffer_size", value, why, [envs])
-    return of_each_env(value, envs)
+    return of_each_env(value, settings.num_envs * settings.processes)
 
 
 @dataclass
@@ -99,8 +96,6 @@ class Sheeprl(Dialect):
         "training, and pretraining replaces those due there",
         "0.5.0": "the code of February 2024, before replay_ratio: per_rank_gradient_steps every "
         "train_every policy steps",
-        "documented": "howto/work_with_steps.md as it reads: no fraction of a gradient step is "
-        "lost, and pretraining is added to the first training",
     }
     ALGORITHMS: ClassVar = {
         **dict.fromkeys(("ppo", "a2c", "ppo_decoupled"), ON_POLICY),
@@ -250,7 +245,7 @@ class Sheeprl(Dialect):
         if self.algo in DECOUPLED:
             self._check_decoupled()
         limit = self.max_episode_steps
-        if limit is not None and real_number("max_episode_steps", limit) < 1:
+        if limit is not None and limit < 1:
             limit = None
         return {
             "world_size": self.processes,
@@ -264,13 +259,10 @@ class Sheeprl(Dialect):
         if self.version == "0.8.4":
             why, works = "is gone from sheeprl 0.8.4", ["ppo", "sac"]
             raise SettingError("algo", self.algo, why, works, "or version=0.5.7")
-        if self.world_size < 2:
-            why = "leaves no process to train: one only plays"
-            raise SettingError("world_size", self.world_size, why, [2])
 
     def _on_policy(self) -> dict[str, Any]:
         old = self.version in ("0.5.7", "0.5.0")
-        if self.buffer_size not in (None, self.rollout_steps) and self.version != "documented":
+        if self.buffer_size not in (None, self.rollout_steps):
             why = "fails on-policy: the buffer holds one rollout"
             raise SettingError("buffer_size", self.buffer_size, why, [self.rollout_steps])
         iterations = self.total_steps // self.policy_steps_per_iteration
@@ -315,7 +307,7 @@ class Sheeprl(Dialect):
             if self.algo in SEQUENCES:
                 return made | self._train_every(random, iterations)
             return made | self._before_ratio(random, iterations)
-        return made | self._replay_ratio(random, first, sequence, iterations)
+        return made | self._replay_ratio(first, sequence, iterations)
 
     def _explored(self, iterations: int, first: int) -> int:
         """Policy steps of the exploring agent.
@@ -327,20 +319,9 @@ class Sheeprl(Dialect):
             return self.exploration_steps
         return min(iterations, first if "finetuning" in algo else iterations) * each
 
-    def _replay_ratio(
-        self, random: int, first: int, sequence: int | None, iterations: int
-    ) -> dict[str, Any]:
+    def _replay_ratio(self, first: int, sequence: int | None, iterations: int) -> dict[str, Any]:
         ratio = real_number("replay_ratio", self.replay_ratio, 0, LARGEST_RATIO)
         pretrain = self.per_rank_pretrain_steps
-        if self.version == "documented":
-            if ratio == 0:
-                raise SettingError("replay_ratio", 0, "must be greater than zero", [1.0])
-            each = self.policy_steps_per_iteration
-            if random * each != self.learning_starts:
-                why = f"is not a multiple of the {each} policy steps of one iteration"
-                works = [random * each, (random + 1) * each]
-                raise SettingError("learning_starts", self.learning_starts, why, works)
-            return {"replay_ratio": ratio, "pretrain_steps": pretrain, "counting": "exact"}
         if self.version == "0.8.4" and self.dry_run:
             pretrain = 0
         counting = self.rule()
@@ -481,7 +462,7 @@ class Sheeprl(Dialect):
             return made | _train_every_from(plan, algo)
         if version == "0.5.0":
             return made | _before_ratio_from(plan, algo)
-        return made | _replay_ratio_from(plan, algo, version)
+        return made | _replay_ratio_from(plan, algo)
 
     def _notes(self, plan: StepPlan) -> Iterator[str]:
         return notes(self, plan)
@@ -503,14 +484,12 @@ def _on_policy_from(plan: StepPlan, algo: str, version: str) -> dict[str, Any]:
     return epochs | {"rollout_steps": plan.steps_per_env, "per_rank_batch_size": size}
 
 
-def _replay_ratio_from(plan: StepPlan, algo: str, version: str) -> dict[str, Any]:
+def _replay_ratio_from(plan: StepPlan, algo: str) -> dict[str, Any]:
     starts, ratio, pretrain = plan.random_steps, float(ratio_of(plan)), plan.pretrain_steps
     if "finetuning" in algo:  # it plays no random actions
         starts = max(starts, plan.learning_starts)
     if not trains(plan):
         ratio, pretrain = 0.0, 0
-        if version == "documented":  # 0 is none there, but a run may end before it learns
-            starts, ratio = (plan.iterations + 1) * plan.policy_steps_per_iteration, 1.0
     return {"learning_starts": starts, "replay_ratio": ratio, "per_rank_pretrain_steps": pretrain}
 
 

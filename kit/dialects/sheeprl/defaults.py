@@ -67,7 +67,6 @@ _COUNTDOWNS: dict[int, dict[str, Any]] = {
         "learning_starts": 65_536},
 }
 _CHANGED: dict[str, dict[str, dict[str, Any]]] = {
-    "documented": _NO_PRETRAINING,
     "0.5.7": _NO_PRETRAINING | _A2C,
     "0.5.0": _A2C
     | {name: {"per_rank_gradient_steps": 1} for name in ("sac", "sac_ae")}

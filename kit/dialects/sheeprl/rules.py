@@ -11,7 +11,7 @@ import math
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from kit.steps.counting import COUNTING_RULES, CountingRule, KnownTotals, rule_numbers
+from kit.steps.counting import COUNTING_RULES, CountingRule, KnownTotals, needed, rule_numbers
 from kit.steps.errors import SettingError
 
 if TYPE_CHECKING:
@@ -128,9 +128,7 @@ class TrainEvery(KnownTotals):
 
 
 def _ratio(plan: PlannedCounts) -> float:
-    if plan.replay_ratio is None:
-        raise SettingError("replay_ratio", None, f"is needed for counting={plan.counting}", [1])
-    return float(plan.replay_ratio)
+    return float(needed(plan, "replay_ratio"))
 
 
 def _current(plan: PlannedCounts, argument: str) -> SheeprlRatio:
