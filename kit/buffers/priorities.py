@@ -215,16 +215,12 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
 
 
 def make_priority_tree(size: int, device: torch.device) -> PriorityTree:
-    """The fastest tree for a device: on the host a compiled one, where there is one."""
+    """The fastest tree for a device: on the host Numba's, if it is installed."""
     if device.type == "cpu":
         with contextlib.suppress(ImportError):  # also where Numba does not know this NumPy
             from kit.buffers.numba_tree import NumbaPriorityTree
 
             return NumbaPriorityTree(size)
-        with contextlib.suppress(ImportError):
-            from kit.buffers.torchrl_tree import TorchRLPriorityTree
-
-            return TorchRLPriorityTree(size)
     return PriorityTree(size, device)
 
 
