@@ -90,13 +90,10 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
             Their places and, as ``priority_weight``, importance weights; on the storage's device.
 
         Raises:
-            RuntimeError: if nothing is stored.
             SettingError: if the priorities do not add up to a positive finite number (on a GPU that
                 is not asked).
         """
         self._maybe_init_from_storage(storage)
-        if len(storage) == 0:
-            raise RuntimeError("Cannot sample from an empty storage.")
         tree: PriorityTree = self._sum_tree
         share = torch.rand(batch_size, dtype=torch.float64, device=self.device, generator=self._rng)
         places, values = tree.find(tree.array(share))
