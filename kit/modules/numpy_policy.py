@@ -28,7 +28,7 @@ from torchrl.modules import Actor, EGreedyModule, ProbabilisticActor, QValueActo
 
 from kit.fast.traced import Traced
 from kit.modules.exploration import EpsilonGreedy, GaussianNoise
-from kit.modules.heads import ClippedTanhNormal, Heads, Scaled
+from kit.modules.heads import HEADS, ClippedTanhNormal, Heads, Scaled
 from kit.modules.host_copy import HostCopy
 from kit.modules.networks import Flatten, FlattenMLP, SigmoidTanh
 from kit.modules.numpy_samplers import (
@@ -274,8 +274,6 @@ def copy_on_host(policy: Any, num_envs: int) -> HostCopy:
     if any(map(is_lazy, parameters)):
         raise NotInNumpy("it has parameters without a shape yet")
     for part in policy.modules():
-        if type(part).__module__.split(".")[0] not in _COPIED:
-            raise NotInNumpy(f"{type(part).__name__} is no layer that NumPy computes here")
         if part._forward_hooks or part._forward_pre_hooks:
             raise NotInNumpy("it has hooks")
     largest = max((parameter.numel() for parameter in parameters), default=0)
@@ -329,7 +327,6 @@ _NOISES: dict[type, tuple[type, ...]] = {
 """What may change the actions of a greedy or deterministic policy, and only where it samples."""
 
 _KNOWN = (ProbabilisticActor, SquashedActor, TensorDictSequential, *_NOISES)
-_COPIED = ("torch", "tensordict", "torchrl", "kit")
 
 
 def _only_input(module: Any) -> Any:
@@ -341,7 +338,7 @@ def _only_input(module: Any) -> Any:
 def _only_head(module: Any) -> Any:
     heads: Any = getattr(module, "module", None)
     own = type(heads) is Heads and len(heads.heads) == 1
-    if not own or type(heads.heads[0]).__module__ != Heads.__module__:
+    if not own or type(heads.heads[0]) not in HEADS:
         raise NotInNumpy("it is no actor of make_actor with one action and a network of its own")
     return heads.heads[0]
 
