@@ -330,12 +330,6 @@ def test_no_places_change_no_priorities(any_tree):
     assert float(sampler.default_priority) == 1.0
 
 
-def test_nothing_is_drawn_where_nothing_is_stored(any_tree):
-    buffer = buffer_of(PrioritizedSampler(8, alpha=1.0, beta=0.5))
-    with pytest.raises(RuntimeError, match=r"^Cannot sample from an empty storage\.$"):
-        buffer.sample()
-
-
 @pytest.mark.parametrize("place", [4, 10**12])
 def test_places_beyond_the_buffer_are_refused(any_tree, place):
     sampler = PrioritizedSampler(4, alpha=1.0, beta=0.5)
