@@ -392,19 +392,11 @@ def test_a_loss_by_name_is_tried_on_sequences_that_go_on_after_the_burn_in(loss)
         ("ppo", {"anneal": "warmup 2 linear"}, r"share of the run that is not between 0 and 1"),
         ("ppo", {"anneal": "piecewise 0.5"}, r"has 1 values for 1 boundaries"),
         (
-            "ppo",
-            {"loss": "PPOLoss", "anneal_clip": "linear"},
-            r"clip_epsilon.*not an attribute",
-        ),
-        (
             "ppo_pixels",
             {"env": EnvConfig("CartPole-v1"), "frame_stack": 1},
             r"has no image for .*\[4\]",
         ),
         ("ppo_pixels", {"convolutions": [[8, 9, 9], [8, 3, 1]]}, r"too large for images"),
-        ("ppo_pixels", {"convolutions": [[8, 3]]}, r"=\[\[8, 3\]\] are not channels, kernel size"),
-        ("ppo_pixels", {"convolutions": [[8, 3, 0]]}, r"each at least 1, of every convolution"),
-        ("ppo_pixels", {"preprocess": "atari"}, r"preprocess='atari' is for games"),
         ("a2c", {"env": SEVERAL_ACTIONS}, r"'A2CLoss' is for one action, and .* several: \["),
         ("reinforce", {"env": SEVERAL_ACTIONS}, r"use recipes\.ppo and its losses"),
         (
