@@ -274,6 +274,8 @@ def copy_on_host(policy: Any, num_envs: int) -> HostCopy:
     if any(map(is_lazy, parameters)):
         raise NotInNumpy("it has parameters without a shape yet")
     for part in policy.modules():
+        if type(part).__module__.split(".")[0] not in _COPIED:
+            raise NotInNumpy(f"{type(part).__name__} is no layer that NumPy computes here")
         if part._forward_hooks or part._forward_pre_hooks:
             raise NotInNumpy("it has hooks")
     largest = max((parameter.numel() for parameter in parameters), default=0)
@@ -327,6 +329,8 @@ _NOISES: dict[type, tuple[type, ...]] = {
 """What may change the actions of a greedy or deterministic policy, and only where it samples."""
 
 _KNOWN = (ProbabilisticActor, SquashedActor, TensorDictSequential, *_NOISES)
+_COPIED = ("torch", "tensordict", "torchrl", "kit")
+"""Packages whose layers can be copied; a layer of another one may hold anything."""
 
 
 def _only_input(module: Any) -> Any:
