@@ -13,7 +13,7 @@ what it depends on. "Trainer" is what is left of an iteration: counting, cadence
 
 By priority: places of 256 of 1,000,000 transitions with their weights, and these transitions' new
 priorities, each repeated alone and both in turns, as in a run. With Numba's tree (the extra
-``numba``), with TorchRL's compiled one, which is taken without Numba, and with that of tensors. "As
+``numba``) and with that of tensors, which is used without Numba and on GPUs. "As
 a run": a transition of Pendulum is stored, a minibatch is drawn with all its entries, and its
 priorities are set.
 
@@ -289,11 +289,9 @@ def priority_table(rounds: int) -> str:
     """Return the table of drawing by priority."""
     from kit.buffers.numba_tree import NumbaPriorityTree
     from kit.buffers.priority_trees import PriorityTree
-    from kit.buffers.torchrl_tree import TorchRLPriorityTree
 
     trees = {
         "Numba's tree": by_priority(lambda size, _: NumbaPriorityTree(size)),
-        "TorchRL's tree": by_priority(lambda size, _: TorchRLPriorityTree(size)),
         "tree of tensors": by_priority(PriorityTree),
     }
     cases = {(name, part): case for name, parts in trees.items() for part, case in parts.items()}

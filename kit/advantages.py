@@ -301,7 +301,7 @@ class GAE(torchrl_value.GAE):
             following.set("is_init", torch.zeros_like(following.get(names.done)))
         following = self._values(following)
         time = batch.ndim - 1
-        ends = [_like(value, batch.get(key), key[1]) for key in end_keys]
+        ends = [_like(value, batch.get(key)) for key in end_keys]
         with_time_last = (tensor.movedim(time, -1) for tensor in (*ends, value, following))
         estimates = self._estimates(batch, *with_time_last)
         advantage, target = (estimate.movedim(-1, time) for estimate in estimates)
@@ -357,16 +357,8 @@ def _time_of(batch: TensorDictBase) -> int:
     return names.index("time") if "time" in names else batch.ndim - 1
 
 
-def _like(values: Tensor, given: Tensor, name: Any) -> Tensor:
-    """Rewards or flags in the shape of values.
-
-    Raises:
-        SettingError: if there are not as many.
-    """
-    if given.numel() != values.numel():
-        why = f"is not that of the values, {list(values.shape)}"
-        works = "give one for each value: expand it, or use another value network"
-        raise SettingError(f"shape of {name}", list(given.shape), why, works)
+def _like(values: Tensor, given: Tensor) -> Tensor:
+    """Rewards or flags in the shape of values."""
     return given.reshape(values.shape)
 
 
@@ -403,10 +395,6 @@ class VTrace(GAE):
         )
         self.actor_network = actor_network
         self.max_rho, self.max_c = max_rho, max_c
-        if len(actor_network.log_prob_keys) != 1:
-            why = "has several actions, each with a log-probability of its own"
-            works = "use an environment whose action is one array"
-            raise SettingError("actor_network", type(actor_network).__name__, why, works)
         (self._action,) = actor_network.dist_sample_keys
         (self._log_prob,) = actor_network.log_prob_keys
 
@@ -462,7 +450,7 @@ class RewardToGo(nn.Module):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Add returns and advantages to a batch ``[num_envs, steps]`` or ``[steps]``."""
         reward, time = tensordict.get(("next", "reward")), _time_of(tensordict)
-        done = _like(reward, tensordict.get(("next", "done")), "done").movedim(time, -1)
+        done = _like(reward, tensordict.get(("next", "done"))).movedim(time, -1)
         factors = self.gamma * (~done).to(reward.dtype)
         returns = discounted_suffix_sums(reward.movedim(time, -1), factors).movedim(-1, time)
         advantage = returns

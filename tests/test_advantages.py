@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
@@ -23,12 +22,11 @@ from kit.advantages import (
 )
 from kit.buffers import make_replay_buffer
 from kit.envs import make_env
-from kit.modules import make_actor
 from kit.steps import SettingError
 from kit.trainer import Trainer
 from tests.losses import discrete_actor, transitions
 from tests.losses import value as critic
-from tests.tiny import Guess, on_policy_plan, ppo_parts
+from tests.tiny import on_policy_plan, ppo_parts
 
 SIZES = st.tuples(st.integers(1, 4), st.integers(1, 40))
 
@@ -250,14 +248,6 @@ def test_padding_of_several_agents_is_not_counted_in_the_normalisation():
     torch.testing.assert_close(found[mask].std(), torch.ones(()))
 
 
-def test_one_end_for_several_rewards_is_refused():
-    batch, _ = of_agents(3)
-    batch["next", "done"] = batch["next", "done"][:, :, 0]
-    estimator = GAE(gamma=0.9, value_network=network(double=True))
-    with pytest.raises(SettingError, match=r"shape of done=\[2, 7, 1\] is not .* \[2, 7, 3, 1\]"):
-        estimator(batch)
-
-
 def test_differentiable_estimates_and_those_by_given_parameters_are_torchrls():
     value = network(double=True)
     settings = {"gamma": 0.9, "lmbda": 0.9, "value_network": value, "differentiable": True}
@@ -374,14 +364,6 @@ def test_vtrace_by_given_parameters_is_refused():
     estimator = VTrace(gamma=0.9, value_network=critic(), actor_network=discrete_actor())
     with pytest.raises(SettingError, match=r"actor_network='ProbabilisticActor' has no effect on"):
         estimator(choices_of(2, 5), params=TensorDict())
-
-
-def test_vtrace_of_several_actions_is_refused():
-    space = spaces.Dict({"one": spaces.Discrete(2), "other": spaces.Discrete(3)})
-    actor = make_actor(make_env(lambda: Guess(space), 1), (4,))
-    with pytest.raises(SettingError, match="has several actions, each with a log-prob") as refused:
-        VTrace(gamma=0.9, value_network=critic(), actor_network=actor)
-    assert refused.value.works == "use an environment whose action is one array"
 
 
 def test_a_network_that_decides_on_the_host_is_called_plainly():

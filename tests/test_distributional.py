@@ -109,12 +109,6 @@ def test_atoms_that_mean_something_else_are_refused(loss_class, support, other):
         make(loss_class, atoms=ATOMS, support=support)
 
 
-@pytest.mark.parametrize("loss_class", [QuantileDQNLoss, CategoricalDQNLoss])
-def test_a_network_without_atoms_is_refused(loss_class):
-    with pytest.raises(SettingError, match=r"writes Q-values; use make_q_network"):
-        make(loss_class)
-
-
 # ---------------------------------------------------------------------- values
 def test_the_error_of_a_value_is_absolute():
     rows, squared = minibatch(), minibatch()

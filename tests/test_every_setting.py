@@ -16,7 +16,6 @@ import pytest
 import torch
 
 import recipes
-from kit.config import RunConfig
 from kit.config.parts import resolve
 from kit.config.plain import from_plain
 from kit.steps import SettingError
@@ -539,21 +538,10 @@ def test_every_setting_has_an_entry(recipe):
         assert effect_of(recipe, name)
 
 
-SHARED = {".".join(path) for path, _ in leaves_of(RunConfig)} | {"steps", "gamma"}
-CASES = [
-    pytest.param(
-        recipe,
-        name,
-        marks=()
-        if recipe in ("ppo", "sac") and not {name, name.split(".")[0]} & SHARED
-        else pytest.mark.slow,
-    )
-    for recipe in RECIPES
-    for name in _settings(recipe)
-]
-"""Where two recipes are fast, what is their own is tested with them."""
+CASES = [(recipe, name) for recipe in RECIPES for name in _settings(recipe)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("recipe", "name"), CASES)
 def test_a_setting_changes_what_it_should(recipe, name, tmp_path, capsys):
     if name == "device" and not torch.cuda.is_available():

@@ -671,7 +671,7 @@ def ends_of_an_agent() -> EnvBase:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (two_dimensions, r"^env\.batch_size=\(2, 2\) has more than one dimension"),
+        (two_dimensions, r"^env\.reward_spec=.* is not one number for each copy"),
         (two_rewards, r"^env\.reward_spec=\[\(2, 2\)\] is not one number for each copy"),
         (ends_of_an_agent, r"^env\.done_keys=.* names other ends than those of a whole env"),
     ],

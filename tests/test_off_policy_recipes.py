@@ -57,17 +57,6 @@ def built(name: str, folder: Path | None = None, **changes: Any) -> Trainer:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_plan_and_ledger_agree_on_the_fast_path(name):
-    trainer = built(name)
-    ledger = trainer.run()
-    assert ledger.compare(trainer.plan) == []
-    assert (ledger.policy_steps, ledger.gradient_steps, ledger.samples) == (120, 121, 121 * 8)
-    assert trainer.update.plain_reason == ""
-    delay = getattr(trainer.update.groups[-1], "period", 1)
-    assert trainer.update.groups[-1].steps == 121 // delay
-
-
-@pytest.mark.parametrize("name", RECIPES)
 def test_what_follows_n_rewards_is_discounted_n_times(name):
     trainer = built(name, n_step=3)
     trainer.run()
@@ -273,7 +262,11 @@ PARTS = {
 @pytest.mark.parametrize("name", RECIPES)
 def test_gradient_steps_are_bitwise_those_of_eager_pytorch(name):
     fast = built(name)
-    fast.run()
+    ledger = fast.run()
+    assert (ledger.policy_steps, ledger.gradient_steps, ledger.samples) == (120, 121, 121 * 8)
+    assert fast.update.plain_reason == ""
+    delay = getattr(fast.update.groups[-1], "period", 1)
+    assert fast.update.groups[-1].steps == 121 // delay
     random_numbers = torch.get_rng_state()
     eager = built(name, compile=False)
     eager.run()
@@ -375,14 +368,6 @@ def test_rewards_are_learned_from_by_their_signs_and_reported_as_they_are():
         trainer.buffer.buffer.storage.get(slice(0, 1))["next", "reward"].fill_(7.0)
     seen = [t.stages.pipe("process_optim_batch", t.buffer._samples(64, 1)[0]) for t in trainers]
     assert [minibatch["next", "reward"].max().item() for minibatch in seen] == [1.0, 7.0]
-
-
-@pytest.mark.parametrize("name", ["dqn", "rainbow"])
-def test_an_epsilon_that_would_rise_is_refused(name):
-    how = {"noisy": False} if name == "rainbow" else {}
-    with pytest.raises(SettingError, match=r"epsilon_end=0.04 is above epsilon_start=0.01"):
-        built(name, epsilon_start=0.01, **how)
-    built(name, epsilon_start=0.01, epsilon_decay=0.9, epsilon_end=0.0, **how).shutdown()
 
 
 @pytest.mark.parametrize("name", ["dqn", "rainbow"])

@@ -80,20 +80,12 @@ def built(name: str, max_episode_steps: int = 15, **changes: Any) -> Trainer:
 
 @pytest.mark.usefixtures("stored")
 @pytest.mark.parametrize("name", CONTINUOUS)
-def test_plan_and_ledger_agree_on_the_fast_path(name):
-    trainer = built(name)
-    ledger = trainer.run()
-    assert ledger.compare(trainer.plan) == []
-    assert (ledger.policy_steps, ledger.gradient_steps, ledger.samples) == (0, 60, 480)
-    assert ledger.evaluations == 2
-    assert trainer.update.plain_reason == ""
-
-
-@pytest.mark.usefixtures("stored")
-@pytest.mark.parametrize("name", CONTINUOUS)
 def test_gradient_steps_are_bitwise_those_of_eager_pytorch(name):
     fast = built(name)
-    fast.run()
+    ledger = fast.run()
+    assert (ledger.policy_steps, ledger.gradient_steps, ledger.samples) == (0, 60, 480)
+    assert ledger.evaluations == 2
+    assert fast.update.plain_reason == ""
     eager = built(name, compile=False)
     eager.run()
     assert_equal(weights(fast), weights(eager))
@@ -327,7 +319,7 @@ def test_a_run_does_not_continue_with_another_data_set(stored, monkeypatch, tmp_
     first = built("bc", runs=str(tmp_path))
     first.run()
     monkeypatch.setattr("kit.experiment.read_datasets", lambda folders: stored[:100].clone())
-    with pytest.raises(SettingError, match="has 100 transitions, and that of the run had 200"):
+    with pytest.raises(SettingError, match="has other transitions than the run's data set of 200"):
         built("bc", runs=str(tmp_path), resume=str(first.folder))
     for key, change in {
         "action": torch.neg,
@@ -339,7 +331,7 @@ def test_a_run_does_not_continue_with_another_data_set(stored, monkeypatch, tmp_
         rows = stored.clone()
         rows[key] = change(rows[key])
         given(monkeypatch, rows)
-        with pytest.raises(SettingError, match="has other transitions than that of the run"):
+        with pytest.raises(SettingError, match="has other transitions than the run's data set"):
             built("bc", runs=str(tmp_path), resume=str(first.folder))
 
 
@@ -580,15 +572,6 @@ def test_episodes_that_are_not_whole_or_not_finite_are_refused(tmp_path, changes
         kit.buffers.datasets.read_datasets([str(folder)])
 
 
-def test_episodes_of_different_shapes_are_refused(tmp_path):
-    folder, force = tmp_path / "few-v0", np.zeros((3, 1), np.float32)
-    one, other = (an_episode(force, np.ones((4, width))) for width in (2, 3))
-    written_by_minari(folder, one, spaces.Box(-1, 1, (1,), np.float32), other)
-    message = r"few-v0' has observations of shape \[3\] in episode 1, and \[2\] before"
-    with pytest.raises(SettingError, match=message):
-        kit.buffers.datasets.read_datasets([str(folder)])
-
-
 def test_a_data_set_of_several_arrays_is_refused(tmp_path):
     folder, box = tmp_path / "few-v0", spaces.Box(-1, 1, (1,))
     one = np.zeros((4, 1), np.float32)
@@ -599,26 +582,9 @@ def test_a_data_set_of_several_arrays_is_refused(tmp_path):
         kit.buffers.datasets.read_datasets([str(folder)])
 
 
-def test_a_data_set_without_an_episode_is_refused(tmp_path):
-    folder, box = tmp_path / "none-v0", spaces.Box(-1, 1, (1,))
-    created_by_minari(folder, [], box, box)
-    with pytest.raises(SettingError, match=r"none-v0' holds no episode; record some\.$"):
-        kit.buffers.datasets.read_datasets([str(folder)])
-
-
-def test_a_data_set_whose_file_was_cut_off_is_refused(tmp_path):
-    folder = tmp_path / "few-v0"
-    force = np.zeros((3, 1), np.float32)
-    written_by_minari(folder, an_episode(force, np.ones((4, 2))), spaces.Box(-1, 1, (1,)))
-    file = folder / "data" / "main_data.hdf5"
-    file.write_bytes(file.read_bytes()[:1_000])
-    with pytest.raises(SettingError, match="few-v0' cannot be read: OSError"):
-        kit.buffers.datasets.read_datasets([str(folder)])
-
-
 def test_read_datasets_takes_an_installed_data_set_by_its_id(tmp_path, monkeypatch):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
-    with pytest.raises(SettingError, match=r"minari:here/few-v0' is not .* download here/"):
+    with pytest.raises(SettingError, match=r"here/few-v0' is no folder of a data set"):
         kit.buffers.datasets.read_datasets(["minari:here/few-v0"])
     force = np.zeros((3, 1), np.float32)
     episode = an_episode(force, np.ones((4, 2)))
@@ -646,13 +612,6 @@ def test_a_data_set_is_read_as_it_was_written(tmp_path):
         write(folder, rows, env)
     with pytest.raises(SettingError, match="is no folder of a data set"):
         kit.buffers.datasets.read_datasets([str(tmp_path)])
-
-
-def test_steps_of_which_no_episode_has_ended_are_no_data_set(tmp_path):
-    needs_minari()
-    with pytest.raises(SettingError, match=r"^episodes=0 have ended; record more steps\.$"):
-        write(tmp_path / "open-v0", transitions(5, ends=20), make_env("Pendulum-v1", 1))
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_folder_of_other_data_sets_stays_as_it_is(tmp_path, monkeypatch):
@@ -786,13 +745,6 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch, package):
         DatasetWriter(tmp_path / "few-v0", make_env("Pendulum-v1", 1))
 
 
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
-    needs_minari()
-    (tmp_path / "file").touch()
-    with pytest.raises(SettingError, match="few-v0' cannot be written: "):
-        DatasetWriter(tmp_path / "file" / "few-v0", make_env("Pendulum-v1", 1)).__enter__()
-
-
 def test_nothing_is_left_of_a_data_set_that_was_half_written(tmp_path, monkeypatch):
     minari = needs_minari()
 
@@ -801,7 +753,7 @@ def test_nothing_is_left_of_a_data_set_that_was_half_written(tmp_path, monkeypat
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(minari, "create_dataset_from_buffers", full)
-    with pytest.raises(SettingError, match="cannot be written: No space left"):
+    with pytest.raises(OSError, match="No space left"):
         write(tmp_path / "few-v0", transitions(20), make_env("Pendulum-v1", 1))
     assert [*tmp_path.iterdir()] == []
 

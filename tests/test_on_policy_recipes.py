@@ -83,19 +83,6 @@ def built(name: str, folder: Path | None = None, **changes: Any) -> Trainer:
     return module.build(module.Config(**{**settings, **own, **changes}))
 
 
-@names
-def test_plan_and_ledger_agree_on_the_fast_path(name):
-    trainer = built(name)
-    ledger = trainer.run()
-    assert ledger.compare(trainer.plan) == []
-    epochs = trainer.plan.update_epochs
-    assert ledger.samples == 512 * epochs
-    assert ledger.gradient_steps == 8 * (1 if epochs == 1 else 2 * 4)
-    if isinstance(trainer.update, Update):  # the line search of a trust region is eager
-        assert trainer.update.plain_reason == ""
-    assert getattr(trainer.advantage, "_traced", None) is None or trainer.advantage._traced.replays
-
-
 def test_trpo_passes_its_settings_to_the_trust_region():
     given = {"max_kl": 0.3, "damping": 0.7, "conjugate_gradient_steps": 3, "line_search_steps": 4}
     update = built("trpo", **given).update
@@ -105,7 +92,13 @@ def test_trpo_passes_its_settings_to_the_trust_region():
 @names
 def test_gradient_steps_are_bitwise_those_of_eager_pytorch(name):
     fast = built(name)
-    fast.run()
+    ledger = fast.run()
+    epochs = fast.plan.update_epochs
+    assert ledger.samples == 512 * epochs
+    assert ledger.gradient_steps == 8 * (1 if epochs == 1 else 2 * 4)
+    if isinstance(fast.update, Update):  # the line search of a trust region is eager
+        assert fast.update.plain_reason == ""
+    assert getattr(fast.advantage, "_traced", None) is None or fast.advantage._traced.replays
     random_numbers = torch.get_rng_state()
     eager = built(name, compile=False)
     eager.run()
@@ -399,19 +392,11 @@ def test_a_loss_by_name_is_tried_on_sequences_that_go_on_after_the_burn_in(loss)
         ("ppo", {"anneal": "warmup 2 linear"}, r"share of the run that is not between 0 and 1"),
         ("ppo", {"anneal": "piecewise 0.5"}, r"has 1 values for 1 boundaries"),
         (
-            "ppo",
-            {"loss": "PPOLoss", "anneal_clip": "linear"},
-            r"clip_epsilon.*not an attribute",
-        ),
-        (
             "ppo_pixels",
             {"env": EnvConfig("CartPole-v1"), "frame_stack": 1},
             r"has no image for .*\[4\]",
         ),
         ("ppo_pixels", {"convolutions": [[8, 9, 9], [8, 3, 1]]}, r"too large for images"),
-        ("ppo_pixels", {"convolutions": [[8, 3]]}, r"=\[\[8, 3\]\] are not channels, kernel size"),
-        ("ppo_pixels", {"convolutions": [[8, 3, 0]]}, r"each at least 1, of every convolution"),
-        ("ppo_pixels", {"preprocess": "atari"}, r"preprocess='atari' is for games"),
         ("a2c", {"env": SEVERAL_ACTIONS}, r"'A2CLoss' is for one action, and .* several: \["),
         ("reinforce", {"env": SEVERAL_ACTIONS}, r"use recipes\.ppo and its losses"),
         (

@@ -241,19 +241,19 @@ STEPS = {"total_policy_steps": 256, "steps_per_env": 8}
     [
         (
             {"num_particles": 3},
-            r"env\.num_envs=8 is not as many for each of 3 particles; what works: 6 or 9",
+            r"env\.num_envs=8 does not divide batches evenly among 3 particles",
         ),
         (
             {"steps": OnPolicySteps(**STEPS, minibatch_size=18)},
-            r"steps\.minibatch_size=18 is not as many for each of 4 particles; what works: 16",
+            r"steps\.minibatch_size=18 does not divide .* 4 particles; what works: 16",
         ),
         (
             {"steps": OnPolicySteps(total_policy_steps=256, steps_per_env=None, min_steps=64)},
-            r"steps\.steps_per_env=None leaves open how many transitions each particle collects",
+            r"steps\.steps_per_env=None does not divide",
         ),
         (
             {"steps": OnPolicySteps(**STEPS, minibatch_size=4, sequence_length=4)},
-            r"steps\.sequence_length=4 cuts batches across the environments of several particles",
+            r"steps\.sequence_length=4 does not divide",
         ),
         ({"num_particles": 65}, r"num_particles=65 is more than 64; what works: 64"),
         ({"temperature": 0.0}, r"temperature=0\.0"),

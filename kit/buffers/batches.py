@@ -88,8 +88,7 @@ class RolloutBatches:
 
     def epoch(self, plan: StepPlan, limit: int) -> Iterator[MinibatchGroup]:
         """Yield the minibatches of one pass, cut as the plan says."""
-        if self._rows is None:
-            raise RuntimeError("extend() comes before epoch()")
+        assert self._rows is not None  # extend() comes first
         rows = self._newest(self._rows, plan)
         length = plan.sequence_length or 1
         if length > 1:
@@ -213,8 +212,6 @@ class ReplayBatches:
         *,
         device: torch.device | None = None,
     ) -> None:
-        if not isinstance(buffer, ReplayBuffer):
-            raise SettingError("buffer", type(buffer).__name__, "is no replay buffer of TorchRL's")
         self.buffer, self.device = buffer, device
         self.n_step = n_step
         self._direct = DirectRows(buffer)
@@ -320,11 +317,15 @@ class ReplayBatches:
 
     def _rely_on_order(self) -> list[Any]:
         """The parts that rely on the order in which environments write."""
-        relies = (SequenceSampler, SliceSampler, HERReplayBuffer, ObservationStorage)
+        of_torchrl = (SliceSampler, HERReplayBuffer)
         parts = (self.buffer.storage, self.buffer.sampler, self.buffer)
         single = self.sequences is not None and self.sequences.sequence_length == 1
         alone = self.sequences if single else None  # a sequence of one step does not
-        return [part for part in parts if isinstance(part, relies) and part is not alone]
+        return [
+            part
+            for part in parts
+            if part is not alone and (isinstance(part, of_torchrl) or hasattr(part, "belong_to"))
+        ]
 
     @property
     def joins_steps(self) -> bool:
@@ -343,7 +344,7 @@ class ReplayBatches:
         elif whole_episodes:
             why = "needs as many transitions of every environment, and whole episodes differ"
             raise SettingError("buffer", name, why, "collect with steps_per_env")
-        elif isinstance(ordered, (SequenceSampler, HindsightReplayBuffer, ObservationStorage)):
+        elif hasattr(ordered, "belong_to"):
             ordered.belong_to(num_envs)
         elif num_envs > 1:
             why = f"would take goals from other episodes: {num_envs} environments write in turn"

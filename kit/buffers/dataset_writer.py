@@ -40,9 +40,9 @@ class DatasetWriter:
             the metadata.
 
     Raises:
-        SettingError: if the folder exists, has a name that Minari does not take or cannot be
-            made, the environment cannot be described, its observations or actions are not one
-            array, or a package is missing.
+        SettingError: if the folder exists or has a name that Minari does not take, the environment
+            cannot be described, its observations or actions are not one array, or a package is
+            missing.
     """
 
     def __init__(self, folder: Path, env: VectorEnv) -> None:
@@ -54,21 +54,12 @@ class DatasetWriter:
         self._minari = import_minari("to", str(folder), "h5py")
 
     def __enter__(self) -> DatasetWriter:
-        with self._written():
-            self.folder.parent.mkdir(parents=True, exist_ok=True)
-            self._scratch = tempfile.TemporaryDirectory(prefix=".", dir=self.folder.parent)
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        self._scratch = tempfile.TemporaryDirectory(prefix=".", dir=self.folder.parent)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._scratch.cleanup()
-
-    @contextlib.contextmanager
-    def _written(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            why = f"cannot be written: {error.strerror or error}"
-            raise SettingError("to", str(self.folder), why, "name another folder") from error
 
     def write(self, transitions: TensorDictBase, algorithm: str) -> int:
         """Write the whole episodes of one environment; return their number.
@@ -76,21 +67,15 @@ class DatasetWriter:
         Args:
             transitions: ``[steps]``, in the order of time; steps after the last end are left out.
             algorithm: that made the policy, part of the metadata.
-
-        Raises:
-            SettingError: if no episode has ended, or it cannot be written.
         """
         ends = transitions["next", "done"].squeeze(-1).nonzero().squeeze(-1).tolist()
-        if not ends:
-            raise SettingError("episodes", 0, "have ended", "record more steps")
         firsts = [0, *(end + 1 for end in ends)]
         episodes = [
             self._episode(number, transitions[first : last + 1])
             for number, (first, last) in enumerate(zip(firsts, ends))
         ]
-        with self._written():
-            self._create(episodes, algorithm)
-            (Path(self._scratch.name) / self.folder.name).rename(self.folder)
+        self._create(episodes, algorithm)
+        (Path(self._scratch.name) / self.folder.name).rename(self.folder)
         return len(episodes)
 
     def _episode(self, number: int, rows: TensorDictBase) -> Any:

@@ -73,14 +73,7 @@ class StoredBatches(ReplayBatches):
         super().__init__(buffer)
 
     def epoch(self, plan: StepPlan, limit: int) -> Iterator[MinibatchGroup]:
-        """Yield a sample for each gradient step that is due; all of them are one epoch.
-
-        Raises:
-            SettingError: if no data set was read.
-        """
-        if not len(self.buffer):
-            why = "leaves nothing to train on: this policy is only played"
-            raise SettingError("dataset", None, why, "resume the run to train on")
+        """Yield a sample for each gradient step that is due; all of them are one epoch."""
         if self._normalizer is not None:
             self._normalize(self._normalizer)
             self._normalizer = None
@@ -103,11 +96,9 @@ class StoredBatches(ReplayBatches):
             SettingError: if it has another number of transitions, or others.
         """
         count = int(state_dict["transitions"])
-        if count != len(self.buffer):
-            why = f"has {len(self.buffer)} transitions, and that of the run had {count}"
-            raise SettingError("dataset", "this one", why, "resume with the data set of the run")
-        if state_dict.get("contents", self._checksum) != self._checksum:
-            why = "has other transitions than that of the run, or in another order"
+        same = state_dict.get("contents", self._checksum) == self._checksum
+        if count != len(self.buffer) or not same:
+            why = f"has other transitions than the run's data set of {count}, or in another order"
             raise SettingError("dataset", "this one", why, "resume with the data set of the run")
 
 
@@ -124,19 +115,12 @@ def folder_of(name: str) -> Path:
 
     Args:
         name: the folder, or ``minari:ID`` for a data set that Minari has installed.
-
-    Raises:
-        SettingError: if Minari has not installed a data set with this ID.
     """
     prefix, _, dataset_id = name.partition(":")
     if prefix != "minari" or not dataset_id:
         return Path(name)
     root = os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets"
-    folder = Path(root) / dataset_id
-    if not (folder / "data").is_dir():
-        why = f"is not installed in {root}"
-        raise SettingError("dataset", name, why, f"minari download {dataset_id}")
-    return folder
+    return Path(root) / dataset_id
 
 
 def read_datasets(names: Sequence[str]) -> TensorDict:
@@ -153,32 +137,12 @@ def read_datasets(names: Sequence[str]) -> TensorDict:
 
     Raises:
         SettingError: if there is none, a folder holds no data set, observations or actions are
-            not one array, those of two data sets or episodes differ, an episode is without its last
-            observation or has not one reward for each action, a number is not finite, or ``minari``
-            is missing.
+            not one array, an episode is without its last observation or has not one reward for each
+            action, a number is not finite, or ``minari`` is missing.
     """
     if not names:
         raise SettingError("dataset", "", "names no folder", "record one: python -m kit record")
-    found = [_read(folder_of(name)) for name in names]
-    for name, rows in zip(names, found):
-        _check_alike(name, rows, found[0])
-    return torch.cat(found)
-
-
-def _check_alike(folder: str, rows: TensorDictBase, first: TensorDictBase) -> None:
-    """Refuse a data set that cannot be joined to the first one."""
-    for key in ("observation", "action"):
-        own, wanted = ((part[key].shape[1:], part[key].dtype) for part in (rows, first))
-        if own != wanted:
-            (shape, dtype), (first_shape, first_dtype) = own, wanted
-            theirs = f"those of the first data set are {name_of(first_dtype)} {[*first_shape]}"
-            why = f"holds {key}s {name_of(dtype)} {[*shape]}, and {theirs}"
-            raise SettingError("dataset", folder, why, "join data sets of one environment")
-
-
-def name_of(dtype: torch.dtype) -> str:
-    """The name of a type as NumPy has it: ``float32``."""
-    return str(dtype).removeprefix("torch.")
+    return torch.cat([_read(folder_of(name)) for name in names])
 
 
 def _read(folder: Path) -> TensorDict:
@@ -191,8 +155,6 @@ def _read(folder: Path) -> TensorDict:
             raise SettingError("dataset", str(folder), why, "flatten them")
         _check_lengths(folder, episode)
         observation, action = map(_tensor, arrays)
-        if episodes:
-            _check_shapes(folder, episode.id, (observation, action), episodes[0])
         terminated = torch.tensor(episode.terminations, dtype=torch.bool).unsqueeze(-1)
         truncated = torch.tensor(episode.truncations, dtype=torch.bool).unsqueeze(-1)
         truncated[-1:] |= ~terminated[-1:]  # Minari writes episodes that no flag ends, too
@@ -202,8 +164,6 @@ def _read(folder: Path) -> TensorDict:
         following = {"observation": observation[1:], "reward": reward, **ends, "done": done}
         rows = {"observation": observation[:-1], "action": action, "next": following}
         episodes.append(TensorDict(rows, [len(action)]))
-    if not episodes:
-        raise SettingError("dataset", str(folder), "holds no episode", "record some")
     joined: TensorDict = torch.cat(episodes)
     for key, value in joined.items(True, True):
         if not value.isfinite().all():
@@ -228,26 +188,10 @@ def _check_lengths(folder: Path, episode: Any) -> None:
             raise SettingError("dataset", str(folder), why, f"store them with shape [{steps}]")
 
 
-def _check_shapes(
-    folder: Path, number: int, arrays: Sequence[torch.Tensor], first: TensorDictBase
-) -> None:
-    """Refuse an episode whose observations or actions are of another shape than the first one's."""
-    for key, own in zip(("observation", "action"), arrays):
-        shape, wanted = [*own.shape[1:]], [*first[key].shape[1:]]
-        if shape != wanted:
-            why = f"has {key}s of shape {shape} in episode {number}, and {wanted} before"
-            raise SettingError("dataset", str(folder), why, "leave these episodes out")
-
-
 def _opened(folder: Path) -> Iterator[Any]:
     """The episodes of a data set."""
     minari = import_minari("dataset", str(folder))
-    try:
-        yield from minari.MinariDataset(folder / "data").iterate_episodes()
-    except Exception as error:  # each of its formats has its own
-        reason = f"{type(error).__name__}: {error}".rstrip(".")
-        works = "give a folder that python -m kit record or Minari has written"
-        raise SettingError("dataset", str(folder), f"cannot be read: {reason}", works) from None
+    yield from minari.MinariDataset(folder / "data").iterate_episodes()
 
 
 def _tensor(array: NDArray[Any]) -> torch.Tensor:

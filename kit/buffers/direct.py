@@ -27,7 +27,6 @@ from kit.steps import SettingError
 AT_ONCE = 2**20
 """Bytes of minibatches that are drawn at once, about."""
 
-_SAME = "give all batches the same entries"
 _SAMPLERS = (RandomSampler, PrioritizedSampler, SequenceSampler)
 
 
@@ -103,14 +102,17 @@ def _parts(rows: Mapping[tuple[str, ...], Tensor], size: int) -> list[dict[Any, 
     return [dict(zip(rows, values)) for values in of_each]
 
 
-def _unlike(path: tuple[str, ...], value: Tensor | None, stored: Tensor) -> SettingError:
-    """The error for an entry of a batch that is missing, or of another kind than the stored one."""
-    kept = f"{stored.dtype} {[*stored.shape[1:]]}".removeprefix("torch.")
-    found = "is missing"
-    if value is not None:
-        found = f"is {value.dtype} {[*value.shape[2:]]}".replace("torch.", "")
-    why = f"{found} in a batch, and that of the transitions stored before is {kept}"
-    return SettingError("entry", ".".join(path), why, _SAME)
+def _kind(value: Tensor | None, first: int) -> str:
+    """The data type and the shape of an entry, from its dimension ``first`` on."""
+    if value is None:
+        return "missing"
+    return f"{value.dtype} {[*value.shape[first:]]}".removeprefix("torch.")
+
+
+def _refuse(path: tuple[str, ...], value: Tensor | None, stored: Tensor | None) -> None:
+    """Raise an error for an entry of a batch that the stored transitions have in another kind."""
+    why = f"is {_kind(value, 2)} in a batch, and {_kind(stored, 1)} in stored transitions"
+    raise SettingError("entry", ".".join(path), why, "give all batches the same entries")
 
 
 class DirectRows:
@@ -191,10 +193,9 @@ class DirectRows:
         own = values if self._once is None else self._once.without_observations(values)
         for path, stored in self._rows.items():
             if not stored.takes(own.get(path)):
-                raise _unlike(path, own.get(path), stored.tensor)
-        for path in own.keys() - self._rows.keys():  # TorchRL would make zeros of it before
-            why = "is in a batch, and the transitions stored before do not have it"
-            raise SettingError("entry", ".".join(path), why, _SAME)
+                _refuse(path, own.get(path), stored.tensor)
+        for path in own.keys() - self._rows.keys():  # TorchRL fills earlier rows with zeros
+            _refuse(path, own[path], None)
         if type(self.writer) is not SliceWriter:
             return False
         count, start = batch.numel(), self.writer._cursor

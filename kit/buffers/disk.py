@@ -18,8 +18,6 @@ from torch import Tensor
 from torchrl import torchrl_logger
 from torchrl.data import LazyTensorStorage
 
-from kit.steps import SettingError
-
 
 def zeros_on_disk(shape: Sequence[int], dtype: torch.dtype, folder: Path | str) -> Tensor:
     """A tensor of zeros in a file that is mapped to memory.
@@ -27,20 +25,15 @@ def zeros_on_disk(shape: Sequence[int], dtype: torch.dtype, folder: Path | str) 
     The file has no name: its space is free again when the process ends, however it ends.
 
     Raises:
-        SettingError: if the folder cannot be written to, or its disk has no room.
+        OSError: if the folder cannot be written to, or its disk has no room.
     """
     size = math.prod(shape) * dtype.itemsize
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            # Taken now: where a mapped page finds the disk full, the process is killed.
-            file.truncate(max(size, 1))
-            if hasattr(os, "posix_fallocate"):  # not on every system
-                os.posix_fallocate(file.fileno(), 0, max(size, 1))
-            memory = np.memmap(file, np.uint8, "r+", shape=max(size, 1))
-    except OSError as error:
-        why = f"cannot hold {size / 2**30:,.1f} GiB of replay buffer: {error.strerror}"
-        works = "use another disk, or fewer transitions"
-        raise SettingError("buffer_folder", str(folder), why, works) from None
+    with tempfile.TemporaryFile(dir=folder) as file:
+        # Taken now: where a mapped page finds the disk full, the process is killed.
+        file.truncate(max(size, 1))
+        if hasattr(os, "posix_fallocate"):  # not on every system
+            os.posix_fallocate(file.fileno(), 0, max(size, 1))
+        memory = np.memmap(file, np.uint8, "r+", shape=max(size, 1))
     return torch.from_numpy(memory)[:size].view(dtype).view(torch.Size(shape))
 
 

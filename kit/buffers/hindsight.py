@@ -10,7 +10,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import HERReplayBuffer, TensorDictReplayBuffer
 
-from kit.buffers.writer import SliceWriter
+from kit.buffers.writer import SliceWriter, check_num_envs
 from kit.steps import SettingError
 from kit.steps.errors import whole_number
 
@@ -58,9 +58,8 @@ class HindsightReplayBuffer(HERReplayBuffer):  # type: ignore[misc, unused-ignor
         Raises:
             SettingError: if others have written already.
         """
-        if num_envs != self.num_envs and self._rows:
-            why = f"differs from the {self.num_envs} environments whose transitions are stored"
-            raise SettingError("num_envs", num_envs, why, [self.num_envs])
+        if self._rows:
+            check_num_envs(num_envs, self.num_envs)
         if num_envs != self.num_envs:
             self.num_envs = num_envs
             self._restart()
@@ -77,11 +76,7 @@ class HindsightReplayBuffer(HERReplayBuffer):  # type: ignore[misc, unused-ignor
 
     def add(self, data: TensorDictBase) -> Tensor:
         """Store one row; of one environment only."""
-        if self.num_envs > 1:
-            raise SettingError("num_envs", self.num_envs, "does not add single rows", "use extend")
-        index: Tensor = super().add(data)
-        self.note(data.get(self.end_key).reshape(1, 1))
-        return index
+        return self.extend(data.unsqueeze(0))
 
     def note(self, done: Tensor) -> None:
         """Note where the episodes of new rows begin and end; ``done`` is ``[steps, num_envs]``."""

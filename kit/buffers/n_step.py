@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, from_numpy
 
+from kit.buffers.writer import check_num_envs
 from kit.fast.nested import leaves, nested, on_host
 from kit.steps import SettingError
 from kit.steps.errors import real_number
@@ -60,8 +61,8 @@ class NStep:
             batch: steps ``[num_envs, steps]``, or whole episodes one after the other, ``[steps]``.
 
         Raises:
-            SettingError: if it is of other environments than the steps that wait, or has other
-                entries, or one that is no tensor.
+            SettingError: if its number of environments is not that of the steps that wait, or an
+                entry is no tensor.
         """
         entries, axis, total = leaves(batch), batch.ndim - 1, batch.shape[-1]
         _check_tensors(entries)
@@ -69,7 +70,7 @@ class NStep:
         library: Any = np if _by_numpy(entries) and _by_numpy(self._newest) else torch
         values: Values = _arrays(entries) if library is np else entries
         if self._newest:
-            _check_alike([*batch.shape[:-1]], values, self._size[:-1], self._newest)
+            check_num_envs([*batch.shape[:-1]], self._size[:-1])
             before = _arrays(self._newest) if library is np else _beside(self._newest, entries)
             values = {p: library.concatenate((before[p], one), axis) for p, one in values.items()}
             total += self._size[-1]
@@ -125,17 +126,6 @@ def _check_tensors(entries: Entries) -> None:
         if not isinstance(value, Tensor):
             why = f"is a {type(value).__name__}, and n-step returns join tensors"
             raise SettingError("entry", ".".join(path), why, "leave it out, or use n_step=1")
-
-
-def _check_alike(given: list[int], values: Values, known: list[int], waiting: Values) -> None:
-    """Refuse a batch with which the steps that wait cannot go on."""
-    if given != known:
-        why = f"of a batch are not the {known} whose steps wait for those that follow"
-        raise SettingError("num_envs", given, why, [known])
-    for path in waiting.keys() ^ values.keys():
-        found, have = ("in", "do not have") if path in values else ("missing in", "have")
-        why = f"is {found} a batch, and the steps that wait for those that follow {have} it"
-        raise SettingError("entry", ".".join(path), why, "give all batches the same entries")
 
 
 def _along(axis: int, start: int, count: int) -> tuple[slice, ...]:

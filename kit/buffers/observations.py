@@ -13,6 +13,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from kit.buffers.disk import TransitionStorage
+from kit.buffers.writer import check_num_envs
 from kit.fast.nested import leaves
 from kit.steps import SettingError
 
@@ -70,9 +71,8 @@ class ObservationStorage(TransitionStorage):
         if 2 * num_envs > self.max_size:
             why = f"is less than two transitions of each of the {num_envs} environments"
             raise SettingError("buffer_size", self.max_size, why, [2 * num_envs])
-        if self._written and num_envs != self.num_envs:
-            why = f"differs from the {self.num_envs} environments whose transitions are stored"
-            raise SettingError("num_envs", num_envs, why, [self.num_envs])
+        if self._written:
+            check_num_envs(num_envs, self.num_envs)
         self.num_envs = num_envs
 
     # ------------------------------------------------------------------ writing
@@ -128,9 +128,6 @@ class ObservationStorage(TransitionStorage):
         places = self.max_size + self.frames * self.num_envs
         for path in paths:
             shape = values[path].shape[1:]
-            if self.frames > 1 and (len(shape) < 2 or shape[0] != self.frames):
-                why = f"are not in {'.'.join(path)} of shape {tuple(shape)}"
-                raise SettingError("stacked_frames", self.frames, why, shape[:1][: len(shape) - 1])
             frame = shape[1:] if self.frames > 1 else shape
             memory = self.zeros((places, *frame), values[path].dtype)
             self._memories[path] = _Frames(memory.numpy())

@@ -90,13 +90,10 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
             Their places and, as ``priority_weight``, importance weights; on the storage's device.
 
         Raises:
-            RuntimeError: if nothing is stored.
             SettingError: if the priorities do not add up to a positive finite number (on a GPU that
                 is not asked).
         """
         self._maybe_init_from_storage(storage)
-        if len(storage) == 0:
-            raise RuntimeError("Cannot sample from an empty storage.")
         tree: PriorityTree = self._sum_tree
         share = torch.rand(batch_size, dtype=torch.float64, device=self.device, generator=self._rng)
         places, values = tree.find(tree.array(share))
@@ -215,16 +212,12 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
 
 
 def make_priority_tree(size: int, device: torch.device) -> PriorityTree:
-    """The fastest tree for a device: on the host a compiled one, where there is one."""
+    """The fastest tree for a device: on the host Numba's, if it is installed."""
     if device.type == "cpu":
         with contextlib.suppress(ImportError):  # also where Numba does not know this NumPy
             from kit.buffers.numba_tree import NumbaPriorityTree
 
             return NumbaPriorityTree(size)
-        with contextlib.suppress(ImportError):
-            from kit.buffers.torchrl_tree import TorchRLPriorityTree
-
-            return TorchRLPriorityTree(size)
     return PriorityTree(size, device)
 
 

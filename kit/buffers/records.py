@@ -10,6 +10,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from kit.buffers.batches import MinibatchGroup, _from_plain, _plain
+from kit.buffers.writer import check_num_envs
 from kit.config.devices import usable_device
 from kit.envs.normalize import Normalizer
 from kit.fast.nested import leaves, nested
@@ -61,9 +62,6 @@ class SequenceReplay:
     ) -> None:
         self.size = whole_number("buffer_size", size, at_least=1)
         self.sequence_length = whole_number("sequence_length", sequence_length, at_least=2)
-        if self.sequence_length > self.size:
-            why = f"is longer than buffer_size={self.size}"
-            raise SettingError("sequence_length", self.sequence_length, why, [self.size])
         self.device = usable_device(device=device)
         self.latents = dict(latents or {})
         self._rows: TensorDictBase | None = None  # [num_envs, capacity]
@@ -106,9 +104,8 @@ class SequenceReplay:
             why = "would join pieces of episodes that do not follow one another"
             works = "collect without split_trajs"
             raise SettingError("sequence_length", self.sequence_length, why, works)
-        if self._rows is not None and streams != len(self._written):
-            why = f"differs from the {len(self._written)} environments whose records are stored"
-            raise SettingError("num_envs", streams, why, [len(self._written)])
+        if self._rows is not None:
+            check_num_envs(streams, len(self._written))
         for number, row in enumerate(batch.unbind(0)):
             if mask is None:
                 self._append(number, row, streams)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -65,8 +65,8 @@ def make_replay_buffer(
         reward_fn: from transitions with other goals to their rewards; with ``strategy``.
 
     Raises:
-        SettingError: if a minibatch is larger than the buffer, sequences are combined with another
-            sampler or several steps, or observations stored once with one of these.
+        SettingError: if sequences are combined with another sampler, hindsight or several steps,
+            or observations stored once with sequences or several steps.
     """
     size = whole_number("buffer_size", size, at_least=1)
     n_step = whole_number("n_step", n_step, at_least=1)
@@ -74,33 +74,20 @@ def make_replay_buffer(
     if sequence_length is not None:
         length = whole_number("sequence_length", sequence_length, at_least=1)
     batch_size = None if minibatch_size is None else minibatch_size * length
-    if batch_size is not None and batch_size > size:
-        why = f"is larger than buffer_size={size}"
-        if length > 1:
-            why = f"of {length} transitions each {why}"
-        raise SettingError("minibatch_size", minibatch_size, why, [max(size // length, 1)])
-    if not (sampler is None or isinstance(sampler, Sampler)):
-        works = f"give one that is made, such as PrioritizedSampler({size}, alpha=0.6, beta=0.4)"
-        raise SettingError("sampler", sampler, "is no sampler", works)
-    if sequence_length is not None:
-        if sampler is not None:
-            name = type(sampler).__name__
-            works = "leave out one of sampler and sequence_length"
-            raise SettingError("sampler", name, "draws no sequences of the kit", works)
-        if strategy is not None:
-            why = "gives each time step of a sequence another goal"
-            raise SettingError("hindsight", strategy, why, "leave out sequence_length")
-        if n_step > 1:
-            works = "use n_step=1, and let the loss sum rewards along the sequence"
-            raise SettingError("n_step", n_step, "does not go with sequences", works)
-        sampler = SequenceSampler(length)
     stacked_frames = whole_number("stacked_frames", stacked_frames, at_least=1)
     once = stacked_frames > 1 or not store_next_observation
+    if sequence_length is not None:
+        name = None if sampler is None else type(sampler).__name__
+        single = {"sampler": name, "hindsight": strategy, "n_step": n_step if n_step > 1 else None}
+        _check_without("sequence_length", sequence_length, single)
+        sampler = SequenceSampler(length)
     delivered = usable_device(device=device)
     kept = torch.device("cpu") if once or folder is not None else delivered
     storage: TransitionStorage
     if once:
-        _check_stored_once(stacked_frames, n_step, sequence_length)
+        both = {"n_step": n_step if n_step > 1 else None, "sequence_length": sequence_length}
+        given = "stacked_frames" if stacked_frames > 1 else "store_next_observation"
+        _check_without(given, stacked_frames if stacked_frames > 1 else False, both)
         storage = ObservationStorage(size, stacked_frames=stacked_frames, folder=folder)
     else:  # "compilable" counters are numbers; the others lock memory that processes share
         storage = TransitionStorage(size, folder, device=kept, compilable=True)
@@ -119,12 +106,9 @@ def make_replay_buffer(
     return ReplayBatches(buffer, of_several, device=None if kept == delivered else delivered)
 
 
-def _check_stored_once(stacked_frames: int, n_step: int, sequence_length: int | None) -> None:
-    """Refuse what needs both observations of a transition in one row."""
-    given: tuple[str, Any] = ("store_next_observation", False)
-    if stacked_frames > 1:
-        given = ("stacked_frames", stacked_frames)
-    if n_step > 1:
-        raise SettingError(*given, f"does not go with n_step={n_step}", "use n_step=1")
-    if sequence_length is not None:
-        raise SettingError(*given, "does not go with sequences", "store both observations")
+def _check_without(name: str, value: Any, others: Mapping[str, Any]) -> None:
+    """Raise an error if a setting is combined with one that needs other rows."""
+    for other, given in others.items():
+        if given is not None:
+            why = f"is not possible with {name}={value}"
+            raise SettingError(other, given, why, f"leave out {name} or {other}")

@@ -11,6 +11,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers.samplers import Sampler
 from torchrl.data.replay_buffers.storages import Storage
 
+from kit.buffers.writer import check_num_envs
 from kit.steps import SettingError
 from kit.steps.errors import whole_number
 
@@ -39,9 +40,8 @@ class SequenceSampler(Sampler):  # type: ignore[misc, unused-ignore]
         Raises:
             SettingError: if others have written already.
         """
-        if num_envs != self.num_envs and self._rows:
-            why = f"differs from the {self.num_envs} environments whose transitions are stored"
-            raise SettingError("num_envs", num_envs, why, [self.num_envs])
+        if self._rows:
+            check_num_envs(num_envs, self.num_envs)
         self.num_envs = num_envs
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:

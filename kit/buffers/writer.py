@@ -8,6 +8,19 @@ from tensordict.utils import expand_as_right
 from torch import Tensor
 from torchrl.data import TensorDictRoundRobinWriter
 
+from kit.steps import SettingError
+
+
+def check_num_envs(num_envs: int | list[int], stored: int | list[int]) -> None:
+    """Raise an error if other environments write than those that have written before.
+
+    Raises:
+        SettingError: if the numbers differ.
+    """
+    if num_envs != stored:
+        why = f"differs from the {stored} environments whose transitions are stored"
+        raise SettingError("num_envs", num_envs, why, [stored])
+
 
 class SliceWriter(TensorDictRoundRobinWriter):  # type: ignore[misc, unused-ignore]
     """Writes transitions one after the other, as slices of the storage, the oldest first.

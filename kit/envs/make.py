@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
@@ -19,12 +18,9 @@ from kit.envs.backends.workers import WorkersBackend
 from kit.envs.normalize import Normalizer
 from kit.envs.single_env import MakeEnv, Wrapper, find_spec, gives_action_mask, make_single_env
 from kit.envs.vector_env import VectorEnv, env_seeds
-from kit.steps.errors import SettingError, one_of, whole_number, yes_or_no
+from kit.steps.errors import SettingError, one_of, real_number, whole_number, yes_or_no
 
 Vectorization = Literal["sync", "async", "native", "envpool", "tensor"]
-MOST_ENVS = {"sync": 10_000, "async": 10_000, "envpool": 100_000}
-"""Environments of one vector environment, where each is an object of its own."""
-MOST_WORKERS = 1_024
 MadeFrom: TypeAlias = str | EnvSpec | MakeEnv | gym.vector.VectorEnv[Any, Any, Any] | EnvBase
 """What environments are made from: a name, a function, or a vector environment."""
 
@@ -91,9 +87,6 @@ def make_env(
         SettingError: if the id is unknown, a package is missing, or settings contradict.
     """
     one_of("env.vectorization", vectorization, get_args(Vectorization))
-    if not (isinstance(wrappers, Sequence) and all(map(callable, wrappers))):
-        works = "give functions that take an environment and return one"
-        raise SettingError("env.wrappers", wrappers, "is not a list of wrappers", works)
     if action_mask is not None:
         yes_or_no("env.action_mask", action_mask)
     yes_or_no("env.normalize_observation", normalize_observation)
@@ -111,7 +104,7 @@ def make_env(
         num_workers=_optional("env.num_workers", num_workers),
         step_timeout=_seconds(step_timeout),
     )
-    num_envs = _bounded(num_envs, vectorization, options.num_workers)
+    num_envs = whole_number("env.num_envs", num_envs, at_least=1)
     if isinstance(id, (EnvBase, gym.vector.VectorEnv)):
         backend, make_again = _made_before(id, num_envs, options), None
     else:
@@ -139,30 +132,7 @@ def _found(id: MadeFrom, vectorization: str) -> MadeFrom:
     """The entry of a name, which goes to other processes, where it may not be registered."""
     if isinstance(id, str) and vectorization in ("sync", "async", "native"):
         return find_spec(id)
-    if not callable(id) and not isinstance(id, (str, EnvSpec, EnvBase, gym.vector.VectorEnv)):
-        raise _not_a_maker(id)
     return id
-
-
-def _bounded(num_envs: int, vectorization: str, num_workers: int | None) -> int:
-    """The number of environments; more than one machine has are refused."""
-    num_envs = whole_number("env.num_envs", num_envs, at_least=1)
-    most = MOST_ENVS.get(vectorization, num_envs)
-    if num_envs > most:
-        why = f"is more than one machine steps with vectorization={vectorization!r}"
-        raise SettingError("env.num_envs", num_envs, why, [most])
-    if (num_workers or 1) > MOST_WORKERS:
-        why = "is more processes than one machine runs"
-        raise SettingError("env.num_workers", num_workers, why, [MOST_WORKERS])
-    return num_envs
-
-
-def _not_a_maker(id: Any) -> SettingError:
-    if isinstance(id, gym.Env):
-        why = "is one environment, of which no others can be made"
-        works = f"pass a function that makes it: lambda: {type(id.unwrapped).__name__}(...)"
-        return SettingError("env.id", id, why, works)
-    return SettingError("env.id", id, "is neither a name nor a function", ["CartPole-v1"])
 
 
 def _optional(field: str, value: Any) -> int | None:
@@ -170,9 +140,7 @@ def _optional(field: str, value: Any) -> int | None:
 
 
 def _seconds(value: float | None) -> float | None:
-    if value is not None and not 0 < value < math.inf:
-        raise SettingError("env.step_timeout", value, "is no number of seconds above 0", [60, None])
-    return value
+    return None if value is None else real_number("env.step_timeout", value, at_least=0)
 
 
 class _Options(NamedTuple):
@@ -244,15 +212,13 @@ def _together(
     kwargs: Any,
 ) -> EnvBackend:
     """Vector environments of other libraries, and those written in torch."""
-    if not isinstance(id, (str, EnvSpec)):
-        raise SettingError("env.id", id, f"must be a name where vectorization={vectorization!r}")
     repeats = ("action_repeat",) if vectorization == "tensor" else ()
     options.allow(f"vectorization={vectorization!r}", "max_episode_steps", *repeats)
     limit = options.max_episode_steps
     if vectorization == "native":
         assert isinstance(id, EnvSpec)
         return make_native(id, num_envs, limit, kwargs)
-    id = id.id if isinstance(id, EnvSpec) else id
+    id = id.id if isinstance(id, EnvSpec) else str(id)
     seed = env_seeds(seed, num_envs)[0]
     if vectorization == "envpool":
         from kit.envs.backends.envpool import EnvPoolBackend
@@ -261,11 +227,8 @@ def _together(
     from kit.envs.tensor import TensorBackend, make_tensor_env
 
     own = {"device": device, "max_episode_steps": limit, "seed": seed}
-    try:
-        repeat = options.action_repeat
-        env = make_tensor_env(id, num_envs, action_repeat=repeat, **{**own, **kwargs})
-    except TypeError as error:
-        raise SettingError("env.kwargs", kwargs, f"are refused by {id}: {error}") from None
+    repeat = options.action_repeat
+    env = make_tensor_env(id, num_envs, action_repeat=repeat, **{**own, **kwargs})
     return TensorBackend(env, id)
 
 

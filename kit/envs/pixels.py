@@ -8,7 +8,6 @@ from typing import Any
 import gymnasium as gym
 
 from kit.envs.single_env import Wrapper
-from kit.steps.errors import SettingError
 
 
 def atari_wrapper(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
@@ -16,22 +15,8 @@ def atari_wrapper(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
 
     Up to 30 steps without action after a reset, each action held for 4 frames of which the last
     two are merged, 84 x 84 grey values; losing a life ends no episode.
-
-    Raises:
-        SettingError: if it is no such game or skips frames itself, or a package is missing.
     """
-    if not hasattr(env.unwrapped, "ale"):
-        why = "is for games of the Arcade Learning Environment"
-        raise SettingError("preprocess", "atari", why, ["none"])
-    try:
-        return gym.wrappers.AtariPreprocessing(env, noop_max=30, frame_skip=4, screen_size=84)
-    except gym.error.DependencyNotInstalled:
-        install = "pip install 'torchrl-kit[atari]'"
-        raise SettingError("preprocess", "atari", "needs OpenCV", install) from None
-    except ValueError:
-        why = "holds actions for 4 frames, and the environment does so, too"
-        works = "use an id with NoFrameskip, such as ale_py:PongNoFrameskip-v4"
-        raise SettingError("preprocess", "atari", why, works) from None
+    return gym.wrappers.AtariPreprocessing(env, noop_max=30, frame_skip=4, screen_size=84)
 
 
 def pixel_wrappers(preprocess: str = "none", frame_stack: int = 1) -> list[Wrapper]:

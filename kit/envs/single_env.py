@@ -21,7 +21,6 @@ from kit.steps.errors import SettingError, whole_number
 
 MakeEnv = Callable[..., gym.Env[Any, Any]]
 Wrapper = Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]
-_EXTRAS = {"mujoco": "mujoco", "box2d": "box2d", "ale_py": "atari", "pygame": "video"}
 
 
 def make_single_env(
@@ -43,23 +42,14 @@ def make_single_env(
         kwargs: of the environment.
 
     Raises:
-        SettingError: if a package is missing, or what is made is no environment.
         EnvironmentFault: if making it raises.
     """
     if isinstance(id, EnvSpec):
         env = _make(id, -1 if max_episode_steps is not None else None, kwargs or {})
     else:
         env = _call(id, kwargs or {})
-        if not isinstance(env, gym.Env):
-            why = f"makes a {type(env).__name__}, which is no gymnasium.Env"
-            works = "return one Gymnasium environment, or pass an environment of TorchRL"
-            raise SettingError("env.id", id, why, works)
     for wrapper in wrappers:
         env = _call(wrapper, {}, env)
-    for space in ("observation_space", "action_space"):
-        if not hasattr(env, space):
-            name, works = type(env.unwrapped).__name__, f"set self.{space} in its __init__"
-            raise SettingError("env.id", name, f"has no {space}", works)
     if action_mask:
         env = ActionMask(env)
     if action_repeat > 1:
@@ -131,16 +121,11 @@ class ActionMask(gym.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc, unused-
 
     Args:
         env: an environment with Discrete or MultiDiscrete actions.
-
-    Raises:
-        SettingError: if its actions are of another kind.
     """
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         super().__init__(env)
-        space = env.action_space
-        if not isinstance(space, (gym.spaces.Discrete, gym.spaces.MultiDiscrete)):
-            raise SettingError("env.action_mask", True, f"masks no actions of {space}", [False])
+        space: Any = env.action_space
         self.size = int(space.n if isinstance(space, gym.spaces.Discrete) else space.nvec.sum())
         # Other objects, as these are seeded: those of the environment may be its class's.
         seen = copy.deepcopy(env.observation_space)
@@ -218,78 +203,46 @@ def find_spec(id: str) -> EnvSpec:
     Raises:
         SettingError: if there is none; the message names the ids most like it.
     """
-    if id.startswith("ALE/"):
-        _register_atari(id)
     module, name = module_and_name(id)
     try:
+        if id.startswith("ALE/"):
+            gym.register_envs(importlib.import_module("ale_py"))
         if module:
             importlib.import_module(module)
         return gym.spec(name)
-    except gym.error.UnregisteredEnv:
-        pass
-    except ImportError as error:
-        works = "install what registers it" if module else _similar(name)
-        raise SettingError("env.id", id, f"cannot be made: {error}", works) from None
-    except gym.error.Error as error:
+    except (ImportError, gym.error.Error) as error:
         reason = str(error).rstrip(".")
         raise SettingError("env.id", id, f"cannot be made: {reason}", _similar(name)) from None
-    raise SettingError("env.id", id, "is not a registered Gymnasium environment", _similar(id))
 
 
 def _make(spec: EnvSpec, limit: int | None, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
-    with errors_of_making(spec, kwargs), quiet_mujoco(spec):
+    with errors_of_making(spec.id), quiet_mujoco(spec):
         return gym.make(spec, max_episode_steps=limit, disable_env_checker=True, **kwargs)
 
 
 @contextlib.contextmanager
-def errors_of_making(spec: EnvSpec, kwargs: Mapping[str, Any]) -> Iterator[None]:
-    """Say in one line why Gymnasium cannot make an environment with these arguments."""
+def errors_of_making(name: str) -> Iterator[None]:
+    """Name the environment in errors of making it.
+
+    Raises:
+        EnvironmentFault: instead of any other error.
+    """
     try:
         yield
     except SettingError:  # it is one line
         raise
-    except (gym.error.DependencyNotInstalled, ModuleNotFoundError) as error:
-        why = "needs a package that is missing"
-        raise SettingError("env.id", spec.id, why, _install(error)) from None
-    except gym.error.Error as error:
-        reason = str(error).rstrip(".")
-        raise SettingError("env.id", spec.id, f"cannot be made: {reason}") from None
-    except TypeError as error:
-        if not kwargs:
-            raise fault_of(spec.id, None, error, "making it") from error
-        raise SettingError("env.kwargs", kwargs, f"are refused by {spec.id}: {error}") from None
     except FAULTS as error:
-        raise fault_of(spec.id, None, error, "making it") from error
-
-
-def _call(make: MakeEnv | Wrapper, kwargs: dict[str, Any], *inner: Any) -> Any:
-    try:
-        return make(*inner, **kwargs)
-    except SettingError:
-        raise
-    except FAULTS as error:
-        name = getattr(make, "__name__", type(make).__name__)
         raise fault_of(name, None, error, "making it") from error
 
 
-def _register_atari(id: str) -> None:
-    try:
-        import ale_py
-    except ImportError:
-        install = "pip install 'torchrl-kit[atari]'"
-        raise SettingError("env.id", id, "needs a package that is missing", install) from None
-    gym.register_envs(ale_py)
+def _call(make: MakeEnv | Wrapper, kwargs: dict[str, Any], *inner: Any) -> Any:
+    with errors_of_making(getattr(make, "__name__", type(make).__name__)):
+        return make(*inner, **kwargs)
 
 
 def _similar(id: str) -> list[str]:
     """Registered ids that look like ``id``, the likeliest first."""
     return difflib.get_close_matches(str(id), list(gym.registry), n=3, cutoff=0.4)
-
-
-def _install(error: Exception) -> str:
-    text = str(error).lower()
-    found = [extra for package, extra in _EXTRAS.items() if package in text]
-    return f"pip install 'torchrl-kit[{found[0]}]'" if found else str(error)
 
 
 @contextlib.contextmanager

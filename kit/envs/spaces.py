@@ -116,8 +116,7 @@ def leaves(space: gym.Space[Any], root: str, field: str) -> list[Leaf]:
         field: what the space is, for the error.
 
     Raises:
-        SettingError: if the space is of another kind, an entry has a name that is taken, or an
-            action has nothing to choose.
+        SettingError: if the space is of another kind, or an entry has a name that is taken.
     """
     found = []
     for path, inner in _walk(space, ()):
@@ -134,13 +133,9 @@ def leaves(space: gym.Space[Any], root: str, field: str) -> list[Leaf]:
             name = min(taken)
             why = "is an attribute of TorchRL's specs, in which no entry can have this name"
             raise SettingError(field, name, why, f"rename it, to own_{name} for example")
-        if root == "action" and 0 in (inner.shape or ()):
-            raise SettingError(field, inner, "has nothing to choose", "leave it out in a wrapper")
         key: Key = full[0] if len(full) == 1 else full
         shape = tuple(int(size) for size in inner.shape or ())
         found.append(Leaf(key, path, inner, shape, _stored_type(inner)))
-    if not found:
-        raise SettingError(field, space, "has no entry", "give it at least one")
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,7 +12,7 @@ from kit.config import checks
 from kit.hooks.base import Hook, HookedTrainer, Kind
 from kit.steps import Decay, Schedule, SettingError, make_schedule
 from kit.steps.counts import can_count
-from kit.steps.errors import nearest_first, real_number
+from kit.steps.errors import real_number
 
 if TYPE_CHECKING:
     from kit.steps import StepPlan
@@ -32,14 +31,6 @@ _ALONE = (
 def _readable(present: Any) -> float | None:
     on_device = isinstance(present, Tensor) and not present.is_cpu
     return None if on_device else float(present)
-
-
-def _is_number(value: Any) -> bool:
-    """Whether it is one, not NaN."""
-    try:
-        return not math.isnan(value)
-    except (TypeError, ValueError, RuntimeError):
-        return False
 
 
 @dataclass
@@ -72,20 +63,6 @@ class _Value:
         """The number or the tensor as it is now."""
         holder = self.holder
         return holder[self.name] if isinstance(holder, dict) else getattr(holder, self.name)
-
-    def value_now(self) -> float:
-        """The number as it is now, with which a schedule given by name begins, or any replaces.
-
-        Raises:
-            SettingError: if it is no number.
-        """
-        present = self.get()
-        try:
-            return float(present)
-        except (TypeError, ValueError, RuntimeError):
-            kind = f"{type(self.owner).__name__}.{self.name}"
-            why = "is no number, and a schedule gives numbers"
-            raise SettingError(kind, present, why, "give an attribute that is one") from None
 
     def set(self, value: float) -> None:
         """Fill a tensor in place, replace a number."""
@@ -128,9 +105,8 @@ class Anneal(Hook):
         name: under which the value is logged.
 
     Raises:
-        SettingError: if the object has no such attribute, the ledger no such counter, the counter
-            stays 0 in the run or is one of evaluations, the schedule is unknown, or something else
-            sets the same value.
+        SettingError: if the counter stays 0 in the run or is one of evaluations, the schedule is
+            unknown, or something else sets the same value.
     """
 
     kind = "step"
@@ -147,19 +123,10 @@ class Anneal(Hook):
         counter: str | None = None,
         name: str | None = None,
     ) -> None:
-        for holder in target.param_groups if isinstance(target, Optimizer) else [target]:
-            names = [*holder] if isinstance(holder, dict) else []
-            if attribute not in names and (names or not hasattr(holder, attribute)):
-                why = f"is not an attribute of {type(target).__name__}"
-                raise SettingError("attribute", attribute, why, nearest_first(attribute, names)[:3])
         if isinstance(schedule, str):
             make_schedule(schedule, 1.0, 1.0, 1_000)
-        elif not callable(schedule):
-            why, works = "is neither a name nor a function of a counter", "use 'linear'"
-            raise SettingError("schedule", schedule, why, works)
-        if not 0 < real_number("share_of_run", share_of_run) <= 1:
-            raise SettingError("share_of_run", share_of_run, "is not in (0, 1]", [1.0])
-        self.schedule, self.share_of_run, self.counter = schedule, share_of_run, counter
+        self.share_of_run = real_number("share_of_run", share_of_run, at_least=0, at_most=1)
+        self.schedule, self.counter = schedule, counter
         self.label = name or attribute
         groups = range(len(target.param_groups)) if isinstance(target, Optimizer) else [None]
         self.values = [_Value(target, attribute, group, end=end) for group in groups]
@@ -184,14 +151,9 @@ class Anneal(Hook):
                 why = f"has the column of {other}, schedule/{self.label}"
                 works = "choose another name: add(hook, name)"
                 raise SettingError("hook", name or self.name, why, works)
-        counters = trainer.ledger.counters()
-        if self.counter is not None and self.counter not in counters:
-            raise SettingError("counter", self.counter, "is not a counter", list(counters))
-        if self.counter == "policy_steps" and trainer.plan.offline and self.schedule != "constant":
-            why = "stays 0 in a run that collects nothing (offline)"
-            raise SettingError("counter", self.counter, why, ["gradient_steps", "iterations"])
-        if self.counter in _OF_EVALUATIONS and self.schedule != "constant":
-            why = "is counted after the value of the next iteration is set"
+        unusable = (*_OF_EVALUATIONS, *(["policy_steps"] if trainer.plan.offline else []))
+        if self.counter in unusable and self.schedule != "constant":
+            why = "has no new value when the value of the next iteration is set"
             raise SettingError("counter", self.counter, why, ["gradient_steps", "iterations"])
         self._resolve(trainer)
         super().register(trainer, name)
@@ -212,8 +174,7 @@ class Anneal(Hook):
                         value.owner, value.group = optimizer, place
         if not isinstance(self.schedule, str):
             for value in self.values:
-                if value.get() is not None:  # which a number may replace
-                    value.value_now()
+                value.get()  # raises where there is no such attribute
                 value.schedule = self.schedule
         elif self.schedule != "constant":
             if trainer.ledger.iterations and any(value.start is None for value in self.values):
@@ -221,7 +182,7 @@ class Anneal(Hook):
                 works = "add it before load(), or give a schedule such as Linear(1.0, 0.0, 10_000)"
                 raise SettingError("hook", self.name, why, works)
             duration = round(_length(trainer.plan, self.counter) * self.share_of_run)
-            starts = [one.value_now() if one.start is None else one.start for one in self.values]
+            starts = [float(one.get() if one.start is None else one.start) for one in self.values]
             if not any(starts) and all(one.start is None and not one.end for one in self.values):
                 why = f"would go from 0 to 0 by the schedule {self.schedule!r}"
                 works = "set it anew, as after a run that has annealed it, or give end"
@@ -263,9 +224,6 @@ class Anneal(Hook):
                 self.value = asked = value.schedule(count)
                 if asked == value.asked and value.written is not None:
                     continue  # most often it has ended
-                if not _is_number(asked):
-                    why = f"is what its schedule gives at {self.counter}={count}"
-                    raise SettingError(self.label, asked, why, "give a schedule of numbers")
                 value.set(asked)
 
     def log(self, batch: Any) -> dict[str, Any]:
@@ -308,31 +266,14 @@ def anneal_coefficients(loss: nn.Module, **schedules: str) -> list[Anneal]:
         **schedules: by name of the coefficient, as in :class:`Anneal`; ``"constant"`` makes none.
 
     Raises:
-        SettingError: if a coefficient that is to change is 0, where the loss has no such term, or
-            would rise above the greatest value that means something.
+        SettingError: if a coefficient that is to change is 0, where the loss has no such term.
     """
     changing = {name: kind for name, kind in schedules.items() if kind != "constant"}
     for name in changing:
         if getattr(loss, name, 0.0) is None:
             why = "leaves its term out of the loss: there is nothing to anneal"
             raise SettingError(name, 0.0, why, "use the schedule 'constant', or another value")
-        _check_greatest(loss, name, changing[name])
     return [Anneal(loss, name, kind) for name, kind in changing.items()]
-
-
-_GREATEST = {"clip_epsilon": 1.0}
-"""Beyond it a probability ratio may be clipped below 0."""
-
-
-def _check_greatest(loss: nn.Module, name: str, kind: str) -> None:
-    if name not in _GREATEST or not hasattr(loss, name):
-        return
-    start = float(f"{float(getattr(loss, name)):g}")  # as it was given, not as float32 has it
-    schedule = make_schedule(kind, start, 0.0, 1_000)
-    greatest = max(map(schedule, range(1_001)))
-    if greatest > _GREATEST[name]:
-        why = f"would rise to {greatest:g} by the schedule {kind!r}: it is at most 1"
-        raise SettingError(name, start, why, "use smaller factors")
 
 
 class AnnealExploration(Anneal):
@@ -400,12 +341,9 @@ def anneal_epsilon(explore: nn.Module, cfg: Any, plan: StepPlan) -> AnnealExplor
         plan: of the run; a decay begins after an iteration that fills the buffer at random.
 
     Raises:
-        SettingError: if epsilon would rise, or the share of the linear fall is given beside
-            ``epsilon_decay`` or where epsilon does not fall.
+        SettingError: if the share of the linear fall is given beside ``epsilon_decay`` or where
+            epsilon does not fall.
     """
-    if cfg.epsilon_end > cfg.epsilon_start:
-        why = f"is above epsilon_start={cfg.epsilon_start}, and epsilon falls"
-        raise SettingError("epsilon_end", cfg.epsilon_end, why, [cfg.epsilon_start])
     if cfg.epsilon_decay is None:
         falls = cfg.epsilon_start != cfg.epsilon_end  # else a schedule of one's own may set it
         schedule = "linear" if falls else "constant"

@@ -11,7 +11,7 @@ from torchrl.trainers import TrainerHookBase
 
 from kit.logging.journal import Journal
 from kit.steps import RunSchedule, SettingError, StepLedger, StepPlan
-from kit.steps.errors import nearest_first, one_of
+from kit.steps.errors import one_of
 
 Kind = Literal["step", "observer"]
 
@@ -88,8 +88,8 @@ class Hook(TrainerHookBase):
         """Register the operations of this hook; subclasses may extend it with ``register_op``.
 
         Raises:
-            SettingError: if its kind or a method of its operations does not exist, or it is
-                another trainer's, whose best policy, counts and trainer it would go on with.
+            SettingError: if its kind does not exist, or it is another trainer's, whose best policy,
+                counts and trainer it would go on with.
         """
         if getattr(self, "trainer", trainer) is not trainer:
             why = "is a hook of another trainer, and would mix the two"
@@ -98,10 +98,6 @@ class Hook(TrainerHookBase):
         self.trainer = trainer
         trainer.register_module(name or self.name, self)
         for stage, method in self.operations.items():
-            if not callable(getattr(self, method, None)):
-                near = nearest_first(method, [n for n in vars(type(self)) if n[:1] != "_"])[:3]
-                name = f"{type(self).__name__}.operations"
-                raise SettingError(name, method, "is no method of this hook", near)
             trainer.register_op(stage, getattr(self, method))
 
     def state_dict(self) -> dict[str, Any]:

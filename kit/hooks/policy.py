@@ -74,9 +74,6 @@ class BestPolicy(Hook):
         Raises:
             SettingError: if there has been no evaluation, or the trainer has other parts.
         """
-        if self.value is None:
-            why = f"is not known: no row has had {self.metric} yet"
-            raise SettingError("best", self.metric, why, "evaluate during the run")
         parts = self.trainer.policy_parts()
         if parts.keys() != self._states.keys():
             why = f"was kept with {sorted(self._states)}, and the trainer has {sorted(parts)}"

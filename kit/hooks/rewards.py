@@ -8,7 +8,6 @@ import torch
 from tensordict import TensorDictBase
 
 from kit.hooks.base import Hook, Kind
-from kit.steps.errors import SettingError, real_number
 
 _REWARD = ("next", "reward")
 _LEAST = 1e-8
@@ -23,18 +22,13 @@ class ScaleReward(Hook):
             entropy counts beside them.
         standardize: whether they get mean 0 and standard deviation 1 over the minibatch before
             that; the deviation is that of a sample (n - 1), as PyTorch's and pyrado's.
-
-    Raises:
-        SettingError: if the scale is not positive.
     """
 
     kind: Kind = "step"
     operations: ClassVar = {"process_optim_batch": "scaled"}
 
     def __init__(self, scale: float = 1.0, standardize: bool = False) -> None:
-        self.scale, self.standardize = real_number("reward_scale", scale), standardize
-        if self.scale <= 0:
-            raise SettingError("reward_scale", scale, "is not positive", [1.0])
+        self.scale, self.standardize = scale, standardize
 
     def scaled(self, minibatch: TensorDictBase) -> TensorDictBase:
         """Replace the rewards of a minibatch, which belongs to the gradient step alone."""

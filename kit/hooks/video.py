@@ -92,12 +92,9 @@ def record_episode(
         The metrics of the episode.
 
     Raises:
-        SettingError: if the environment cannot be drawn, a package is missing, or the file has
-            another name.
+        SettingError: if the environment cannot be drawn or a package is missing.
         NotSaved: if the file cannot be written.
     """
-    if video.suffix != ".mp4":
-        raise SettingError("video", str(video), "is no MP4 file", [str(video.with_suffix(".mp4"))])
     with drawn(evaluator, video, seed) as one:
         metrics: dict[str, float] = one(number)
     return metrics
@@ -138,13 +135,10 @@ def _not_drawn(name: str, raised: Exception) -> SettingError | None:
     while not (error is None or isinstance(error, gym.error.DependencyNotInstalled)):
         error = error.__context__
     if error is not None:
-        why, works = f"needs a package that is missing ({error})", "torchrl-kit[video]"
-        return SettingError("video", name, why, f"pip install '{works}'")
-    if "render_mode" in str(raised):
-        why = "cannot be drawn: it is not made with render_mode='rgb_array'"
-        works = "take that argument, and return a picture from render()"
-        return SettingError("video", name, why, works)
-    if "OpenGL" in str(raised):
+        why = f"needs a package that is missing ({error})"
+        works = "pip install 'torchrl-kit[video]'"
+    elif "OpenGL" in str(raised):
         why, works = f"cannot be drawn: {raised}", "without a screen: MUJOCO_GL=egl or osmesa"
-        return SettingError("video", name, why, works)
-    return None
+    else:
+        return None
+    return SettingError("video", name, why, works)

@@ -38,8 +38,8 @@ class _DistributionalLoss(objectives.DQNLoss):
         **settings: ``double_dqn``, ``delay_value`` of TorchRL's ``DQNLoss``.
 
     Raises:
-        SettingError: if the network writes no atoms, or they are not what the loss takes them for:
-            returns, or logits of those of a support.
+        SettingError: if the network's atoms are not what the loss takes them for: returns, or
+            logits of those of a support.
     """
 
     deterministic_sampling_mode = ExplorationType.RANDOM
@@ -47,11 +47,6 @@ class _DistributionalLoss(objectives.DQNLoss):
 
     def __init__(self, value_network: Any, **settings: Any) -> None:
         super().__init__(value_network, action_space="categorical", **settings)
-        written = [getattr(part, "out_keys", ()) for part in value_network.modules()]
-        if not any("return_distribution" in keys for keys in written):
-            why = "needs a network that writes return_distribution, and this one writes Q-values"
-            works = "use make_q_network(..., atoms=51), or recipes.rainbow head=quantile"
-            raise SettingError("loss", type(self).__name__, why, works)
         if (self._support() is not None) != self.of_support:
             kinds = ["quantiles of returns", "logits of the probabilities of a support"]
             taken, are = kinds[self.of_support], kinds[not self.of_support]

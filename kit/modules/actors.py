@@ -14,7 +14,7 @@ from tensordict.nn import (
 )
 from torchrl.modules import Actor, ProbabilisticActor
 
-from kit.modules.bodies import features_of, make_body, observation_network
+from kit.modules.bodies import make_body, observation_network
 from kit.modules.critics import make_value
 from kit.modules.distributions import TanhNormal
 from kit.modules.heads import (
@@ -25,7 +25,6 @@ from kit.modules.heads import (
     action_masks,
     bounds_of,
     head_of,
-    of_make_env,
     only_action,
     parameter_keys,
     vector_shape,
@@ -73,8 +72,7 @@ def make_actor(
 
     Raises:
         SettingError: if an action is of a kind this policy cannot choose, or cannot be masked; an
-            observation has the name of an output; or if ``body`` writes no ``features``, does not
-            say how many, or comes with ``after``.
+            observation has the name of an output; or if ``body`` comes with ``after``.
     """
     one_of("continuous", continuous, get_args(Continuous))
     if continuous == "deterministic":
@@ -83,7 +81,7 @@ def make_actor(
             raise SettingError("body", type(body).__name__, "cannot be shared", works)
         return _deterministic(env, hidden_sizes, activation, orthogonal, after)
     kinds = continuous, initial_log_std
-    heads = {leaf.key: head_of(env, leaf, *kinds) for leaf in of_make_env(env).action_leaves}
+    heads = {leaf.key: head_of(env, leaf, *kinds) for leaf in env.action_leaves}
     columns = sum(head.columns for head in heads.values())
     parameters = parameter_keys(heads)
     masks = action_masks(env, columns if parameters == ["logits"] else 0)
@@ -98,12 +96,12 @@ def make_actor(
         if after is not None:
             why = "is for a network of the actor's own, and body is given"
             raise SettingError("after", after, why, "give the body such layers")
-        last = linear(features_of(body), columns, 0.01 if orthogonal else None)
+        last = linear(body.out_features, columns, 0.01 if orthogonal else None)
         head = kind(last, list(heads.values()))
         module = TensorDictSequential(
             body, TensorDictModule(head, in_keys=["features", *masks], out_keys=parameters)
         )
-    if both := {leaf.key for leaf in of_make_env(env).observation_leaves} & {*module.out_keys}:
+    if both := {leaf.key for leaf in env.observation_leaves} & {*module.out_keys}:
         why = "is written by the policy, in whose losses it would stand for the observation"
         works = f"rename it, to own_{min(both, key=str)} for example"
         raise SettingError("observation_space", min(both, key=str), why, works)

@@ -7,7 +7,6 @@ from typing import Any
 
 from tensordict.nn import TensorDictModule
 
-from kit.modules.heads import of_make_env
 from kit.modules.images import Kernels, Mixed, is_image
 from kit.modules.networks import FlattenMLP
 from kit.modules.recurrent import Recurrent, RecurrentKind
@@ -75,7 +74,7 @@ def observation_network(
     Raises:
         SettingError: if there are convolutions and no image.
     """
-    keys = [leaf.key for leaf in of_make_env(env).observation_leaves if leaf.key not in without]
+    keys = [leaf.key for leaf in env.observation_leaves if leaf.key not in without]
     specs: Any = [env.full_observation_spec[key] for key in keys]
     if convolutions:
         if not any(map(is_image, specs)):
@@ -86,15 +85,3 @@ def observation_network(
         specs = Mixed(specs, convolutions, orthogonal=orthogonal)
     layers |= {"orthogonal": orthogonal, "out_gain": out_gain}
     return keys, FlattenMLP(specs, out_features, hidden_sizes, activation, **layers)
-
-
-def features_of(body: Any) -> int:
-    """Number of the features that a body writes."""
-    name, number = type(body).__name__, getattr(body, "out_features", None)
-    if "features" not in getattr(body, "out_keys", ()):
-        works = 'TensorDictModule(network, in_keys=[...], out_keys=["features"])'
-        raise SettingError("body", name, "does not write 'features'", works)
-    if not isinstance(number, int):
-        why = "does not say how many features it writes"
-        raise SettingError("body", name, why, "set out_features, of it or of its network")
-    return number

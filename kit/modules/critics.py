@@ -12,8 +12,8 @@ from torchrl.data import Binary, MultiCategorical
 from torchrl.data import Categorical as CategoricalSpec
 from torchrl.modules import QValueActor, ValueOperator
 
-from kit.modules.bodies import features_of, observation_network
-from kit.modules.heads import action_masks, masked, of_make_env, only_action
+from kit.modules.bodies import observation_network
+from kit.modules.heads import action_masks, masked, only_action
 from kit.modules.images import Kernels
 from kit.modules.layers import NoisyLinear
 from kit.modules.networks import FlattenMLP, Layers, linear
@@ -42,7 +42,7 @@ def make_value(
     if body is None:
         keys, network = observation_network(env, 1, hidden_sizes, activation, orthogonal, 1.0)
         return ValueOperator(network, in_keys=keys)
-    last = linear(features_of(body), 1, 1.0 if orthogonal else None)
+    last = linear(body.out_features, 1, 1.0 if orthogonal else None)
     return TensorDictSequential(body, ValueOperator(last, in_keys=["features"]))
 
 
@@ -65,7 +65,7 @@ def make_action_value(
         before: layers between each hidden linear layer and its activation.
         after: layers after the joined inputs and after each activation.
     """
-    keys = [leaf.key for leaf in (*of_make_env(env).observation_leaves, *env.action_leaves)]
+    keys = [leaf.key for leaf in (*env.observation_leaves, *env.action_leaves)]
     specs = [env.full_observation_spec[leaf.key] for leaf in env.observation_leaves]
     specs += [env.full_action_spec[leaf.key] for leaf in env.action_leaves]
     network = FlattenMLP(specs, outputs, hidden_sizes, activation, before=before, after=after)

@@ -16,7 +16,7 @@ from torchrl.data import Bounded
 from torchrl.envs.utils import ExplorationType, exploration_type
 from torchrl.modules import AdditiveGaussianModule, EGreedyModule, OrnsteinUhlenbeckProcessModule
 
-from kit.modules.heads import action_masks, of_make_env
+from kit.modules.heads import action_masks
 
 
 class _OnDevice:
@@ -42,7 +42,7 @@ class EpsilonGreedy(_OnDevice, EGreedyModule):  # type: ignore[misc, unused-igno
     """
 
     def __init__(self, env: Any, **kwargs: Any) -> None:
-        key, spec = of_make_env(env).action_leaves[0].key, env.action_spec
+        key, spec = env.action_leaves[0].key, env.action_spec
         masks = action_masks(env, int(spec.n))
         mask = masks[0] if masks else None
         super().__init__(spec, action_key=key, action_mask_key=mask, **kwargs)
@@ -111,7 +111,7 @@ def half_range(env: Any, device: torch.device | str = "cpu") -> float | Tensor:
     Returns:
         A number where it is that of all dimensions, else a tensor with the shape of the action.
     """
-    space = of_make_env(env).action_spec[0].space
+    space = env.action_spec[0].space
     half = ((space.high - space.low) / 2).to(device)
     first = float(half.flatten()[0])
     return first if bool((half == first).all()) else half

@@ -122,6 +122,10 @@ class Scaled(Parameters):
         return (torch.addcmul(centre, _shaped(columns, self.shape).tanh(), half_range),)
 
 
+HEADS = (Parameters, _Choices, _Normal, _TanhNormal, ClippedTanhNormal, Scaled)
+"""The classes whose samples NumPy can draw. A subclass may change its parameters."""
+
+
 def _shaped(columns: Tensor, shape: tuple[int, ...]) -> Tensor:
     return columns if len(shape) == 1 else columns.unflatten(-1, shape)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -158,21 +162,9 @@ class MaskedHeads(Heads):
         return (masked(logits, inputs[-1]),)
 
 
-def of_make_env(env: Any) -> Any:
-    """The environment, whose observations and actions are to be named arrays.
-
-    Raises:
-        SettingError: if it is a name, a spec or one of Gymnasium: not of ``make_env``.
-    """
-    if not hasattr(env, "action_leaves"):
-        given = env if isinstance(env, str) else type(env).__name__
-        raise SettingError("env", given, "is no environment of make_env", "give make_env(...)")
-    return env
-
-
 def only_action(env: Any, space: str, algorithm: str, other: str) -> Any:
     """The action of an environment that has one, of the kind that an algorithm needs."""
-    leaf, *more = of_make_env(env).action_leaves
+    leaf, *more = env.action_leaves
     kinds = "f" if space == "Box" else "iu"
     if not more and leaf.dtype.kind in kinds:
         return leaf
@@ -226,18 +218,12 @@ def head_of(env: Any, leaf: Any, continuous: Continuous, initial_log_std: float)
     spec = env.full_action_spec[leaf.key]
     shape = tuple(spec.shape[1:])
     # TorchRL derives the first two from Categorical.
+    if isinstance(spec, (Binary, MultiCategorical)) and len(shape) > 1:
+        why = f"has {len(shape)} dimensions, and this policy chooses along one"
+        raise SettingError("action_space", leaf.space, why, "flatten it in a wrapper")
     if isinstance(spec, Binary):
-        if len(shape) > 1:
-            why = f"has {len(shape)} dimensions, and this policy chooses along one"
-            works = f"reshape it in a wrapper: MultiBinary({math.prod(shape)})"
-            raise SettingError("action_space.n", list(shape), why, works)
         return _Choices(2 * shape[-1], choices=[2] * shape[-1])
     if isinstance(spec, MultiCategorical):
-        if len(shape) > 1:
-            nvec, size = spec.nvec[0], math.prod(shape)
-            why = f"has {len(shape)} dimensions, and this policy chooses along one"
-            works = f"reshape it in a wrapper: MultiDiscrete({nvec.reshape(size).tolist()})"
-            raise SettingError("action_space.nvec", nvec.tolist(), why, works)
         choices = [int(count) for count in spec.nvec.reshape(-1, spec.shape[-1])[0]]
         return _Choices(sum(choices), choices=choices)
     if isinstance(spec, CategoricalSpec):
@@ -247,11 +233,6 @@ def head_of(env: Any, leaf: Any, continuous: Continuous, initial_log_std: float)
         if continuous == "normal":
             return _Normal(shape, initial_log_std)
         low, high = bounds_of(leaf, spec)
-        if not (low < high).all():
-            why = "has equal bounds, between which no action can be drawn"
-            raise SettingError(
-                "action_space", leaf.space, why, "leave that number out in a wrapper"
-            )
         clipped = continuous == "clipped_tanh_normal"
         return (ClippedTanhNormal if clipped else _TanhNormal)(shape, low, high)
     why = f"({leaf.key}) is not a kind of action that this policy can choose"

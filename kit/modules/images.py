@@ -40,7 +40,7 @@ class Convolutions(nn.Module):
         out_features: width of the output.
 
     Raises:
-        SettingError: if a layer is not these three numbers, or the images are too small for them.
+        SettingError: if the images are too small for the layers.
     """
 
     def __init__(self, shape: Sequence[int], layers: Kernels, *, orthogonal: bool = False) -> None:
@@ -52,9 +52,6 @@ class Convolutions(nn.Module):
         channels = math.prod(shape[:-3]) * shape[-1 if self._last else -3]
         height, width = shape[-3:-1] if self._last else shape[-2:]
         convolutions: list[nn.Module] = []
-        if any(len(layer) != 3 or min(layer) < 1 for layer in layers):
-            why = "are not channels, kernel size and stride, each at least 1, of every convolution"
-            raise SettingError("convolutions", [list(n) for n in layers], why, [[[16, 3, 2]]])
         for out, kernel, stride in layers:
             if kernel > min(height, width):
                 why = f"are too large for images of shape {list(shape)}"

@@ -155,7 +155,8 @@ class FlattenMLP(nn.Module):
         width: int = join.out_features
         layers: list[nn.Module] = [*after(width)] if after else []
         gain = 2**0.5 if orthogonal else None
-        for size in _widths(hidden_sizes):
+        for one in hidden_sizes:
+            size = whole_number("hidden_sizes", one, at_least=1)
             layers.append(layer(width, size) if layer else linear(width, size, gain))
             layers += [*(before(size) if before else ()), ACTIVATIONS[activation]()]
             layers += after(size) if after else ()
@@ -177,14 +178,6 @@ class FlattenMLP(nn.Module):
         """Parameters of all layers but the output layer."""
         head = list(self.layers[-1].parameters()) if self.has_output else []
         return [p for p in self.parameters() if all(p is not other for other in head)]
-
-
-def _widths(hidden_sizes: Any) -> Sequence[int]:
-    """Widths of hidden layers, each a whole number of at least 1."""
-    if isinstance(hidden_sizes, (str, int, float)):
-        works = f"give one for each hidden layer, such as [{hidden_sizes}, {hidden_sizes}]"
-        raise SettingError("hidden_sizes", hidden_sizes, "is no list of widths", works)
-    return [whole_number("hidden_sizes", size, at_least=1) for size in hidden_sizes]
 
 
 def linear(in_features: int, out_features: int, gain: float | None = None) -> nn.Linear:

@@ -28,7 +28,7 @@ from torchrl.modules import Actor, EGreedyModule, ProbabilisticActor, QValueActo
 
 from kit.fast.traced import Traced
 from kit.modules.exploration import EpsilonGreedy, GaussianNoise
-from kit.modules.heads import ClippedTanhNormal, Heads, Scaled
+from kit.modules.heads import HEADS, ClippedTanhNormal, Heads, Scaled
 from kit.modules.host_copy import HostCopy
 from kit.modules.networks import Flatten, FlattenMLP, SigmoidTanh
 from kit.modules.numpy_samplers import (
@@ -330,6 +330,7 @@ _NOISES: dict[type, tuple[type, ...]] = {
 
 _KNOWN = (ProbabilisticActor, SquashedActor, TensorDictSequential, *_NOISES)
 _COPIED = ("torch", "tensordict", "torchrl", "kit")
+"""Packages whose layers can be copied; a layer of another one may hold anything."""
 
 
 def _only_input(module: Any) -> Any:
@@ -341,7 +342,7 @@ def _only_input(module: Any) -> Any:
 def _only_head(module: Any) -> Any:
     heads: Any = getattr(module, "module", None)
     own = type(heads) is Heads and len(heads.heads) == 1
-    if not own or type(heads.heads[0]).__module__ != Heads.__module__:
+    if not own or type(heads.heads[0]) not in HEADS:
         raise NotInNumpy("it is no actor of make_actor with one action and a network of its own")
     return heads.heads[0]
 

@@ -99,18 +99,14 @@ def make_particles(
 
 def _check(plan: StepPlan, count: int) -> None:
     """Refuse a plan whose minibatches do not give each particle as many transitions."""
-    if plan.collects_episodes:
-        why = "leaves open how many transitions each particle collects"
-        raise SettingError("steps.steps_per_env", None, why, [64])
-    for field, value in (
-        ("env.num_envs", plan.num_envs), ("steps.minibatch_size", plan.minibatch_size)
-    ):  # fmt: skip
-        if value is not None and value % count:
-            near = [value - value % count, value - value % count + count]
-            why = f"is not as many for each of {count} particles"
-            raise SettingError(field, value, why, [n for n in near if n])
-    why = "cuts batches across the environments of several particles"
-    if plan.sequence_length is not None:
-        raise SettingError("steps.sequence_length", plan.sequence_length, why, [None])
-    if plan.last_minibatch == "carry":
-        raise SettingError("steps.last_minibatch", "carry", why, ["smaller"])
+    size = plan.minibatch_size or 0
+    for is_uneven, field, value, works in (
+        (plan.collects_episodes, "steps.steps_per_env", None, 64),
+        (plan.num_envs % count, "env.num_envs", plan.num_envs, count),
+        (size % count, "steps.minibatch_size", size, max(size - size % count, count)),
+        (plan.sequence_length, "steps.sequence_length", plan.sequence_length, None),
+        (plan.last_minibatch == "carry", "steps.last_minibatch", "carry", "smaller"),
+    ):
+        if is_uneven:
+            why = f"does not divide batches evenly among {count} particles"
+            raise SettingError(field, value, why, [works])

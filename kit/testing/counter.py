@@ -14,8 +14,6 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from kit.steps.errors import SettingError
-
 COUNTER = "kit/Counter-v0"
 """Its id for Gymnasium, once this module is imported."""
 LIMIT = 4
@@ -69,9 +67,6 @@ class VectorCounter(gym.vector.VectorEnv[Any, Any, Any]):  # type: ignore[misc, 
         max_episode_steps: steps after which an episode is truncated.
         autoreset_mode: ``SAME_STEP`` begins another episode in the step that ends one; with
             ``DISABLED`` envs are reset by mask. ``NEXT_STEP`` is not offered: it spends a step.
-
-    Raises:
-        SettingError: if it is asked to spend a step on each reset.
     """
 
     def __init__(
@@ -80,10 +75,6 @@ class VectorCounter(gym.vector.VectorEnv[Any, Any, Any]):  # type: ignore[misc, 
         max_episode_steps: int = LIMIT,
         autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP,
     ) -> None:
-        if autoreset_mode == AutoresetMode.NEXT_STEP:
-            why = "spends a step on each reset"
-            works = ["AutoresetMode.SAME_STEP", "AutoresetMode.DISABLED"]
-            raise SettingError("env.autoreset_mode", autoreset_mode, why, works)
         self.metadata = {"autoreset_mode": autoreset_mode}
         self.num_envs, self.max_episode_steps = num_envs, max_episode_steps
         self.single_observation_space = Counter.observation_space

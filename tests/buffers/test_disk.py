@@ -13,7 +13,6 @@ from kit.buffers import PrioritizedSampler, disk, make_replay_buffer
 from kit.buffers.disk import TransitionStorage, zeros_on_disk
 from kit.evaluate import SavedRun
 from kit.experiment import OffPolicySteps
-from kit.steps import SettingError
 from kit.trainer import pieces
 from kit.trainer.checkpoint import Checkpoints
 from tests.buffers.test_batches import batch_of
@@ -98,10 +97,8 @@ def test_a_state_that_torchrl_restores_is_on_the_disk(kind, tmp_path, monkeypatc
 
 
 def test_a_folder_that_cannot_hold_it_is_refused(tmp_path):
-    with pytest.raises(SettingError, match=r"buffer_folder=.*cannot hold .* GiB of replay buffer"):
+    with pytest.raises(OSError, match=r"File too large|No space left"):
         zeros_on_disk((2**52,), torch.float32, tmp_path)
-    with pytest.raises(SettingError, match=r"buffer_folder=.*cannot hold .*No such file"):
-        zeros_on_disk((2,), torch.float32, tmp_path / "none")
 
 
 def test_its_folder_is_the_one_that_was_named_where_the_working_directory_changes(

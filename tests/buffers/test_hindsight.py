@@ -227,7 +227,7 @@ def test_rows_are_stored_of_all_environments_or_not_at_all():
     assert refused.value.works == (
         "collect with steps_per_env: whole episodes are not of one length"
     )
-    with pytest.raises(SettingError, match="num_envs=2 does not add single rows; use extend"):
+    with pytest.raises(SettingError, match="num_envs=2 does not divide the 1 rows"):
         buffer.add(rows[0])
     assert len(buffer) == 0
 

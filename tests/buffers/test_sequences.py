@@ -69,9 +69,8 @@ def test_a_minibatch_before_a_sequence_is_stored_is_refused():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"n_step": 3}, "n_step=3 does not go with sequences"),
-        ({"sampler": "own"}, "sampler='RandomSampler' draws no sequences of the kit"),
-        ({"size": 10}, "minibatch_size=4 of 4 transitions each is larger than buffer_size=10.*2"),
+        ({"n_step": 3}, "n_step=3 is not possible with sequence_length=4"),
+        ({"sampler": "own"}, "sampler='RandomSampler' is not possible with sequence_length"),
         ({"sequence_length": 0}, "sequence_length=0"),
     ],
 )

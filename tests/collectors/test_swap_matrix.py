@@ -34,7 +34,7 @@ LEARNERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Recipe and settings."""
 
-PARTICLES = "steps.steps_per_env=None leaves open how many transitions each particle collects"
+PARTICLES = "steps.steps_per_env=None does not divide batches evenly among"
 REFUSED = {
     ("PPO from images", "tensor"): "needs an environment written in torch, which .* is not",
     ("SVPG", "episode"): PARTICLES,

@@ -16,15 +16,10 @@ from torchrl.envs.gym_like import default_info_dict_reader
 from kit.collectors import EpisodeCollector, VectorCollector
 from kit.envs import ActionMask, make_env
 from kit.hooks import Evaluator
-from kit.steps import SettingError
 from tests.envs.odd_envs import (
     Allowed,
-    ArrayReward,
-    FourValues,
-    NoReward,
     Reports,
     Steps,
-    TextReward,
 )
 
 still = TensorDictModule(lambda seen: seen.squeeze(-1).long() * 0, ["observation"], ["action"])
@@ -166,50 +161,6 @@ def takes_arrays() -> bool:
     return True
 
 
-@pytest.mark.parametrize("text", ["1.5", "many", b"1.5"])
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_a_reward_that_is_a_text_is_refused_at_the_end_of_an_episode_at_last(vectorization, text):
-    kind = type("TextReward", (TextReward,), {"text": text})
-    env = make_env(kind, 1, vectorization=vectorization, max_episode_steps=2, restart_on_error=5)
-    env.start()
-
-    def play() -> None:
-        for _ in range(2):
-            env.step_arrays({"action": np.zeros(1, np.int64)}, env.new_step())
-
-    with pytest.raises(SettingError, match=rf"env.reward={text!r} is a text; return one number"):
-        play()
-    env.close()
-    assert env.backend.faults == 0
-
-
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        (NoReward, "env.reward=None is no number; return one in each step"),
-        (
-            FourValues,
-            "are four values, .*; return observation, reward, terminated, truncated",
-        ),
-        pytest.param(
-            ArrayReward,
-            r"is an array of shape \(1,\); return one number",
-            marks=pytest.mark.skipif(takes_arrays(), reason="NumPy takes one number in an array"),
-        ),
-    ],
-)
-def test_another_interface_is_refused_with_what_to_return(vectorization, kind, message):
-    env = make_env(kind, 1, vectorization=vectorization, restart_on_error=5)
-    env.start()
-    result = env.new_step()
-    with pytest.raises(SettingError, match=message) as caught:
-        env.step_arrays({"action": np.zeros(1, np.int64)}, result)
-    env.close()
-    assert "\n" not in str(caught.value)
-    assert env.backend.faults == 0  # it is refused, not tried again
-
-
 # ---------------------------------------------------------------------- masks
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 def test_a_mask_in_info_is_an_observation_of_the_policy(vectorization):
@@ -269,11 +220,6 @@ def test_masks_of_several_choices_are_one_array():
     seen, _ = ActionMask(Two()).reset()
     assert seen["action_mask"].tolist() == [1, 0, 0, 1, 1]
     assert set(seen) == {"count", "action_mask"}
-
-
-def test_a_mask_of_continuous_actions_is_refused():
-    with pytest.raises(SettingError, match=r"env\.action_mask=True masks no actions of Box"):
-        make_env("Pendulum-v1", action_mask=True)
 
 
 def test_without_masks_the_observation_has_the_key_it_had():

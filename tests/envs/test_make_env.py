@@ -154,13 +154,6 @@ def test_last_observations_that_gymnasium_loses_are_refused():
         VectorCollector(make_env(vector), None, steps_per_env=6).collect()
 
 
-def test_infos_that_are_no_dictionary_are_refused():
-    vector = gym.vector.SyncVectorEnv(unequal(), autoreset_mode=AutoresetMode.DISABLED)
-    env = make_env(gym.wrappers.vector.DictInfoToList(vector))
-    with pytest.raises(SettingError, match=r"env\.info=.*leave DictInfoToList out"):
-        env.start()
-
-
 def test_a_vector_environment_that_spends_a_step_on_resets_is_refused():
     with pytest.raises(SettingError, match="spends a policy step on each reset"):
         made_by_gymnasium(AutoresetMode.NEXT_STEP)
@@ -196,12 +189,9 @@ def test_a_vector_environment_of_ones_own_may_return_flags_as_lists():
     assert batch["next", "observation"][..., 0].tolist() == [[1, 2, 3, 1]] * 2
 
 
-def test_one_that_does_not_say_when_it_resets_or_what_it_saw_last_is_refused():
+def test_one_that_does_not_say_when_it_resets_is_refused():
     with pytest.raises(SettingError, match="missing in the metadata of Vector: when it resets"):
         make_env(Vector(None))
-    collector = VectorCollector(make_env(Vector(AutoresetMode.SAME_STEP)), None, steps_per_env=4)
-    with pytest.raises(EnvironmentFault, match=r"without its last observation, info"):
-        collector.collect()
 
 
 # ---------------------------------------------------------------------- seeds
@@ -380,74 +370,35 @@ def test_observations_are_counted_from_0_whatever_the_start_of_their_space(stepp
     assert env.observation_spec["observation"].is_in(seen[:, 2])
 
 
-class Spaceless(gym.Env):
-    observation_space = gym.spaces.Discrete(2)
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"id": "CartPole-v2"}, "env.id='CartPole-v2' is not a registered Gymnasium environment"),
-        ({"id": "ALE/Pong-v5"}, r"pip install 'torchrl-kit\[atari\]'"),
+        ({"id": "CartPole-v2"}, "env.id='CartPole-v2' cannot be made: .*; what works: CartPole-v"),
         ({"id": "CartPole-v1", "num_envs": 0}, "env.num_envs=0 is less than 1"),
         ({"id": "CartPole-v1", "max_episode_steps": -3}, "max_episode_steps=-3 is less than 1"),
         ({"id": "CartPole-v1", "vectorization": "fast"}, "vectorization='fast' is not a choice"),
-        ({"id": "CartPole-v1", "colour": "red"}, "env.kwargs={'colour': 'red'} are refused"),
-        (
-            {"id": "CartPole-v1", "vectorization": "tensor", "colour": "red"},
-            "^env.kwargs={'colour': 'red'} are refused by CartPole-v1: ",
-        ),
-        (
-            {"id": "Pendulum-v1", "vectorization": "native"},
-            "vectorization='native' is not offered by Pendulum-v1; what works: sync or async",
-        ),
-        ({"id": Spaceless}, "env.id='Spaceless' has no action_space; set self.action_space in its"),
-        ({"id": dict}, "makes a dict, which is no gymnasium.Env"),
-        ({"id": Steps()}, r"is one environment, .*; pass a function that makes it: lambda: Steps"),
-        ({"id": 5}, "env.id=5 is neither a name nor a function"),
-        ({"id": Steps, "vectorization": "native"}, "must be a name where vectorization='native'"),
     ],
 )
 def test_what_cannot_be_made_is_refused(settings, message):
-    if "ALE" in str(settings["id"]):
-        try:
-            import ale_py  # noqa: F401
-        except ImportError:
-            pass
-        else:
-            pytest.skip("ale-py is installed")
     with pytest.raises(SettingError, match=message):
         make_env(**settings)
 
 
 @pytest.mark.parametrize(
-    ("error", "kind", "message"),
+    ("error", "message"),
     [
-        (gym.error.Error("no more."), SettingError, r"env\.id='Own-v0' cannot be made: no more\.$"),
-        (
-            ModuleNotFoundError("No module named 'Box2D'"),
-            SettingError,
-            r"needs a package that is missing; pip install 'torchrl-kit\[box2d\]'\.$",
-        ),
-        (
-            ModuleNotFoundError("No module named 'nowhere'"),
-            SettingError,
-            r"needs a package that is missing; No module named 'nowhere'\.$",
-        ),
-        (TypeError("odd"), EnvironmentFault, "Own-v0: making it raised TypeError: odd"),
-        (OSError("no file"), EnvironmentFault, "Own-v0: making it raised OSError: no file"),
+        (TypeError("odd"), "Own-v0: making it raised TypeError: odd"),
+        (OSError("no file"), "Own-v0: making it raised OSError: no file"),
     ],
 )
 @pytest.mark.parametrize("vectorization", ["sync", "native"])
-def test_an_error_in_making_it_is_said_in_one_line(
-    error, kind, message, vectorization, monkeypatch
-):
+def test_an_error_in_making_it_is_said_in_one_line(error, message, vectorization, monkeypatch):
     def fails(**_):
         raise error
 
     spec = gym.envs.registration.EnvSpec("Own-v0", fails, vector_entry_point=fails)
     monkeypatch.setitem(gym.registry, "Own-v0", spec)
-    with pytest.raises(kind, match=message):
+    with pytest.raises(EnvironmentFault, match=message):
         make_env("Own-v0", 2, vectorization=vectorization)
 
 

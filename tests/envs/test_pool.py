@@ -193,22 +193,6 @@ def test_what_needs_the_copies_one_by_one_is_refused(setting, value):
         make_env("CartPole-v1", 2, vectorization="envpool", **{setting: value})
 
 
-def test_an_id_it_does_not_have_is_refused_and_the_nearest_named():
-    with pytest.raises(SettingError, match="is not an environment of EnvPool; what works: Pong-v5"):
-        pool("ALE/Pong-v5")
-
-
-def test_an_argument_that_it_does_not_know_is_refused():
-    with pytest.raises(SettingError, match=r"env.kwargs=.*lenght.* are refused by EnvPool"):
-        pool(lenght=2.0)
-
-
-@pytest.mark.parametrize("name", ["self", "env_id"])
-def test_names_of_its_own_arguments_are_refused(name):
-    with pytest.raises(SettingError, match=r"env.kwargs=.* are refused by EnvPool"):
-        pool(**{name: 1})
-
-
 def test_it_is_not_for_a_collector_of_tensors():
     env = pool("Ant-v4", 2)
     plan = StepPlan(total_policy_steps=8, num_envs=2, steps_per_env=4)

@@ -39,11 +39,6 @@ def test_other_spaces_are_refused_with_what_works(space):
         leaves(space, "observation", "observation_space")
 
 
-def test_an_empty_dict_is_refused():
-    with pytest.raises(SettingError, match="has no entry"):
-        leaves(Dict({}), "observation", "observation_space")
-
-
 @pytest.mark.parametrize(
     ("space", "kind", "shape"),
     [

@@ -257,7 +257,6 @@ def test_a_state_of_something_else_is_refused(id, num_envs, dtype, field):
         ({"num_envs": 2.5}, "num_envs"),
         ({"num_envs": 2, "action_repeat": 0}, "action_repeat"),
         ({"num_envs": 2, "max_episode_steps": 0}, "max_episode_steps"),
-        ({"num_envs": 2, "dtype": torch.float16}, "dtype"),
     ],
 )
 def test_bad_settings_are_refused(settings, field):

@@ -348,7 +348,7 @@ def test_statistics_of_each_of_several_environments_are_saved_with_a_policy(tmp_
     again = trainer(2)
     again.load_policy(saved)
     assert torch.equal(locations(again), expected)
-    with pytest.raises(SettingError, match=r"transforms=5 normalise, .*those of 3;"):
+    with pytest.raises(SettingError, match=r"transforms=.* have other statistics than saved"):
         trainer(4).load_policy(saved)
 
 
@@ -392,5 +392,5 @@ def test_statistics_of_another_number_of_environments_are_refused(tmp_path):
 
     trained = trainer(2)
     trained.run()
-    with pytest.raises(SettingError, match=r"transforms='VecNormV2' has statistics of another sh"):
+    with pytest.raises(SettingError, match=r"transforms=\['VecNormV2'\] have other statistics"):
         trainer(4).load_policy(trained.save_policy(tmp_path))

@@ -1,10 +1,9 @@
-"""Random configurations of a recipe, by the types of its settings: sensible, wrong and hostile."""
+"""Random configurations of a recipe that a person could mean, by the types of its settings."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import random
 import types
 import typing
@@ -14,78 +13,51 @@ import torchrl.objectives
 
 from kit.collectors.registry import COLLECTORS
 from kit.config.plain import to_plain
-from tests.dialects.random_settings import EVERY_DIALECT, NASTY, random_settings
+from tests.dialects.random_settings import EVERY_DIALECT, random_settings
 from tests.stored import NAMES
 
-HUGE = [2**31, 2**32 + 1, 2**53, 2**63 - 1, 2**63, 2**64, 10**7, 10**9, 10**12, 10**18, 10**30]
-HOSTILE = [*NASTY, *HUGE, -(2**63), 1.5, -0.0, 1e308, 1e-310, "nan", "inf", "\n", "a\nb", "ü" * 300]
-HOSTILE += [
-    "null",
-    "/",
-    "../..",
-    "\0",
-    [1, [2]],
-    {"a": {"b": 1}},
-    b"bytes",
-    math.pi,
-    3 + 4j,
-    {1: 2},
-]
 INTEGERS = [1, 2, 3, 4, 5, 7, 8, 16, 64, 100, 1000]
-FLOATS = [0.0, 1e-6, 0.01, 0.1, 0.5, 0.9, 0.99, 1.0, 2.0, 20.0, 1e-30, 1e30]
+FLOATS = [0.0, 1e-6, 0.01, 0.1, 0.5, 0.9, 0.99, 1.0, 2.0, 20.0]
 LOSSES = [name for name in dir(torchrl.objectives) if name.endswith("Loss")]
 WORDS: dict[str, list[Any]] = {
-    "loss": [*LOSSES, "os:system", "torch.nn:Linear", "builtins:print", "nowhere:Loss", "os", ":"],
-    "activation": ["tanh", "relu", "gelu", "sigmoid_tanh", "selu", "Tanh"],
-    "device": ["cpu", "cpu:0", "cuda", "cuda:9", "meta", "gpu", "mps", "xla", "cpu:x", ""],
+    "loss": [*LOSSES, "torch.nn:Linear", "nowhere:Loss"],
+    "activation": ["tanh", "relu", "gelu", "sigmoid_tanh", "Tanh"],
+    "device": ["cpu", "cpu:0", "cuda", "gpu"],
     "collector": [*COLLECTORS, "vecor", None],
-    "logger": ["csv", "none", "wandb", "wnb", "csv,none", "tensorboard", ""],
-    "runs": [None, None, "runs", "r" * 300, "/proc/1/runs", "a/../b", "\0"],
+    "logger": ["csv", "none", "csv,none", "tensorboard", "wnb"],
+    "runs": [None, None, "runs", "a/../b"],
     "resume": [None, "latest", "nowhere"],
     "id": ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCarContinuous-v0", "CartPole-v9",
-           "Taxi-v3", "Blackjack-v1", "nowhere:Env-v0", "os:path", "ALE/Pong-v5", ":",
-           "kit.testing.envs:kit/Glimpse-v0"],
-    "replay_ratio": [1, "1/4", 0.3, 2, 0, "1/0", "x/y", "1/3", 1e300, "1e400"],
+           "Taxi-v3", "Blackjack-v1", "nowhere:Env-v0", "kit.testing.envs:kit/Glimpse-v0"],
+    "replay_ratio": [1, "1/4", 0.3, 2, 0, "1/3", "x/y"],
     "rounding": ["error", "down", "up", "sideways"],
-    "dataset": [[NAMES[0]], NAMES, [], ["nowhere"], ["/"], [""]],
-    "size": ["nano", "tiny", "1m", "12m", "published", "nan0", ""],
-    "convolutions": [[[4, 8, 4]], [[32, 8, 4], [64, 4, 2]], [], [[4, 8]], [[4, 800, 4]],
-                     [[0, 1, 1]], [[4, 8, 4, 1]], [4, 8, 4], [[16, 1, 1000]], "nature"],
-    "support": [[0.0, 10.0], [-1.0, 1.0], [1.0, 0.0], [0.0], [], [0.0, 0.0], [0.0, 1.0, 2.0],
-                [-1e308, 1e308], [0.0, "inf"]],
-    "hidden_sizes": [[], [8], [4, 4], [16, 8, 4], [0], [-1], [8.0], [10**9], [10**5, 10**5],
-                     [2] * 300, [[8]], [True], ["8"], (8, 8)],
+    "dataset": [[NAMES[0]], NAMES, [], ["nowhere"]],
+    "size": ["nano", "tiny", "1m", "nan0"],
+    "convolutions": [[[4, 8, 4]], [[32, 8, 4], [64, 4, 2]], [], [[4, 800, 4]]],
+    "support": [[0.0, 10.0], [-1.0, 1.0], [1.0, 0.0]],
+    "hidden_sizes": [[], [8], [4, 4], [16, 8, 4], [0], (8, 8)],
 }  # fmt: skip
 SCHEDULES = [
     "constant", "linear", "cosine", "exponential", "warmup 0.1 cosine", "piecewise 0.5 0.1", "lin",
-    "piecewise 0.5 nan", "warmup", "warmup 2", "warmup 0.5 warmup 0.5 linear", "piecewise 0.1",
-    "piecewise 0.5 1e300 0.2 0.1", "warmup 1e-300 linear", "piecewise 0.5 -1",
+    "warmup", "warmup 2",
 ]  # fmt: skip
 WORDS |= {f"anneal{part}": SCHEDULES for part in ("", "_clip", "_critic", "_entropy")}
 ARGUMENTS: dict[str, list[Any]] = {
-    "restart_on_error": [0, 1, 3], "num_workers": [1, 2, 10**6], "action_mask": [True, False],
-    "wrappers": [3, [3], []], "id": ["Pendulum-v1"], "num_envs": [3], "action_repeat": [2],
-    "max_episode_steps": [9], "vectorization": ["sync"], "normalize_reward": [True], "seed": [1],
-    "gamma": [0.5], "device": ["cpu"], "g": [9.81], "sutton_barto_reward": [True], "render_mode":
-    ["rgb_array", "x"], "policy": [3], "env": [1], "plan": [2], "collector": ["vector"],
-    "max_staleness": [0, 2], "fast_policy": ["auto", "exact", "x"], "layout": ["flat", "x"],
-    "reuse": [True], "block": [4], "total_frames": [5], "create_env_fn": [None], "kwargs": [1],
-    "exploration_type": [3], "postproc": [3], "split_trajs": [True], "storing_device": ["cpu", "x"],
-    "autoreset": [False], "spec": [1], "cls": [1], "self": [1], "make_again": [1], "backend": [2],
+    "restart_on_error": [0, 1, 3], "num_workers": [1, 2], "action_mask": [True, False],
+    "normalize_reward": [True], "g": [9.81], "sutton_barto_reward": [True],
+    "render_mode": ["rgb_array", "x"], "max_staleness": [0, 2],
+    "fast_policy": ["auto", "exact", "x"], "layout": ["flat", "x"], "reuse": [True], "block": [4],
+    "split_trajs": [True], "storing_device": ["cpu"], "autoreset": [False],
 }  # fmt: skip
 """Arguments of environments and collectors, and those that belong to others."""
 
 
-def random_config(
-    config_class: type, draw: random.Random, hostile: float, huge: float = 0.2
-) -> dict[str, Any]:
+def random_config(config_class: type, draw: random.Random) -> dict[str, Any]:
     """Nested plain values of a small run with some settings changed.
 
     Args:
         config_class: settings of the recipe.
         draw: random numbers.
-        hostile: share of the changed settings that get any value at all.
-        huge: share of the other whole numbers that no run can mean.
     """
     values = small_config(config_class)
     leaves = leaves_of(config_class)
@@ -94,11 +66,10 @@ def random_config(
         group = values
         for part in groups:
             group = group[part]
-        nasty = draw.random() < hostile
-        group[name] = draw.choice(HOSTILE) if nasty else sensible(name, hint, draw, huge)
+        group[name] = sensible(name, hint, draw)
     if draw.random() < 0.05:
         name = draw.choice(EVERY_DIALECT)
-        values["steps"] = {"dialect": name, **random_settings(name, draw, nasty=hostile)}
+        values["steps"] = {"dialect": name, **random_settings(name, draw, nasty=0.0)}
     return values
 
 
@@ -135,7 +106,7 @@ def small_config(config_class: type) -> dict[str, Any]:
     return values
 
 
-def sensible(name: str, hint: Any, draw: random.Random, huge: float) -> Any:
+def sensible(name: str, hint: Any, draw: random.Random) -> Any:
     """A value of a setting's type."""
     if name in ("kwargs", "collector_kwargs"):
         chosen = draw.sample([*ARGUMENTS], draw.choice([0, 1, 1, 2]))
@@ -143,15 +114,15 @@ def sensible(name: str, hint: Any, draw: random.Random, huge: float) -> Any:
     if name in WORDS:
         return draw.choice(WORDS[name])
     if typing.get_origin(hint) is Annotated:
-        return sensible(name, typing.get_args(hint)[0], draw, huge)
+        return sensible(name, typing.get_args(hint)[0], draw)
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return sensible(name, draw.choice(typing.get_args(hint)), draw, huge)
+        return sensible(name, draw.choice(typing.get_args(hint)), draw)
     if typing.get_origin(hint) is Literal:
         return draw.choice(typing.get_args(hint))
     if hint is bool:
         return draw.random() < 0.5
     if hint is int:
-        return draw.choice(HUGE if draw.random() < huge else INTEGERS)
+        return draw.choice(INTEGERS)
     if hint is float:
         return draw.choice(FLOATS)
     return None if hint is type(None) else draw.choice(["", "text", 3])

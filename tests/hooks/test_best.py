@@ -69,13 +69,6 @@ def test_what_was_best_does_not_change_with_the_weights_that_are_restored():
                 value.zero_()
 
 
-def test_without_an_evaluation_there_is_no_best():
-    hook = BestPolicy()
-    told(hook, [None] * 4)
-    with pytest.raises(SettingError, match="no row has had evaluation/return yet"):
-        hook.restore()
-
-
 def test_a_metric_that_no_evaluation_has_is_named_at_the_end_with_the_nearest_column(tmp_path):
     config = tiny_config(tmp_path, runs=None, keep_best=False)
     trainer = recipes.ppo.build(config, hooks=[BestPolicy("evaluation/retrun")])

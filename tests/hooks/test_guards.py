@@ -102,12 +102,6 @@ def test_what_ends_a_run_takes_part_in_training():
     assert {guard.kind for guard in guards} == {"step"}  # as docs/hooks.md says
 
 
-@pytest.mark.parametrize("seconds", [0, -1, math.nan, "60"])
-def test_a_time_that_is_not_positive_is_refused(seconds):
-    with pytest.raises(SettingError, match="time_limit="):
-        TimeLimit(seconds)
-
-
 # ---------------------------------------------------------------------- NaNGuard
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_the_losses_that_are_not_finite_are_named_first(bad):
@@ -155,13 +149,6 @@ def test_target_kl_tolerates_one_and_a_half_times_its_target(divergence, skips):
     trainer.last_metrics = {"kl_approx": torch.tensor(divergence)}
     hook.look()
     assert bool(skipped) == skips
-
-
-def test_a_divergence_of_nothing_is_refused():
-    with pytest.raises(SettingError, match="target_kl=0 is not positive"):
-        TargetKL(0)
-    with pytest.raises(SettingError, match=r"target_kl='0\.1' is not a number"):
-        TargetKL("0.1")
 
 
 def test_a_metric_that_no_row_has_is_named_at_the_end_with_the_nearest_column():

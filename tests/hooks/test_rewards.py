@@ -42,12 +42,6 @@ def test_signs_of_rewards_are_learned_from():
     assert rewards_of(SignReward().signs(minibatch([5.0, 0.0, -0.5]))) == [1.0, 0.0, -1.0]
 
 
-@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan")])
-def test_a_scale_that_is_not_positive_is_refused(scale):
-    with pytest.raises(SettingError, match="reward_scale="):
-        ScaleReward(scale)
-
-
 @pytest.mark.parametrize(
     "settings", [{"reward_scale": 0.01}, {"standardize_reward": True}], ids=str
 )

@@ -21,7 +21,7 @@ from kit.steps import SettingError
 from kit.steps.settings import OfflineSteps, OnPolicySteps
 from kit.trainer import Trainer
 from tests.stored import NAMES, read_stored
-from tests.tiny import Uneven, on_policy_plan, ppo_parts, ppo_trainer, weights
+from tests.tiny import on_policy_plan, ppo_parts, ppo_trainer, weights
 
 pytest.importorskip("pygame")
 pytest.importorskip("moviepy")
@@ -184,23 +184,6 @@ def test_an_environment_that_cannot_be_drawn_is_said_before_the_run(tmp_path, mo
     monkeypatch.setattr(CartPoleEnv, "render", missing)
     with pytest.raises(SettingError, match=r"pip install 'torchrl-kit\[video\]'"):
         recipes.ppo.build(ppo(tmp_path, video_every=16))
-
-
-class Blind(gym.Wrapper):
-    """Has no pictures, whatever it is asked for."""
-
-    render_mode = None
-
-
-@pytest.mark.parametrize(
-    "env", [lambda: gym.make("CartPole-v1"), Uneven, lambda **given: Blind(gym.make("CartPole-v1"))]
-)
-def test_an_environment_without_pictures_is_said_before_the_run(env, tmp_path):
-    plan = on_policy_plan(final_evaluation=True, evaluation_episodes=1)
-    parts = ppo_parts(plan, env)
-    evaluate = Evaluator(make_env(env), parts["collector"].policy, episodes=1)
-    with pytest.raises(SettingError, match="it is not made with render_mode='rgb_array'; take "):
-        Trainer(plan, **parts, evaluate=evaluate, hooks=[RecordVideo(tmp_path, every=16)])
 
 
 def test_a_screen_that_is_missing_is_said_before_the_run(tmp_path, monkeypatch):

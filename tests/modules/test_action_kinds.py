@@ -67,14 +67,13 @@ def test_whole_numbers_in_a_box_are_refused():
 
 def test_choices_in_two_dimensions_are_refused_with_what_works_instead():
     env = make_env(lambda: Guess(spaces.MultiDiscrete([[2, 3], [4, 5]])), 2)
-    message = r"action_space.nvec=\[\[2, 3\], \[4, 5\]\] has 2 dim.*MultiDiscrete\(\[2, 3, 4, 5\]\)"
-    with pytest.raises(SettingError, match=message):
+    with pytest.raises(SettingError, match=r"action_space=MultiDiscrete.* has 2 dimensions"):
         make_actor(env)
 
 
 def test_so_are_bits_in_two_dimensions():
     env = make_env(lambda: Guess(spaces.MultiBinary((2, 3))), 2)
-    with pytest.raises(SettingError, match=r"\[2, 3\] has 2 dim.* in a wrapper: MultiBinary\(6\)"):
+    with pytest.raises(SettingError, match=r"action_space=MultiBinary.* has 2 dimensions"):
         make_actor(env)
 
 
@@ -84,17 +83,6 @@ def test_actions_are_not_squashed_to_bounds_whose_distance_is_infinite(continuou
     env = make_env(lambda: Guess(spaces.Box(-high, high, (1,))))
     with pytest.raises(SettingError, match=r"action_space=Box\(-.* has no bounds to which actions"):
         make_actor(env, continuous=continuous)
-
-
-def test_between_equal_bounds_none_is_drawn_but_a_deterministic_one_is_chosen():
-    space = spaces.Box(np.float32([-1, 2]), np.float32([1, 2]))
-    env = make_env(lambda: Guess(space))
-    with pytest.raises(
-        SettingError, match="has equal bounds, between which no action can be drawn"
-    ):
-        make_actor(env, continuous="tanh_normal")
-    actor = make_actor(env, continuous="deterministic")
-    assert actor(env.reset())["action"][0, 1] == 2
 
 
 @pytest.mark.parametrize("continuous", ["tanh_normal", "deterministic"])
@@ -110,8 +98,3 @@ def test_they_are_refused_with_a_body_that_has_its_own():
     env = make_env("CartPole-v1")
     with pytest.raises(SettingError, match=r"after=.* body is given; give the body such layers"):
         make_actor(env, body=make_body(env, (4,)), after=lambda width: [nn.LayerNorm(width)])
-
-
-def test_an_action_without_a_number_is_refused():
-    with pytest.raises(SettingError, match=r"action_space=Box.* has nothing to choose"):
-        make_env(lambda: Guess(spaces.Box(-1, 1, (0,))))

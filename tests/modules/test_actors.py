@@ -166,19 +166,6 @@ def test_actor_and_critic_share_a_network_of_ones_own():
     assert {id(p) for p in network.parameters()} <= {id(p) for p in critic.parameters()}
 
 
-@pytest.mark.parametrize("make", [make_actor, make_value])
-def test_a_body_that_does_not_say_what_it_writes_is_refused(make):
-    env = make_env("CartPole-v1", 2)
-    silent = torch.nn.Sequential(torch.nn.Linear(4, 7))
-    for name, message in {
-        "features": "does not say how many features it writes; set out_features, of it or",
-        "hidden": "does not write 'features'; TensorDictModule",
-    }.items():
-        body = TensorDictModule(silent, in_keys=["observation"], out_keys=[name])
-        with pytest.raises(SettingError, match=f"^body='TensorDictModule' {message}"):
-            make(env, body=body)
-
-
 @pytest.mark.parametrize("shared", [False, True])
 def test_an_observation_with_the_name_of_an_output_of_the_actor_is_refused(shared):
     # SAC's loss hides what its actor writes from batches, and its critics would read it.

@@ -7,9 +7,7 @@ import pytest
 import torch
 
 from kit.envs import make_env
-from kit.modules import make_actor, make_body, make_q_network, make_value
-from kit.modules.critics import make_action_value
-from kit.modules.exploration import EpsilonGreedy
+from kit.modules import make_actor
 from kit.modules.networks import ACTIVATIONS, SigmoidTanh
 from kit.steps import SettingError
 
@@ -30,15 +28,6 @@ def test_its_gradient_is_that_of_the_hyperbolic_tangent():
 @pytest.mark.parametrize("name", list(ACTIVATIONS))
 def test_activations_keep_shapes_and_zero(name):
     assert torch.equal(ACTIVATIONS[name]()(torch.zeros(3, 2)), torch.zeros(3, 2))
-
-
-@pytest.mark.parametrize(
-    "make", [make_actor, make_value, make_body, make_q_network, make_action_value, EpsilonGreedy]
-)
-def test_networks_are_made_for_an_environment_of_make_env(make):
-    for given, shown in (("CartPole-v1", "CartPole-v1"), (gym.make("CartPole-v1"), "TimeLimit")):
-        with pytest.raises(SettingError, match=f"env='{shown}' is no environment of make_env"):
-            make(given)
 
 
 class Table(gym.Env):

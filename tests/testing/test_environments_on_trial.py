@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from kit.testing import CARTPOLE, COUNTING, BrokenPromise, check_collector
-from tests.collectors.kinds import episodes, vector
+from tests.collectors.kinds import vector
 
 WORLDS = pytest.mark.parametrize("world", [COUNTING, CARTPOLE], ids=["counting", "cartpole"])
-KINDS = pytest.mark.parametrize("kind", [vector, episodes], ids=["vector", "episode"])
+KINDS = pytest.mark.parametrize("kind", [vector])
 
 
 class Nudged(gym.Wrapper):
@@ -74,26 +74,6 @@ def test_an_end_that_does_not_come_is_found(kind, world):
         on_trial(kind, world, wrappers=[Unyielding])
 
 
-def lose_last_observations(env):
-    """Have the first observations of new episodes take the place of the last ones of old ones."""
-    step = env.backend.step
-
-    def broken(actions, result, active=None):
-        recovered = step(actions, result, active)
-        ended = result.terminated | result.truncated
-        result.next_observation["observation"][ended] = result.observation["observation"][ended]
-        return recovered
-
-    env.backend.step = broken
-
-
-@KINDS
-@WORLDS
-def test_a_lost_last_observation_of_an_episode_is_found(kind, world):
-    with pytest.raises(BrokenPromise, match=r"^transitions: next observation is"):
-        on_trial(kind, world, lose_last_observations)
-
-
 def leave_the_pole(env):
     """Have CartPole's own vector environment begin to count again, but go on from where it is."""
     core, reset = env.backend.vector.unwrapped, env.backend.reset
@@ -112,13 +92,6 @@ def leave_the_pole(env):
 def test_an_episode_that_goes_on_after_its_end_is_found(kind):
     with pytest.raises(BrokenPromise, match=r"^continuity: observations are"):
         on_trial(kind, CARTPOLE, leave_the_pole, vectorization="native")
-
-
-@pytest.mark.parametrize("limit", [CARTPOLE.limit - 1, CARTPOLE.limit + 1])
-@KINDS
-def test_another_limit_is_found_by_counting_steps(kind, limit):
-    with pytest.raises(BrokenPromise, match=r"^continuity: truncated is"):
-        on_trial(kind, CARTPOLE, max_episode_steps=limit)
 
 
 def test_a_right_collector_of_the_right_environment_is_not_blamed():

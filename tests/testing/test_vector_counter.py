@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from kit.envs import make_env
-from kit.steps import SettingError
 from kit.testing import CollectorCase
 from kit.testing.counter import COUNTER
 from tests.collectors.kinds import vector, vector_native, vector_native_by_mask
@@ -45,9 +44,3 @@ def test_a_limit_of_its_own_is_kept():
     result = env.new_step()
     env.step_arrays({"action": np.zeros(2, np.int64)}, result)
     assert result.truncated.all()
-
-
-def test_spending_a_step_on_each_reset_is_refused():
-    late = gym.vector.AutoresetMode.NEXT_STEP
-    with pytest.raises(SettingError, match=r"autoreset_mode.*spends a step on each reset"):
-        make_env(COUNTER, 2, vectorization="native", autoreset_mode=late)

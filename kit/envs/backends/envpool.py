@@ -14,7 +14,7 @@ from kit.envs.backends.base import EnvBackend, Mask, StepArrays, infos_of_arrays
 from kit.envs.errors import fault_of
 from kit.envs.plain_values import CannotCapture
 from kit.envs.spaces import Arrays, some
-from kit.steps.errors import SettingError, nearest_first
+from kit.steps.errors import SettingError
 
 _LIMIT_ONLY_TRUNCATES = (
     "envpool.atari",
@@ -49,7 +49,7 @@ class EnvPoolBackend(EnvBackend):
         kwargs: for ``envpool.make_gymnasium``: ``num_threads``, and those of the environment.
 
     Raises:
-        SettingError: if EnvPool is not installed, does not have ``id``, or refuses ``kwargs``.
+        SettingError: if EnvPool is not installed.
     """
 
     def __init__(
@@ -61,24 +61,18 @@ class EnvPoolBackend(EnvBackend):
         kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         try:
-            from envpool import list_all_envs, make_gymnasium
+            from envpool import make_gymnasium
         except Exception as error:  # some releases look for files that others bring
             why = f"needs the package envpool, which cannot be imported ({error})"
             works = "pip install 'torchrl-kit[envpool]'"
             raise SettingError("env.vectorization", "envpool", why, works) from None
-        if id not in list_all_envs():
-            near = nearest_first(id, list_all_envs())[:3]
-            raise SettingError("env.id", id, "is not an environment of EnvPool", near)
         self._limit = _limit_here(id, max_episode_steps)
         self._lengths = np.zeros(num_envs, np.int64)
         theirs = max_episode_steps if self._limit is None else self._limit + 1
         limit = {} if theirs is None else {"max_episode_steps": theirs}
         make = functools.partial(make_gymnasium, id, num_envs=num_envs, **limit)
         self._how = functools.partial(make, **(kwargs or {}))
-        try:
-            self._make(seed)
-        except TypeError as error:
-            raise SettingError("env.kwargs", kwargs, f"are refused by EnvPool: {error}") from None
+        self._make(seed)
         self._describe(id, num_envs, *self._spaces)
 
     def _make(self, seed: int) -> None:

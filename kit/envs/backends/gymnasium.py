@@ -73,12 +73,9 @@ class GymnasiumBackend(EnvBackend):
             for env, own in zip(getattr(self.vector.unwrapped, "envs", ()), seed):
                 seed_spaces(env, own)
         try:
-            first, info = self.vector.reset(seed=seed, options=options)
+            first, _ = self.vector.reset(seed=seed, options=options)
         except FAULTS as error:
             raise fault_of(self.name, None, error, "reset()") from error
-        if not isinstance(info, Mapping):
-            why = "is no dictionary of arrays, which final observations are read from"
-            raise SettingError("env.info", type(info).__name__, why, "leave DictInfoToList out")
         rows: Any = ... if mask is None else mask
         for leaf in self.observation_leaves:
             observation[leaf.key][rows] = leaf.of(first)[rows]
@@ -118,9 +115,6 @@ class GymnasiumBackend(EnvBackend):
         """Replace first observations of new episodes by the last ones of those that ended."""
         if "final_info" in info and "env_steps" in info["final_info"]:
             result.env_steps[ended] = info["final_info"]["env_steps"][ended]
-        if "final_obs" not in info:
-            why = "ended an episode without its last observation, info['final_obs']"
-            raise EnvironmentFault(self.name, None, why)
         core = self.vector.unwrapped
         first = core._env_obs if isinstance(core, gym.vector.SyncVectorEnv) else None
         for number in np.flatnonzero(ended):
@@ -224,15 +218,12 @@ def make_native(
         kwargs: for the environment.
 
     Raises:
-        SettingError: if it has none, or one that spends a policy step on each reset.
+        SettingError: if it spends a policy step on each reset.
+        EnvironmentFault: if there is none.
     """
-    if spec.vector_entry_point is None:
-        raise SettingError(
-            "env.vectorization", "native", f"is not offered by {spec.id}", ["sync", "async"]
-        )
     limit = spec.max_episode_steps if max_episode_steps is None else max_episode_steps
     limited = {} if limit is None else {"max_episode_steps": limit}
-    with errors_of_making(spec, kwargs):
+    with errors_of_making(spec.id):
         vector = gym.make_vec(spec, num_envs, "vector_entry_point", **{**kwargs, **limited})
     if type(vector.unwrapped).__name__ == "CartPoleVectorEnv":
         vector = _SameStepCartPole(vector)

@@ -145,15 +145,12 @@ class SerialBackend(EnvBackend):
                 if self._repeats:
                     result.env_steps[number] = info["env_steps"]
                 if terminated or truncated:
-                    if isinstance(value, (str, bytes)):  # of which float() makes a number
-                        raise TypeError("a reward is no text")
                     result.terminated[number] = self._flag(number, "terminated", terminated)
                     result.truncated[number] = self._flag(number, "truncated", truncated)
                     ended.append(number)
                     if info and (numbers_of_it := info_numbers(info)):
                         self.infos = {**self.infos, number: numbers_of_it}
         except FAULTS as error:
-            _check_api(error, value)
             ended.append(number)
             self._rebuild(number, error, "step()")
             hold(number, result, self.present)
@@ -244,28 +241,3 @@ def _two(returned: Any) -> tuple[Any, Any]:
         return returned
     why, works = "is an observation alone, as in Gym before 0.26", "return observation, info"
     raise SettingError("env.reset()", type(returned).__name__, why, works)
-
-
-def _check_api(error: BaseException, reward: Any) -> None:
-    """Refuse steps of an old Gym environment, and rewards that are no numbers: arrays, texts.
-
-    Another try fails, too.
-
-    Args:
-        error: raised by a step.
-        reward: of that step or of the one before.
-
-    Raises:
-        SettingError: if the environment has another interface than Gymnasium's.
-    """
-    if isinstance(error, ValueError) and "unpack (expected 5, got 4)" in str(error):
-        returned, why = "observation, reward, done, info", "are four values, as in Gym before 0.26"
-        works = "return observation, reward, terminated, truncated, info"
-        raise SettingError("env.step()", returned, why, works) from error
-    if reward is None:
-        raise SettingError("env.reward", reward, "is no number", "return one in each step")
-    if isinstance(reward, (str, bytes)):
-        raise SettingError("env.reward", reward, "is a text", "return one number, as float(reward)")
-    if np.ndim(reward):
-        why = f"is an array of shape {np.shape(reward)}"
-        raise SettingError("env.reward", reward, why, "return one number, as float(reward[0])")

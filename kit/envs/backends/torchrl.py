@@ -56,10 +56,6 @@ class TorchRLBackend(EnvBackend):
 
     def __init__(self, env: EnvBase) -> None:
         self.env, self.action_repeat = env, frame_skip_of(env)
-        if env.batch_dims > 1:
-            raise SettingError(
-                "env.batch_size", tuple(env.batch_size), "has more than one dimension", [(4,), ()]
-            )
         missing = {"done", "terminated"} - set(env.full_done_spec.keys(True, True))
         if missing:
             why = f"names other ends than those of a whole env: {sorted(missing)} are missing"
@@ -223,10 +219,6 @@ def _leaves(spec: Composite) -> list[Leaf]:
     found = []
     for key in spec.keys(True, True):
         one = spec[key]
-        if one.dtype is torch.bfloat16:
-            why = "is no type of NumPy's, with whose arrays environments are stepped"
-            works = "or cast it: DTypeCastTransform(torch.bfloat16, torch.float32, in_keys=[...])"
-            raise SettingError(f"{text_of(key)}.dtype", one.dtype, why, [torch.float32], works)
         dtype = torch.empty(0, dtype=one.dtype).numpy().dtype
         found.append(Leaf(key, (), None, tuple(one.shape[1:]), dtype))
     return found

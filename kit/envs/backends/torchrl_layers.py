@@ -136,15 +136,12 @@ class Normalization:
             if len(self._of(env)) < len(states):
                 env.reset()  # which makes those of SerialEnv and ParallelEnv
             parts = self._of(env) if states else []
-            if len(parts) != len(states):
-                why = f"normalise, and the saved states are those of {len(states)}"
-                raise SettingError("transforms", len(parts), why, works)
-            for part, state in zip(parts, states):
-                present = part.state_dict()
-                if not _fits(present, state):
-                    why = "has statistics of another shape than those saved"
-                    raise SettingError("transforms", type(part).__name__, why, works)
-                part.load_state_dict(filled(present, state))
+            present = [part.state_dict() for part in parts]
+            if len(parts) != len(states) or not all(map(_fits, present, states)):
+                names = [type(part).__name__ for part in parts]
+                raise SettingError("transforms", names, "have other statistics than saved", works)
+            for part, own, state in zip(parts, present, states):
+                part.load_state_dict(filled(own, state))
 
     @staticmethod
     def _of(env: EnvBase) -> list[Any]:

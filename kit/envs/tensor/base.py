@@ -122,10 +122,6 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         action_repeat: int = 1,
         seed: int | None = None,
     ) -> None:
-        if dtype not in (torch.float32, torch.float64):
-            raise SettingError(
-                "dtype", dtype, "is too coarse for physics", [torch.float32, torch.float64]
-            )
         self.num_envs = whole_number("num_envs", num_envs, at_least=1)
         self.action_repeat = whole_number("action_repeat", action_repeat, at_least=1)
         if max_episode_steps is None:

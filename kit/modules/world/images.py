@@ -22,16 +22,12 @@ def stages(shape: tuple[int, ...]) -> int:
     """Halvings of an image ``[height, width, channels]`` until one side has 4 to 7 pixels.
 
     Raises:
-        SettingError: if it cannot be halved so, or has its channels first.
+        SettingError: if it cannot be halved so.
     """
-    if shape[0] <= 4 < shape[-1]:
-        why = "is an image with its channels first"
-        works = "move them last: np.moveaxis(image, 0, -1)"
-        raise SettingError("observation", list(shape), why, works)
     count = int(math.log2(max(min(shape[:2]) / SMALLEST, 1)))
     if not count or any(side % 2**count for side in shape[:2]):
         why = "is an image whose sides are not at least 8 pixels and multiples of a power of two"
-        raise SettingError("observation", list(shape), why, "resize it to 64 x 64")
+        raise SettingError("observation", list(shape), why, "resize it to 64 x 64 x channels")
     return count
 
 
@@ -96,8 +92,6 @@ class ImageDecoder(nn.Module):
         self.first = (widths[0], *sides)
         out, blocks = math.prod(self.first), size.blocks
         self.size, self.codes = size, size.stoch * size.classes
-        if out % blocks:
-            raise SettingError("size.blocks", blocks, f"does not divide {out} image features", [4])
         self.from_deter = Blocks(blocks, size.deter // blocks, out // blocks, fan_in=size.deter)
         self.from_stoch = nn.Sequential(
             Perceptron(self.codes, 2 * size.units, 1), Dense(2 * size.units, out)

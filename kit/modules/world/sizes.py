@@ -58,17 +58,12 @@ def size_of(
         latents: discrete latents; ``None``: as many as the size has.
 
     Raises:
-        SettingError: if there is no such size, its blocks do not divide its state, or there are
-            no latents.
+        SettingError: if there is no such size, or there are no latents.
     """
     if not isinstance(size, Size):
         if size not in sizes:
             raise SettingError("size", size, "is unknown", list(sizes))
         size = sizes[size]
-    if size.deter % size.blocks:
-        works = [block for block in range(size.blocks, 0, -1) if size.deter % block == 0][:1]
-        why = f"does not divide the deterministic state of {size.deter}"
-        raise SettingError("size.blocks", size.blocks, why, works)
     if latents is None:
         return size
     return replace(size, stoch=whole_number("latents", latents, at_least=1))
