@@ -263,7 +263,7 @@ def test_a_resumed_run_rounds_as_if_it_had_not_been_killed(at, otherwise):
     steps(update, range(6))
     assert any(
         program.rounds_otherwise
-        for traced in update._traced.values()
+        for traced in update.traced_step.traced.values()
         for program in traced._programs.values()
     )
     killed, killed_loss, killed_optimizer = updates("auto")
@@ -290,7 +290,7 @@ def test_a_resumed_run_of_a_recipe_ends_with_the_same_weights(recipe, tmp_path, 
     whole.folder = tmp_path
     whole.run()
     weights = whole.loss_module.state_dict()
-    assert any(traced._rounds_otherwise for traced in whole.update._traced.values())
+    assert any(traced.policy.never_stop for traced in whole.update.traced_step.traced.values())
     earlier = sorted((tmp_path / "checkpoints").glob("checkpoint-*"))[:-1]
     assert earlier
     for checkpoint in earlier:

@@ -531,8 +531,8 @@ def test_traced_waits_for_all_inputs_before_it_verifies_again():
 
 @pytest.mark.parametrize("executor", ON_THE_CPU)
 def test_traced_verifies_again_without_a_trace(executor, monkeypatch):
-    monkeypatch.setattr("kit.fast.traced._FIRST_CHECK", 1)
-    monkeypatch.setattr("kit.fast.traced._LAST_CHECK", 2)
+    monkeypatch.setattr("kit.fast.policy.FIRST_CHECK", 1)
+    monkeypatch.setattr("kit.fast.policy.LAST_CHECK", 2)
     verified = []
     verify = Traced._verify
     monkeypatch.setattr(Traced, "_verify", lambda *given: verified.append(0) or verify(*given))
