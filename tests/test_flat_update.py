@@ -15,7 +15,7 @@ from torchrl.objectives import LossModule
 
 from kit.fast.optimizers import RMSprop as FixedRMSprop
 from kit.fast.traced import Traced
-from kit.update import Update, in_precision
+from kit.update import Update
 from tests.losses import make_loss, minibatch_for
 from tests.plain_steps import assert_same, plain_step, programs, state_of
 
@@ -83,19 +83,6 @@ def test_rmsprop_is_pytorchs_where_gradients_are_missing_and_in_any_layout(layou
         own.step(), other.step()
         for one, two in zip(ours, theirs):
             assert torch.allclose(one, two, rtol=1e-5, atol=1e-7)
-
-
-def test_rmsprop_is_recorded_whatever_its_learning_rate():
-    ours, theirs = make_loss("A2CLoss"), make_loss("A2CLoss")
-    own, other = (FixedRMSprop(loss.parameters(), lr=0.01) for loss in (ours, theirs))
-    update = Update(ours, own)
-    for step in range(12):
-        own.param_groups[0]["lr"] = other.param_groups[0]["lr"] = 0.01 / (step + 1)
-        minibatch = minibatch_for("A2CLoss", 8, seed=step)
-        update(minibatch.clone())
-        plain_step(theirs, other, minibatch)
-        assert_same(state_of(ours, own), state_of(theirs, other))
-    assert update.traced_step.traced[(0,), "step"].replays
 
 
 # ---------------------------------------------------------------------- what changes meanwhile
@@ -210,17 +197,6 @@ def test_parameters_loaded_in_place_and_moved_are_followed():
 
 # ---------------------------------------------------------------------- what cannot be traced
 # ---------------------------------------------------------------------- compiled
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "precision"), [("TD3Loss", "float32"), ("A2CLoss", "bfloat16")])
-def test_what_draws_or_rounds_otherwise_when_compiled_is_compiled_all_the_same(name, precision):
-    loss = in_precision(make_loss(name), precision, "cpu")
-    update = Update(loss, SGD(loss.parameters(), lr=0.01), compile=True)
-    for step in range(4):
-        update(minibatch_for(name, seed=step))
-    assert update.plain_reason == ""
-    assert [traced.programs for traced in update.traced_step.traced.values()] == [1]
-
-
 @pytest.mark.slow
 def test_a_view_is_compiled_where_the_compiler_lays_out_memory_otherwise():
     def mixed(given):  # as in the recurrence of DreamerV3

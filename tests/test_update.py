@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import math
 import warnings
@@ -384,13 +383,6 @@ def test_accumulated_minibatches_make_the_step_of_all_their_rows(sizes, compile)
     assert update.optimizer_step_count == 5
 
 
-def test_whole_numbers_of_accumulated_minibatches_keep_their_mean():
-    loss = Parts(lambda a: TensorDict({"loss": a.sum(), "count": torch.tensor(2**24 + 1)}))
-    update = Update(loss, SGD(loss.parameters(), lr=1.0))
-    minibatch = TensorDict({"x": torch.ones(3)}, [3])
-    assert float(update(minibatch, minibatch)["count"]) == 2**24 + 1
-
-
 @pytest.mark.parametrize("compile", [False, "auto"])
 def test_accumulated_gradients_are_changed_once_as_those_of_one_step(compile):
     rows, steadied = minibatch_for("A2CLoss", rows=8), [Steadied(), Steadied()]
@@ -653,28 +645,6 @@ def test_a_period_that_cannot_be_kept_is_refused():
 
 
 # ---------------------------------------------------------------------- targets
-@pytest.mark.parametrize("batch", [1, 3, 7])
-def test_targets_are_updated_every_so_many_policy_steps(batch):
-    loss = make_loss("DDPGLoss")
-    update = Update(
-        loss,
-        Adam(loss.parameters(), lr=0.01),
-        target_updater=soft_update(loss, tau=0.1),
-        target_update_every="5 policy steps",
-    )
-
-    def targets() -> list[Any]:
-        return [p.clone() for p in loss.target_actor_network_params.flatten_keys().values()]
-
-    for collected in range(batch, 40, batch):
-        before = targets()
-        update(minibatch_for("DDPGLoss", seed=collected))
-        assert all(map(torch.equal, before, targets()))
-        update.advance(collected)
-        moved = not all(map(torch.equal, before, targets()))
-        assert moved == (collected // 5 > (collected - batch) // 5)
-
-
 def test_a_jump_over_several_periods_makes_all_their_soft_updates():
     losses = make_loss("DDPGLoss"), make_loss("DDPGLoss")
     updates = [
@@ -755,21 +725,6 @@ def test_a_target_update_that_decides_on_the_host_runs_eagerly():
     plain_step(theirs, other, minibatch_for("DDPGLoss"))
     targets.step()
     assert_same(state_of(ours), state_of(theirs))
-
-
-@pytest.mark.parametrize("fused", [False, True])
-def test_a_soft_update_whose_share_changes_is_noticed(fused):
-    ours, theirs = make_loss("DDPGLoss"), make_loss("DDPGLoss")
-    own, other = (Adam(loss.parameters(), lr=0.1, fused=fused) for loss in (ours, theirs))
-    mine, targets = soft_update(ours, tau=0.1), soft_update(theirs, tau=0.1)
-    update = Update(ours, own, target_updater=mine)
-    for step in range(12):
-        mine.eps = targets.eps = 0.9 - 0.05 * (step // 4)
-        minibatch = minibatch_for("DDPGLoss", seed=step)
-        update(minibatch.clone())
-        plain_step(theirs, other, minibatch)
-        targets.step()
-        assert_same(state_of(ours), state_of(theirs))
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -940,36 +895,6 @@ def test_the_state_of_what_changes_gradients_is_saved(of):
     update(minibatch_for("A2CLoss", seed=4))
     update.load_state_dict(saved)
     assert float(steadied.length) == length != 0
-
-
-def test_state_that_is_loaded_in_the_middle_takes_effect_at_once():
-    loss = make_loss("A2CLoss")
-    update = Update(loss, Adam(loss.parameters(), lr=0.01, fused=True))
-    states = []
-    for step in range(8):
-        if step == 4:
-            saved = through_a_file((loss.state_dict(), update.state_dict()))
-        update(minibatch_for("A2CLoss", seed=step))
-    states.append(state_of(loss))
-    loss.load_state_dict(saved[0])
-    update.load_state_dict(saved[1])
-    for step in range(4, 8):
-        update(minibatch_for("A2CLoss", seed=step))
-    assert_same(states[0], state_of(loss))
-
-
-def test_an_update_with_the_state_of_another_leaves_that_one_alone():
-    found = []
-    for copied in (True, False):
-        losses = [make_loss("A2CLoss") for _ in range(2)]
-        one, other = (Update(loss, Adam(loss.parameters(), lr=0.01)) for loss in losses)
-        other(minibatch_for("A2CLoss", seed=0))
-        state = other.state_dict()
-        one.load_state_dict(copy.deepcopy(state) if copied else state)
-        one(minibatch_for("A2CLoss", seed=1))
-        other(minibatch_for("A2CLoss", seed=2))
-        found.append(state_of(losses[1], other.optimizers["optimizer"]))
-    assert_same(*found)
 
 
 # ---------------------------------------------------------------------- bad settings
