@@ -103,4 +103,4 @@ def eagerly(update: Update, minibatches: Iterable[TensorDictBase]) -> None:
 
 def programs(update: Update) -> int:
     """Whole gradient steps that were traced."""
-    return sum(t.programs for (_, kind), t in update._traced.items() if kind == "step")
+    return sum(t.programs for (_, kind), t in update.traced_step.traced.items() if kind == "step")

@@ -319,11 +319,6 @@ SLIPS: dict[str, tuple[Any, str]] = {
         lambda: VectorCollector("CartPole-v1", None, steps_per_env=2),
         "create_env_fn='CartPole-v1' is neither an environment of make_env or TorchRL nor",
     ),
-    "the name of an optimiser": (
-        lambda: Update(_loss(), "adam"),
-        "optimizer='adam' is no optimiser; give one of torch.optim over loss.parameters()",
-    ),
-    "no optimiser": (lambda: Update(_loss(), None), "optimizer=None is no optimiser; give one"),
     "a norm": (
         lambda: Update((loss := _loss()), Adam(loss.parameters()), max_grad_norm="0.5"),
         "max_grad_norm='0.5' is not positive; what works: None or 0.5",

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-import math
 import warnings
 from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -17,9 +15,9 @@ from torchrl.objectives import LossModule
 
 from kit.fast.optimizers import RMSprop as FixedRMSprop
 from kit.fast.traced import Traced
-from kit.update import Update, in_precision
+from kit.update import Update
 from tests.losses import make_loss, minibatch_for
-from tests.plain_steps import OPTIMIZERS, assert_same, plain_step, programs, state_of
+from tests.plain_steps import assert_same, plain_step, programs, state_of
 
 
 # ---------------------------------------------------------------------- minibatches
@@ -33,7 +31,7 @@ def test_minibatches_of_changing_size_are_all_traced(fused):
         update(minibatch.clone())
         plain_step(theirs, other, minibatch)
         assert_same(state_of(ours, own), state_of(theirs, other))
-    assert sum(traced.programs for traced in update._traced.values()) == 4 + fused
+    assert sum(traced.programs for traced in update.traced_step.traced.values()) == 4 + fused
 
 
 def test_steps_of_an_optimizer_are_counted_in_one_operation_also_after_a_state_is_loaded():
@@ -47,7 +45,7 @@ def test_steps_of_an_optimizer_are_counted_in_one_operation_also_after_a_state_i
         update(minibatch.clone())
         plain_step(theirs, other, minibatch)
         assert_same(state_of(ours, own), state_of(theirs, other))
-    operations = update._traced[(0,), "step"].operations
+    operations = update.traced_step.traced[(0,), "step"].operations
     assert "aten.add_.Scalar" in operations
     assert "aten._foreach_add_.Scalar" not in operations
 
@@ -87,79 +85,6 @@ def test_rmsprop_is_pytorchs_where_gradients_are_missing_and_in_any_layout(layou
             assert torch.allclose(one, two, rtol=1e-5, atol=1e-7)
 
 
-def test_rmsprop_is_recorded_whatever_its_learning_rate():
-    ours, theirs = make_loss("A2CLoss"), make_loss("A2CLoss")
-    own, other = (FixedRMSprop(loss.parameters(), lr=0.01) for loss in (ours, theirs))
-    update = Update(ours, own)
-    for step in range(12):
-        own.param_groups[0]["lr"] = other.param_groups[0]["lr"] = 0.01 / (step + 1)
-        minibatch = minibatch_for("A2CLoss", 8, seed=step)
-        update(minibatch.clone())
-        plain_step(theirs, other, minibatch)
-        assert_same(state_of(ours, own), state_of(theirs, other))
-    assert update._traced[(0,), "step"].replays
-
-
-def test_the_order_of_keys_does_not_matter():
-    ours, theirs = make_loss("ClipPPOLoss, discrete"), make_loss("ClipPPOLoss, discrete")
-    own, other = (Adam(loss.parameters(), lr=0.01, fused=True) for loss in (ours, theirs))
-    update = Update(ours, own)
-    for step, rows in enumerate([8, 8, 8, 3, 3, 8, 3, 8, 3]):
-        minibatch = minibatch_for("ClipPPOLoss, discrete", rows, seed=step)
-        keys = sorted(minibatch.keys(True, True), key=str, reverse=step % 2 == 1)
-        update(TensorDict({key: minibatch[key] for key in keys}, [rows]))
-        plain_step(theirs, other, minibatch)
-        assert_same(state_of(ours, own), state_of(theirs, other))
-
-
-def test_minibatches_of_another_type_are_traced_anew():
-    class Sum(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.w = nn.Parameter(torch.ones(()))
-
-        def forward(self, minibatch: TensorDictBase) -> TensorDict:
-            x = minibatch["x"]
-            return TensorDict({"loss": self.w * (x / 2 if x.is_floating_point() else x // 2).sum()})
-
-    ours, theirs = Sum(), Sum()
-    own, other = (SGD(loss.parameters(), lr=0.1) for loss in (ours, theirs))
-    update = Update(ours, own)
-    for step in range(12):
-        x = torch.arange(5) + step
-        minibatch = TensorDict({"x": x.float() if step // 2 % 2 else x}, [5])
-        update(minibatch.clone())
-        plain_step(theirs, other, minibatch)
-        assert torch.equal(ours.w, theirs.w)
-
-
-def test_keys_that_showed_the_same_memory_once_may_differ_later():
-    ours, theirs = make_loss("SACLoss"), make_loss("SACLoss")
-    own, other = (Adam(loss.parameters(), lr=0.01, fused=True) for loss in (ours, theirs))
-    update = Update(ours, own)
-    for step in range(8):
-        minibatch = minibatch_for("SACLoss", seed=step)
-        if step < 4:
-            minibatch["next", "done"] = minibatch["next", "terminated"]
-            minibatch["next", "observation"] = minibatch["observation"]
-        torch.manual_seed(step)
-        update(minibatch.copy())
-        torch.manual_seed(step)
-        plain_step(theirs, other, minibatch.clone())
-        assert_same(state_of(ours, own), state_of(theirs, other))
-
-
-def test_minibatches_of_sequences_have_any_batch_size():
-    ours, theirs = make_loss("A2CLoss"), make_loss("A2CLoss")
-    own, other = (Adam(loss.parameters(), lr=0.01) for loss in (ours, theirs))
-    update = Update(ours, own)
-    for step in range(5):
-        minibatch = minibatch_for("A2CLoss", 6, seed=step).reshape(2, 3)
-        update(minibatch.clone())
-        plain_step(theirs, other, minibatch)
-    assert_same(state_of(ours, own), state_of(theirs, other))
-
-
 # ---------------------------------------------------------------------- what changes meanwhile
 def pair(name: str, **optimizer: Any) -> tuple[Any, ...]:
     losses = make_loss(name), make_loss(name)
@@ -189,25 +114,6 @@ def test_a_coefficient_that_is_filled_in_place_takes_effect():
     assert programs(update) == 1
 
 
-def test_a_coefficient_that_is_replaced_takes_effect():
-    losses, optimizers, update = pair("ClipPPOLoss", fused=True)
-
-    def change(loss: LossModule, _: Any, step: int) -> None:
-        loss.entropy_coeff = torch.tensor(0.1 * (step // 3))
-
-    follow(losses, optimizers, update, "ClipPPOLoss", change)
-
-
-def test_a_coefficient_kept_as_a_plain_number_takes_effect():
-    losses, optimizers, update = pair("KLPENPPOLoss", fused=True)
-
-    def change(loss: LossModule, _: Any, step: int) -> None:
-        loss.samples_mc_entropy = 1 + step // 4
-        loss.reduction = "sum" if step // 3 % 2 else "mean"
-
-    follow(losses, optimizers, update, "KLPENPPOLoss", change)
-
-
 CLIPPING = [{}, {"max_grad_norm": 0.1}, {"max_grad_norm": 0.2}, {"clip_value": 0.01}]
 
 
@@ -221,29 +127,6 @@ def test_another_clipping_takes_effect():
         plain_step(losses[1], optimizers[1], minibatch, **clip)
         assert_same(state_of(losses[0]), state_of(losses[1]))
         assert update.keys_read or step % 4 < 3
-
-
-def test_a_setting_that_was_read_on_the_host_takes_effect():
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.w = nn.Parameter(torch.ones(3))
-            self.register_buffer("scale", torch.tensor(1.0))
-
-        def forward(self, minibatch: TensorDictBase) -> TensorDict:
-            return TensorDict({"loss": float(self.scale) * (self.w * minibatch["x"]).sum()})
-
-    ours, theirs = Scaled(), Scaled()
-    own, other = (Adam(loss.parameters(), lr=0.01, fused=True) for loss in (ours, theirs))
-    update = Update(ours, own)
-    for step in range(10):
-        for loss in (ours, theirs):
-            loss.scale.fill_(1.0 + step // 4)
-        minibatch = TensorDict({"x": torch.arange(3.0) + step})
-        update(minibatch.clone())
-        plain_step(theirs, other, minibatch)
-        assert_same(state_of(ours), state_of(theirs))
-    assert update.plain_reason == ""
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -284,19 +167,6 @@ def test_schedulers_of_pytorch_take_effect_momentum_included(make, fused):
         follow(losses, optimizers, update, "ClipPPOLoss", change, steps=15)
 
 
-@pytest.mark.parametrize("optimizer", ["Adam, fused", "SGD, momentum"])
-def test_an_optimiser_that_forgets_begins_anew(optimizer):
-    losses = make_loss("A2CLoss"), make_loss("A2CLoss")
-    optimizers = [OPTIMIZERS[optimizer](list(loss.parameters())) for loss in losses]
-    update = Update(losses[0], optimizers[0])
-
-    def change(_: Any, optimizer: Optimizer, step: int) -> None:
-        if step == 6:
-            optimizer.state.clear()
-
-    follow(losses, optimizers, update, "A2CLoss", change, steps=12)
-
-
 @pytest.mark.parametrize("of_all", [False, True])
 def test_hooks_of_an_optimiser_are_called_at_every_step(of_all):
     loss = make_loss("A2CLoss")
@@ -325,132 +195,8 @@ def test_parameters_loaded_in_place_and_moved_are_followed():
     follow(losses, optimizers, update, "A2CLoss", change)
 
 
-def test_evaluation_mode_is_noticed():
-    class Dropping(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 1))
-
-        def forward(self, minibatch: TensorDictBase) -> TensorDict:
-            return TensorDict({"loss": self.net(minibatch["x"]).sum()})
-
-    torch.manual_seed(0)
-    ours = Dropping()
-    theirs = copy.deepcopy(ours)
-    own, other = (Adam(loss.parameters(), lr=0.01, fused=True) for loss in (ours, theirs))
-    update = Update(ours, own)
-    for step in range(12):
-        for loss in (ours, theirs):
-            loss.train(step // 4 % 2 == 0)
-        minibatch = TensorDict({"x": torch.randn(5, 3)}, [5])
-        torch.manual_seed(step)
-        update(minibatch.clone())
-        torch.manual_seed(step)
-        plain_step(theirs, other, minibatch)
-        assert_same(state_of(ours), state_of(theirs))
-
-
 # ---------------------------------------------------------------------- what cannot be traced
-class Deciding(nn.Module):
-    """A loss that looks at its data on the host."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.ones(3))
-
-    def forward(self, minibatch: TensorDictBase) -> TensorDict:
-        total = (self.w * minibatch["x"]).sum()
-        return TensorDict({"loss": total if float(minibatch["x"].mean()) > 0 else total.pow(2)})
-
-
-def test_a_loss_that_decides_on_the_host_runs_eagerly_and_says_where():
-    ours, theirs = Deciding(), Deciding()
-    own, other = (Adam(loss.parameters(), lr=0.01, fused=True) for loss in (ours, theirs))
-    update = Update(ours, own)
-    for step in range(6):
-        minibatch = TensorDict({"x": torch.arange(3.0) - step})
-        if step:
-            update(minibatch.clone())
-        else:
-            with pytest.warns(
-                UserWarning, match=r"Deciding runs eagerly.*test_flat_update\.py:\d+"
-            ):
-                update(minibatch.clone())
-        plain_step(theirs, other, minibatch)
-        assert_same(state_of(ours, own), state_of(theirs, other))
-    assert "test_flat_update.py" in update.plain_reason
-    assert update.keys_read == []
-
-
-def test_a_loss_that_changes_from_call_to_call_runs_eagerly():
-    class Counting(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.w = nn.Parameter(torch.ones(()))
-            self.count = [0]
-
-        def forward(self, minibatch: TensorDictBase) -> TensorDict:
-            self.count[0] += 1
-            return TensorDict({"loss": self.w * self.count[0]})
-
-    loss = Counting()
-    update = Update(loss, SGD(loss.parameters(), lr=1.0))
-    update(TensorDict({"x": torch.ones(1)}))
-    update(TensorDict({"x": torch.ones(1)}))
-    with pytest.warns(UserWarning, match="it changes its own attributes"):
-        update(TensorDict({"x": torch.ones(1)}))
-    assert update.plain_reason
-    update(TensorDict({"x": torch.ones(1)}))
-    assert float(loss.w.detach()) == 1.0 - (1 + 2 + 3 + 4)
-
-
-def test_a_loss_that_is_not_finite_is_traced_like_any_other():
-    ours, theirs = make_loss("A2CLoss"), make_loss("A2CLoss")
-    own, other = (Adam(loss.parameters(), lr=0.01, fused=True) for loss in (ours, theirs))
-    update = Update(ours, own)
-    for step in range(5):
-        minibatch = minibatch_for("A2CLoss", seed=step)
-        minibatch["advantage"].fill_(math.nan)
-        update(minibatch.clone())
-        plain_step(theirs, other, minibatch)
-    assert update.plain_reason == ""
-    for one, two in zip(ours.parameters(), theirs.parameters()):
-        torch.testing.assert_close(one, two, rtol=0, atol=0, equal_nan=True)
-
-
-def test_a_loss_that_keeps_statistics_changes_them_once_per_step():
-    class Running(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.w = nn.Parameter(torch.ones(3))
-            self.norm = nn.BatchNorm1d(3)
-
-        def forward(self, minibatch: TensorDictBase) -> TensorDict:
-            return TensorDict({"loss": (self.w * self.norm(minibatch["x"])).pow(2).mean()})
-
-    ours, theirs = Running(), Running()
-    own, other = (Adam(loss.parameters(), lr=0.01, fused=True) for loss in (ours, theirs))
-    update = Update(ours, own)
-    for _ in range(6):
-        minibatch = TensorDict({"x": torch.randn(5, 3)}, [5])
-        update(minibatch.clone())
-        plain_step(theirs, other, minibatch)
-        assert_same(state_of(ours, own), state_of(theirs, other))
-    assert ours.norm.num_batches_tracked == 6
-
-
 # ---------------------------------------------------------------------- compiled
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "precision"), [("TD3Loss", "float32"), ("A2CLoss", "bfloat16")])
-def test_what_draws_or_rounds_otherwise_when_compiled_is_compiled_all_the_same(name, precision):
-    loss = in_precision(make_loss(name), precision, "cpu")
-    update = Update(loss, SGD(loss.parameters(), lr=0.01), compile=True)
-    for step in range(4):
-        update(minibatch_for(name, seed=step))
-    assert update.plain_reason == ""
-    assert [traced.programs for traced in update._traced.values()] == [1]
-
-
 @pytest.mark.slow
 def test_a_view_is_compiled_where_the_compiler_lays_out_memory_otherwise():
     def mixed(given):  # as in the recurrence of DreamerV3

@@ -118,7 +118,7 @@ def test_the_critics_of_redq_are_drawn_in_a_graph():
     trainer, found = built("redq"), set()
 
     def note() -> None:
-        found.update(traced.executor for traced in trainer.update._traced.values())
+        found.update(traced.executor for traced in trainer.update.traced_step.traced.values())
 
     trainer.register_op("post_steps", note)
     trainer.run()

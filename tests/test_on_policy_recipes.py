@@ -200,6 +200,8 @@ def test_impala_corrects_the_staleness_of_the_asynchronous_collector(tmp_path):
 
 def test_an_update_of_a_class_of_its_own_is_given_whole_minibatches(monkeypatch):
     class Looking(Update):
+        reads_minibatches = True
+
         def __call__(self, *minibatches):
             rewards = minibatches[0]["next", "reward"]
             return {**super().__call__(*minibatches), "reward": rewards.mean()}

@@ -378,7 +378,7 @@ def test_post_backward_hooks_that_read_change_nothing():
         if hooked:
             trainer.register_op("post_backward", functools.partial(look, [*loss.parameters()]))
         trainer.run()
-        assert (((0,), "step") in update._traced) != hooked
+        assert (((0,), "step") in update.traced_step.traced) != hooked
         runs.append(weights(trainer))
     assert_equal(*runs)
     assert len(norms) == trainer.ledger.gradient_steps

@@ -200,6 +200,9 @@ def test_batches_that_an_advantage_is_given_are_its_own():
 class Keeping(ReplayBatches):
     """A buffer of one's own that keeps what it is given, and reads what a loss has written."""
 
+    copies = False  # it keeps the batches themselves
+    reads_minibatches = reads_loss_outputs = True
+
     def __init__(self, of):
         super().__init__(of.buffer)
         self.kept, self.errors, self.entries = [], 0, set()

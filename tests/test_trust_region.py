@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 from torch.distributions import kl_divergence
 from torchrl.objectives import PPOLoss
 
 from kit.envs import make_env
-from kit.modules import MultiDiscrete, make_actor, make_actor_critic
+from kit.modules import MultiDiscrete, make_actor_critic
 from kit.steps import SettingError
 from kit.update import TrustRegion
 from kit.update.trust_region import conjugate_gradients
@@ -210,10 +209,10 @@ def test_the_divergence_of_several_choices_is_the_sum_of_theirs():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"max_kl": 0.0}, "max_kl=0.0 is not positive and finite"),
-        ({"max_kl": float("inf")}, "max_kl=inf is not positive and finite"),
-        ({"damping": -1.0}, "damping=-1.0 is negative or infinite"),
-        ({"shrinkage": 1.0}, "shrinkage=1.0 does not shrink a step"),
+        ({"max_kl": 0.0}, "max_kl=0.0 is outside its limits"),
+        ({"max_kl": float("inf")}, "max_kl=inf is outside its limits"),
+        ({"damping": -1.0}, "damping=-1.0 is outside its limits"),
+        ({"shrinkage": 1.0}, "shrinkage=1.0 is outside its limits"),
         ({"conjugate_gradient_steps": 0}, "conjugate_gradient_steps=0"),
         ({"line_search_steps": 0}, "line_search_steps=0"),
     ],
@@ -224,28 +223,11 @@ def test_settings_outside_their_limits_are_refused(settings, message):
         TrustRegion(loss, actor, **settings)
 
 
-def test_policies_without_a_distribution_are_refused():
-    linear = TensorDictModule(nn.Linear(3, 2), ["observation"], ["action"])
-    with pytest.raises(SettingError, match="has no distribution of actions"):
-        TrustRegion(nn.Module(), linear)
-
-
 def test_a_recurrent_policy_is_refused():
     actor, loss, _ = parts("discrete")
     actor.in_keys = [*actor.in_keys, "is_init"]
     with pytest.raises(SettingError, match=r"is recurrent; use recipes\.ppo_recurrent\.$"):
         TrustRegion(loss, actor)
-
-
-def test_a_loss_that_returns_none_is_refused():
-    class Silent(nn.Module):
-        def forward(self, batch: TensorDictBase) -> TensorDict:
-            return TensorDict({"entropy": torch.zeros(())})
-
-    actor, _, batch = parts("discrete")
-    message = r"^loss_module='Silent' has no entry named loss\.{3}, .*; it returns \['entropy'\]"
-    with pytest.raises(SettingError, match=message):
-        TrustRegion(Silent(), actor)(batch)
 
 
 def test_a_loss_that_the_step_would_leave_as_it_is_is_refused():
@@ -260,13 +242,3 @@ def test_a_loss_that_the_step_would_leave_as_it_is_is_refused():
     of_another = PPOLoss(other.double(), None, entropy_bonus=False, normalize_advantage=False)
     with pytest.raises(SettingError, match=r"returns loss_objective, .* the same policy"):
         TrustRegion(of_another, actor)(batch)
-
-
-def test_a_policy_whose_divergence_is_not_known_is_refused():
-    env = make_env(lambda: Still(SPACES["continuous"]), num_envs=1)
-    actor = make_actor(env, [4], "tanh", continuous="deterministic")
-    env.close()
-    batch = actor(TensorDict({"observation": torch.randn(4, 3)}, [4]))
-    region = TrustRegion(Bowl(actor), actor)
-    with pytest.raises(SettingError, match="divergence is not known"):
-        region(batch)

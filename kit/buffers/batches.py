@@ -72,6 +72,8 @@ class RolloutBatches:
     iterations.
     """
 
+    reads_minibatches = False
+    """Whether minibatches are read after they were returned, other than a loss's outputs."""
     reads_loss_outputs = False
     """whether :meth:`update_priority` reads what a loss writes into minibatches."""
 
@@ -194,6 +196,9 @@ class ReplayBatches:
     Attributes:
         keys_read: of the entries of a minibatch that will be read; empty: any may be. Others may
             be left out.
+        reads_minibatches: whether entries of minibatches are read after they were returned, other
+            than a loss's outputs. A subclass that does, in ``update_priority``, sets it to true:
+            gradient steps then receive all entries.
         normalizer: normalises observations and rewards of minibatches by its statistics at the time
             of drawing; stored rows are raw. ``None``: minibatches are as they were stored.
 
@@ -203,6 +208,7 @@ class ReplayBatches:
     """
 
     keys_read: Sequence[Any] = ()
+    reads_minibatches = False
     normalizer: Normalizer | None = None
 
     def __init__(

@@ -48,6 +48,7 @@ class SequenceReplay:
     in_keys = (("next", "reward"), ("next", "terminated"), ("next", "done"))
     """Entries of a batch that :meth:`extend` reads."""
 
+    reads_minibatches = False
     reads_loss_outputs = True
     """whether :meth:`update_priority` reads what a loss writes into minibatches: latents."""
 

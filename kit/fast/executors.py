@@ -88,7 +88,8 @@ class cudagraph:  # noqa: N801 - called like the functions beside it
         tensors = (*recording.inputs, *recording.constants)
         device = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
         if device is not None:
-            _refuse_the_host(recording)
+            if _needs_the_host(recording):
+                raise RuntimeError("a part of it is on the host")
             with torch.no_grad(), torch.cuda.device(device):
                 self._replay = self._captured().replay
             recording.pin_constants()
@@ -129,11 +130,13 @@ def _copy(tensors: Sequence[Tensor], places: Sequence[Tensor]) -> None:
         torch._foreach_copy_([*places], [*tensors])
 
 
-def _refuse_the_host(recording: Recording) -> None:
-    """Refuse what a graph would not see: what is given, drawn or changed on the host.
+def _needs_the_host(recording: Recording) -> bool:
+    """Return whether something is given, drawn or changed on the host, unseen by a CUDA graph.
 
-    What follows there from constants alone is part of the graph by its value.
+    Results on the host that follow from constants alone are part of the graph by their values.
     """
+    if any(tensor.is_cpu for tensor in recording.inputs):
+        return True
     places = [node for node in recording.graph.nodes if node.op == "placeholder"]
     known = {
         n for n, one in zip(places[len(recording.inputs) :], recording.constants) if one.is_cpu
@@ -144,10 +147,9 @@ def _refuse_the_host(recording: Recording) -> None:
         tags = getattr(node.target, "tags", ())
         varies = node.is_impure() or torch.Tag.nondeterministic_seeded in tags
         if varies or not known.issuperset(node.all_input_nodes):
-            raise RuntimeError("a part of it is on the host")
+            return True
         known.add(node)
-    if any(tensor.is_cpu for tensor in recording.inputs):
-        raise RuntimeError("a part of it is given on the host")
+    return False
 
 
 def _without_checks_of_deviations(recording: Recording) -> Recording:

@@ -26,7 +26,6 @@ _LINE = 64
 """Products of matrices may round otherwise at addresses that are no multiples of it, in bytes."""
 _VIEWS = frozenset({operator.getitem, aten._unsafe_view.default})
 """Functions that return a view, or one of several, without saying so."""
-_PRODUCTS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default})
 
 
 def with_own_memory(
@@ -74,7 +73,6 @@ class _Planner:
         reshaped = [node for node in graph.nodes if _is_reshaped(node)]
         left = [self._shown[node] for node in (*output.all_input_nodes, *reshaped)]
         self._left_alone = set().union(*left)
-        self._pieces: dict[fx.Node, Tensor] = {}
         order = {node: number for number, node in enumerate(graph.nodes)}
         self._order, self._last = order, dict.fromkeys(order, -1)
         for node, shown in self._shown.items():
@@ -92,16 +90,11 @@ class _Planner:
         """Give results memory of the graph's own, in the order in which they are computed."""
         calls = [node for node in self.graph.nodes if node.op == "call_function"]
         for node in calls:
-            if node.target is aten.cat.default:
-                self._divide(node)
-        for node in calls:
             shown = [one for one in _aliases(node) if one in self.own]
             if shown and (node.target in _VIEWS or is_view(node.target)):
                 self._view_once(node)
             elif shown:  # it writes there, and returns what it was given
                 node.replace_all_uses_with(shown[0])
-            elif node in self._pieces and node.target is aten.cat.default:
-                self._fill_vector(node)
             else:
                 self._write_to_own(node)
         for node in [one for one in self.own if one.op == "call_function" and not one.users]:
@@ -113,7 +106,7 @@ class _Planner:
         told = _told_where(node.target)
         if told is None:
             return
-        memory = self._pieces[node] if node in self._pieces else self._new(node)
+        memory = self._new(node)
         if memory is None:
             return
         target, name = told
@@ -167,53 +160,6 @@ class _Planner:
         node.replace_all_uses_with(place)
         self.graph.erase_node(node)
 
-    # ------------------------------------------------------------------ vectors
-    def _divide(self, vector: fx.Node) -> None:
-        """Let the parts of a vector be computed where the vector is."""
-        parts: Any = vector.args[0]
-        if len(vector.meta["shape"]) != 1 or self._shown[vector] & self._left_alone:
-            return
-        memory = torch.empty(vector.meta["shape"], dtype=vector.meta["dtype"])
-        pieces: dict[fx.Node, Tensor] = {}
-        start = 0
-        for part in parts:
-            count = _size(part)
-            piece, made = memory[start : start + count], self._maker(part)
-            start += count
-            aligned = piece.data_ptr() % _LINE == memory.data_ptr() % _LINE == 0
-            fits = made is not None and made.meta.get("dtype") is memory.dtype
-            if made is not None and fits and (aligned or made.target not in _PRODUCTS):
-                pieces[made] = piece.view(made.meta["shape"])
-        if 2 * len(pieces) >= len(parts):
-            self._pieces |= {**pieces, vector: memory}
-
-    def _maker(self, node: fx.Node) -> fx.Node | None:
-        """The operation that computes what a node alone shows, in its order, if any does."""
-        size = _size(node)
-        while len(node.users) == 1 and _size(node) == size and _is_contiguous(node):
-            found = [one for one in _aliases(node) if isinstance(one, fx.Node)]
-            if not found:
-                free = not self._shown[node] & self._left_alone and node not in self._pieces
-                return node if free and _told_where(node.target) is not None else None
-            node = found[0]
-        return None
-
-    def _fill_vector(self, vector: fx.Node) -> None:
-        """Write to a vector those of its parts that were not computed there."""
-        memory, start = self._pieces[vector], 0
-        with self.graph.inserting_before(vector):
-            for part in vector.args[0]:  # type: ignore[union-attr]
-                count = _size(part)
-                piece = memory[start : start + count]
-                start += count
-                own = self.own.get(part)  # type: ignore[arg-type]
-                if own is None or own.data_ptr() != piece.data_ptr():
-                    place = self._constant(piece, vector)
-                    self.graph.call_function(aten.copy_.default, (place, part))
-            whole = self._constant(memory, vector)
-        vector.replace_all_uses_with(whole)
-        self.graph.erase_node(vector)
-
 
 def _aliases(node: fx.Node) -> list[Any]:
     """The arguments that an operation returns, or views of them."""
@@ -242,12 +188,6 @@ def _bytes(node: fx.Node) -> int:
 def _is_reshaped(node: fx.Node) -> bool:
     """Whether an operation changes the shape of what it is given."""
     return torch.Tag.inplace_view in getattr(node.target, "tags", ())
-
-
-def _is_contiguous(node: fx.Node) -> bool:
-    shape, strides = node.meta.get("shape", ()), node.meta.get("stride")
-    expected = [math.prod(shape[place + 1 :]) for place in range(len(shape))]
-    return strides is not None and list(strides) == expected
 
 
 def _told_where(target: Any) -> tuple[Any, str] | None:

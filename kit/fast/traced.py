@@ -2,55 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import math
-import random
 import warnings
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from kit.fast.executors import Run, executed
-from kit.fast.memory import with_own_memory
+from kit.fast.executors import Run
 from kit.fast.nested import Names, entry, has_only, names_of
-from kit.fast.products import are_faster, with_fast_products
+from kit.fast.policy import MOST_GRAPHS, TracingPolicy
+from kit.fast.products import are_faster
+from kit.fast.program import Key, Outputs, Program, State, equal
+from kit.fast.random_numbers import RandomNumbers
 from kit.fast.trace import NotTraceable, Recording, record, share_no_memory
 from kit.fast.watch import Watch
 
-Key = Any
 Inputs = Any
 """A dictionary or a TensorDict of tensors."""
-Outputs = Mapping[Key, Tensor]
 Function = Callable[[Inputs], Outputs]
 
-_PATIENCE = 20
-"""After so many recordings in a row that are dropped before as many replays, which they cost, or
-never called again with inputs of their shape (whole episodes), a function runs eagerly."""
-
-_REMEMBERED = 1_000
-"""Signatures that are remembered."""
-
-_MOST = 32
-"""Programs that are kept, each with memory of its own: the latest."""
-
-_FIRST_CALLS = 3
-"""After so many recordings in a row that changed what it depends on, a function runs eagerly."""
-
+_NO_NAMES = Names(set(), {})
 _NOT_REPEATED = "it does not repeat itself: something in it changes between calls"
 _STALE = (
     "it reads a value whose change was not noticed, and up to {} results since the last check are "
     "those of the old value; keep the value in a buffer or an attribute of the module"
 )
-
-_FIRST_CHECK, _LAST_CHECK = 64, 2_048
-"""Calls after which a program is verified again, at first and at most. A verification takes as
-long as about 10 replays of a small network, so that all of them cost about half a percent."""
 
 
 class Traced:
@@ -122,23 +100,25 @@ class Traced:
         self.name = name
         self.read_only = read_only
         self.reason = ""
+        self.is_stale = False
         self.watch = Watch(*watched)
         self._asked = executor
         self._fast_products = fast_products and are_faster()
-        self._rounds_otherwise = False  # since a program with faster products
+        self.policy = TracingPolicy(trace_always=self._fast_products, verify_again=verify_again)
         self._keys: list[Key] = []
-        self._programs: dict[Any, _Program] = {}
-        self._came: Counter[Any] = Counter()  # calls of signatures without a program
-        self._seen = _NO_NAMES
-        self._wasted = self._own_changes = 0
-        self._unchecked, self._check_after = 0, _FIRST_CHECK if verify_again else math.inf
-        self.is_stale = False
+        self._names = _NO_NAMES  # of all inputs in traced calls
+        self._programs: dict[Any, Program] = {}
 
     # ------------------------------------------------------------------ what is known
+    def state(self, signature: Any) -> State:
+        """How calls with an input signature run."""
+        program = self._programs.get(signature)
+        return State.EAGER if program is None else program.state
+
     @property
     def replays(self) -> bool:
         """Whether a program has been verified, so that calls replay it."""
-        return any(program.verified for program in self._programs.values())
+        return any(program.state is State.VERIFIED for program in self._programs.values())
 
     @property
     def keys_read(self) -> list[Key]:
@@ -148,7 +128,7 @@ class Traced:
     @property
     def check_is_due(self) -> bool:
         """Whether the next call with all inputs is compared with the function again."""
-        return self._unchecked >= self._check_after
+        return self.policy.check_is_due
 
     @property
     def programs(self) -> int:
@@ -186,24 +166,21 @@ class Traced:
 
     def clear(self) -> None:
         """Drop all programs."""
-        if self._programs:
-            replays = max(program.replays for program in self._programs.values())
-            self._wasted = self._wasted + 1 if replays < _PATIENCE else 0
+        self.policy.count_dropped([program.replays for program in self._programs.values()])
         self._programs.clear()
-        self._came.clear()
         self._keys = []
 
     # ------------------------------------------------------------------ a call
     def __call__(self, inputs: Inputs) -> Outputs:
         """Return the function's outputs; inputs that it does not read may be left out or added."""
-        if not (self.reason or has_only(inputs, self._seen)):
+        if not (self.reason or has_only(inputs, self._names)):
             self.clear()
         values = [entry(inputs, key) for key in self._keys]
         signature = _signature(values)
         program = self._programs.get(signature)
-        self._unchecked += 1
-        again = self._unchecked > self._check_after and names_of(inputs, _NO_NAMES) == self._seen
-        if program is None or not program.verified or again:
+        again = self.policy.check_is_due and names_of(inputs, _NO_NAMES) == self._names
+        self.policy.unchecked += 1
+        if program is None or program.state is State.TRACED or again:
             with torch.no_grad():
                 return self._not_replayed(inputs, values, signature)
         outputs = program(values)
@@ -212,45 +189,84 @@ class Traced:
         return {key: writable(value) for key, value in outputs.items()}
 
     def _not_replayed(self, inputs: Inputs, values: Sequence[Tensor], signature: Any) -> Outputs:
-        """Run the function, as far as it takes to know a program of it."""
-        program = self._programs.get(signature)
-        if program is not None:
-            return self._verify(program, inputs, values)
+        """Run the function, and do the next step towards replaying it."""
+        if self.state(signature) is not State.EAGER:
+            return self._verify(self._programs[signature], inputs, values)
         if not self.reason:
-            self._forget_what_never_came_again()
-        if self.reason or self._is_seldom(signature):
+            self._forget_what_never_recurred()
+        if self.reason or not self.policy.traces(signature, len(self._programs)):
             return self.function(inputs.copy())
-        return self._record(inputs)
+        return self._trace(inputs)
 
-    def _forget_what_never_came_again(self) -> None:
+    def _forget_what_never_recurred(self) -> None:
         """Drop programs of shapes that were seen once; run eagerly if there are no others."""
-        seen_again = {k: program for k, program in self._programs.items() if program.verified}
-        if len(self._programs) - len(seen_again) < _PATIENCE:
+        verified = {k: p for k, p in self._programs.items() if p.state is State.VERIFIED}
+        if not self.policy.drops_unverified(len(self._programs) - len(verified)):
             return
-        self._programs = seen_again
-        if not (seen_again or self._rounds_otherwise):
+        self._programs = verified
+        if not (verified or self.policy.never_stop):
             self._keys, self.reason = [], "almost every call has inputs of another shape"
 
-    def _is_seldom(self, signature: Any) -> bool:
-        """Whether a signature besides others has come too seldom: recording costs ten calls.
+    def _eagerly(self, reason: str, inputs: Inputs) -> Outputs:
+        """Run eagerly, now and from now on."""
+        self._stop(reason)
+        return self.function(inputs.copy())
 
-        Where products may round otherwise all are recorded, so that a resumed run rounds alike.
-        """
-        if self._fast_products or not self._programs:
-            return False
-        if len(self._came) >= _REMEMBERED:
-            self._came.clear()
-        self._came[signature] += 1
-        if self._came[signature] < max(2, len(self._programs) // 2):
-            return True
-        del self._came[signature]
-        return False
+    def _stop(self, reason: str) -> None:
+        """Run eagerly from now on."""
+        self.reason = reason
+        self._programs.clear()
+        self._keys = []
+        if self.name:
+            warnings.warn(f"{self.name} runs eagerly: {reason}", stacklevel=2)
 
-    def _record(self, inputs: Inputs) -> Outputs:
+    # ------------------------------------------------------------------ tracing
+    def _trace(self, inputs: Inputs) -> Outputs:
+        """Run the function while it is recorded."""
+        self._names = names_of(inputs, self._names)
+        self.refresh()
+        if reason := self._obstacle():
+            return self._eagerly(reason, inputs)
+        numbers = RandomNumbers(self.watch.values())
+        keys = sorted(_tensor_keys(inputs), key=str)
+        try:
+            recording, outputs = self._recorded(inputs, keys)
+        except NotTraceable as error:
+            numbers.restore()
+            return self._eagerly(str(error), inputs)
+        if numbers.drawn_on_the_host():
+            self._stop("it draws random numbers of Python or NumPy")
+            return outputs
+        program = self._keep(recording, keys, [*outputs], inputs)
+        if program.rounds_otherwise:
+            self.policy.never_stop = program.executor != "inductor"
+            recording.restore()
+            numbers.restore()
+            try:
+                found = program([inputs.get(key) for key in self._keys])
+            except RuntimeError as error:
+                recording.restore()
+                numbers.restore()
+                return self._eagerly(_why_not_run(error), inputs)
+            outputs = {key: writable(value) for key, value in found.items()}
+        recording.inputs, recording.before = [], []
+        self._note_own_changes()
+        return outputs
+
+    def _obstacle(self) -> str:
+        """Why the function is not recorded; empty if it is."""
+        if self.watch.has_hooks():
+            return "it has hooks, which no program would call"
+        if self.watch.has_scripts():
+            return "it has a module of TorchScript, which optimises itself"
+        if self.policy.wastes_traces:
+            return self._with_what("what it depends on changes again and again")
+        return ""
+
+    def _recorded(self, inputs: Inputs, keys: list[Key]) -> tuple[Recording, dict[Key, Tensor]]:
+        """Call the function once; return its recording and its outputs."""
         given = inputs.copy()
         names: list[Key] = []
-        keys = sorted(_tensor_keys(inputs), key=str)
-        self._seen = names_of(inputs, self._seen)
 
         def function(*tensors: Tensor) -> list[Tensor]:
             for key, tensor in zip(keys, tensors):
@@ -259,54 +275,16 @@ class Traced:
             names.extend(outputs)
             return list(outputs.values())
 
-        self.refresh()
-        if self.watch.has_hooks():
-            self._run_eagerly("it has hooks, which no program would call")
-            return self.function(inputs.copy())
-        if self.watch.has_scripts():
-            self._run_eagerly("it has a module of TorchScript, which optimises itself")
-            return self.function(inputs.copy())
-        numbers = _RandomNumbers(self.watch.values())
-        try:
-            if self._wasted >= _PATIENCE and not self._rounds_otherwise:
-                changes = "what it depends on changes again and again"
-                raise NotTraceable(self._with_what(changes))
-            recording, outputs = record(function, share_no_memory([inputs.get(k) for k in keys]))
-        except NotTraceable as reason:
-            numbers.restore()
-            self._run_eagerly(str(reason))
-            return self.function(inputs.copy())
-        if numbers.drawn_on_the_host():
-            self._run_eagerly("it draws random numbers of Python or NumPy")
-            return dict(zip(names, outputs))
-        program = self._keep(recording, keys, names, inputs)
-        if program.rounds_otherwise:
-            self._rounds_otherwise = program.executor != "inductor"
-            recording.restore()
-            numbers.restore()
-            try:
-                found = program([inputs.get(key) for key in self._keys])
-            except RuntimeError as error:
-                recording.restore()
-                numbers.restore()
-                return self._cannot_be_run(error, inputs)
-            outputs = [writable(value) for value in found.values()]
-        recording.inputs, recording.before = [], []
-        if self.watch.changed():
-            self._forget_what_it_has_changed()
-        else:
-            self._own_changes = 0
-        return dict(zip(names, outputs))
+        recording, outputs = record(function, share_no_memory([inputs.get(k) for k in keys]))
+        return recording, dict(zip(names, outputs))
 
-    def _forget_what_it_has_changed(self) -> None:
-        """Drop the programs of a function that changes its attributes: in its first calls, or ever.
-
-        A first call may make what later ones use.
-        """
-        self.clear()
-        self._own_changes += 1
-        if self._own_changes >= _FIRST_CALLS and not self._rounds_otherwise:
-            self._run_eagerly(self._with_what("it changes its own attributes"))
+    def _note_own_changes(self) -> None:
+        """Drop the programs of a function that has changed its attributes while it was traced."""
+        changed = self.watch.changed()
+        if changed:
+            self.clear()
+        if self.policy.count_trace(changed_itself=changed):
+            self._stop(self._with_what("it changes its own attributes"))
 
     def _with_what(self, reason: str) -> str:
         """A reason with the name of what has changed, where it has one."""
@@ -314,28 +292,29 @@ class Traced:
 
     def _keep(
         self, recording: Recording, keys: list[Key], outputs: list[Key], inputs: Inputs
-    ) -> _Program:
+    ) -> Program:
         """Add a program; signatures are those of everything that any of the programs reads."""
         read = [keys[number] for number in recording.inputs_read]
         if not set(read) <= set(self._keys):
             self._programs.clear()
             self._keys = sorted({*self._keys, *read}, key=str)
         places = [self._keys.index(key) for key in read]
-        program = _Program(
+        program = Program(
             recording, places, outputs, self._asked, self._fast_products, self.read_only
         )
         program.inputs_changed = [keys[number] for number in recording.inputs_changed]
         self._programs[_signature([inputs.get(key) for key in self._keys])] = program
-        if len(self._programs) > _MOST:
+        if len(self._programs) > MOST_GRAPHS:
             del self._programs[next(iter(self._programs))]
         return program
 
-    def _verify(self, program: _Program, inputs: Inputs, values: Sequence[Tensor]) -> Outputs:
+    # ------------------------------------------------------------------ verification
+    def _verify(self, program: Program, inputs: Inputs, values: Sequence[Tensor]) -> Outputs:
         """Run program and function from the same state, and trust the program if they agree."""
         if self.refresh():
-            return self._record(inputs)
+            return self._trace(inputs)
         changed = [*program.recording.changed, *map(inputs.get, program.inputs_changed)]
-        numbers, before = _RandomNumbers(self.watch.values()), [one.clone() for one in changed]
+        numbers, before = RandomNumbers(self.watch.values()), [one.clone() for one in changed]
 
         def restore() -> None:
             numbers.restore()
@@ -352,169 +331,41 @@ class Traced:
             found = program.as_recorded(values)
         except RuntimeError as error:
             restore()
-            return self._cannot_be_run(error, inputs)
+            return self._eagerly(_why_not_run(error), inputs)
         after = [tensor.clone() for tensor in changed]
         restore()
-        again, unchecked = program.verified, self._unchecked
+        again, unchecked = program.state is State.VERIFIED, self.policy.unchecked - 1
         if again:
-            self._unchecked, self._check_after = 0, min(4 * self._check_after, _LAST_CHECK)
+            self.policy.count_check()
         else:
             program.verify_memory(outcome)
         expected = self.function(inputs.copy())
-        program.verified = (
+        agrees = (
             list(found) == list(expected)
-            and all(_equal(found[key], expected[key]) for key in expected)
-            and all(map(_equal, after, changed))
+            and all(equal(found[key], expected[key]) for key in expected)
+            and all(map(equal, after, changed))
             and not self.watch.changed()
             and program.recording.is_valid()
             and not numbers.drawn_on_the_host()
         )
-        if not program.verified:
+        if not agrees:
             self.is_stale = again
-            self._run_eagerly(_STALE.format(unchecked - 1) if again else _NOT_REPEATED)
+            self._stop(_STALE.format(unchecked) if again else _NOT_REPEATED)
             return expected
+        program.state = State.VERIFIED
         if not program.rounds_otherwise:
             return expected
         restore()
         return {key: writable(value) for key, value in program(values).items()}
 
-    def _cannot_be_run(self, error: RuntimeError, inputs: Inputs) -> Outputs:
-        """Run eagerly what PyTorch computes in more than operations, as the memory of an LSTM."""
-        cause = getattr(error, "inner_exception", None)  # of torch.compile; advice follows it
-        lines = str(cause or error).strip().splitlines()
-        what = lines[0 if cause else -1].removeprefix("RuntimeError: ")
-        why = "torch.compile fails" if cause else "PyTorch does not run its operations alone"
-        self._run_eagerly(f"{why} ({what})")
-        return self.function(inputs.copy())
 
-    def _run_eagerly(self, reason: str) -> None:
-        self.reason = reason
-        self._programs.clear()
-        self._keys = []
-        if self.name:
-            warnings.warn(f"{self.name} runs eagerly: {reason}", stacklevel=2)
-
-
-_NO_NAMES = Names(set(), {})
-
-
-class _Program:
-    """A recording with what executes it."""
-
-    def __init__(
-        self,
-        recording: Recording,
-        places: list[int],
-        outputs: list[Key],
-        executor: str,
-        fast_products: bool,
-        keeps_memory: bool,
-    ) -> None:
-        self.recording = recording
-        self.verified = self.rounds_otherwise = False
-        self.replays = 0
-        self.inputs_changed: list[Key] = []
-        self._places, self._outputs = places, outputs
-        self._as_recorded: Run
-        compiles = executor == "inductor"
-        self._as_recorded, self.executor = executed(recording, "python" if compiles else executor)
-        self._run = self._as_recorded
-        if compiles:  # verified as it was recorded: what is compiled rounds and draws otherwise
-            self._run, self.executor = executed(recording, executor)
-            self.rounds_otherwise = True
-        self._in_own_memory: Run | None = None
-        on_host = all(tensor.is_cpu for tensor in (*recording.inputs, *recording.constants))
-        if on_host and self.executor in ("interpreter", "python"):
-            self._make_faster(fast_products, keeps_memory)
-
-    def _make_faster(self, fast_products: bool, keeps_memory: bool) -> None:
-        """Use faster products; prepare a program that keeps its memory."""
-        faster = copy.copy(self.recording)
-        graph = with_fast_products(faster.graph) if fast_products else None
-        if graph is not None:
-            faster.graph, self.rounds_otherwise = graph, True
-            self._run, _ = executed(faster, self.executor)
-        found = None
-        if keeps_memory:
-            with contextlib.suppress(RuntimeError):  # a view that no memory of its own has
-                found = with_own_memory(faster.graph, faster.constants)
-        if found is not None:
-            faster.graph, faster.constants = found
-            run, executor = executed(faster)
-            self._in_own_memory = run if executor == self.executor else None
-
-    def verify_memory(self, outcome: Callable[[Run], Any]) -> None:
-        """Keep the memory of results if that makes no difference to them.
-
-        Args:
-            outcome: what a program returns, and the values of what it changes.
-        """
-        if self._in_own_memory is None:
-            return
-        results, changed = outcome(self._run)
-        with contextlib.suppress(RuntimeError):  # an operation that does not take this memory
-            others, also_changed = outcome(self._in_own_memory)
-            if all(map(_equal, [*results, *changed], [*others, *also_changed])):
-                self._run = self._in_own_memory
-
-    def given(self, values: Sequence[Tensor]) -> list[Tensor]:
-        """The inputs that are read, of those that any program reads."""
-        return [values[place] for place in self._places]
-
-    def __call__(self, values: Sequence[Tensor]) -> Outputs:
-        self.replays += 1
-        return dict(zip(self._outputs, self._run(*self.given(values))))
-
-    def as_recorded(self, values: Sequence[Tensor]) -> Outputs:
-        """The outputs, products as they were recorded."""
-        return dict(zip(self._outputs, self._as_recorded(*self.given(values))))
-
-
-class _RandomNumbers:
-    """Where random number generators are: PyTorch's on all devices, Python's and NumPy's.
-
-    Args:
-        others: of which those that are generators of Python or NumPy are included.
-    """
-
-    def __init__(self, others: Sequence[Any]) -> None:
-        self._cpu = torch.get_rng_state()
-        used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        self._cuda = torch.cuda.get_rng_state_all() if used else []
-        found = [getattr(one, "bit_generator", one) for one in others if isinstance(one, _RANDOM)]
-        self._on_the_host = [*_OF_MODULES, *found]
-        self._states = self._host_states()
-
-    def _host_states(self) -> list[Any]:
-        return [one.__getstate__() for one in self._on_the_host]
-
-    def drawn_on_the_host(self) -> bool:
-        """Whether Python or NumPy has drawn a random number since."""
-        return not _alike(self._host_states(), self._states)
-
-    def restore(self) -> None:
-        """Put them back."""
-        torch.set_rng_state(self._cpu)
-        if self._cuda:
-            torch.cuda.set_rng_state_all(self._cuda)
-        for one, state in zip(self._on_the_host, self._states):
-            one.__setstate__(state)
-
-
-def _alike(one: Any, other: Any) -> bool:
-    """Whether two states of random number generators are equal."""
-    try:
-        return bool(one == other)
-    except ValueError:  # arrays have no truth value
-        if isinstance(one, np.ndarray):
-            return np.array_equal(one, other)
-        pairs = zip(one.values(), other.values()) if isinstance(one, dict) else zip(one, other)
-        return all(_alike(*pair) for pair in pairs)
-
-
-_RANDOM = (random.Random, np.random.Generator, np.random.RandomState)
-_OF_MODULES: list[Any] = [random._inst, np.random.mtrand._rand]  # type: ignore[attr-defined]
-"""Those behind the functions of the modules."""
+def _why_not_run(error: RuntimeError) -> str:
+    """Why PyTorch does not run a program, as of an LSTM, whose memory is no operation."""
+    cause = getattr(error, "inner_exception", None)  # of torch.compile; advice follows it
+    lines = str(cause or error).strip().splitlines()
+    what = lines[0 if cause else -1].removeprefix("RuntimeError: ")
+    why = "torch.compile fails" if cause else "PyTorch does not run its operations alone"
+    return f"{why} ({what})"
 
 
 def writable(tensor: Tensor) -> Tensor:
@@ -530,8 +381,3 @@ def _tensor_keys(inputs: Inputs) -> list[Key]:
 
 def _signature(values: Sequence[Tensor | None]) -> tuple[Any, ...]:
     return tuple([v if v is None else (v.shape, v.dtype, v.stride()) for v in values])
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are equal, NaN included."""
-    return torch.equal(one, other) or torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)

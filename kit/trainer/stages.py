@@ -241,6 +241,19 @@ def _nearest(stage: Any) -> list[str]:
     return [*dict.fromkeys(found)][:3] or [*STAGES]
 
 
+def declares(function: Any, capability: str) -> bool:
+    """Return what a hook declares about itself; ``True`` where it declares nothing.
+
+    Args:
+        function: registered at a stage: a function with attributes, or the method of an object
+            whose class has them.
+        capability: name of the attribute: ``keeps_batches``, ``reads_minibatches`` or
+            ``changes_training``.
+    """
+    owner = getattr(function, "__self__", None)
+    return bool(getattr(function, capability, getattr(owner, capability, True)))
+
+
 def is_of_the_kit(part: Any) -> bool:
     """Whether a function, or the class of an object, is the kit's: what it keeps is known."""
     return str(getattr(part, "__module__", "")).startswith("kit.")

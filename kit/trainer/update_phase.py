@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import functools
+from collections.abc import Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from tensordict import TensorDict, TensorDictBase
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from kit.buffers import ReplayBatches
 from kit.fast.nested import entry, leaves
-from kit.logging.metrics import MetricMeans
+from kit.hooks.guards import not_finite
+from kit.logging.metrics import MetricMeans, weighted_mean
 from kit.steps import SettingError
 from kit.trainer import checks
 from kit.trainer.batches import size_of
 from kit.trainer.resumable import ResumableTrainer
-from kit.trainer.updates import Undisturbed, entries_may_be_left_out, gradient_step
+from kit.trainer.stages import HookError, declares
+from kit.trainer.torchrl_protocol import TorchRLProtocol
+from kit.update import Update
 
+_GIVEN_MINIBATCHES = (
+    "process_optim_batch", "process_loss", "optimizer", "post_loss", "post_optim_log",
+)  # fmt: skip
+"""Stages whose hooks receive minibatches."""
+_WITHIN_EPOCHS = (*_GIVEN_MINIBATCHES, "post_backward", "post_optim")
+"""Stages between the gradient steps of an epoch."""
+_WITHIN_PHASES = (*_WITHIN_EPOCHS, "post_epoch_log", "post_epoch", "pre_epoch_log")
+"""Stages between the gradient steps of an update phase."""
 _WRITERS: WeakKeyDictionary[Any, object] = WeakKeyDictionary()
 """By what joins steps to those that follow: the trainer that has written to it last."""
 
@@ -31,7 +46,6 @@ class UpdatePhase:
     def __init__(self, trainer: ResumableTrainer) -> None:
         self.trainer = trainer
         self._metrics = MetricMeans()
-        self._undisturbed = Undisturbed(trainer)
         self._drawn = 0
         self._writer = object()  # stands for the trainer, and keeps nothing alive
 
@@ -101,7 +115,7 @@ class UpdatePhase:
         if trainer.plan.offline:
             return
         keys: Sequence[Any] = ()
-        if trainer.plan.on_policy and entries_may_be_left_out(trainer):
+        if trainer.plan.on_policy and self._loss_alone_reads():
             keys = getattr(trainer.update, "keys_read", ())
         self._end_episodes_of_others()
         trainer.buffer.extend(batch, keys)
@@ -131,7 +145,7 @@ class UpdatePhase:
     def _epoch(self, due: int) -> int:
         """Make the gradient steps of one update epoch, at most ``due``; return how many."""
         trainer, stages, made = self.trainer, self.trainer.stages, 0
-        with self._undisturbed:
+        with self._shortcuts():
             for drawn in trainer.buffer.epoch(trainer.plan, due):
                 try:
                     minibatches = [self._minibatch(m) for m in drawn]
@@ -151,6 +165,52 @@ class UpdatePhase:
             share = made * (trainer.plan.update_epochs or 1) / due if at_once else 1
             trainer.ledger.update_epochs += max(round(share), 1)
         return made
+
+    # ------------------------------------------------------------------ shortcuts
+    def _may(self, capability: str, *stages: str) -> bool:
+        """Return whether a hook at one of these stages has a capability, as far as is known."""
+        operations = [one for stage in stages for one in self.trainer.stages[stage]]
+        return any(declares(one.function, capability) for one in operations)
+
+    def _loss_alone_reads(self) -> bool:
+        """Return whether only the loss reads minibatches, and the same entries of all of them.
+
+        A hook between two gradient steps may change a loss, which may then read something else.
+        """
+        return not (
+            getattr(self.trainer.update, "reads_minibatches", True)
+            or self._may("reads_minibatches", *_GIVEN_MINIBATCHES)
+            or self._may("changes_training", *_WITHIN_PHASES)
+        )
+
+    @contextlib.contextmanager
+    def _shortcuts(self) -> Iterator[None]:
+        """Let update and buffer omit, during an epoch, what nothing reads or changes."""
+        trainer, update, buffer = self.trainer, self.trainer.update, self.trainer.buffer
+        if not isinstance(update, Update):
+            yield
+            return
+        unread = not (
+            update.reads_minibatches
+            or getattr(buffer, "reads_minibatches", True)
+            or self._may("reads_minibatches", *_GIVEN_MINIBATCHES)
+        )
+        update.writes_to_minibatch = not unread or buffer.reads_loss_outputs
+        update.undisturbed = unread and not self._may("changes_training", *_WITHIN_EPOCHS)
+        if trainer.stages["post_backward"]:
+            update.post_backward = functools.partial(trainer.stages.fire, "post_backward")
+        # Of minibatches of varying sizes, a loss may read more than a traced graph has read.
+        alike = trainer.plan.minibatch_size is not None
+        if hasattr(buffer, "keys_read") and unread and alike and self._loss_alone_reads():
+            buffer.keys_read = update.keys_read
+        try:
+            yield
+        finally:  # anything may change again
+            update.undisturbed = False
+            if trainer.stages["post_backward"]:
+                update.post_backward = None
+            if hasattr(buffer, "keys_read"):
+                buffer.keys_read = ()
 
     def _minibatch(self, drawn: TensorDictBase) -> TensorDictBase:
         """A minibatch as hooks return it; rows that have priorities keep their places."""
@@ -175,3 +235,81 @@ class UpdatePhase:
         while drawn and due:
             drawn = sum(1 for _ in trainer.buffer.epoch(trainer.plan, due))
             due -= drawn
+
+
+# ---------------------------------------------------------------------- a gradient step
+def gradient_step(
+    trainer: TorchRLProtocol, minibatches: Sequence[TensorDictBase]
+) -> dict[str, Tensor]:
+    """Make one gradient step with the trainer's update, and call the hooks inside it.
+
+    Args:
+        trainer: its update, stages and buffer.
+        minibatches: one, or several whose gradients are accumulated. A stepper of TorchRL takes one
+            at a time and accumulates by itself; its metrics are means over those that have them.
+
+    Returns:
+        Scalar metrics on the device.
+
+    Raises:
+        NotFinite: if the step failed and a weight is NaN or infinite.
+    """
+    try:
+        return _gradient_step(trainer, minibatches)
+    except (RuntimeError, ValueError) as error:
+        # Distributions refuse NaN before a loss could be NaN.
+        if isinstance(error, (HookError, SettingError)) or _is_finite(trainer.loss_module):
+            raise
+        steps, last = trainer.ledger.gradient_steps, trainer.last_checkpoint
+        raise not_finite("a weight is NaN or infinite", steps, last) from error
+
+
+def _is_finite(module: Any) -> bool:
+    weights = module.parameters() if isinstance(module, nn.Module) else ()
+    return all(is_lazy(weight) or bool(weight.isfinite().all()) for weight in weights)
+
+
+def _gradient_step(
+    trainer: TorchRLProtocol, minibatches: Sequence[TensorDictBase]
+) -> dict[str, Tensor]:
+    update = trainer.update
+    if trainer.stages["process_loss"] or trainer.stages["optimizer"]:
+        return _open_step(trainer, minibatches)
+    if isinstance(update, Update):
+        metrics = update(*minibatches)
+        for minibatch in minibatches:
+            _after_loss(trainer, minibatch)
+        return metrics
+    means = MetricMeans()
+    for minibatch in minibatches:
+        means.add(update.step(trainer, minibatch))
+        _after_loss(trainer, minibatch)
+    return means.peek()
+
+
+def _open_step(
+    trainer: TorchRLProtocol, minibatches: Sequence[TensorDictBase]
+) -> dict[str, Tensor]:
+    """An eager gradient step with hooks at ``process_loss``, or ``optimizer`` in its place."""
+    stages, update = trainer.stages, trainer.update
+    compute = trainer.compute_loss
+    if isinstance(update, Update):  # a hook in its place may minimise all of them in every step
+        compute = functools.partial(update.losses, due_alone=not stages["optimizer"])
+    parts = []
+    for minibatch in minibatches:
+        losses = compute(minibatch)
+        _after_loss(trainer, minibatch)
+        parts.append(stages.pipe("process_loss", losses, minibatch))
+    losses = TensorDict(weighted_mean(parts, [minibatch.numel() for minibatch in minibatches]))
+    if not stages["optimizer"]:
+        metrics: dict[str, Tensor] = update.minimize(losses)
+        return metrics
+    metrics = dict(stages.optimize(losses, trainer.clip_grad_norm, trainer.clip_norm).items())
+    if isinstance(update, Update):
+        update.stepped()
+    return metrics
+
+
+def _after_loss(trainer: TorchRLProtocol, minibatch: TensorDictBase) -> None:
+    trainer.stages.pipe("post_loss", minibatch)
+    trainer.buffer.update_priority(minibatch)

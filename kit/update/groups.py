@@ -1,8 +1,9 @@
-"""The optimisers of an update, the losses they minimise, and whether these fit together."""
+"""Optimisers of an update, the losses that they minimise, and checks that both fit together."""
 
 from __future__ import annotations
 
-import inspect
+import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,14 +11,17 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from kit.losses.due import LEFT_OUT
 from kit.steps import SettingError
 from kit.steps.errors import whole_number
 
+Due = tuple[int, ...]
+"""Positions of the groups whose optimisers step."""
 
-@dataclass
+
+@dataclass(frozen=True)
 class Group:
     """One optimiser and the losses it minimises (empty: all)."""
 
@@ -26,24 +30,11 @@ class Group:
     losses: tuple[str, ...]
     period: int
     """gradient steps between two steps of this optimiser."""
-    steps: int = 0
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name != "steps" and name in vars(self):
-            raise another(name, value)
-        super().__setattr__(name, value)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """All that the optimiser has now, those included that are frozen at the moment."""
+        """All parameters that the optimiser has now, including those that are frozen."""
         return [one for group in self.optimizer.param_groups for one in group["params"]]
-
-
-def another(field: str, value: Any) -> SettingError:
-    """The refusal of a part that takes the place of one of an update."""
-    given = value if isinstance(value, int) else type(value).__name__
-    why = "is another one than this update's programs, checks and checkpoints are about"
-    return SettingError(field, given, why, "make another Update with it")
 
 
 def groups_of(
@@ -51,34 +42,23 @@ def groups_of(
     every: Mapping[str, int],
     loss_module: nn.Module,
 ) -> tuple[Group, ...]:
-    """Optimisers with their losses and periods.
+    """Return optimisers with their losses and periods.
 
     Raises:
-        SettingError: if an argument is invalid, or ``""`` is given for a loss module that does not
+        SettingError: if a period is invalid, or ``""`` is given for a loss module that does not
             declare its other losses.
     """
     named = {"": optimizer} if isinstance(optimizer, Optimizer) else optimizer
-    if not isinstance(named, Mapping):
-        works = "give one of torch.optim over loss.parameters(), or several by name of their loss"
-        raise SettingError("optimizer", optimizer, "is no optimiser", works)
     for name in every:
         if name not in named:
             works = [*filter(None, named)] or "give each loss an optimiser of its own"
             raise SettingError("every", name, "is not a loss with an optimiser of its own", works)
-    others = [name for name in _losses_of(loss_module) if name not in named]
+    others = [name for name in _declared_names(loss_module) if name not in named]
     if len(named) > 1 and "" in named and not others:
         why = "is the optimizer of all other losses, and the loss module declares none"
         raise SettingError("optimizer", "", why, "name its losses, or list them in out_keys")
     groups = []
     for one in dict.fromkeys(named.values()):
-        closure = inspect.signature(one.step).parameters.get("closure")
-        if closure is not None and closure.default is closure.empty:
-            why = "computes the loss several times in one step, and here it is computed once"
-            raise SettingError("optimizer", type(one).__name__, why, ["Adam", "RMSprop", "SGD"])
-        weights = [weight for group in one.param_groups for weight in group["params"]]
-        if any(weight.is_inference() for weight in weights if not is_lazy(weight)):
-            why = "is over weights that were made in torch.inference_mode(), which never learn"
-            raise SettingError("optimizer", type(one).__name__, why, "make networks outside of it")
         given = [name for name, optimizer in named.items() if optimizer is one]
         names = tuple(filter(None, given))
         periods = {whole_number(f"every.{name}", every.get(name, 1), 1) for name in given}
@@ -91,61 +71,55 @@ def groups_of(
     return tuple(groups)
 
 
+def due_at(groups: Sequence[Group], gradient_step: int) -> Due:
+    """Return the groups whose optimisers step at a gradient step, counted from 1."""
+    return tuple([n for n, group in enumerate(groups) if gradient_step % group.period == 0])
+
+
+def ever_due(groups: Sequence[Group]) -> set[Due]:
+    """Return all sets of groups that are due at one gradient step or another."""
+    periods = [group.period for group in groups]
+    # Groups that are due together are so at the least common multiple of their periods, too.
+    some = (itertools.combinations(periods, count) for count in range(len(periods) + 1))
+    return {due_at(groups, math.lcm(*together)) for together in itertools.chain(*some)}
+
+
 def losses_among(names: Iterable[Any]) -> list[str]:
-    """The names of losses among those of a loss module's outputs."""
+    """Return the names of losses among a loss module's outputs."""
     return [name for name in names if isinstance(name, str) and name.startswith("loss")]
 
 
-def check_names(groups: Sequence[Group], losses: Sequence[str], loss_module: nn.Module) -> None:
-    """Refuse an optimiser for a loss that does not exist, and a loss without an optimiser.
+def as_losses(loss_module: nn.Module, returned: Any) -> TensorDictBase:
+    """Return the outputs of a loss module with flat names.
 
-    A temperature that is fixed needs none: TorchRL's losses of it depend on no parameter.
+    Raises:
+        SettingError: if they are no TensorDict.
     """
-    named = [name for group in groups for name in group.losses]
-    fixed = _fixed(loss_module)
-    for name in named:
-        if name not in losses:
-            raise SettingError("optimizer", name, "is not a loss of the loss module", losses)
-    left = [name for name in losses if name not in {*named, *fixed}]
-    if named and left:
-        why = f"leaves {' and '.join(left)} without an optimiser"
-        works = "name an optimiser for it as well (several losses may share one)"
-        raise SettingError("optimizer", named, why, works)
+    if not isinstance(returned, TensorDictBase):
+        why = f"returns a {type(returned).__name__}, not a TensorDict"
+        works = 'return TensorDict({"loss": loss}) with a loss that is one number'
+        raise SettingError("loss_module", type(loss_module).__name__, why, works)
+    if any(isinstance(value, TensorDictBase) for value in returned.values()):
+        return returned.flatten_keys(".")  # entropies of several actions: entropy.gear_entropy
+    return returned
 
 
-def _fixed(loss_module: nn.Module) -> set[str]:
-    return {"loss_alpha"} if getattr(loss_module, "fixed_alpha", False) else set()
-
-
-def _losses_of(loss_module: nn.Module) -> list[str]:
-    """Names of the losses that the module says it has."""
-    try:
-        return losses_among(getattr(loss_module, "out_keys", None) or ())
-    except (AttributeError, NotImplementedError, RuntimeError):  # a property of TorchRL's
-        return []
-
-
-def declared_losses(loss_module: nn.Module, groups: Sequence[Group]) -> list[str]:
-    """Names of the losses that the module says it has, if these include all that are named."""
-    declared = _losses_of(loss_module)
-    return declared if {name for group in groups for name in group.losses} <= {*declared} else []
+def total_of(losses: TensorDictBase, names: Sequence[str] = ()) -> Tensor:
+    """Return the sum of losses: of all, or of those with these names."""
+    parts = [losses[name].float() for name in names or losses_among(losses.keys()) or ["loss"]]
+    total: Tensor = sum(parts[1:], parts[0])
+    return total
 
 
 def gradients_of(
     group: Group, losses: TensorDictBase, retain_graph: bool
 ) -> Sequence[Tensor | None]:
-    """The gradients of the sum of a group's losses.
+    """Return the gradients of the sum of a group's losses.
 
     Raises:
-        SettingError: if a loss is not there, or a parameter has a hook that would not be called.
+        SettingError: if a parameter has a hook that would not be called.
     """
-    names = group.losses or losses_among(losses.keys())
-    for name in names or ["loss"]:
-        if name not in losses.keys():
-            why = f"is not among what the loss module returns this time, {list(losses.keys())}"
-            raise SettingError("optimizer", name, why, "return each loss in every gradient step")
-    parts = [losses.get(name).float() for name in names]
-    total, parameters = sum(parts[1:], parts[0]), group.parameters
+    total, parameters = total_of(losses, group.losses), group.parameters
     learning = [p for p in parameters if p.requires_grad]  # others are frozen
     if not (learning and total.requires_grad):
         return [None] * len(parameters)
@@ -157,93 +131,126 @@ def gradients_of(
     return [next(found) if p.requires_grad else None for p in parameters]
 
 
-def as_losses(loss_module: nn.Module, returned: Any) -> TensorDictBase:
-    """The outputs of a loss module, checked."""
-    name = type(loss_module).__name__
-    works = 'return TensorDict({"loss": loss}) with a loss that is one number'
-    if not isinstance(returned, TensorDictBase):
-        kind = type(returned).__name__
-        raise SettingError("loss_module", name, f"returns a {kind}, not a TensorDict", works)
-    if any(isinstance(value, TensorDictBase) for value in returned.values()):
-        returned = returned.flatten_keys(".")  # entropies of several actions: entropy.gear_entropy
-    for key, value in returned.items():
-        if not isinstance(value, Tensor):
-            why = f"returns {key!r}, which is a {type(value).__name__}, and metrics are tensors"
-            raise SettingError("loss_module", name, why, "leave it out, or log it by a hook")
-        if not value.numel() or value.is_complex():
-            kind = f"shape {list(value.shape)}, {value.dtype}"
-            why = f"returns {key!r}, of which there is no mean ({kind})"
-            raise SettingError("loss_module", name, why, "leave it out, or give a real number")
-    for loss in losses_among(returned.keys()):
-        if returned.get(loss).numel() != 1:
-            why = f"returns a {loss} of shape {list(returned.get(loss).shape)}, not one number"
-            raise SettingError("loss_module", name, why, 'take its mean (reduction="mean")')
-    return returned
+# ---------------------------------------------------------------------- what fits together
+class LossChecks:
+    """Checks that losses and optimisers fit together, before the first step of each optimiser.
 
-
-def check_reached(
-    group: Group,
-    found: Sequence[Tensor | None],
-    losses: TensorDictBase,
-    names: Sequence[str],
-    loss_module: nn.Module,
-) -> None:
-    """Refuse weights that no loss reaches where a loss is cut off from all weights, or misnamed.
+    The checks are repeated when a weight that was frozen begins to learn: it may be in no
+    optimiser.
 
     Args:
-        group: of which losses may leave weights alone that nothing in them uses.
-        found: gradients of its parameters.
-        losses: outputs of the loss module.
-        names: those that are minimised.
-        loss_module: has names for its weights.
+        groups: the optimisers.
+        loss_module: whose weights they change.
 
     Raises:
-        SettingError: if there are some: they would never change.
+        SettingError: in any call, if weights would never change although losses reach them, or if a
+            loss has no optimiser.
     """
-    pairs = zip(group.parameters, found)
-    left = [one for one, gradient in pairs if one.requires_grad and gradient is None]
-    if not left:
-        return
-    known = {id(one): name for name, one in loss_module.named_parameters()}
-    first, kind = known.get(id(left[0]), "a weight"), type(loss_module).__name__
-    for name in group.losses or names:
-        if not losses[name].requires_grad and name not in _fixed(loss_module):
-            why = f"returns a {name} without a gradient, and no other changes {first}"
-            works = "leave out detach() and no_grad(), or freeze it: requires_grad_(False)"
-            raise SettingError("loss_module", kind, why, works)
-    others = [name for name in losses.keys() if name not in names and losses[name].requires_grad]
-    for name in others:
-        total = losses[name].sum()
-        reached = torch.autograd.grad(total, left, retain_graph=True, allow_unused=True)
-        if any(gradient is not None for gradient in reached):
-            why = f"returns {name}, which alone reaches {first} and is not minimised"
-            raise SettingError("loss_module", kind, why, f"call it loss_{name}, or detach it")
+
+    def __init__(self, groups: Sequence[Group], loss_module: nn.Module) -> None:
+        self.groups, self.loss_module = groups, loss_module
+        self._checked: set[int] = set()
+        self._learning: set[int] = set()
+        declared = _declared_names(loss_module)
+        if declared and {name for group in groups for name in group.losses} <= {*declared}:
+            self._check_names(declared)
+
+    def __call__(self, due: Due, losses: TensorDictBase) -> None:
+        """Check the losses of a gradient step before its optimisers step."""
+        learning = {id(one) for one in self.loss_module.parameters() if one.requires_grad}
+        if not learning <= self._learning:
+            self._learning |= learning
+            self._checked.clear()
+        if not self._checked.issuperset(due):
+            self._check(due, losses)
+
+    def _check(self, due: Due, losses: TensorDictBase) -> None:
+        names = losses_among(losses.keys())
+        later = {name for n, g in enumerate(self.groups) if n not in due for name in g.losses}
+        self._check_names([*names, *sorted(later & LEFT_OUT - {*names})])
+        there = [n for n, group in enumerate(self.groups) if {*group.losses} <= {*names}]
+        for number in there:
+            self._check_reached(self.groups[number], losses, names)
+        self._check_owned(losses, names)
+        self._checked.update(there)
+
+    def _check_names(self, losses: Sequence[str]) -> None:
+        """Raise an error for a loss without an optimiser."""
+        named = [name for group in self.groups for name in group.losses]
+        left = [name for name in losses if name not in {*named, *self._fixed}]
+        if named and left:
+            why = f"leaves {' and '.join(left)} without an optimiser"
+            works = "name an optimiser for it as well (several losses may share one)"
+            raise SettingError("optimizer", named, why, works)
+
+    @property
+    def _fixed(self) -> set[str]:
+        """Losses that depend on no parameter: TorchRL's of a temperature that is fixed."""
+        return {"loss_alpha"} if getattr(self.loss_module, "fixed_alpha", False) else set()
+
+    def _check_reached(self, group: Group, losses: TensorDictBase, names: Sequence[str]) -> None:
+        """Raise an error if no loss of a group reaches weights of its optimiser by mistake.
+
+        Losses may leave weights alone that they do not use. But none of them may be cut off from
+        all weights, and no other output may be what reaches the weights.
+        """
+        if all(not one.requires_grad for one in group.parameters):
+            return  # frozen for now
+        found = gradients_of(group, losses, retain_graph=True)
+        if all(gradient is None for gradient in found):
+            name = group.name or type(group.optimizer).__name__
+            why = f"is over parameters that {' and '.join(group.losses or names)} does not reach"
+            raise SettingError(
+                "optimizer", name, why, "give it those of the loss module's networks"
+            )
+        pairs = zip(group.parameters, found)
+        left = [one for one, gradient in pairs if one.requires_grad and gradient is None]
+        if left:
+            self._check_unreached(left, losses, names, group.losses or names)
+
+    def _check_unreached(
+        self, left: list[nn.Parameter], losses: TensorDictBase, names: Sequence[str], own: Any
+    ) -> None:
+        """Raise an error if weights are not reached because a loss is detached or misnamed."""
+        known = {id(one): name for name, one in self.loss_module.named_parameters()}
+        first, kind = known.get(id(left[0]), "a weight"), type(self.loss_module).__name__
+        for name in own:
+            if not losses[name].requires_grad and name not in self._fixed:
+                why = f"returns a {name} without a gradient, and no other changes {first}"
+                works = "leave out detach() and no_grad(), or freeze it: requires_grad_(False)"
+                raise SettingError("loss_module", kind, why, works)
+        for name in losses.keys():
+            if name in names or not losses[name].requires_grad:
+                continue
+            total = losses[name].sum()
+            reached = torch.autograd.grad(total, left, retain_graph=True, allow_unused=True)
+            if any(gradient is not None for gradient in reached):
+                why = f"returns {name}, which alone reaches {first} and is not minimised"
+                raise SettingError("loss_module", kind, why, f"call it loss_{name}, or detach it")
+
+    def _check_owned(self, losses: TensorDictBase, names: Sequence[str]) -> None:
+        """Raise an error if losses reach weights that are not frozen and in no optimiser."""
+        owned = {id(one) for group in self.groups for one in group.parameters}
+        named = self.loss_module.named_parameters()
+        others = {k: one for k, one in named if one.requires_grad and id(one) not in owned}
+        totals = [losses[name] for name in names if losses[name].requires_grad]
+        if not others or not totals:
+            return
+        found = torch.autograd.grad(
+            totals, [*others.values()], retain_graph=True, allow_unused=True
+        )
+        stay = [name for name, gradient in zip(others, found) if gradient is not None]
+        if stay:
+            optimizers = " and ".join(type(group.optimizer).__name__ for group in self.groups)
+            several = "" if len(stay) == 1 else f" and {len(stay) - 1} more"
+            why = f"would never change {stay[0]}{several}, which {' and '.join(names)} reach"
+            works = "give it these weights, too, or freeze them: requires_grad_(False)"
+            raise SettingError("optimizer", optimizers, why, works)
 
 
-def check_weights(
-    groups: Sequence[Group], losses: TensorDictBase, names: Sequence[str], loss_module: nn.Module
-) -> None:
-    """Refuse weights that are to be learnt, that the losses reach, and that no optimiser has.
-
-    Raises:
-        SettingError: if there are some: they would never change.
-    """
-    learnt = {id(one) for group in groups for one in group.parameters}
-    others = {
-        name: one
-        for name, one in loss_module.named_parameters()
-        if one.requires_grad and id(one) not in learnt
-    }
-    with_gradients = [losses[name] for name in names if losses[name].requires_grad]
-    if not others or not with_gradients:
-        return
-    found = torch.autograd.grad(
-        with_gradients, [*others.values()], retain_graph=True, allow_unused=True
-    )
-    stay = [name for name, gradient in zip(others, found) if gradient is not None]
-    if stay:
-        optimizers = " and ".join(type(group.optimizer).__name__ for group in groups)
-        several = "" if len(stay) == 1 else f" and {len(stay) - 1} more"
-        why = f"would never change {stay[0]}{several}, which {' and '.join(names)} reach"
-        works = "give it these weights, too, or freeze them: requires_grad_(False)"
-        raise SettingError("optimizer", optimizers, why, works)
+def _declared_names(loss_module: nn.Module) -> list[str]:
+    """Return the names of losses that a module declares."""
+    try:
+        return losses_among(getattr(loss_module, "out_keys", None) or ())
+    except (AttributeError, NotImplementedError, RuntimeError):  # a property of TorchRL's
+        return []

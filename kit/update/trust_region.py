@@ -17,7 +17,7 @@ from kit.fast.vectors import parts_of, vector_of
 from kit.logging.metrics import scalar
 from kit.steps import SettingError
 from kit.steps.errors import whole_number
-from kit.update.groups import as_losses, losses_among
+from kit.update.groups import as_losses, losses_among, total_of
 
 _SMALLEST = 1e-12
 """Smallest divisor: where the gradient is zero, so is the step."""
@@ -47,8 +47,8 @@ class TrustRegion(OptimizationStepper):
         shrinkage: of each length to the one before, in (0, 1).
 
     Raises:
-        SettingError: if a setting is outside its limits, or the policy has no distribution; at the
-            first step, if a loss does not depend on the policy, as that of a critic would not.
+        SettingError: if a setting is outside its limits; at the first step, if a loss does not
+            depend on the policy, as that of a critic would not.
     """
 
     def __init__(
@@ -62,19 +62,16 @@ class TrustRegion(OptimizationStepper):
         line_search_steps: int = 10,
         shrinkage: float = 0.8,
     ) -> None:
-        name = type(policy).__name__
-        if not callable(getattr(policy, "get_dist", None)):
-            works = "a ProbabilisticActor, as make_actor_critic returns it"
-            raise SettingError("policy", name, "has no distribution of actions", works)
         if "is_init" in policy.in_keys:
             works = "use recipes.ppo_recurrent"
-            raise SettingError("policy", name, "is recurrent", works)
-        if not 0 < max_kl < math.inf:
-            raise SettingError("max_kl", max_kl, "is not positive and finite", [0.01])
-        if not 0 <= damping < math.inf:
-            raise SettingError("damping", damping, "is negative or infinite", [0.1])
-        if not 0 < shrinkage < 1:
-            raise SettingError("shrinkage", shrinkage, "does not shrink a step", [0.8])
+            raise SettingError("policy", type(policy).__name__, "is recurrent", works)
+        for name, value, is_within in (
+            ("max_kl", max_kl, 0 < max_kl < math.inf),
+            ("damping", damping, 0 <= damping < math.inf),
+            ("shrinkage", shrinkage, 0 < shrinkage < 1),
+        ):
+            if not is_within:
+                raise SettingError(name, value, "is outside its limits")
         self.loss_module, self.policy = loss_module, policy
         self.max_kl, self.damping, self.shrinkage = max_kl, damping, shrinkage
         self.conjugate_gradient_steps = whole_number(
@@ -140,12 +137,7 @@ class TrustRegion(OptimizationStepper):
     def _losses(self, batch: TensorDictBase) -> tuple[TensorDictBase, Tensor]:
         """What the loss returns, and the sum that is minimised."""
         losses = as_losses(self.loss_module, self.loss_module(batch.copy()))
-        parts = [losses.get(name) for name in losses_among(losses.keys())]
-        if not parts:
-            why = "has no entry named loss..., which would be minimised"
-            works = f"it returns {list(losses.keys())}"
-            raise SettingError("loss_module", type(self.loss_module).__name__, why, works)
-        return losses, sum(parts[1:], parts[0]).reshape(())
+        return losses, total_of(losses).reshape(())
 
     def _check(self, losses: TensorDictBase) -> None:
         """Refuse, before the first step, a loss that no step of the policy would minimise."""
@@ -180,12 +172,7 @@ def _mean_divergence(one: Any, other: Any) -> Tensor:
     if isinstance(one, CompositeDistribution):  # of several actions, each chosen on its own
         parts = zip(one.dists.values(), other.dists.values())
         return torch.stack([_mean_divergence(*both) for both in parts]).sum()
-    try:
-        return kl_divergence(one, other).mean()
-    except NotImplementedError:
-        why = "is a distribution whose Kullback-Leibler divergence is not known"
-        works = "give it one by torch.distributions.register_kl"
-        raise SettingError("policy", type(one).__name__, why, works) from None
+    return kl_divergence(one, other).mean()
 
 
 def conjugate_gradients(

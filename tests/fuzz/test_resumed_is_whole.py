@@ -16,12 +16,38 @@ from kit.steps import SettingError
 from kit.trainer import Trainer
 from tests.fuzz.__main__ import RECIPES
 from tests.fuzz.attempts import is_short
-from tests.fuzz.test_fast_is_plain import WORLD_MODELS, longer_config
+from tests.fuzz.random_configs import leaves_of, sensible, small_config
 from tests.stored import read_stored
 from tests.tiny import assert_same, weights
 
 RUNS = 8
 """Runs of a recipe, each made whole and interrupted; half as many of a world model."""
+WORLD_MODELS = ("dreamerv1", "dreamerv3", "plan2explore")
+_AROUND = {
+    "collector", "collector_kwargs", "compile", "convolutions", "device", "hidden_sizes",
+    "imagination_horizon", "kwargs", "logger", "num_particles", "progress", "resume", "runs",
+    "size", "start_from", "threads", "time_limit",
+}  # fmt: skip
+"""Settings of what surrounds a run, and of how long it takes."""
+
+
+def longer_config(config_class: type, draw: random.Random) -> dict[str, Any]:
+    """Plain values of a run long enough that gradient steps are traced, some settings changed.
+
+    A run of a world model is short: its gradient steps are not traced.
+    """
+    values = small_config(config_class)
+    if "exploration_steps" in values["steps"]:
+        values["steps"]["exploration_steps"] = 48
+    if "learning_starts" in values["steps"] and "imagination_horizon" not in values:
+        values["steps"]["total_policy_steps"] = draw.choice([160, 240, 320])
+    leaves = [leaf for leaf in leaves_of(config_class) if leaf[0][-1] not in _AROUND]
+    for (*groups, name), hint in draw.sample(leaves, draw.choice([0, 1, 2, 3, 4, 6])):
+        group = values
+        for part in groups:
+            group = group[part]
+        group[name] = sensible(name, hint, draw, huge=0.0)
+    return values
 
 
 class Killed(BaseException):

@@ -1,0 +1,98 @@
+"""When tracing a function is worth its cost."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+PATIENCE = 20
+MOST_GRAPHS = 32
+FIRST_CALLS = 3
+FIRST_CHECK, LAST_CHECK = 64, 2_048
+_MOST_COUNTED = 1_000
+
+
+class TracingPolicy:
+    """Decides when a traced function traces, verifies again, and stops tracing.
+
+    A trace costs about as much as ten eager calls, a verification as ten replays of a small
+    network. The rule:
+
+    1. The first input signature is traced in its first call. Another one is traced when it recurs:
+       in its second call, or with n traced graphs in call n // 2 if that is later. The latest 32
+       graphs are kept, each with its own memory.
+    2. Of 20 graphs whose signature never recurred, all are dropped. If no other graph is left
+       (whole episodes), the function runs eagerly from then on.
+    3. After 20 times in a row that all graphs were dropped before any had 20 replays, the function
+       runs eagerly from then on.
+    4. After 3 traces in a row that changed what the function depends on, it runs eagerly from then
+       on. Fewer are allowed: a first call may create what later ones use.
+    5. A verified function is verified again after 64, 256, 1,024 and then every 2,048 calls, which
+       costs about half a percent.
+
+    Where products may be rounded otherwise, every signature is traced in its first call. Once a
+    graph does round otherwise, rules 2 to 4 no longer stop tracing: a resumed run must round alike.
+
+    Args:
+        trace_always: whether products may be rounded otherwise.
+        verify_again: whether rule 5 applies.
+
+    Attributes:
+        never_stop: whether a graph rounds otherwise.
+        unchecked: calls since the last verification.
+    """
+
+    def __init__(self, *, trace_always: bool = False, verify_again: bool = True) -> None:
+        self.never_stop = False
+        self.unchecked = 0
+        self._trace_always = trace_always
+        self._check_after = FIRST_CHECK if verify_again else math.inf
+        self._eager_calls: Counter[Any] = Counter()
+        self._wasted = self._own_changes = 0
+
+    def traces(self, signature: Any, graphs: int) -> bool:
+        """Count an eager call with a signature; return whether it is worth tracing.
+
+        Args:
+            signature: of the call's inputs.
+            graphs: number of graphs of other signatures.
+        """
+        if self._trace_always or not graphs:
+            return True
+        if len(self._eager_calls) >= _MOST_COUNTED:
+            self._eager_calls.clear()
+        self._eager_calls[signature] += 1
+        if self._eager_calls[signature] < max(2, graphs // 2):
+            return False
+        del self._eager_calls[signature]
+        return True
+
+    def count_dropped(self, replays: list[int]) -> None:
+        """Note that graphs were dropped after so many replays each."""
+        if replays:
+            self._wasted = self._wasted + 1 if max(replays) < PATIENCE else 0
+        self._eager_calls.clear()
+
+    def drops_unverified(self, count: int) -> bool:
+        """Return whether so many graphs whose signature never recurred are to be dropped."""
+        return count >= PATIENCE
+
+    @property
+    def wastes_traces(self) -> bool:
+        """Whether rule 3 stops tracing."""
+        return self._wasted >= PATIENCE and not self.never_stop
+
+    def count_trace(self, *, changed_itself: bool) -> bool:
+        """Count a trace; return whether rule 4 stops tracing."""
+        self._own_changes = self._own_changes + 1 if changed_itself else 0
+        return self._own_changes >= FIRST_CALLS and not self.never_stop
+
+    @property
+    def check_is_due(self) -> bool:
+        """Whether the next call with all inputs is to be verified again."""
+        return self.unchecked >= self._check_after
+
+    def count_check(self) -> None:
+        """Note that a verified graph is verified again now."""
+        self.unchecked, self._check_after = 0, min(4 * self._check_after, LAST_CHECK)
