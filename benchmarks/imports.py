@@ -30,7 +30,7 @@ STATEMENTS = {
     "import kit.steps": "import kit.steps",
     "everything of kit": (
         "import kit.trainer, kit.collectors, kit.envs.make, kit.update, kit.hooks, "
-        "kit.cli.run_folder"
+        "kit.runs.run_folder"
     ),
     "kit steps words (the command)": "from kit.__main__ import main; main(['steps', 'words'])",
 }

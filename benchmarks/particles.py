@@ -40,8 +40,8 @@ class Run:
 def train(particles: int, seed: int) -> Run:
     """Train, then evaluate each particle."""
     from kit.cli.launch import main
-    from kit.cli.saved_runs import find_run
     from kit.evaluate import SavedRun
+    from kit.runs.saved_runs import find_run
     from recipes import svpg
 
     scaled = {

@@ -63,8 +63,8 @@ def run_kit(algorithm: str, id: str, seed: int, steps: int) -> dict[str, Any]:
     import importlib
 
     from kit.cli.launch import main
-    from kit.cli.saved_runs import find_run
     from kit.evaluate import SavedRun
+    from kit.runs.saved_runs import find_run
 
     recipe = importlib.import_module(f"recipes.{algorithm.lower()}")
     # Stable-Baselines3 makes its first gradient step one vector step after the random ones.

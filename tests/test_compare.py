@@ -19,12 +19,12 @@ import recipes.ppo
 from kit.__main__ import main as kit
 from kit.cli.compare import table
 from kit.cli.compare_plot import draw, shared
-from kit.cli.comparison import COLUMN, Comparison, Group, SeedCurve, compare
 from kit.cli.launch import main
-from kit.cli.saved_runs import runs_of, training_settings
 from kit.dialects import Tianshou
 from kit.experiment import EnvConfig, OnPolicySteps
 from kit.logging.csv_file import read_rows
+from kit.runs.comparison import COLUMN, Comparison, Group, SeedCurve, compare
+from kit.runs.saved_runs import runs_of, training_settings
 from kit.steps import SettingError
 from tests.short_runs import COMMON, SHORT, tiny_config
 

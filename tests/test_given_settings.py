@@ -15,13 +15,13 @@ import pytest
 
 import recipes
 from kit.cli import launch
-from kit.cli.recipe import Recipe
 from kit.config import GivenFields, OnPolicyConfig
 from kit.config.plain import check, differences, from_plain, to_plain, type_hints
 from kit.config.plan import make_plan
 from kit.dialects import SB3, Nip
 from kit.dialects.carried import carry, take
 from kit.experiment import EnvConfig, OffPolicySteps, OnPolicySteps
+from kit.runs.recipe import Recipe
 from kit.steps import SettingError, StepPlan
 from kit.steps.given import given_fields
 from recipes import a2c, dqn, ppo, ppo_recurrent, reinforce, sac, svpg

@@ -20,9 +20,9 @@ import recipes.a2c
 import recipes.ppo
 import recipes.sac
 from kit.cli.launch import main
-from kit.cli.saved_runs import find_run
 from kit.dialects import DIALECTS, Pyrado
 from kit.dialects.carried import carry
+from kit.runs.saved_runs import find_run
 from tests.short_runs import one_line
 
 SHORT = [

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from kit.cli.saved_runs import read_config
 from kit.experiment import EnvConfig
 from kit.hooks import RecordVideo, SavePolicy, StopWhen
 from kit.logging.csv_file import read_rows
@@ -28,6 +27,7 @@ from kit.logging.loggers import (
     WandbLogger,
     make_loggers,
 )
+from kit.runs.saved_runs import read_config
 from kit.steps import SettingError, StepLedger
 from kit.steps.settings import OnPolicySteps
 from recipes.ppo import Config, build

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kit.cli.recipe import Recipe
 from kit.evaluate import main as evaluate
+from kit.runs.recipe import Recipe
 from tests.short_runs import one_line
 
 ROOT = Path(__file__).parents[1]

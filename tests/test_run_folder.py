@@ -20,20 +20,20 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-import kit.cli.run_folder
+import kit.runs.run_folder
 import recipes.dreamerv1
 import recipes.dreamerv3
 import recipes.ppo
 import recipes.rainbow
 import recipes.sac
 import recipes.td3
-from kit.cli.lock import RunLock
-from kit.cli.run_folder import make_new, new_sweep
-from kit.cli.saved_runs import find_run
 from kit.config import EnvConfig
 from kit.evaluate import SavedRun
 from kit.hooks import Hook, StopWhen
 from kit.logging.files import NotSaved
+from kit.runs.lock import RunLock
+from kit.runs.run_folder import make_new, new_sweep
+from kit.runs.saved_runs import find_run
 from kit.steps import SettingError
 from kit.steps.settings import OffPolicySteps, OnPolicySteps
 from kit.trainer.stages import HookError
@@ -43,7 +43,7 @@ from tests.tiny import assert_equal, weights
 from tests.world import runs as worlds
 
 
-class SameSecond(kit.cli.run_folder.datetime):
+class SameSecond(kit.runs.run_folder.datetime):
     @classmethod
     def now(cls):
         return cls(2025, 1, 2, 3, 4, 5)
@@ -51,7 +51,7 @@ class SameSecond(kit.cli.run_folder.datetime):
 
 @pytest.fixture
 def _same_second(monkeypatch):
-    monkeypatch.setattr(kit.cli.run_folder, "datetime", SameSecond)
+    monkeypatch.setattr(kit.runs.run_folder, "datetime", SameSecond)
 
 
 # ---------------------------------------------------------------------- names
@@ -494,13 +494,13 @@ def test_a_run_starts_from_the_weights_and_the_normalisation_of_another(recipe, 
 
 
 def test_resume_takes_defaults_for_settings_that_an_older_version_lacks(tmp_path, monkeypatch):
-    plain = kit.cli.run_folder.to_plain
+    plain = kit.runs.run_folder.to_plain
 
     def older(config):
         return {name: value for name, value in plain(config).items() if name != "squash_actions"}
 
     with monkeypatch.context() as before:
-        before.setattr(kit.cli.run_folder, "to_plain", older)
+        before.setattr(kit.runs.run_folder, "to_plain", older)
         build(tiny_config(tmp_path)).run()
     build(tiny_config(tmp_path, resume="latest")).shutdown()
     with pytest.raises(SettingError, match=r"other settings \(squash_actions: False there, True"):

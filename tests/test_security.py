@@ -24,15 +24,15 @@ from gymnasium.envs.registration import EnvSpec
 import recipes.ppo
 from kit.buffers.datasets import read_datasets
 from kit.cli.launch import main
-from kit.cli.lock import RunLock
-from kit.cli.recipe import Recipe
-from kit.cli.run_folder import RunFolder
-from kit.cli.trust import check_names
 from kit.envs.plain_values import CannotCapture
 from kit.envs.state import capture, restore
 from kit.evaluate import SavedRun
 from kit.evaluate import main as evaluate
 from kit.logging.loggers import CsvLogger, WandbLogger
+from kit.runs.lock import RunLock
+from kit.runs.recipe import Recipe
+from kit.runs.run_folder import RunFolder
+from kit.runs.trust import check_names
 from kit.steps import SettingError
 from tests.short_runs import one_line, the_run, tiny_config
 

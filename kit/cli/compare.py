@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
 
-from kit.cli.comparison import COLUMN, FOR_IQM, Comparison, SeedCurve, compare, ranges
 from kit.logging.files import NotSaved
+from kit.runs.comparison import COLUMN, FOR_IQM, Comparison, SeedCurve, compare, ranges
 from kit.steps import SettingError
 from kit.steps.table import text_table
 

@@ -24,11 +24,12 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from kit.cli.launch import errors_in_one_line
+from kit.cli.errors import errors_in_one_line
+from kit.cli.evaluate import chosen_run, parser_for
 from kit.envs.spaces import Key, Leaf, path_of
-from kit.evaluate import SavedPolicy, SavedRun, chosen_run, parser_for
 from kit.hooks import Evaluator
 from kit.logging.files import make_folder, write_whole
+from kit.runs.saved_policy import SavedPolicy, SavedRun
 from kit.steps import SettingError
 
 FORMATS = (".pt2", ".onnx")

@@ -19,25 +19,19 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kit.cli.recipe import Recipe
-from kit.cli.run_folder import SWEEP_JOB, check_same_recipe, new_sweep
-from kit.cli.saved_runs import find_run, read_config
+from kit.cli.errors import errors_in_one_line
 from kit.cli.signals import Signals, hold_saving, stop_with_parent
 from kit.cli.sweep import check_settings, note, said, summary
-from kit.cli.terminal import terminal
-from kit.cli.trust import check_names, trusted_names
-from kit.collectors.base import PolicyFault
 from kit.config import RunConfig, checks
 from kit.config.plain import check, from_plain, settings, to_plain
 from kit.dialects import DIALECTS, dialect
 from kit.dialects.files import flat, load
-from kit.envs.errors import EnvironmentFault
-from kit.hooks.guards import NotFinite
 from kit.logging.files import NotSaved
-from kit.logging.loggers import LoggerError
+from kit.runs.recipe import Recipe
+from kit.runs.run_folder import SWEEP_JOB, check_same_recipe, new_sweep
+from kit.runs.saved_runs import find_run, read_config
+from kit.runs.trust import check_names, trusted_names
 from kit.steps.errors import SettingError, nearest_first, one_of
-from kit.trainer import PlanNotKept
-from kit.trainer.stages import HookError
 
 Build = Callable[..., Any]
 
@@ -163,25 +157,6 @@ def _job_elsewhere(recipe: Recipe, config_class: str, build: str, given: frozens
     job.is_elsewhere = True
     stop_with_parent()
     return job
-
-
-_EXPLAINED = (
-    SettingError, EnvironmentFault, PolicyFault, HookError, LoggerError, NotFinite, NotSaved,
-    PlanNotKept,
-)  # fmt: skip
-"""Errors of the user's, printed without a stack trace."""
-
-
-@contextlib.contextmanager
-def errors_in_one_line() -> Iterator[None]:
-    """End the process with one line for the user's errors, and as :func:`terminal` does."""
-    with terminal():
-        try:
-            yield
-        except _EXPLAINED as error:
-            text = error.message(none="null") if isinstance(error, SettingError) else error
-            print(f"\nerror: {text}", file=sys.stderr)
-            raise SystemExit(1) from None
 
 
 # ---------------------------------------------------------------------- settings and overrides

@@ -17,14 +17,15 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from kit.buffers.dataset_writer import DatasetWriter
-from kit.cli.launch import errors_in_one_line
+from kit.cli.errors import errors_in_one_line
+from kit.cli.evaluate import chosen_run, parser_for
 from kit.collectors import VectorCollector
 from kit.envs import VectorEnv
 from kit.envs.backends.gymnasium import NativeBackend
 from kit.envs.normalize import Normalizer
-from kit.evaluate import SavedRun, chosen_run, parser_for
 from kit.hooks import Evaluator
 from kit.modules.world import Player
+from kit.runs.saved_policy import SavedRun
 from kit.steps import SettingError
 
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from kit.buffers.datasets import check_metadata, folder_of
-from kit.cli.saved_runs import SWEEP_TABLE
 from kit.config import OfflineConfig, RunConfig, checks
 from kit.config.plain import from_plain
 from kit.config.plan import make_plan
 from kit.dialects.base import Dialect
 from kit.logging.files import from_here, write_whole
+from kit.runs.saved_runs import SWEEP_TABLE
 from kit.steps import SettingError
 from kit.steps.table import measured, text_table
 

@@ -92,7 +92,7 @@ def configuration(recipe: str, number: int, run: bool) -> dict[str, Any]:
 
 def attempt(recipe: str, number: int, run: bool) -> Attempt:
     """Build, or run, one configuration in this process: as plain values, in Python, by command."""
-    from kit.cli.launch import _EXPLAINED
+    from kit.cli.errors import EXPLAINED
     from kit.trainer import PlanNotKept
     from kit.trainer.stages import HookError
 
@@ -111,9 +111,9 @@ def attempt(recipe: str, number: int, run: bool) -> Attempt:
     make = _by_command if number % 100 == 0 else (_from_values, _in_python)[number % 2]  # by cost
     try:
         make(module.Config, build, values)
-    except _EXPLAINED as error:
+    except EXPLAINED as error:
         cause = error.error if isinstance(error, HookError) else error
-        expected = isinstance(cause, _EXPLAINED) and not isinstance(cause, PlanNotKept)
+        expected = isinstance(cause, EXPLAINED) and not isinstance(cause, PlanNotKept)
         said = str(error)
         fine = expected and "\n" not in said and len(said) < 2_000
         text = said if fine else traceback.format_exc()[-3000:]

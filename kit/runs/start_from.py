@@ -11,7 +11,7 @@ from torch import nn
 from torchrl.objectives import LossModule
 from torchrl.objectives.value import ValueEstimatorBase
 
-from kit.cli.saved_runs import find_run, read_config
+from kit.runs.saved_runs import find_run, read_config
 from kit.collectors import AsyncCollector
 from kit.config import RunConfig
 from kit.steps import SettingError

@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 
 import yaml
 
-from kit.cli.lock import RunLock
-from kit.cli.recipe import Recipe
-from kit.cli.saved_runs import FREE_TO_DIFFER, find_run, read_config
+from kit.runs.lock import RunLock
+from kit.runs.recipe import Recipe
+from kit.runs.saved_runs import FREE_TO_DIFFER, find_run, read_config
 from kit.config import OfflineConfig, RunConfig
 from kit.config.plain import to_plain
 from kit.dialects.base import Dialect

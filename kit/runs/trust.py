@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 
 import kit
-from kit.cli.recipe import Recipe
+from kit.runs.recipe import Recipe
 from kit.dialects.files import flat
 from kit.lazy import module_and_name
 from kit.steps import SettingError
