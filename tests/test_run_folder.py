@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import gc
 import json
 import os
@@ -18,6 +17,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 from tensordict import TensorDict
 
 import kit.runs.run_folder
@@ -166,6 +166,14 @@ print(flush=True)
 sys.stdin.read()
 """
 
+TAKES = """
+import sys, pathlib
+from kit.runs.lock import RunLock
+lock = RunLock(pathlib.Path(sys.argv[1]))
+print(flush=True)
+sys.stdin.read()
+"""
+
 
 def stopped_run(tmp_path: Path) -> Path:
     build(tiny_config(tmp_path), hooks=[StopWhen("policy_steps", reached=32)]).run()
@@ -173,7 +181,7 @@ def stopped_run(tmp_path: Path) -> Path:
 
 
 def locked_by(run: Path, **changes: object) -> Path:
-    lock, this = run / RunLock.NAME, {"host": socket.gethostname(), "pid": 1, "started": "7"}
+    lock, this = run / RunLock.NAME, {"host": socket.gethostname(), "pid": 1}
     lock.write_text(json.dumps({**this, **changes}))
     return lock
 
@@ -182,7 +190,7 @@ def test_a_run_that_is_running_is_not_resumed_and_its_process_is_named(tmp_path)
     run = stopped_run(tmp_path)
     rows = (run / "metrics.csv").read_bytes()
     lock = locked_by(run, pid=12345)
-    command = [sys.executable, "-c", HOLDS, str(lock)]
+    command = [sys.executable, "-c", HOLDS, str(lock.with_name(RunLock.FILE))]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, **pipes) as holder:
         holder.stdout.readline()
@@ -201,21 +209,9 @@ def test_a_disk_without_room_for_the_lock_is_said(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "write", full)
+    monkeypatch.setattr(FileLock, "acquire", full)
     with pytest.raises(NotSaved, match="lock cannot be written: No space left on device"):
         build(tiny_config(tmp_path))
-
-
-def test_a_process_is_known_without_locks_of_the_file_system_too(tmp_path, monkeypatch):
-    def none(*_):
-        raise OSError("no locks available")
-
-    run = stopped_run(tmp_path)
-    started = Path("/proc/1/stat").read_text().rpartition(")")[2].split()[19]
-    locked_by(run, pid=1, started=started)
-    monkeypatch.setattr(fcntl, "flock", none)
-    with pytest.raises(SettingError, match="is being run by process 1 on"):
-        build(tiny_config(tmp_path, resume=str(run)))
 
 
 def test_the_lock_of_a_dead_process_is_taken_over(tmp_path):
@@ -228,35 +224,46 @@ def test_the_lock_of_a_dead_process_is_taken_over(tmp_path):
     assert not lock.exists()
 
 
+def removed(lock: RunLock) -> None:
+    """Remove the files of a lock, as somebody may who takes them for leftovers."""
+    lock.path.unlink()
+    (lock.folder / RunLock.FILE).unlink()
+
+
 def test_lock_that_is_removed_is_taken_again(tmp_path):
     lock = RunLock(tmp_path)
     lock.begin()
-    lock.path.unlink()
+    removed(lock)
     lock.check()
     assert json.loads(lock.path.read_text())["pid"] == os.getpid()
     lock.release()
-    assert not list(tmp_path.iterdir())
+    assert not lock.path.exists()
 
 
 def test_lock_that_another_process_takes_ends_the_run(tmp_path):
     lock = RunLock(tmp_path)
     lock.begin()
-    lock.path.unlink()
-    other = RunLock(tmp_path)
-    with pytest.raises(SettingError, match=r"is being run by process .*; wait for it, or end it"):
-        lock.check()
-    lock.release()
-    assert other.path.exists()
-    other.release()
+    removed(lock)
+    command = [sys.executable, "-c", TAKES, str(tmp_path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as other:
+        other.stdout.readline()
+        with pytest.raises(SettingError, match=f"is being run by process {other.pid} on .*; wait"):
+            lock.check()
+        lock.release()
+        assert lock.path.exists()
+        other.kill()
+    RunLock(tmp_path).release()  # the system unlocks what a killed process held
+    assert not lock.path.exists()
 
 
 class RemovesLock(Hook):
-    """Removes the lock of its run, as somebody may who takes it for a leftover."""
+    """Removes the lock of its run."""
 
     operations = {"post_steps": "remove"}  # noqa: RUF012
 
     def remove(self) -> None:
-        (self.trainer.folder / RunLock.NAME).unlink()
+        removed(RunLock._of_this_process[self.trainer.folder.resolve()])
 
 
 def test_run_goes_on_when_its_lock_is_removed(tmp_path):
@@ -280,7 +287,7 @@ def test_the_lock_of_another_machine_is_refused_with_what_to_do(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "3", '{"pid": 7}', '{"host": "x", "pid": "1; x", "started": "7"}']
+    "text", ["", "[]", '{"pid": 7}', '{"host": "x", "pid": "1; x", "started": "7"}']
 )
 def test_a_lock_that_says_nothing_is_taken_over(text, tmp_path):
     run = stopped_run(tmp_path)

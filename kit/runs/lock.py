@@ -2,98 +2,90 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import os
 import socket
-import stat
 from pathlib import Path
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
-from kit.logging.files import not_written
+from kit.logging.files import not_written, write_whole
 from kit.steps import SettingError
 
 
 class RunLock:
     """Held from the moment a run is built until it ends, or its process does.
 
-    The system gives the lock (``flock``) of a dead process back, whatever killed it. The file says
-    who holds it: host, process, and when that process started, by which the lock of another machine
-    is known, and that of a dead process where the file system has no ``flock``.
+    The system unlocks the file ``.lock`` of a dead process, whatever killed it. The file ``lock``
+    is there while a process holds it, and names its host and its number.
 
     Args:
         folder: run folder, which exists.
 
     Raises:
         SettingError: if another process holds it.
+        NotSaved: if its files cannot be written.
     """
 
     NAME: ClassVar = "lock"
+    FILE: ClassVar = ".lock"
     _of_this_process: ClassVar[WeakValueDictionary[Path, RunLock]] = WeakValueDictionary()
 
     def __init__(self, folder: Path) -> None:
+        from filelock import FileLock  # which PyTorch imports for compilers alone
+
         self.folder, self.path = folder, folder / self.NAME
-        self.begun, self._pid = False, os.getpid()
-        self._file: int | None = None
+        self.begun = False
+        self._this = {"host": socket.gethostname(), "pid": os.getpid()}
+        self._lock = FileLock(folder / self.FILE, timeout=0, thread_local=False)
         here = folder.resolve()
         before = self._of_this_process.get(here)
         if before is not None and not before.begun:
             before.release()  # built, and never run
-        self._file = self._take()
+        self._take()
         self._of_this_process[here] = self
 
-    def _take(self) -> int:
-        while True:
-            try:
-                file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-                with contextlib.ExitStack() as unless_taken:
-                    unless_taken.callback(os.close, file)
-                    self._refuse_foreign(file)
-                    self._refuse_held(file)
-                    if not self._is_there(file):  # the holder has just removed it
-                        continue
-                    os.truncate(file, 0)
-                    os.write(file, json.dumps(_this_process()).encode())
-                    unless_taken.pop_all()
-                    return file
-            except OSError as error:
-                raise not_written(self.path, error) from error
-
-    def _refuse_foreign(self, file: int) -> None:
-        """Refuse a file that has another name as well, such as a hard link: it is not ours."""
-        found = os.fstat(file)
-        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-            why = f"has a {self.path.name} that is not a file of its own"
-            works = f"remove {self.path}, and resume again"
-            raise SettingError("resume", str(self.folder), why, works)
-
-    def _refuse_held(self, file: int) -> None:
-        held = False
+    def _take(self) -> None:
+        self._refuse_hard_link()
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            held = True
-        except OSError:
-            pass  # this file system has no locks
-        holder, this = _read(file), _this_process()
-        if not held and (not holder or holder == this):
-            return
-        who = f"process {holder.get('pid', '?')} on {holder.get('host', '?')}"
-        if holder.get("host") != this["host"] and holder:
-            why = f"is held by {who}, another machine"
+            self._lock.acquire()
+        except TimeoutError:
+            holder = self._holder()
+            why = f"is being run by process {holder.get('pid')} on {holder.get('host')}"
+            works = f"wait for it, or end it: kill {holder.get('pid')}"
+            raise SettingError("resume", str(self.folder), why, works) from None
+        except OSError as error:
+            raise not_written(self.folder / self.FILE, error) from error
+        try:
+            self._refuse_other_machine()
+            write_whole(self.path, json.dumps(self._this))
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _refuse_hard_link(self) -> None:
+        """Refuse a lock that has another name as well: that file is not ours to open."""
+        file = self.folder / self.FILE
+        if file.exists() and file.stat().st_nlink > 1:
+            why = f"has a {file.name} that is not a file of its own"
+            raise SettingError("resume", str(self.folder), why, f"remove {file}, and resume again")
+
+    def _refuse_other_machine(self) -> None:
+        """Refuse the run of another machine, whose locks a shared file system may not show here."""
+        holder = self._holder()
+        if holder and holder.get("host") != self._this["host"]:
+            who = f"process {holder.get('pid')} on {holder.get('host')}, another machine"
             works = f"end it there; if it is gone, remove {self.path} and resume again"
-            raise SettingError("resume", str(self.folder), why, works)
-        if held or _started(int(holder["pid"])) == holder["started"]:
-            works = f"wait for it, or end it: kill {holder.get('pid', '')}".rstrip()
-            raise SettingError("resume", str(self.folder), f"is being run by {who}", works)
+            raise SettingError("resume", str(self.folder), f"is held by {who}", works)
 
-    def _is_there(self, file: int) -> bool:
+    def _holder(self) -> dict[str, Any]:
+        """What the note says; empty if there is none, or it says something else."""
         try:
-            return os.path.samestat(os.stat(self.path), os.fstat(file))
-        except FileNotFoundError:
-            return False
+            found = json.loads(self.path.read_bytes()) if self.path.is_file() else {}
+        except ValueError:
+            return {}
+        this = {name: found.get(name) for name in self._this} if isinstance(found, dict) else {}
+        return this if [*map(type, this.values())] == [str, int] else {}
 
     def begin(self) -> None:
         """Take note that the run begins.
@@ -101,49 +93,24 @@ class RunLock:
         Raises:
             SettingError: if the folder was resumed again since this run was built.
         """
-        if self._file is None:
-            self._file = self._take()
+        if not self._lock.is_locked:
+            self._take()
         self.begun = True
 
     def check(self) -> None:
-        """Take the lock again if its file was removed while the run runs.
+        """Take the lock again if its files were removed while the run runs.
 
         Raises:
             SettingError: if another process has taken it since.
         """
-        if self._file is not None and not self._is_there(self._file):
-            os.close(self._file)
-            self._file = None
-            self._file = self._take()
+        if self._lock.is_locked and self._holder() != self._this:
+            self._lock.release()
+            self._take()
 
     def release(self) -> None:
-        """Give the lock back and remove its file."""
-        file, self._file = self._file, None
+        """Give the lock back and remove the note."""
         self.begun = False
-        if file is not None and self._pid == os.getpid():  # and not in a process forked from it
-            if self._is_there(file):
+        if self._lock.is_locked and self._this["pid"] == os.getpid():  # not in a forked process
+            if self._holder() == self._this:
                 self.path.unlink(missing_ok=True)
-            os.close(file)
-
-
-def _this_process() -> dict[str, Any]:
-    pid = os.getpid()
-    return {"host": socket.gethostname(), "pid": pid, "started": _started(pid)}
-
-
-def _started(pid: int) -> str:
-    """When a process started, in ticks since the machine did; empty where there is no such one."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        return ""
-
-
-def _read(file: int) -> dict[str, Any]:
-    try:
-        found = json.loads(os.pread(file, 4096, 0))
-    except ValueError:
-        return {}
-    types = {"host": str, "pid": int, "started": str}
-    known = isinstance(found, dict)
-    return found if known and all(isinstance(found.get(k), t) for k, t in types.items()) else {}
+            self._lock.release()

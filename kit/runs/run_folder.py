@@ -30,7 +30,7 @@ SWEEP_JOB: ContextVar[tuple[int, str] | None] = ContextVar("SWEEP_JOB", default=
 settings."""
 
 
-_WRITTEN_WHOLE = ("config.yaml", "plan.txt", "metrics.csv", "times.csv", "curve.png")
+_WRITTEN_WHOLE = ("config.yaml", "lock", "plan.txt", "metrics.csv", "times.csv", "curve.png")
 """Files of a run that are replaced as a whole; a kill may leave one half-written beside it."""
 
 
@@ -259,5 +259,7 @@ def make_new(first: Path) -> Path:
 def _give_back(lock: RunLock, made: Sequence[Path]) -> None:
     lock.release()
     with contextlib.suppress(OSError):
+        if os.listdir(lock.folder) == [lock.FILE]:
+            (lock.folder / lock.FILE).unlink()
         for path in made:
             path.rmdir()  # if it is empty
