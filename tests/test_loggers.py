@@ -556,16 +556,6 @@ def test_any_logger_of_torchrl_takes_rows(tmp_path):
     assert logged == ["16,4.0", "32,8.0", "48,12.0", "64,16.0"]
 
 
-def test_a_header_that_others_took_is_written_again(tmp_path):
-    logger, path = CsvLogger(tmp_path), tmp_path / "metrics.csv"
-    logger.start()
-    for steps in (1, 2):
-        logger.log_row({"policy_steps": steps, "loss": 0.5})
-    path.write_text(path.read_text().partition("\n")[2])
-    logger.log_row({"policy_steps": 3, "loss": 0.5})
-    assert path.read_text() == "policy_steps,loss\n1,0.5\n2,0.5\n3,0.5\n"
-
-
 def test_a_later_row_of_the_same_policy_step_is_dropped_when_a_run_is_resumed(tmp_path):
     logger = CsvLogger(tmp_path)
     logger.start()

@@ -372,68 +372,6 @@ def test_rows_do_not_depend_on_when_checkpoints_are_written(tmp_path):
     assert rows[0] == rows[1]
 
 
-# ---------------------------------------------------------------------- damaged rows
-def damage(path: Path, *lines: int) -> None:
-    kept = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(line for n, line in enumerate(kept) if n not in lines))
-
-
-def test_rows_without_their_header_are_kept(tmp_path):
-    run = stopped_run(tmp_path)
-    whole = (run / "metrics.csv").read_bytes()
-    damage(run / "metrics.csv", 0)
-    build(tiny_config(tmp_path, resume=str(run)))
-    assert (run / "metrics.csv").read_bytes() == whole
-
-
-@pytest.mark.parametrize(("lost", "left"), [(1, [32, 48, 64]), (2, [16, 48, 64])])
-def test_rows_that_are_lost_are_said_and_none_is_there_twice(lost, left, tmp_path):
-    run = stopped_run(tmp_path)
-    with (run / "metrics.csv").open("a") as file:  # a row after the checkpoint, before the kill
-        file.write((run / "metrics.csv").read_text().splitlines()[-1].replace("32", "48") + "\n")
-    damage(run / "metrics.csv", lost)
-    with pytest.warns(UserWarning, match=r"metrics.csv was damaged: 1 of 2 rows are left"):
-        resumed = build(tiny_config(tmp_path, resume=str(run)))
-    resumed.run()
-    assert policy_steps_in(run) == left
-
-
-class Damages(Hook):
-    """Takes the header from ``metrics.csv``, or all of it, in the third iteration."""
-
-    operations = {"post_steps": "look"}  # noqa: RUF012
-
-    def __init__(self, path: str, wholly: bool) -> None:
-        self.path, self.wholly = path, wholly
-
-    def look(self) -> None:
-        if self.trainer.policy_steps == 48:
-            metrics = self.trainer.folder / self.path
-            metrics.unlink() if self.wholly else damage(metrics, 0)
-
-
-def test_a_header_that_is_lost_while_the_run_runs_is_written_again(tmp_path):
-    build(tiny_config(tmp_path), hooks=[Damages("metrics.csv", wholly=False)]).run()
-    assert policy_steps_in(the_run(tmp_path)) == [16, 32, 48, 64]
-
-
-def test_rows_that_are_lost_while_the_run_runs_are_said(tmp_path):
-    trainer = build(tiny_config(tmp_path), hooks=[Damages("metrics.csv", wholly=True)])
-    with pytest.warns(UserWarning, match=r"metrics.csv was damaged: 0 of 2 rows are left"):
-        trainer.run()
-    assert policy_steps_in(the_run(tmp_path)) == [48, 64]
-
-
-@pytest.mark.parametrize("name", ["metrics.csv", "times.csv"])
-def test_rows_that_cannot_be_read_stay_and_are_not_the_checkpoints_fault(name, tmp_path):
-    run = stopped_run(tmp_path)
-    (run / name).unlink()
-    (run / name).mkdir()
-    with pytest.raises(NotSaved, match=rf"{name} cannot be read: Is a directory; it is left as"):
-        build(tiny_config(tmp_path, resume=str(run)))
-    assert (run / name).is_dir()
-
-
 def test_a_folder_without_readable_checkpoints_is_not_begun_again(tmp_path, monkeypatch):
     run, listed = stopped_run(tmp_path), os.listdir
     rows = (run / "metrics.csv").read_bytes()
