@@ -15,6 +15,7 @@ import pytest
 
 import recipes
 from kit.cli import launch
+from kit.cli.overrides import chosen_settings
 from kit.config import GivenFields, OnPolicyConfig
 from kit.config.plain import check, differences, from_plain, to_plain, type_hints
 from kit.config.plan import make_plan
@@ -74,16 +75,11 @@ def written(value: Any) -> str:
 
 
 def as_typed(config_class: type, *arguments: str) -> Any:
-    """The configuration of a command line, whose overrides are applied without Hydra."""
-    recipe = Recipe.of(config_class)
-    base, given = launch._base(config_class, recipe, arguments)
-    launch._check_names(base, arguments, launch._mappings(config_class))
+    """The configuration of a command line."""
+    before = chosen_settings(config_class, Recipe.of(config_class), arguments)
     plain = [one for one in arguments if not one.startswith(("steps=", "preset="))]
-    plain = launch._added(base, plain, launch._mappings(config_class))
-    overrides = [launch._parsed(one) for one in plain]
-    values = launch._values(base, overrides)
-    job = launch._Job(recipe, config_class, lambda cfg: None, given)
-    return from_plain(config_class, job.given_of(values, overrides))
+    before.check(plain, False)
+    return from_plain(config_class, before.overridden(plain))
 
 
 def in_python(config_class: type, name: str, value: Any) -> Any:

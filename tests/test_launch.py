@@ -56,7 +56,7 @@ def test_a_run_leaves_its_folder_with_everything():
     assert run.name.endswith("-s3")
     files = {path.name for path in run.iterdir()}
     assert files == {
-        "config.yaml", "plan.txt", "metrics.csv", "times.csv", "curve.png", "checkpoints",
+        ".lock", "config.yaml", "plan.txt", "metrics.csv", "times.csv", "curve.png", "checkpoints",
     }  # fmt: skip
     assert {path.name for path in Path().iterdir()} == {"runs"}  # and nothing of Hydra's
 
@@ -127,17 +127,6 @@ def test_so_do_they_where_others_of_them_start_from_none():
     assert starts == [before, None] * 2
 
 
-def test_the_latest_of_several_folders_is_no_run_to_start_a_sweep_from(capsys):
-    with pytest.raises(SystemExit):
-        ppo(*SHORT, "--multirun", "runs=here,there", "start_from=latest")
-    error = (
-        "start_from='latest' would be a run of this sweep, as there are several folders of runs; "
-        "name the folder of a run."
-    )
-    assert capsys.readouterr().err == f"\nerror: {error}\n"
-    assert [*Path().iterdir()] == []
-
-
 @pytest.mark.parametrize("given", ["runs=here", 'runs="here"'])
 def test_what_hydra_writes_of_a_sweep_is_where_its_runs_are(given, tmp_path):
     ppo(*SHORT, given, "--multirun", "seed=0,1")
@@ -160,9 +149,6 @@ def test_the_short_option_sweeps_too_wherever_it_stands():
          "steps.total_policy_steps=32 is not a whole number of iterations of 24 policy steps; "
          "what works: 24 or 48; or steps.rounding=up or down; "
          "in run 2 of the sweep, steps.steps_per_env=12, seed=0; none was begun."),
-        ("normalize_over=minibatch,batch normalize_advantage=false",
-         "normalize_over='batch' has no effect: normalize_advantage=false; what works: minibatch; "
-         "in run 1 of the sweep, normalize_over=batch; none was begun."),
         ("seed=0,1 hydra/launcher=joblib gamma=2", "gamma=2.0 is more than 1; what works: 1; "
          "in run 0 of the sweep, seed=0; none was begun."),
     ],
@@ -243,14 +229,14 @@ def test_a_run_of_a_sweep_that_fails_leaves_the_others_alone(capsys):
 @pytest.mark.parametrize(
     ("swept", "why"),
     [
-        ("learning_rate=interval(0.1,0.2)", "does not support sweep type : INTERVAL_SWEEP."),
-        ("learning_rate=${nowhere}", "Interpolation key 'nowhere' not found."),
+        ("learning_rate=interval(0.1,0.2)", "does not support sweep type : INTERVAL_SWEEP"),
+        ("learning_rate=${nowhere}", "Interpolation key 'nowhere' not found"),
     ],
 )
 def test_what_hydra_alone_can_read_of_a_sweep_it_refuses_itself(swept, why, capsys):
     with pytest.raises(SystemExit):
         ppo(*SHORT, "--multirun", "seed=0,1", swept)
-    assert one_line(capsys.readouterr().err).endswith(why)
+    assert why in one_line(capsys.readouterr().err)
     assert runs() == []
 
 
@@ -390,7 +376,7 @@ def test_ctrl_c_before_a_run_begins_ends_in_one_line(capsys, monkeypatch):
     ("words", "module", "code", "said"),
     [
         ("recipes.ppo", "torch", -signal.SIGINT, ""),
-        ("recipes.ppo", "hydra", 130, "\nstopped\n"),
+        ("recipes.ppo", "omegaconf", 130, "\nstopped\n"),
         ("kit evaluate latest", "torch", 130, "\nstopped\n"),
     ],
 )
