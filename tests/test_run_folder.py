@@ -94,12 +94,6 @@ def test_a_run_that_never_begins_leaves_nothing(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_run_that_is_shut_down_before_it_begins_leaves_nothing(tmp_path):
-    trainer = build(tiny_config(tmp_path))
-    trainer.shutdown()
-    assert not (tmp_path / "runs").exists()
-
-
 def test_a_run_to_resume_that_is_shut_down_before_it_begins_stays_as_it_was(tmp_path):
     run = stopped_run(tmp_path)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
@@ -306,7 +300,7 @@ def test_a_run_that_was_built_and_not_begun_gives_way_to_the_next(tmp_path):
 
 # ---------------------------------------------------------------------- what goes wrong
 def test_a_checkpoint_before_the_run_has_begun_is_an_error_that_says_so(tmp_path):
-    with pytest.raises(NotSaved, match="takes checkpoints once the run has begun"):
+    with pytest.raises(NotSaved, match="or the run has not begun"):
         build(tiny_config(tmp_path)).save()
 
 
@@ -323,7 +317,7 @@ class Removes(Hook):
 @pytest.mark.parametrize("log_every", [16, 64])
 def test_a_folder_that_is_removed_while_its_run_runs_is_an_error(log_every, tmp_path):
     config = tiny_config(tmp_path, log_every=log_every)
-    with pytest.raises(NotSaved, match=r"folder was removed, and nothing|was removed, or its"):
+    with pytest.raises(NotSaved, match=r"was removed, and nothing|was removed while"):
         build(config, hooks=[Removes()]).run()
     assert not list((tmp_path / "runs").rglob("checkpoint-*"))
 
@@ -348,19 +342,10 @@ def test_a_checkpoint_that_a_kill_did_not_let_drop_is_removed_when_the_run_is_re
     assert sorted(path.name for path in checkpoints.iterdir()) == names
 
 
-@pytest.mark.parametrize("changes", [{"progress": True}, {"time_limit": 1e6}, {"logger": "none"}])
-def test_how_a_run_is_watched_may_differ_when_it_is_resumed(changes, tmp_path):
-    run = stopped_run(tmp_path)
+def test_how_a_run_is_watched_may_differ_when_it_is_resumed(tmp_path):
+    run, changes = stopped_run(tmp_path), {"progress": True, "time_limit": 1e6, "logger": "none"}
     build(tiny_config(tmp_path, resume=str(run), **changes)).run()
     assert policy_steps_in(run) == [16, 32, 48, 64]
-
-
-def test_the_patience_with_environments_may_differ_too(tmp_path):
-    env = {"num_envs": 2, "vectorization": "async"}
-    stops = [StopWhen("policy_steps", reached=32)]
-    build(tiny_config(tmp_path, env=EnvConfig(**env)), hooks=stops).run()
-    other, run = EnvConfig(**env, step_timeout=600.0), the_run(tmp_path)
-    assert build(tiny_config(tmp_path, env=other, resume=str(run))).run().policy_steps == 64
 
 
 def test_rows_do_not_depend_on_when_checkpoints_are_written(tmp_path):
@@ -392,12 +377,6 @@ def test_settings_that_are_not_utf_8_are_said_in_one_line(tmp_path):
     (run / "config.yaml").write_bytes(b"recipe: caf\xe9")
     with pytest.raises(SettingError, match=r"has no readable config.yaml: .*utf-8"):
         build(tiny_config(tmp_path, resume=str(run)))
-
-
-def test_settings_of_which_there_are_none_are_said_in_one_line(tmp_path):
-    (tmp_path / "config.yaml").write_text("# lost\n")
-    with pytest.raises(SettingError, match=r"^resume=.* has an empty config\.yaml\.$"):
-        build(tiny_config(tmp_path, resume=str(tmp_path)))
 
 
 # ---------------------------------------------------------------------- weights of another run
@@ -466,9 +445,7 @@ def test_a_run_that_is_resumed_does_not_start_from_another_than_it_did(tmp_path)
     ("before", "after", "fits"),
     [
         ("learning_rate: 0.0005", "learning_rate: 0.1", False),
-        ("gamma: 0.99", "gamma: 0.9", False),
         ("logger: csv", "logger: none", True),
-        ("save_policy: false", "save_policy: true", True),
     ],
 )
 def test_settings_in_the_folder_are_those_that_its_checkpoint_was_written_with(
@@ -481,7 +458,7 @@ def test_settings_in_the_folder_are_those_that_its_checkpoint_was_written_with(
     (folder / "config.yaml").write_text(text.replace(before, after))
     config = recipes.ppo.Config(**vars(tiny_config(tmp_path)) | {"resume": str(folder)})
     name, value = after.split(": ")
-    setattr(config, name, {"none": "none", "true": True}.get(value) or float(value))
+    setattr(config, name, value if value == "none" else float(value))
     if fits:
         build(config).shutdown()
         return
@@ -490,14 +467,13 @@ def test_settings_in_the_folder_are_those_that_its_checkpoint_was_written_with(
         build(config)
 
 
-@pytest.mark.parametrize("given", [None, "latest"])
-def test_a_run_that_was_killed_at_once_starts_again_from_the_same_weights(given, tmp_path):
+def test_a_run_that_was_killed_at_once_starts_again_from_the_same_weights(tmp_path):
     build(tiny_config(tmp_path)).run()
     second = build(tiny_config(tmp_path, start_from=str(the_run(tmp_path)), seed=1))
     wanted = {name: value.clone() for name, value in weights(second).items()}
     second.run()
     shutil.rmtree(second.folder / "checkpoints")
-    again = tiny_config(tmp_path, start_from=given, seed=1, resume=str(second.folder))
+    again = tiny_config(tmp_path, start_from=None, seed=1, resume=str(second.folder))
     assert_equal(wanted, weights(build(again)))
 
 
@@ -555,8 +531,7 @@ def test_weights_are_not_repeated_for_more_numbers(theirs, mine, name, tmp_path)
         build(tiny_config(tmp_path, env=env, start_from="latest"))
 
 
-@pytest.mark.parametrize("theirs", [True, False])
-def test_weights_of_other_names_are_refused(theirs, tmp_path):
+def test_weights_of_other_names_are_refused(tmp_path):
     """TensorDict passes over names that it does not have: the networks would stay untrained."""
     settings: dict[str, Any] = {
         "env": EnvConfig(num_envs=1), "hidden_sizes": [8], "runs": str(tmp_path),
@@ -565,8 +540,8 @@ def test_weights_of_other_names_are_refused(theirs, tmp_path):
         ),
         "progress": False,
     }  # fmt: skip
-    recipes.rainbow.build(recipes.rainbow.Config(noisy=theirs, **settings)).run()
-    other = recipes.rainbow.Config(noisy=not theirs, start_from="latest", **settings)
+    recipes.rainbow.build(recipes.rainbow.Config(noisy=True, **settings)).run()
+    other = recipes.rainbow.Config(noisy=False, start_from="latest", **settings)
     with pytest.raises(SettingError, match=r"^start_from=.* has other networks: .* none"):
         recipes.rainbow.build(other)
 
@@ -584,8 +559,8 @@ def test_bounds_of_actions_are_those_of_the_environment_that_is_played(tmp_path)
     assert actor(rows)["action"].abs() == 0.5
 
 
-@pytest.mark.parametrize("recipe", [recipes.dreamerv3, recipes.dreamerv1])
-def test_bounds_of_actions_that_a_world_model_reads_are_those_of_the_environment(recipe, tmp_path):
+def test_bounds_of_actions_that_a_world_model_reads_are_those_of_the_environment(tmp_path):
+    recipe = recipes.dreamerv3
     first, second = (EnvConfig("kit/Numbers-v0", 1, kwargs={"high": high}) for high in (2.0, 0.5))
     worlds.build(recipe, tmp_path, env=first).run()
     player = worlds.build(recipe, tmp_path, env=second, start_from="latest").evaluate.policy
@@ -612,24 +587,6 @@ def test_settings_of_a_run_that_starts_from_another_are_its_own(tmp_path):
     loss = recipes.sac.build(recipes.sac.Config(**given, **settings)).loss_module
     assert float(loss._value_estimator.gamma) == 0.5
     assert float(loss.log_alpha.exp()) == pytest.approx(0.5)
-
-
-@pytest.mark.parametrize(
-    ("recipe", "name"), [(recipes.ppo, "initial_log_std"), (recipes.sac, "initial_alpha")]
-)
-def test_a_beginning_of_what_the_run_before_has_learnt_is_refused(recipe, name, tmp_path):
-    """A run of the same words goes on: what was its beginning there is its default."""
-    steps = OnPolicySteps(total_policy_steps=64, steps_per_env=64, minibatch_size=32)
-    if recipe is recipes.sac:
-        steps = OffPolicySteps(total_policy_steps=60, learning_starts=30, minibatch_size=16)
-    settings = {
-        "steps": steps, "runs": str(tmp_path), "progress": False, "hidden_sizes": [8],
-        "env": EnvConfig(id="Pendulum-v1", num_envs=1),
-    }  # fmt: skip
-    recipe.build(recipe.Config(**{name: 0.5}, **settings)).run()
-    recipe.build(recipe.Config(**{name: 0.5}, start_from="latest", **settings)).shutdown()
-    with pytest.raises(SettingError, match=f"{name}=0.25 has no effect: it begins as start_from="):
-        recipe.build(recipe.Config(**{name: 0.25}, start_from="latest", **settings))
 
 
 def test_weights_of_networks_with_another_activation_are_refused(tmp_path):
@@ -662,17 +619,6 @@ def test_weights_of_networks_whose_atoms_stand_for_other_returns_are_refused(
         recipes.rainbow.build(recipes.rainbow.Config(start_from="latest", **mine, **settings))
     same = recipes.rainbow.Config(start_from="latest", support=[-1.0, 5.0], **settings)
     recipes.rainbow.build(same).shutdown()
-
-
-@pytest.mark.parametrize("theirs", [True, False])
-def test_weights_of_a_run_with_another_normalisation_are_refused(theirs, tmp_path):
-    steps = OnPolicySteps(total_policy_steps=64, steps_per_env=8, minibatch_size=32)
-    settings = {"steps": steps, "runs": str(tmp_path), "progress": False}
-    env = {"normalize_observation": theirs, "normalize_reward": False}
-    recipes.ppo.build(recipes.ppo.Config(env=EnvConfig(**env), **settings)).run()
-    env["normalize_observation"] = not theirs
-    with pytest.raises(SettingError, match=rf"env\.normalize_observation={not theirs} and start"):
-        recipes.ppo.build(recipes.ppo.Config(env=EnvConfig(**env), start_from="latest", **settings))
 
 
 @pytest.mark.parametrize(

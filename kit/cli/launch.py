@@ -66,9 +66,6 @@ def _run(config_class: type[RunConfig], build: Build, words: Sequence[str]) -> N
     options = {"--multirun", "-m"}
     sweeps = not options.isdisjoint(words)
     words = [word if sweeps else without_commas(word) for word in words if word not in options]
-    if sweeps and (run := choices(words).get("resume")) is not None:
-        why = "goes on with one run, and a sweep makes several"
-        raise SettingError("resume", run, why, "resume each by itself")
     before = chosen_settings(config_class, recipe, words)
     overrides = [word for word in words if "=" not in word or split(word)[0] not in CHOICES]
     before.check(overrides, sweeps)

@@ -8,7 +8,7 @@ import sys
 import typing
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from kit.config import RunConfig, checks
 from kit.config.plain import from_plain, settings, to_plain
@@ -18,7 +18,7 @@ from kit.runs.recipe import Recipe
 from kit.runs.run_folder import check_same_recipe
 from kit.runs.saved_runs import find_run, read_config
 from kit.runs.trust import check_names, trusted_names
-from kit.steps.errors import SettingError, nearest_first
+from kit.steps.errors import SettingError, one_of
 
 CHOICES = ("steps", "preset", "resume", "trust")
 """Words that come before all settings: they say where the settings are that others change."""
@@ -34,7 +34,7 @@ def parsed(override: str) -> Any:
     """An override as Hydra reads it.
 
     Raises:
-        SettingError: naming the setting, if Hydra cannot.
+        SettingError: if Hydra cannot.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -42,10 +42,7 @@ def parsed(override: str) -> Any:
     try:
         return OverridesParser.create().parse_override(override)
     except HydraException as error:
-        key, value = split(override)
-        why = f"cannot be read: {str(error).splitlines()[0].rstrip('.')}"
-        works = f"quote it: '{key}=\"...\"'; or write it without spaces"
-        raise SettingError(key, value, why, works) from None
+        refuse([override], error, f"quote it: '{split(override)[0]}=\"...\"'")
 
 
 def without_commas(override: str) -> str:
@@ -86,7 +83,7 @@ class Settings:
                 names |= flat({name: value}).keys()
             values = typing.cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True))
         except OmegaConfBaseException as error:
-            raise refused(overrides, error) from None
+            refuse(overrides, error)
         return _only(values, names, self.mappings)
 
     def check(self, overrides: Sequence[str], sweeps: bool) -> None:
@@ -113,10 +110,10 @@ class Settings:
                 raise SettingError(key, value, "is not a setting", hint)
 
 
-def refused(overrides: Sequence[str], error: Exception) -> SettingError:
-    """The error of overrides that Hydra or OmegaConf refuses."""
-    reason = str(error).splitlines()[0].rstrip(".")
-    return SettingError("command line", " ".join(overrides), f"is refused: {reason}")
+def refuse(overrides: Sequence[str], error: Exception, works: str = "") -> NoReturn:
+    """Refuse in one line overrides that Hydra or OmegaConf refuses."""
+    why = f"is refused: {str(error).splitlines()[0].rstrip('.')}"
+    raise SettingError("command line", " ".join(overrides), why, works) from None
 
 
 def _nearest_names(name: str, known: Sequence[str]) -> list[str]:
@@ -156,8 +153,8 @@ def chosen_settings(
     names = (name for name, value, *_ in settings(default) if isinstance(value, dict))
     mappings = tuple(f"{name}." for name in names)
     if chosen.get("resume") not in (None, ""):
-        values = _resumed(config_class, recipe, chosen)
-        return Settings(values, frozenset(values), mappings)
+        resumed = _resumed(config_class, recipe, chosen)
+        return Settings(resumed, frozenset(resumed), mappings)
     values: dict[str, Any] = to_plain(default)
     changes: dict[str, Any] = {}
     steps = vocabulary(chosen)
@@ -186,19 +183,14 @@ def choices(words: Sequence[str]) -> dict[str, Any]:
 
 def vocabulary(chosen: Mapping[str, Any]) -> str:
     """The name of the vocabulary of steps."""
-    steps, known = chosen.get("steps", "kit"), ["kit", *DIALECTS]
-    if steps not in known:
-        raise SettingError("steps", steps, "is no vocabulary", nearest_first(steps, known))
-    return str(steps)
+    return one_of("steps", chosen.get("steps", "kit"), ["kit", *DIALECTS])
 
 
 def _preset(config_class: type[RunConfig], recipe: Recipe, name: str) -> dict[str, Any]:
     """The settings of a file beside the recipe."""
     folder = _file_of(config_class).parent / "presets" / recipe.name
     presets = {file.stem: file for file in folder.glob("*.yaml")}
-    if name not in presets:
-        raise SettingError("preset", name, "does not exist", nearest_first(name, sorted(presets)))
-    return load(presets[name])
+    return load(presets[one_of("preset", name, sorted(presets))])
 
 
 def _file_of(config_class: type[RunConfig]) -> Path:

@@ -26,7 +26,6 @@ from kit.envs.normalize import Normalizer
 from kit.hooks import Evaluator
 from kit.modules.world import Player
 from kit.runs.saved_policy import SavedRun
-from kit.steps import SettingError
 
 
 def record(run: SavedRun, folder: Path, *, episodes: int, random: float, seed: int) -> int:
@@ -43,8 +42,6 @@ def record(run: SavedRun, folder: Path, *, episodes: int, random: float, seed: i
         SettingError: if it cannot be written; before it is played.
     """
     own = run.trainer.evaluate
-    if not 0 <= random <= 1:
-        raise SettingError("random", random, "is no probability", [1.0 if random > 1 else 0.0])
     # All is recorded as the environment gives it, and its metadata are those of one that is not
     # vectorised.
     raw = {"normalize_reward": False, "normalize_observation": False}

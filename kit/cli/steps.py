@@ -19,7 +19,7 @@ from kit.dialects.files import left_unread, make, named, settings_of
 from kit.dialects.timeline import picture
 from kit.dialects.translate import compare_text, translate
 from kit.steps.counts import can_count
-from kit.steps.errors import SettingError, nearest_first
+from kit.steps.errors import SettingError
 from kit.steps.plan import StepPlan
 from kit.steps.same_run import differing_settings
 from kit.steps.table import text_table
@@ -111,9 +111,7 @@ def _explain(given: argparse.Namespace) -> str:
 
 
 def _plot(plan: StepPlan, path: str, title: str) -> None:
-    if not plan.iterations:
-        raise SettingError("--plot", path, "cannot be drawn: the run has no iteration")
-    if not can_count(plan):
+    if not plan.iterations or not can_count(plan):
         raise SettingError("--plot", path, "cannot be drawn: the counts are not known in advance")
     try:
         picture(plan, path, title)
@@ -220,8 +218,6 @@ def _settings(words: Sequence[str]) -> Dialect | StepPlan:
     settings = settings_of(rest)
     if name == KIT:
         return StepPlan.from_dict(settings)
-    if name not in DIALECTS:
-        raise SettingError("dialect", name, "is not known", nearest_first(name, [*DIALECTS, KIT]))
     return make(dialect(name), settings, path)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kit.cli.overrides import Settings, parsed, refused, split
+from kit.cli.overrides import Settings, parsed, refuse, split
 from kit.cli.signals import Signals, stop_with_parent
 from kit.config import RunConfig
 from kit.config.plain import from_plain
@@ -140,7 +140,7 @@ def run(job: Job, overrides: Sequence[str]) -> None:
             if job.failed:
                 raise job.failed[0]
     except (HydraException, OmegaConfBaseException) as error:
-        raise refused(overrides, error) from None
+        refuse(overrides, error)
 
 
 def _check_points(job: Job, overrides: Sequence[str]) -> None:

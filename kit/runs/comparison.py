@@ -14,7 +14,7 @@ from typing import Any
 from kit.runs.recipe import Recipe
 from kit.runs.saved_runs import read_config, runs_of, training_settings
 from kit.logging.csv_file import read_rows
-from kit.steps.errors import SettingError, nearest_first, show
+from kit.steps.errors import SettingError, nearest_first
 
 COLUMN = "evaluation/return"
 TASK = ("env.id", "env.kwargs.", "env.action_repeat", "env.max_episode_steps")
@@ -131,20 +131,11 @@ def compare(runs: Sequence[Path | str], column: str = COLUMN) -> Comparison:
 
 def _read(folder: Path) -> _Run:
     config = read_config(folder, "run")
-    seed = config.get("seed", 0)
-    if not isinstance(seed, int):
-        why = f"has a config.yaml whose seed is no whole number: {show(seed)}"
-        raise SettingError("run", str(folder), why)
     try:
         rows = read_rows(folder)
     except SettingError:  # it has none yet
         rows = []
-    for number, row in enumerate(rows, start=1):
-        for name in ("policy_steps", "gradient_steps"):
-            if not isinstance(row.get(name), int):
-                why = f"has a metrics.csv in whose row {number} {name} is no whole number"
-                raise SettingError("run", str(folder), why, "remove that row")
-    return _Run(folder, seed, training_settings(config), rows)
+    return _Run(folder, config.get("seed", 0), training_settings(config), rows)
 
 
 def _check_column(runs: Sequence[_Run], column: str) -> None:

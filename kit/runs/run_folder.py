@@ -160,10 +160,8 @@ class RunFolder(Hook):
             SettingError: if another process has resumed the run since, without its lock.
         """
         if not (self.folder / "config.yaml").is_file():
-            if not self.lock.begun:
-                raise NotSaved(f"{self.folder} takes checkpoints once the run has begun")
-            what = f"the run folder {self.folder} was removed, or its config.yaml"
-            raise NotSaved(f"{what}, while the run was running; nothing more is saved")
+            what = "was removed while the run was running, or the run has not begun"
+            raise NotSaved(f"the run folder {self.folder}, or its config.yaml, {what}")
         self.lock.check()
 
     def end(self) -> None:
@@ -247,13 +245,12 @@ def make_new(first: Path) -> Path:
         try:
             folder.mkdir(parents=True)
             return folder
-        except FileExistsError as error:
+        except OSError as error:
+            is_taken = isinstance(error, FileExistsError)
+            if not is_taken or not first.parent.is_dir():
+                raise not_written(first.parent if is_taken else folder, error) from error
             number += 1
             folder = first.with_name(f"{first.name}-{number}")
-            if not first.parent.is_dir():
-                raise not_written(first.parent, error) from error
-        except OSError as error:
-            raise not_written(folder, error) from error
 
 
 def _give_back(lock: RunLock, made: Sequence[Path]) -> None:

@@ -20,8 +20,6 @@ from kit.trainer.checkpoint import Checkpoints
 
 _MEANINGS = ("activation", "head", "support")
 """Settings that say what weights of the same shapes stand for: functions, returns of atoms."""
-_LEARNT = ("initial_alpha", "initial_log_std")
-"""Settings of what begins as the other run has learnt it."""
 
 
 def start_from(
@@ -46,7 +44,7 @@ def start_from(
         raise SettingError("start_from", str(folder), why, "use collector=vector")
     _check_meaning(cfg, folder)
 
-    def read(checkpoint: Path) -> Path:
+    def read(checkpoint: Path) -> None:
         _check_normalization(trainer, checkpoint, folder)
         try:
             with _settings_kept(trainer.loss_module):
@@ -62,16 +60,21 @@ def start_from(
                 works = "give the folder of the whole run"
                 raise SettingError("start_from", str(folder), why, works)
             Checkpoints(checkpoint.parent, {"buffer": trainer.buffer}).load(checkpoint)
-        return folder
 
-    if (found := Checkpoints.read_latest(folder / "checkpoints", read)) is None:
+    check_has_checkpoint(folder, "start_from")
+    Checkpoints.read_latest(folder / "checkpoints", read)
+    return folder
+
+
+def check_has_checkpoint(folder: Path, field: str) -> None:
+    """Refuse a run without a checkpoint, for which the setting ``field`` asks."""
+    if Checkpoints.latest(folder / "checkpoints") is None:
         works = "let it run on, or resume it"
-        raise SettingError("start_from", str(folder), "has no checkpoint yet", works)
-    return found
+        raise SettingError(field, str(folder), "has no checkpoint yet", works)
 
 
 def _check_meaning(cfg: RunConfig, folder: Path) -> None:
-    """Refuse weights that mean something else here, and settings that they take the place of."""
+    """Refuse weights that mean something else here."""
     saved = read_config(folder, "start_from")
     for name in _MEANINGS:
         ours, theirs = getattr(cfg, name, None), saved.get(name)
@@ -81,12 +84,6 @@ def _check_meaning(cfg: RunConfig, folder: Path) -> None:
         if str(ours).removeprefix("sigmoid_") != str(theirs).removeprefix("sigmoid_"):
             why = f"and the networks of start_from={folder} have {theirs!r}"
             raise SettingError(name, ours, why, [theirs])
-    usual = type(cfg)()
-    for name in () if getattr(cfg, "fixed_alpha", False) else _LEARNT:
-        ours, works = getattr(cfg, name, None), getattr(usual, name, None)
-        if ours not in (works, saved.get(name)):
-            why = f"has no effect: it begins as start_from={folder} has learnt it"
-            raise SettingError(name, ours, why, [works])
 
 
 def _check_normalization(trainer: Trainer, checkpoint: Path, folder: Path) -> None:
