@@ -264,7 +264,7 @@ def test_what_cannot_be_compared_is_one_line(words, message, place, monkeypatch,
 def test_runs_without_a_row_are_refused(place):
     run = runs_of(place)[0]
     (run / "metrics.csv").unlink()
-    with pytest.raises(SettingError, match="has no rows yet; let it run on"):
+    with pytest.raises(SettingError, match="is no column of these runs; let a run go on"):
         compare([run])
 
 

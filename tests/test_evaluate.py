@@ -199,12 +199,6 @@ def test_an_environment_that_cannot_be_drawn_says_so(run, capsys, tmp_path, monk
     assert "pip install 'torchrl-kit[video]'" in error
 
 
-def test_a_video_of_another_format_is_refused(run, capsys, tmp_path):
-    gif = str(tmp_path / "v.gif")
-    error = command(capsys, str(run), "--episodes", "1", "--video", gif, code=1)
-    assert f"video='{gif}' is no MP4 file; what works: {tmp_path / 'v.mp4'}." in error
-
-
 def test_a_video_of_one_episode_is_written(run, capsys, tmp_path):
     pytest.importorskip("moviepy")
     pytest.importorskip("pygame")

@@ -256,24 +256,6 @@ def test_another_librarys_words_run_with_its_roundings():
     assert last["gradient_steps"] == "8"
 
 
-def test_a_finished_run_that_is_resumed_has_nothing_left_to_do():
-    ppo(*SHORT)
-    (run,) = runs()
-    before = (run / "metrics.csv").read_bytes()
-    ppo("resume=latest")
-    assert runs() == [run]
-    assert (run / "metrics.csv").read_bytes() == before
-
-
-def test_the_latest_run_is_the_newest_of_the_recipe():
-    for recipe, when in (("ppo", 1), ("ppo", 3), ("ppo", 2), ("sac", 4)):
-        folder = Path("runs") / recipe / "Env-v0" / f"2025010{when}-000000-s0"
-        folder.mkdir(parents=True)
-        (folder / "config.yaml").write_text("{}")
-    assert find_run("latest", Path("runs"), "ppo").name.startswith("20250103")
-    assert find_run("latest", Path("runs")).name.startswith("20250104")
-
-
 @pytest.mark.parametrize("word", ["--help", "-h"])
 def test_help_is_shown_and_nothing_runs(word, capsys):
     ppo("seed=3", word)

@@ -481,16 +481,6 @@ def test_any_logger_of_torchrl_takes_rows(tmp_path):
     assert logged == ["16,4.0", "32,8.0", "48,12.0", "64,16.0"]
 
 
-def test_a_later_row_of_the_same_policy_step_is_dropped_when_a_run_is_resumed(tmp_path):
-    logger = CsvLogger(tmp_path)
-    logger.start()
-    logger.log_row({"policy_steps": 1, "loss": 0.5})
-    saved = logger.state_dict()
-    logger.log_row({"policy_steps": 1, "loss": 0.7})
-    CsvLogger(tmp_path).load_state_dict(saved)
-    assert (tmp_path / "metrics.csv").read_text() == "policy_steps,loss\n1,0.5\n"
-
-
 class LogsRowsAlone:
     def log_row(self, row: Any) -> None:
         """Forget it."""

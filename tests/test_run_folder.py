@@ -589,6 +589,20 @@ def test_settings_of_a_run_that_starts_from_another_are_its_own(tmp_path):
     assert float(loss.log_alpha.exp()) == pytest.approx(0.5)
 
 
+def test_a_beginning_of_what_the_run_before_has_learnt_is_refused(tmp_path):
+    """A run of the same words goes on: what was its beginning there is its default."""
+    recipe, name = recipes.sac, "initial_alpha"
+    steps = OffPolicySteps(total_policy_steps=60, learning_starts=30, minibatch_size=16)
+    settings = {
+        "steps": steps, "runs": str(tmp_path), "progress": False, "hidden_sizes": [8],
+        "env": EnvConfig(id="Pendulum-v1", num_envs=1),
+    }  # fmt: skip
+    recipe.build(recipe.Config(**{name: 0.5}, **settings)).run()
+    recipe.build(recipe.Config(**{name: 0.5}, start_from="latest", **settings)).shutdown()
+    with pytest.raises(SettingError, match=f"{name}=0.25 has no effect: it begins as start_from="):
+        recipe.build(recipe.Config(**{name: 0.25}, start_from="latest", **settings))
+
+
 def test_weights_of_networks_with_another_activation_are_refused(tmp_path):
     build(tiny_config(tmp_path, activation="relu")).run()
     with pytest.raises(SettingError, match=r"activation='tanh' and .* 'relu'; what works: relu"):

@@ -141,12 +141,9 @@ def _read(folder: Path) -> _Run:
 def _check_column(runs: Sequence[_Run], column: str) -> None:
     """Refuse a column that no run has."""
     known = sorted({name for run in runs for row in run.rows for name in row})
-    if not known:
-        works = "let it run on, or resume it"
-        raise SettingError("run", str(runs[0].folder), "has no rows yet", works)
     if column not in known:
-        why = f"is no column of {'this run' if len(runs) == 1 else 'these runs'}"
-        raise SettingError("column", column, why, nearest_first(column, known)[:3])
+        works = nearest_first(column, known)[:3] or "let a run go on: there are no rows yet"
+        raise SettingError("column", column, "is no column of these runs", works)
 
 
 def _by_settings(

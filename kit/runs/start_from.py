@@ -20,6 +20,8 @@ from kit.trainer.checkpoint import Checkpoints
 
 _MEANINGS = ("activation", "head", "support")
 """Settings that say what weights of the same shapes stand for: functions, returns of atoms."""
+_LEARNT = ("initial_alpha", "initial_log_std")
+"""Settings of what begins as the other run has learnt it."""
 
 
 def start_from(
@@ -74,7 +76,7 @@ def check_has_checkpoint(folder: Path, field: str) -> None:
 
 
 def _check_meaning(cfg: RunConfig, folder: Path) -> None:
-    """Refuse weights that mean something else here."""
+    """Refuse weights that mean something else here, and settings that they take the place of."""
     saved = read_config(folder, "start_from")
     for name in _MEANINGS:
         ours, theirs = getattr(cfg, name, None), saved.get(name)
@@ -84,6 +86,12 @@ def _check_meaning(cfg: RunConfig, folder: Path) -> None:
         if str(ours).removeprefix("sigmoid_") != str(theirs).removeprefix("sigmoid_"):
             why = f"and the networks of start_from={folder} have {theirs!r}"
             raise SettingError(name, ours, why, [theirs])
+    usual = type(cfg)()
+    for name in () if getattr(cfg, "fixed_alpha", False) else _LEARNT:
+        ours, works = getattr(cfg, name, None), getattr(usual, name, None)
+        if ours not in (works, saved.get(name)):
+            why = f"has no effect: it begins as start_from={folder} has learnt it"
+            raise SettingError(name, ours, why, [works])
 
 
 def _check_normalization(trainer: Trainer, checkpoint: Path, folder: Path) -> None:
