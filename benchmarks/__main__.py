@@ -10,24 +10,18 @@ import argparse
 from benchmarks import (
     collection,
     gradient_steps,
-    imports,
     learning,
     off_policy,
-    particles,
-    ppo,
     tensor_envs,
     world_models,
 )
 
 BENCHMARKS = {
-    "imports": imports.main,
     "collection": collection.main,
     "off_policy": off_policy.main,
     "gradient_steps": gradient_steps.main,
     "world_models": world_models.main,
     "tensor_envs": tensor_envs.main,
-    "ppo": ppo.main,
-    "particles": particles.main,
     "learning": learning.report,
 }
 

@@ -1,9 +1,10 @@
-"""This tree against another commit, interleaved: is anything slower than it was?
+"""This tree against another commit, whole runs interleaved: is anything slower than it was?
 
-    python -m benchmarks.against REVISION [--rounds 5]
+    python -m benchmarks.against REVISION [case ...] [--rounds 5]
 
-Every case runs in a process of its own, in turn in both trees, each with its own benchmark code. A
-ratio is the median of the rounds' ratios; above 1 this tree is faster. One PyTorch thread.
+Every run is a command in a process of its own, in turn in both trees, after a round that does not
+count and leaves the bytecode. A ratio is the median of the rounds' ratios; above 1 this tree is
+faster. Start and imports count. One PyTorch thread.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import argparse
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.measure import (
@@ -26,79 +29,36 @@ from benchmarks.measure import (
 )
 
 THREADS = 1
-
-_RATE = "import statistics; case = {make}; print(statistics.median(case() for _ in range(4)))"
-_SECONDS = "print({make}())"
-_SETUP = "import torch; torch.set_num_threads(1); "
-
-
-def _collection(id: str, num_envs: int, **arguments: object) -> str:
-    given = "".join(f", {name}={value!r}" for name, value in arguments.items())
-    make = f"kit({id!r}, {num_envs}{given})"
-    return f"{_SETUP}from benchmarks.collection import kit; {_RATE.format(make=make)}"
-
-
-def _tensor(id: str, num_envs: int, activation: str) -> str:
-    make = f"collector({id!r}, {num_envs}, torch.device('cpu'), {activation!r})"
-    return f"{_SETUP}from benchmarks.tensor_envs import collector; {_RATE.format(make=make)}"
-
-
-def _recipe(name: str, *overrides: str) -> str:
-    arguments = ["progress=false", *overrides]
-    return (
-        f"import sys, time; sys.argv = ['{name}', *{arguments!r}]; began = time.perf_counter(); "
-        f"import runpy, contextlib, io\n"
-        f"with contextlib.redirect_stdout(io.StringIO()):\n"
-        f"    runpy.run_module('recipes.{name}', run_name='__main__')\n"
-        f"print(time.perf_counter() - began)"
-    )
-
-
-RATES = {
-    "collect CartPole-v1, 1": _collection("CartPole-v1", 1),
-    "collect CartPole-v1, 8": _collection("CartPole-v1", 8),
-    "collect CartPole-v1, 64": _collection("CartPole-v1", 64),
-    "collect CartPole-v1, 64, native": _collection("CartPole-v1", 64, vectorization="native"),
-    "collect CartPole-v1, 8, TorchRL's policy": _collection("CartPole-v1", 8, theirs=True),
-    "collect CartPole-v1, 8, exact policy": _collection("CartPole-v1", 8, exact=True),
-    "collect HalfCheetah-v5, 1": _collection("HalfCheetah-v5", 1),
-    "collect HalfCheetah-v5, 4": _collection("HalfCheetah-v5", 4),
-    "collect HalfCheetah-v5, 4, workers": _collection("HalfCheetah-v5", 4, vectorization="async"),
-    "collect CartPole-v1 in torch, 4,096, tanh": _tensor("CartPole-v1", 4096, "tanh"),
-    "collect CartPole-v1 in torch, 4,096, relu": _tensor("CartPole-v1", 4096, "relu"),
-    "collect CartPole-v1 in torch, 64, tanh": _tensor("CartPole-v1", 64, "tanh"),
+_STEPS = "steps.total_policy_steps"
+CASES: dict[str, list[str]] = {
+    "PPO, 8 x CartPole": ["recipes.ppo"],
+    "PPO, 1 x CartPole": ["recipes.ppo", "env.num_envs=1", f"{_STEPS}=16_384"],
+    "A2C, CartPole": ["recipes.a2c", f"{_STEPS}=65_536"],
+    "SAC, Pendulum": ["recipes.sac", f"{_STEPS}=4_000"],
+    "DQN, CartPole": ["recipes.dqn", f"{_STEPS}=16_384"],
+    "TD3, Pendulum": ["recipes.td3", f"{_STEPS}=4_000"],
+    "recurrent PPO": ["recipes.ppo_recurrent", f"{_STEPS}=16_384"],
+    "DreamerV3, tiny": ["recipes.dreamerv3", f"{_STEPS}=1_536", "steps.learning_starts=1_024"],
+    "help": ["recipes.ppo", "--help"],
 }
-"""Policy steps per second."""
-DURATIONS = {
-    "PPO end to end, 1 environment, 65,536": (
-        f"{_SETUP}from benchmarks.ppo import Kit; print(Kit()())"
-    ),
-    "recipes.ppo, 65,536 (command)": _recipe("ppo"),
-    "recipes.sac, 4,000 (command)": _recipe("sac", "steps.total_policy_steps=4000"),
-    "import everything": (
-        "import time; began = time.perf_counter(); import recipes.ppo, recipes.sac; "
-        "print(time.perf_counter() - began)"
-    ),
-}
-"""Seconds."""
 
 
-def _run(code: str, tree: Path) -> float:
+def seconds(words: Sequence[str], tree: Path) -> float:
+    """Run a command in a tree, in a new folder, and return how long it takes."""
+    module, *given = words
     with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
         ran = subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=folder,
-            env=environment(THREADS, tree),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+            [sys.executable, "-W", "ignore", "-m", module, *given, "progress=false"],
+            cwd=folder, env=environment(THREADS, tree), capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        spent = time.perf_counter() - began
     if ran.returncode:
         raise RuntimeError(f"in {tree}:\n{ran.stderr}")
-    return float(ran.stdout.split()[-1])
+    return spent
 
 
-def main(revision: str, rounds: int = 5) -> Path:
+def main(revision: str, names: Sequence[str] = (), rounds: int = 5) -> Path:
     """Measure both trees, write the table and return its path."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
@@ -106,33 +66,29 @@ def main(revision: str, rounds: int = 5) -> Path:
         add = ["git", "worktree", "add", "-q", "--detach", str(other), revision]
         subprocess.run(add, cwd=TREE, check=True)
         try:
-            for name, code in {**RATES, **DURATIONS}.items():
-                rows.append(_compare(name, code, other, rounds))
+            for name in names or CASES:
+                rows.append(_compare(name, other, rounds))
                 print(" | ".join(rows[-1]), flush=True)
         finally:
             remove = ["git", "worktree", "remove", "--force", str(other)]
             subprocess.run(remove, cwd=TREE, check=True)
     text = f"{__doc__}\nREVISION = {revision}. {machine(THREADS)}; {rounds} rounds.\n\n"
-    header = ["", "unit", "there", "here", "times faster"]
-    return write_results(
-        "against", "Against an earlier commit", text + markdown_table(header, rows)
-    )
+    table = markdown_table(["", "seconds there", "seconds here", "times faster"], rows)
+    return write_results("against", "Against an earlier commit", text + table)
 
 
-def _compare(name: str, code: str, other: Path, rounds: int) -> list[str]:
+def _compare(name: str, other: Path, rounds: int) -> list[str]:
     trees = {"there": other, "here": TREE}
-    cases = {which: lambda tree=tree: _run(code, tree) for which, tree in trees.items()}
-    figures = interleaved(cases, rounds, warm_up=False)
+    cases = {which: lambda tree=tree: seconds(CASES[name], tree) for which, tree in trees.items()}
+    figures = interleaved(cases, rounds)
     there, here = figures["there"], figures["here"]
-    if name in RATES:
-        return [name, "policy steps/s", f"{median(there):,.0f}", f"{median(here):,.0f}",
-                f"{ratio(here, there):.2f}"]  # fmt: skip
-    return [name, "s", f"{median(there):.2f}", f"{median(here):.2f}", f"{ratio(there, here):.2f}"]
+    return [name, f"{median(there):.2f}", f"{median(here):.2f}", f"{ratio(there, here):.3f}"]
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("revision")
+    parser.add_argument("cases", nargs="*", metavar="case", help=f"of {', '.join(CASES)}")
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
-    print(main(given.revision, given.rounds).read_text())
+    print(main(given.revision, given.cases, given.rounds).read_text())

@@ -161,8 +161,8 @@ class Run:
 def train(case: str, seed: int) -> Run:
     """Train once, then evaluate in environments with other seeds."""
     from kit.cli.launch import main
-    from kit.cli.saved_runs import find_run
     from kit.evaluate import SavedRun
+    from kit.runs.saved_runs import find_run
 
     recipe, settings, _, _ = CASES[case]
     with tempfile.TemporaryDirectory() as folder:

@@ -13,7 +13,7 @@ from kit.cli.terminal import terminal
 MODULES = {
     "kit.cli.steps": "explain, translate and compare hyper-parameters of several libraries",
     "kit.cli.compare": "compare saved runs over their seeds, as a table and as a picture",
-    "kit.evaluate": "play the policy of a saved run, and record it to video",
+    "kit.cli.evaluate": "play the policy of a saved run, and record it to video",
     "kit.cli.record": "record the policy of a saved run to a data set",
     "kit.cli.export": "write the policy of a saved run to a file for PyTorch or ONNX alone",
 }

@@ -27,10 +27,6 @@ from kit.buffers.datasets import (
 from kit.buffers.goals import GoalReward
 from kit.buffers.records import SequenceReplay
 from kit.cli.launch import main
-from kit.cli.recipe import Recipe
-from kit.cli.run_folder import SWEEP_JOB, RunFolder
-from kit.cli.saved_runs import FREE_TO_DIFFER
-from kit.cli.start_from import start_from
 from kit.collectors import make_collector
 from kit.collectors.policy import Policy, first_values
 from kit.config import (
@@ -63,6 +59,10 @@ from kit.hooks import (
 from kit.logging.loggers import RowLogger, make_loggers
 from kit.modules import make_actor_critic
 from kit.modules.shared_body import with_shared_body
+from kit.runs.recipe import Recipe
+from kit.runs.run_folder import SWEEP_JOB, RunFolder
+from kit.runs.saved_runs import FREE_TO_DIFFER
+from kit.runs.start_from import start_from
 from kit.steps import SettingError
 from kit.steps.settings import OfflineSteps, OffPolicySteps, OnPolicySteps
 from kit.trainer import Trainer

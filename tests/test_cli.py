@@ -159,17 +159,6 @@ def test_what_makes_no_sense_is_one_clear_line(kit, words, message):
     assert error.count("\n") == 1
 
 
-def test_the_command_imports_nothing_heavy():
-    code = (
-        "import sys\n"
-        "from kit.__main__ import main\n"
-        "main(['steps', 'explain', 'sheeprl', 'replay_ratio=0.5', 'num_envs=4'])\n"
-        "heavy = {'torch', 'torchrl', 'tensordict', 'numpy', 'matplotlib', 'yaml', 'gymnasium'}\n"
-        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
-
-
 def test_a_command_looks_for_garbage_again_once_it_has_imported():
     code = (
         "import gc, sys; from kit.__main__ import main; sys.argv = ['kit', 'steps', 'words']; "

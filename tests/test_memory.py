@@ -19,7 +19,7 @@ import recipes.tqc
 from kit.config.memory import Need, check_memory, memory_of_machine
 from kit.experiment import EnvConfig
 from kit.steps import SettingError
-from kit.steps.settings import OffPolicySteps, OnPolicySteps, SequenceSteps
+from kit.steps.settings import OnPolicySteps
 
 MIB = 2**20
 
@@ -79,39 +79,6 @@ def test_latents_that_the_replay_keeps_count(machine):
     assert refused(recipes.dreamerv3, buffer_size=MIB).field == "buffer_size"
 
 
-def test_networks_that_do_not_fit_are_refused_with_the_widest_that_do(machine):
-    machine(1024 * MIB)
-    settings = {"buffer_size": 1000, "activation": "relu"}
-    error = refused(recipes.sac, hidden_sizes=[16_384, 64, 16_384, 16_384], **settings)
-    assert error.field == "hidden_sizes"
-    widths = [int(w) for w in str(error).split("what works: [")[1].split("]")[0].split(",")]
-    assert widths[1] == 64
-    assert widths[0] == widths[2] == widths[3]
-    # an actor and two critics; each number with its gradient and two averages
-    assert 0.95 * 1024 * MIB < 3 * 16 * widths[0] * (widths[0] + 128 + 4) <= 1024 * MIB
-
-
-def test_many_critics_are_to_blame_where_their_layers_are_narrow(machine):
-    machine(10 * MIB)
-    error = refused(recipes.sac, num_critics=1000, buffer_size=1000)
-    assert error.field == "num_critics"
-
-
-def test_quantiles_that_are_compared_with_too_many_others_are_refused(machine):
-    machine(1024 * MIB)
-    critics = refused(recipes.tqc, num_critics=1000, buffer_size=1000)
-    assert critics.field == "num_critics"
-    quantiles = refused(recipes.tqc, num_quantiles=5000, buffer_size=1000)
-    assert quantiles.field == "num_quantiles"
-    most = int(str(quantiles).split("what works: ")[1].split()[0])
-    assert 0.95 * 1024 * MIB < 256 * 2 * most * 2 * (most - 2) * 64 <= 1024 * MIB
-
-
-def test_a_recurrent_layer_that_does_not_fit_is_refused(machine):
-    machine(1024 * MIB)
-    assert refused(recipes.ppo_recurrent, recurrent_size=16_000).field == "recurrent_size"
-
-
 def test_a_batch_that_does_not_fit_is_refused(machine):
     machine(100 * MIB)
     steps = OnPolicySteps(total_policy_steps=8 * 10**6, steps_per_env=10**6)
@@ -123,27 +90,8 @@ def test_a_batch_that_does_not_fit_is_refused(machine):
     assert refused(recipes.ppo, env=env, steps=steps).field == "env.num_envs"
 
 
-def test_a_minibatch_that_does_not_fit_is_refused(machine):
-    machine(200 * MIB)
-    steps = OffPolicySteps(minibatch_size=10**6)
-    error = refused(recipes.sac, steps=steps, buffer_size=10**6)
-    assert error.field == "steps.minibatch_size"
-
-
-def test_sequences_of_a_minibatch_that_do_not_fit_are_refused_with_as_many_as_do(machine):
-    """Of a world model, whose networks have no widths among the settings."""
-    machine(200 * MIB)
-    steps = SequenceSteps(minibatch_size=10**18, sequence_length=50)
-    error = refused(recipes.dreamerv3, steps=steps, buffer_size=10**4)
-    assert (error.field, error.value) == ("steps.minibatch_size", 10**18)
-    most = int(str(error).split("what works: ")[1].split()[0])
-    fits = SequenceSteps(minibatch_size=most, sequence_length=50)
-    config = recipes.dreamerv3.Config(runs=None, steps=fits, buffer_size=10**4)
-    recipes.dreamerv3.build(config).shutdown()
-
-
 def test_where_nothing_works_no_value_is_named():
-    needs = [Need("big", 10, lambda value: 100 + value), Need("small", 1, lambda value: 50)]
+    needs = [Need("big", 10, 11), Need("small", 1, 50)]
     with pytest.raises(SettingError, match=r"big=10 needs 0\.0 GiB .*; use smaller settings"):
         check_memory(needs, 60, "memory of this machine")
     check_memory(needs, 160, "memory of this machine")

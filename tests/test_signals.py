@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -162,18 +160,6 @@ def test_a_run_that_is_stopped_before_its_first_iteration_begins_anew(tmp_path, 
     assert policy_steps_in(run)[-1] == 64
 
 
-def test_a_run_is_stopped_between_two_rows_and_shows_what_it_has(tmp_path):
-    words = [*RUN, "log_every=64"]
-    ppo(tmp_path / "whole", *words)
-    with pytest.raises(SystemExit):
-        ppo(tmp_path, *words, number=signal.SIGTERM)
-    run = the_run(tmp_path)
-    assert policy_steps_in(run) == [32]  # which is dropped when it is resumed
-    ppo(tmp_path, f"resume={run}")
-    rows = (run / "metrics.csv").read_bytes()
-    assert rows == (the_run(tmp_path / "whole") / "metrics.csv").read_bytes()
-
-
 def test_sigusr1_saves_and_the_run_goes_on(tmp_path):
     ppo(tmp_path, *RUN, number=signal.SIGUSR1)
     saved = sorted(path.name for path in (the_run(tmp_path) / "checkpoints").iterdir())
@@ -197,13 +183,6 @@ def test_without_a_run_folder_it_is_said_that_nothing_was_saved(tmp_path, capfd)
     assert capfd.readouterr().err.endswith(
         "\nstopped by SIGTERM after 32 policy steps; nothing was saved (runs=null)\n"
     )
-
-
-def test_a_run_in_another_thread_is_no_business_of_signals(tmp_path):
-    thread = threading.Thread(target=ppo, args=(tmp_path, *RUN))
-    thread.start()
-    thread.join()
-    assert policy_steps_in(the_run(tmp_path))[-1] == 64
 
 
 def test_a_keyboard_interrupt_without_a_signal_is_not_taken_for_one(tmp_path):
@@ -315,23 +294,3 @@ def is_running(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-@pytest.mark.slow
-def test_joblib_s_runs_are_saved_when_it_is_stopped(tmp_path):
-    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
-    words = [*RUN, "steps.total_policy_steps=1_000_000", "log_every=160", f"runs={tmp_path}/runs"]
-    sweep = ["--multirun", "seed=0,1", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
-    command = [sys.executable, "-W", "ignore", "-m", "recipes.ppo", *words, *sweep]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True) as launcher:
-        rows = "runs/ppo/*-v1/*/metrics.csv"
-        wait_until(lambda: len([*tmp_path.glob(rows)]) == 2, "a first row of both")
-        locks = [path.with_name("lock") for path in tmp_path.glob(rows)]
-        pids = [json.loads(lock.read_text())["pid"] for lock in locks]
-        os.kill(launcher.pid, signal.SIGTERM)
-        launcher.wait()
-        wait_until(lambda: not any(map(is_running, pids)), "the end of both")
-    assert len({*pids, launcher.pid}) == 3
-    for lock in locks:
-        assert Checkpoints.latest(lock.parent / "checkpoints") is not None
-        assert not lock.exists()

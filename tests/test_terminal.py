@@ -59,6 +59,7 @@ def test_terminal_works_when_an_output_is_closed(name, monkeypatch):
 
 FILES = "raise the limit (ulimit -n 4096), or use fewer processes"
 ROOM = "make room, on the disk or in shared memory (df -h /dev/shm)"
+MEMORY = "use smaller settings, fewer processes, or a machine with more memory"
 LIMITS = {
     "open files": (OSError(errno.EMFILE, "x"), f"Too many open files: {FILES}"),
     "a full disk": (OSError(errno.ENOSPC, "x"), f"No space left on device: {ROOM}"),
@@ -69,6 +70,10 @@ LIMITS = {
     "PyTorch's shared memory": (
         RuntimeError("the process failed:\nunable to allocate: No space left on device (28)\n"),
         f"No space left on device: {ROOM}",
+    ),
+    "PyTorch's memory": (
+        RuntimeError("DefaultCPUAllocator: can't allocate memory:\nyou tried 4 bytes"),
+        f"DefaultCPUAllocator: can't allocate memory: you tried 4 bytes: {MEMORY}",
     ),
 }
 

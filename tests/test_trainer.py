@@ -1255,7 +1255,7 @@ def test_a_longer_plan_continues_a_run_that_has_ended(tmp_path):
 def test_a_metric_of_a_hook_with_the_name_of_a_counter_is_refused():
     trainer = ppo_trainer()
     trainer.register_op("post_steps_log", lambda batch: {"policy_steps": 1})
-    with pytest.raises(SettingError, match=r"metric='policy_steps' is a counter of every row"):
+    with pytest.raises(SettingError, match=r"metric='policy_steps' is a column of the rows"):
         trainer.run()
 
 

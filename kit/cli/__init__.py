@@ -1,1 +1,1 @@
-"""The command line: recipes, ``kit steps``, ``kit compare``, ``kit record``, run folders."""
+"""Commands: those of recipes, ``kit steps``, ``compare``, ``evaluate``, ``record``, ``export``."""

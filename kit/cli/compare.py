@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
 
-from kit.cli.comparison import COLUMN, FOR_IQM, Comparison, SeedCurve, compare, ranges
 from kit.logging.files import NotSaved
+from kit.runs.comparison import COLUMN, FOR_IQM, Comparison, SeedCurve, compare, ranges
 from kit.steps import SettingError
 from kit.steps.table import text_table
 
@@ -91,14 +91,11 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the curves to a file")
     given = parser.parse_args(words)
     try:
-        if given.plot is not None and given.plot.suffix != ".png":
-            works = [str(given.plot.with_suffix(".png"))]
-            raise SettingError("plot", str(given.plot), "is no PNG file", works)
         compared = compare(given.runs, given.column)
         print(table(compared))
         if given.plot is not None:
             _draw(compared, given.plot)
-    except (SettingError, NotSaved) as error:
+    except (SettingError, NotSaved, OSError) as error:
         print(f"kit: {error}", file=sys.stderr)
         return 2
     return 0
@@ -107,11 +104,6 @@ def main(words: Sequence[str]) -> int:
 def _draw(compared: Comparison, path: Path) -> None:
     from kit.cli.compare_plot import draw  # with matplotlib, which takes longer than all the rest
 
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draw(compared, path)
-    except (OSError, NotSaved) as error:
-        reason = error if isinstance(error, OSError) else error.__cause__
-        why = f"cannot be written: {getattr(reason, 'strerror', None) or reason}"
-        raise SettingError("plot", str(path), why) from None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draw(compared, path)
     print(f"\ncurves: {path}")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kit.cli.comparison import Comparison, Group, SeedCurve
 from kit.logging.picture import BLUE, curve_axes, save_picture
+from kit.runs.comparison import Comparison, Group, SeedCurve
 from kit.steps.table import plural
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ Run it::
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import logging
 import warnings
@@ -24,11 +23,12 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from kit.cli.launch import errors_in_one_line
+from kit.cli.errors import errors_in_one_line
+from kit.cli.evaluate import chosen_run, parser_for
 from kit.envs.spaces import Key, Leaf, path_of
-from kit.evaluate import SavedPolicy, SavedRun, chosen_run, parser_for
 from kit.hooks import Evaluator
 from kit.logging.files import make_folder, write_whole
+from kit.runs.saved_policy import SavedPolicy, SavedRun
 from kit.steps import SettingError
 
 FORMATS = (".pt2", ".onnx")
@@ -56,9 +56,7 @@ class ExportedPolicy(nn.Module):
         known.add(("params",))  # that a CompositeDistribution is given by the network
         read = [path_of(key) for key in getattr(policy, "in_keys", ())]
         more = ["/".join(path) for path in read if path not in known]
-        if evaluator.particles > 1:
-            why = f"is {evaluator.particles} policies, each for its share of the observations"
-            raise SettingError("policy", type(policy).__name__, why, "play them by kit.evaluate")
+        more += ["the number of its particle"] if evaluator.particles > 1 else []
         if more or not isinstance(policy, nn.Module):
             why = f"reads {', '.join(more)} besides the observation" if more else "is no module"
             raise SettingError("policy", type(policy).__name__, why, "play it by SavedRun.policy()")
@@ -117,12 +115,6 @@ def export(run: SavedRun, file: Path, seed: int = 0) -> str:
     """
     if file.suffix not in FORMATS:
         raise SettingError("file", str(file), "has no format of policies", FORMATS)
-    if file.suffix == ".onnx" and importlib.util.find_spec("onnxscript") is None:
-        works = "pip install 'torchrl-kit[onnx]'"
-        raise SettingError("file", str(file), "needs the package onnxscript", works)
-    if (device := torch.device(run.trainer.evaluate.device)).type != "cpu":
-        works = "export one on the CPU: SavedRun(folder, device='cpu')"
-        raise SettingError("device", str(device), "is not where a policy is exported", works)
     policy = ExportedPolicy(run.evaluator(1, 0, vectorization="sync"))
     seen, chosen = _episode(run.policy(), policy.inputs, policy.outputs, seed)
     with torch.no_grad(), warnings.catch_warnings():

@@ -17,15 +17,15 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from kit.buffers.dataset_writer import DatasetWriter
-from kit.cli.launch import errors_in_one_line
+from kit.cli.errors import errors_in_one_line
+from kit.cli.evaluate import chosen_run, parser_for
 from kit.collectors import VectorCollector
 from kit.envs import VectorEnv
 from kit.envs.backends.gymnasium import NativeBackend
 from kit.envs.normalize import Normalizer
-from kit.evaluate import SavedRun, chosen_run, parser_for
 from kit.hooks import Evaluator
 from kit.modules.world import Player
-from kit.steps import SettingError
+from kit.runs.saved_policy import SavedRun
 
 
 def record(run: SavedRun, folder: Path, *, episodes: int, random: float, seed: int) -> int:
@@ -42,8 +42,6 @@ def record(run: SavedRun, folder: Path, *, episodes: int, random: float, seed: i
         SettingError: if it cannot be written; before it is played.
     """
     own = run.trainer.evaluate
-    if not 0 <= random <= 1:
-        raise SettingError("random", random, "is no probability", [1.0 if random > 1 else 0.0])
     # All is recorded as the environment gives it, and its metadata are those of one that is not
     # vectorised.
     raw = {"normalize_reward": False, "normalize_observation": False}

@@ -17,7 +17,7 @@ from kit.dialects.carried import flat, use_of
 from kit.dialects.explain import explain
 from kit.dialects.files import left_unread, make, named, settings_of
 from kit.dialects.translate import compare_text, translate
-from kit.steps.errors import SettingError, nearest_first
+from kit.steps.errors import SettingError
 from kit.steps.plan import StepPlan
 from kit.steps.same_run import differing_settings
 from kit.steps.table import text_table
@@ -203,8 +203,6 @@ def _settings(words: Sequence[str]) -> Dialect | StepPlan:
     settings = settings_of(rest)
     if name == KIT:
         return StepPlan.from_dict(settings)
-    if name not in DIALECTS:
-        raise SettingError("dialect", name, "is not known", nearest_first(name, [*DIALECTS, KIT]))
     return make(dialect(name), settings, path)
 
 

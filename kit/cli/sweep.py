@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
+import itertools
 import json
+import logging
 import re
+import tempfile
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kit.buffers.datasets import check_metadata, folder_of
-from kit.cli.saved_runs import SWEEP_TABLE
-from kit.config import OfflineConfig, RunConfig, checks
+from kit.cli.overrides import Settings, parsed, refuse, split
+from kit.cli.signals import Signals, stop_with_parent
+from kit.config import RunConfig
 from kit.config.plain import from_plain
 from kit.config.plan import make_plan
 from kit.dialects.base import Dialect
-from kit.logging.files import from_here, write_whole
+from kit.logging.files import NotSaved, from_here, write_whole
+from kit.runs.recipe import Recipe
+from kit.runs.run_folder import SWEEP_JOB, new_sweep
+from kit.runs.saved_runs import SWEEP_TABLE, find_run
 from kit.steps import SettingError
 from kit.steps.table import measured, text_table
 
@@ -37,35 +44,164 @@ def _told(override: str) -> tuple[str, str]:
     return name.lstrip("+"), re.sub(r"\\(.)", r"\1", value)
 
 
-def check_settings(
-    config_class: type[RunConfig],
-    values: Mapping[str, Any],
-    number: int,
-    overrides: Sequence[str],
-    *,
-    here: bool = False,
-) -> None:
-    """Check the settings of a run of a sweep, without making anything.
+class Job:
+    """One run of a sweep. Other processes, to which launchers send it, import the recipe again.
 
-    Of what depends on the machine, only whether data sets are there, if the run is ``here``. The
-    plan is made where it is told in the kit's own words: what others say depends on the algorithm,
-    which ``build`` knows.
+    Pickled are names alone: the settings' class and ``build`` may be those of ``__main__``, which
+    is another module there.
+
+    Args:
+        recipe: of the runs.
+        config_class: class of their settings.
+        build: makes their trainers.
+        before: their settings without overrides.
+    """
+
+    def __init__(
+        self, recipe: Recipe, config_class: type[RunConfig], build: Callable[..., Any],
+        before: Settings,
+    ) -> None:  # fmt: skip
+        self.recipe, self.config_class, self.build = recipe, config_class, build
+        self.before = before
+        self.folder = Path()  # of the sweep
+        self.is_elsewhere = False
+        self.failed: list[Exception] = []
+        self._starts: dict[str, str] = {}  # folders of runs, and the latest run in each
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        names = self.config_class.__name__, self.build.__name__
+        state = {name: getattr(self, name) for name in ("before", "folder", "_starts")}
+        return _job_elsewhere, (self.recipe, *names, state)
+
+    def settings(self, overrides: Sequence[str]) -> dict[str, Any]:
+        """The given settings of a run; ``start_from=latest`` is a run from before the sweep."""
+        values = self.before.overridden(overrides)
+        if values.get("start_from") == "latest":
+            runs = str(values.get("runs") or "runs")
+            if runs not in self._starts:
+                found = find_run("latest", Path(runs), self.recipe.name, "start_from")
+                self._starts[runs] = str(found)
+            values["start_from"] = self._starts[runs]
+        return values
+
+    def __call__(self, _: Any) -> None:
+        """Make the run that Hydra has come to, and note what it reached."""
+        from hydra.core.hydra_config import HydraConfig
+
+        hydra = HydraConfig.get()
+        number, overrides = hydra.job.num, list(hydra.overrides.task)
+        token = SWEEP_JOB.set((number, said(overrides)))
+        trainer = failed = None
+        try:
+            signals = Signals(self.recipe.command)
+            with signals.handled():
+                trainer = self.build(from_plain(self.config_class, self.settings(overrides)))
+                signals.begin(trainer)
+                trainer.run()
+        except Exception as error:
+            failed = error
+        finally:
+            SWEEP_JOB.reset(token)
+        with contextlib.suppress(NotSaved):
+            note(self.folder, number, overrides, trainer, failed)
+        if failed is not None and self.is_elsewhere:
+            raise failed  # Hydra brings it home
+        self.failed += [] if failed is None else [failed]  # Hydra would wrap it
+
+
+def _job_elsewhere(recipe: Recipe, config_class: str, build: str, state: dict[str, Any]) -> Job:
+    """Make a job in a process that a launcher started."""
+    module = recipe.load()
+    job = Job(recipe, getattr(module, config_class), getattr(module, build), state["before"])
+    vars(job).update(state)
+    job.is_elsewhere = True
+    stop_with_parent()
+    return job
+
+
+def run(job: Job, overrides: Sequence[str]) -> None:
+    """Let Hydra call ``job`` for each point of a sweep, and print the table of its runs.
+
+    Args:
+        job: makes a run.
+        overrides: of all runs, with several values in some, and those of Hydra.
 
     Raises:
-        SettingError: naming the run.
+        SettingError: if a run of it makes no sense, before the first begins; or Hydra refuses it.
     """
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
     try:
-        cfg: Any = from_plain(config_class, values)
-        checks.rows_of_normalization(cfg)
-        if here and isinstance(cfg, OfflineConfig):
-            for name in cfg.dataset:
-                check_metadata(folder_of(name))
-        if hasattr(cfg, "steps") and not isinstance(cfg.steps, Dialect):
-            make_plan(cfg, "")
-    except SettingError as error:
-        run = f"in run {number} of the sweep, {', '.join(overrides)}; none was begun"
-        hint = "; ".join(filter(None, [error.hint, run]))
-        raise SettingError(error.field, error.value, error.why, error.works, hint) from None
+        _check_points(job, overrides)
+        job.folder = new_sweep(_runs_of_all(job, overrides), job.recipe.name)
+        with _table_at_the_end(job.folder):
+            _call_hydra(job, overrides)
+            if job.failed:
+                raise job.failed[0]
+    except (HydraException, OmegaConfBaseException) as error:
+        refuse(overrides, error)
+
+
+def _check_points(job: Job, overrides: Sequence[str]) -> None:
+    """Check the settings and the plan of every run of a sweep before the first begins.
+
+    Where another sweeper chooses them, by what earlier runs have reached, they are not known. Plans
+    in words of other libraries depend on the algorithm, which ``build`` knows.
+    """
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+
+    if any(one.startswith(("hydra/sweeper", "hydra.sweeper")) for one in overrides):
+        return
+    read = [parsed(one) for one in overrides if not one.startswith("hydra")]
+    swept = {one.get_key_element() for one in read if one.is_sweep_override()}
+    for number, point in enumerate(itertools.chain(*BasicSweeper.split_arguments(read, None))):
+        try:
+            cfg: Any = from_plain(job.config_class, job.settings(point))
+            if hasattr(cfg, "steps") and not isinstance(cfg.steps, Dialect):
+                make_plan(cfg, "")
+        except SettingError as error:
+            told = ", ".join(one for one in point if one.partition("=")[0] in swept)
+            run = f"in run {number} of the sweep, {told}; none was begun"
+            hint = "; ".join(filter(None, [error.hint, run]))
+            raise SettingError(error.field, error.value, error.why, error.works, hint) from None
+
+
+def _runs_of_all(job: Job, overrides: Sequence[str]) -> Path:
+    """The folder of the runs of a sweep; a temporary one if they have none, or several."""
+    runs = job.before.values["runs"]
+    for one in (parsed(override) for override in overrides if split(override)[0] == "runs"):
+        runs = None if one.is_sweep_override() else one.value()
+    return Path(str(runs or tempfile.gettempdir()))
+
+
+def _call_hydra(job: Job, overrides: Sequence[str]) -> None:
+    """Let Hydra sweep: it knows no settings, so that all overrides are new to it."""
+    from hydra import initialize
+    from hydra.core.config_store import ConfigStore
+    from hydra.core.global_hydra import GlobalHydra
+
+    folder = {"dir": str(job.folder), "subdir": "."}
+    own = {"run": {"dir": "."}, "output_subdir": None, "sweep": folder, "job": {"chdir": False}}
+    logs = [{f"override hydra/{log}": "disabled"} for log in ("job_logging", "hydra_logging")]
+    node = {"hydra": own, "defaults": ["_self_", *logs]}
+    ConfigStore.instance().store(name="sweep", node=node)
+    logging.getLogger("hydra").setLevel(logging.ERROR)
+    words = [one if one.startswith("hydra") else f"++{one.lstrip('+')}" for one in overrides]
+    with initialize(version_base="1.3", config_path=None, job_name=job.recipe.name):
+        GlobalHydra.instance().hydra.multirun("sweep", job, words, with_log_configuration=False)
+
+
+@contextlib.contextmanager
+def _table_at_the_end(folder: Path) -> Iterator[None]:
+    """Print the table of the runs that have ended; remove the folder if none has."""
+    try:
+        yield
+    finally:
+        if table := summary(folder):
+            print(f"\n{table}")
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # if Hydra has not come to write there
 
 
 def note(

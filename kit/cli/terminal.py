@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -13,11 +14,14 @@ _CLOSED_PIPE, _INTERRUPTED = 128 + 13, 128 + 2
 """Exit codes of commands that SIGPIPE and SIGINT have ended."""
 _MORE_FILES = "raise the limit (ulimit -n 4096), or use fewer processes"
 _ROOM = "make room, on the disk or in shared memory (df -h /dev/shm)"
+_MEMORY = "use smaller settings, fewer processes, or a machine with more memory"
 _LIMITS = {
     errno.EMFILE: _MORE_FILES, errno.ENFILE: _MORE_FILES, errno.ENOSPC: _ROOM, errno.EDQUOT: _ROOM,
-    errno.EFBIG: _ROOM, errno.ENOMEM: "use fewer processes, or a machine with more memory",
+    errno.EFBIG: _ROOM, errno.ENOMEM: _MEMORY,
 }  # fmt: skip
 """Advice for errors by which the system says that it has no more of something."""
+_NO_MEMORY = re.compile(r"can't allocate memory|CUDA out of memory|Storage size calculation over")
+"""What PyTorch says where a tensor is larger than the memory, or than any."""
 
 
 @contextlib.contextmanager
@@ -73,6 +77,8 @@ def limit_of_system(error: BaseException | None) -> str | None:
     seen: list[BaseException] = []
     while error is not None and error not in seen:
         seen.append(error)
+        if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
+            return f"{' '.join(str(error).split())}: {_MEMORY}"
         for number, advice in _LIMITS.items():
             name = os.strerror(number)
             # PyTorch has only texts: "unable to open shared memory: Too many open files (24)".

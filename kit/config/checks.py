@@ -24,7 +24,13 @@ from torch.nn.parameter import is_lazy
 from torchrl import objectives
 from torchrl.collectors import BaseCollector
 
-from kit.config.memory import buffer_need, check_memory, memory_of_machine, needs_of, room_of_disk
+from kit.config.memory import (
+    buffer_need,
+    check_memory,
+    memory_of_machine,
+    rollout_need,
+    room_of_disk,
+)
 from kit.config.parts import Replacements, accepts
 from kit.config.settings import ActorCriticConfig, EnvConfig, OfflineConfig, ReplayConfig, RunConfig
 from kit.steps import SettingError, StepPlan
@@ -126,28 +132,27 @@ def default_type() -> None:
 
 
 def memory(plan: StepPlan, cfg: RunConfig, env: Any, latent: int = 0) -> None:
-    """Refuse settings that need more memory than the machine, its device or a disk has.
+    """Refuse a replay buffer or a rollout that the machine, its device or a disk has no room for.
 
     Of each record a replay buffer keeps ``latent`` bytes more for a world model.
     """
-    inputs = sum(int(np.prod(leaf.shape)) for leaf in env.observation_leaves)
     seen, acted = (
         sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
         for leaves in (env.observation_leaves, env.action_leaves)
     )
     rest = acted + 4 + 3 + 16  # reward, three flags, number of the episode, place in the buffer
-    frames = getattr(cfg, "stacked_frames", 1)
-    both = getattr(cfg, "store_next_observation", True) and frames == 1
-    stored = rest + latent + (2 * seen if both else seen // frames)
-    if (folder := getattr(cfg, "buffer_folder", None)) is not None:
-        check_memory([buffer_need(cfg, stored)], *room_of_disk(folder))
-    needs = list(needs_of(cfg, plan, 2 * seen + rest, inputs, stored))
-    if torch.device(cfg.device).type == "cuda":
-        on_host = {"env.num_envs", "steps.steps_per_env", "steps.min_steps"}
-        on_host |= set() if both else {"buffer_size"}
-        there = [need for need in needs if need.field not in on_host]
-        check_memory(there, torch.cuda.mem_get_info(cfg.device)[1], f"memory of {cfg.device}")
-        needs = [need for need in needs if need.field in on_host]
+    needs = [rollout_need(plan, 2 * seen + rest)]
+    if hasattr(cfg, "buffer_size"):
+        frames = getattr(cfg, "stacked_frames", 1)
+        both = getattr(cfg, "store_next_observation", True) and frames == 1
+        buffer = buffer_need(cfg, rest + latent + (2 * seen if both else seen // frames))
+        if (folder := getattr(cfg, "buffer_folder", None)) is not None:
+            check_memory([buffer], *room_of_disk(folder))
+        elif both and torch.device(cfg.device).type == "cuda":
+            available = torch.cuda.mem_get_info(cfg.device)[1]
+            check_memory([buffer], available, f"memory of {cfg.device}")
+        else:
+            needs.append(buffer)
     check_memory(needs, *memory_of_machine())
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
-import math
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kit.logging.files import NotSaved, append, as_folder, write_whole
+from kit.logging.files import append, as_folder, write_whole
 from kit.steps import SettingError
 
 Row = Mapping[str, float | int]
@@ -46,7 +43,7 @@ def joined(
 
 
 class CsvFile:
-    """A CSV file of growing columns, whose damages by others are noticed.
+    """A CSV file of growing columns.
 
     Args:
         path: of the file; it is written with the first row.
@@ -60,8 +57,6 @@ class CsvFile:
         self.path = path
         self.columns: list[str] = []
         self.rows = 0
-        self._last: tuple[float, ...] = ()  # position in the run of the last row
-        self._size = 0  # bytes of the file
 
     def refuse_earlier_rows(self) -> None:
         """Refuse to write where rows of another run are: they would be lost.
@@ -76,57 +71,28 @@ class CsvFile:
 
     def append(self, row: Row) -> None:
         """Add a row; names not seen before become new columns."""
-        new = [name for name in row if name not in self.columns]
-        changed = self.rows and _size(self.path) != self._size
-        if new or changed:
-            before = self._rows_left() if self.rows else []
+        if new := [name for name in row if name not in self.columns]:
+            before = self._read()[: self.rows]
             self.columns += new
             self._rewrite(before)
         append(self.path, self._lines([row]))
-        self.rows, self._last = self.rows + 1, _position(row)
-        self._size = _size(self.path)
+        self.rows += 1
 
     def all_rows(self) -> list[dict[str, float | int]]:
-        """The rows in the file, whoever wrote them; not those with a torn number."""
-        rows = []
-        for row in self._read():
-            with contextlib.suppress(ValueError):
-                rows.append({name: _number(text) for name, text in row.items() if text})
-        return rows
+        """The rows in the file, whoever wrote them."""
+        return [{name: _number(text) for name, text in row.items() if text} for row in self._read()]
 
     def own_rows(self) -> list[dict[str, float | int]]:
         """The rows that were appended here, or before a resume."""
         return self.all_rows()[: self.rows]
 
-    def _rows_left(self) -> list[dict[str, str]]:
-        """The rows written so far; a warning says how many are lost."""
-        rows = [row for row in self._read() if _position(row) <= self._last][: self.rows]
-        if len(rows) < self.rows:
-            what = f"{self.path} was damaged: {len(rows)} of {self.rows} rows are left"
-            warnings.warn(f"{what}; the run goes on with these", stacklevel=6)
-        self.rows = len(rows)
-        return rows
-
     def _read(self) -> list[dict[str, str]]:
-        """The rows that can be read, also where the header is lost or lines are torn.
-
-        Raises:
-            NotSaved: if the system does not let us read them, or it is no file.
-        """
-        try:
-            text = self.path.read_text(encoding="utf-8", errors="replace")
-        except FileNotFoundError:
+        """The rows in the file as texts, without a line that is not written to its end yet."""
+        if not self.path.exists():
             return []
-        except OSError as error:
-            what = f"{self.path} cannot be read: {error.strerror}"
-            raise NotSaved(f"{what}; it is left as it is") from error
-        lines: list[list[str]] = []
-        with contextlib.suppress(csv.Error):  # of a quote that nothing closes, far behind it
-            lines.extend(csv.reader(io.StringIO(text.replace("\0", ""), newline="")))
-        header = self.columns
-        if lines and lines[0][: len(header)] == header:
-            header = lines.pop(0)
-        return [dict(zip(header, line)) for line in lines if len(line) == len(header)]
+        text = self.path.read_text(encoding="utf-8")
+        whole = text[: text.rfind("\n") + 1]
+        return list(csv.DictReader(io.StringIO(whole, newline="")))
 
     def _rewrite(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write header and rows to a new file that takes the place of the old one."""
@@ -140,37 +106,16 @@ class CsvFile:
         return text.getvalue()
 
     def state_dict(self) -> dict[str, Any]:
-        """Columns, number of rows, and where in the run the last one is."""
-        return {"columns": list(self.columns), "rows": self.rows, "last": list(self._last)}
+        """Columns and number of rows."""
+        return {"columns": list(self.columns), "rows": self.rows}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state of :meth:`state_dict`, dropping the rows written later."""
         self.columns, self.rows = list(state_dict["columns"]), int(state_dict["rows"])
-        self._last = tuple(state_dict["last"])
         if self.columns:  # in a file of its own: the present one may have another name elsewhere
-            self._rewrite(self._rows_left())
-            self._size = _size(self.path)
-
-
-_POSITION = ("policy_steps", "gradient_steps", "time/seconds")
-
-
-def _position(row: Mapping[str, Any]) -> tuple[float, ...]:
-    """Position in the run of a row; an unreadable one is beyond all."""
-    try:
-        return tuple(float(row[name]) for name in _POSITION if row.get(name) not in (None, ""))
-    except ValueError:
-        return (math.inf,)
+            self._rewrite(self._read()[: self.rows])
 
 
 def _number(text: str) -> float | int:
     """An integer as an integer, anything else as a float."""
     return int(text) if text.lstrip("-").isdecimal() else float(text)
-
-
-def _size(path: Path) -> int:
-    """Bytes of a file; -1 where there is none."""
-    try:
-        return path.stat().st_size
-    except OSError:
-        return -1

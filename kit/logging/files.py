@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
-
-from kit.steps.errors import SettingError
 
 
 class NotSaved(RuntimeError):
@@ -26,17 +23,9 @@ def not_written(path: Path, error: OSError) -> NotSaved:
     )
 
 
-def as_folder(folder: Any) -> Path:
-    """The path of a folder given by name or path, which is the same wherever the process goes.
-
-    Raises:
-        SettingError: if it is neither.
-    """
-    try:
-        return Path(folder).absolute()
-    except TypeError:
-        works = "give a name or a path; a run with runs=null has no folder"
-        raise SettingError("folder", folder, "is no folder", works) from None
+def as_folder(folder: Path | str) -> Path:
+    """The path of a folder given by name or path, which is the same wherever the process goes."""
+    return Path(folder).absolute()
 
 
 def from_here(path: Path) -> Path:

@@ -7,7 +7,7 @@ import math
 import statistics
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -102,8 +102,7 @@ class Journal:
         names = self._of_hooks if of_hooks else self._of_the_trainer
         if not names.issuperset(metrics):  # most often they are known
             names.update(metrics)
-            for name in sorted(self._of_hooks & self._of_the_trainer):
-                raise taken_name(name)
+            refuse_taken(self._of_hooks & self._of_the_trainer)
         for name, value in metrics.items():
             if isinstance(value, np.generic):
                 value = value.item()
@@ -149,8 +148,7 @@ class Journal:
         row: dict[str, float | int] = {**counters, **episode_columns(episodes)}
         row |= {f"train/{name}": value for name, value in self.metrics.take().items()}
         noted, times = self._take_noted(), self._times(counters[self.axis])
-        for name in sorted(noted.keys() & (row | times).keys()):
-            raise taken_name(name)
+        refuse_taken(noted.keys() & (row | times).keys())
         row |= noted | times
         self.latest |= row
         for logger in self.loggers:
@@ -226,10 +224,11 @@ class Journal:
                 self._begun.append(logger)
 
 
-def taken_name(name: str, of: str = "a column of the rows") -> SettingError:
-    """The refusal of a hook's metric that would replace another column."""
-    why = f"is {of}, and would be replaced by the metric of a hook"
-    return SettingError("metric", name, why, f"another name, as hook/{name}")
+def refuse_taken(names: Iterable[str]) -> None:
+    """Refuse metrics of hooks that would replace other columns."""
+    for name in sorted(names):
+        why = "is a column of the rows, and would be replaced by the metric of a hook"
+        raise SettingError("metric", name, why, f"another name, as hook/{name}")
 
 
 def episode_columns(episodes: Sequence[Episode], prefix: str = "episode") -> dict[str, float]:

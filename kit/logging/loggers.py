@@ -403,8 +403,6 @@ def make_loggers(
     Raises:
         SettingError: if a name is unknown or its package is missing.
     """
-    if not (isinstance(names, Sequence) and all(isinstance(name, str) for name in names)):
-        raise SettingError("logger", names, "is no name of a logger", list(LOGGERS))
     wanted = names.replace("+", ",").split(",") if isinstance(names, str) else list(names)
     loggers: list[RowLogger] = [CsvLogger(folder)]
     for name in dict.fromkeys(entry.strip().lower() for entry in wanted):

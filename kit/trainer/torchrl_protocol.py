@@ -16,7 +16,7 @@ from torchrl.trainers import EarlyStopping, LRSchedulerHook, TargetNetUpdaterHoo
 
 from kit.buffers import Minibatches
 from kit.hooks.base import snake_case
-from kit.logging.journal import Journal, taken_name
+from kit.logging.journal import Journal, refuse_taken
 from kit.logging.loggers import RowLogger
 from kit.steps import SettingError, StepLedger, StepPlan
 from kit.trainer.checks import loggers_as_list
@@ -172,9 +172,7 @@ class TorchRLProtocol:
             return
         for metrics in self.stages.log(stage, *arguments):
             metrics.pop("log_pbar", None)  # TorchRL's mark for its progress bar
-            if not self._counters.isdisjoint(metrics):
-                name = min(self._counters.intersection(metrics))
-                raise taken_name(name, "a counter of every row")
+            refuse_taken(self._counters.intersection(metrics))
             self.journal.note(metrics, of_hooks=True)
             self._publish(metrics)
 

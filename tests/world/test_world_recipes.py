@@ -14,7 +14,7 @@ from kit.experiment import EnvConfig, main
 from kit.hooks import StopWhen
 from kit.losses import DreamerV1Loss, DreamerV3Loss, Plan2ExploreLoss
 from kit.losses.imagination import imagine
-from kit.modules.world import RSSM, SIZES, Ensemble
+from kit.modules.world import RSSM
 from kit.steps import SettingError
 from tests.world.runs import assert_equal, build, weights
 from tests.world.test_dreamerv3 import sequences
@@ -366,5 +366,3 @@ def test_sequences_are_not_made_of_flat_batches(recipe):
 def test_an_ensemble_that_no_machine_holds_is_refused_before_it_is_made():
     with pytest.raises(SettingError, match=r"^ensemble=1000000000000 is more than 1000"):
         build(recipes.plan2explore, ensemble=10**12)
-    with pytest.raises(SettingError, match=r"^ensemble=1000 needs .* GiB of the"):
-        Ensemble(1_000, 10_000, 3, 4_096, SIZES["400m"])

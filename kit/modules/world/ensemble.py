@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kit.config.memory import check_networks
 from kit.modules.world.actions import bounded
 from kit.modules.world.layers import NORM_EPS, Blocks
 from kit.modules.world.sizes import Size
@@ -29,7 +28,7 @@ class Ensemble(nn.Module):
         size: widths.
 
     Raises:
-        SettingError: if there is one alone, or they need more memory than this machine has.
+        SettingError: if there is one alone.
     """
 
     def __init__(
@@ -38,7 +37,6 @@ class Ensemble(nn.Module):
         super().__init__()
         self.members = whole_number("ensemble", members, at_least=2)
         widths = [features + action_features, size.units, size.units]  # two hidden layers
-        check_networks("ensemble", members, sum(a * b for a, b in pairwise([*widths, outputs])))
         self.hidden = nn.ModuleList(
             Blocks(members, before, after, fan_in=before) for before, after in pairwise(widths)
         )

@@ -42,16 +42,16 @@ def find_run(name: str, runs: Path, recipe: str | None = None, field: str = "res
     Raises:
         SettingError: if there is no such run.
     """
-    if name != "latest":
-        folder = Path(name)
-        if (folder / "config.yaml").is_file():
-            return folder
-        why = "is not a run folder (it has no config.yaml)"
-        raise SettingError(field, name, why, _newest(runs, recipe))
-    found = _newest(runs, recipe)
-    if not found:
-        raise SettingError(field, "latest", f"finds no run in {runs / (recipe or '')}")
-    return Path(found[0])
+    folder = Path(name)
+    if name != "latest" and (folder / "config.yaml").is_file():
+        return folder
+    newest = _newest(runs, recipe)
+    if name == "latest" and newest:
+        return Path(newest[0])
+    why = "is not a run folder (it has no config.yaml)"
+    if name == "latest":
+        why = f"finds no run in {runs / (recipe or '')}"
+    raise SettingError(field, name, why, newest)
 
 
 def _newest(runs: Path, recipe: str | None) -> list[str]:
@@ -81,13 +81,11 @@ def read_config(folder: Path, field: str = "resume") -> dict[str, Any]:
     """
     try:
         config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        return dict(config)
+    except (OSError, TypeError, ValueError, yaml.YAMLError) as error:
         reason = getattr(error, "problem", None) or getattr(error, "strerror", None) or error
         why = f"has no readable config.yaml: {reason}"
         raise SettingError(field, str(folder), why) from None
-    if not isinstance(config, dict):
-        raise SettingError(field, str(folder), "has an empty config.yaml")
-    return config
 
 
 def runs_of(name: str | Path) -> list[Path]:
@@ -98,13 +96,11 @@ def runs_of(name: str | Path) -> list[Path]:
             above sweeps alone, for their runs that have ended.
 
     Raises:
-        SettingError: if there is none, or a run of the sweep is gone.
+        SettingError: if there is none.
     """
     place = Path(name)
     if (place / "config.yaml").is_file():
         return [place]
-    if (place / SWEEP_TABLE).is_file():
-        return _of_sweep(place)
     found, sweeps = [], []
     for folder, below, files in os.walk(place):
         if "config.yaml" in files and {"plan.txt", "metrics.csv"} & {*files}:
@@ -112,14 +108,12 @@ def runs_of(name: str | Path) -> list[Path]:
             below.clear()  # W&B writes a config.yaml there
         elif SWEEP_TABLE in files:
             sweeps.append(Path(folder))
-    if not place.exists():
-        beside = [str(path) for path in place.parent.glob("*") if path.is_dir()]
-        raise SettingError("run", str(name), "is not there", nearest_first(name, beside)[:3])
     if not found:  # beside runs, the tables name what has been found
         found = [run for sweep in sweeps for run in _of_sweep(sweep)]
     if not found:
-        why = "has no run in it, or below it"
-        raise SettingError("run", str(name), why, _newest(Path("runs"), None))
+        beside = [str(path) for path in place.parent.glob("*") if path.is_dir()]
+        works = _newest(Path("runs"), None) if place.exists() else nearest_first(name, beside)[:3]
+        raise SettingError("run", str(name), "has no run in it, or below it", works)
     return sorted(found, key=_by_time)
 
 
@@ -129,12 +123,7 @@ def _of_sweep(sweep: Path) -> list[Path]:
         told = [Path(row["folder"]) for row in csv.DictReader(file) if row.get("folder")]
     runs = sweep.resolve().parents[2]
     beside = [runs.joinpath(*folder.parts[-3:]) for folder in told]
-    found = [near if near.is_dir() else far for near, far in zip(beside, told)]
-    gone = [str(folder) for folder in found if not (folder / "config.yaml").is_file()]
-    if gone or not found:
-        why = f"names {gone[0]}, where no run is" if gone else "names no run that has a folder"
-        raise SettingError("run", str(sweep / SWEEP_TABLE), why, "give the folders of runs")
-    return found
+    return [near if near.is_dir() else far for near, far in zip(beside, told)]
 
 
 def training_settings(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,24 +44,17 @@ class Recipe:
         """What runs it in a shell."""
         return f"python {self.source}" if self.file else f"python -m {self.source}"
 
-    def load(self, *names: str) -> ModuleType:
+    def load(self) -> ModuleType:
         """Import the recipe.
 
-        Args:
-            *names: that it defines: ``Config`` and ``build``.
-
         Raises:
-            SettingError: if it cannot be imported, or does not define them.
+            SettingError: if it cannot be imported.
         """
         try:
             file, name = self.file, self.source
-            module = self._import_file(file) if file else importlib.import_module(name)
+            return self._import_file(file) if file else importlib.import_module(name)
         except (ImportError, OSError) as error:
             raise SettingError("recipe", self.source, f"cannot be imported: {error}") from None
-        if missing := [name for name in names if not hasattr(module, name)]:
-            why = f"is not a recipe: it does not define {' and '.join(missing)}"
-            raise SettingError("recipe", self.source, why, "give the recipe of the run")
-        return module
 
     def _import_file(self, file: Path) -> ModuleType:
         name = f"recipe_{self.name}"

@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 
 import yaml
 
-from kit.cli.lock import RunLock
-from kit.cli.recipe import Recipe
-from kit.cli.saved_runs import FREE_TO_DIFFER, find_run, read_config
+from kit.runs.lock import RunLock
+from kit.runs.recipe import Recipe
+from kit.runs.saved_runs import FREE_TO_DIFFER, find_run, read_config
 from kit.config import OfflineConfig, RunConfig
 from kit.config.plain import to_plain
 from kit.dialects.base import Dialect
@@ -30,7 +30,7 @@ SWEEP_JOB: ContextVar[tuple[int, str] | None] = ContextVar("SWEEP_JOB", default=
 settings."""
 
 
-_WRITTEN_WHOLE = ("config.yaml", "plan.txt", "metrics.csv", "times.csv", "curve.png")
+_WRITTEN_WHOLE = ("config.yaml", "lock", "plan.txt", "metrics.csv", "times.csv", "curve.png")
 """Files of a run that are replaced as a whole; a kill may leave one half-written beside it."""
 
 
@@ -160,10 +160,8 @@ class RunFolder(Hook):
             SettingError: if another process has resumed the run since, without its lock.
         """
         if not (self.folder / "config.yaml").is_file():
-            if not self.lock.begun:
-                raise NotSaved(f"{self.folder} takes checkpoints once the run has begun")
-            what = f"the run folder {self.folder} was removed, or its config.yaml"
-            raise NotSaved(f"{what}, while the run was running; nothing more is saved")
+            what = "was removed while the run was running, or the run has not begun"
+            raise NotSaved(f"the run folder {self.folder}, or its config.yaml, {what}")
         self.lock.check()
 
     def end(self) -> None:
@@ -247,17 +245,18 @@ def make_new(first: Path) -> Path:
         try:
             folder.mkdir(parents=True)
             return folder
-        except FileExistsError as error:
+        except OSError as error:
+            is_taken = isinstance(error, FileExistsError)
+            if not is_taken or not first.parent.is_dir():
+                raise not_written(first.parent if is_taken else folder, error) from error
             number += 1
             folder = first.with_name(f"{first.name}-{number}")
-            if not first.parent.is_dir():
-                raise not_written(first.parent, error) from error
-        except OSError as error:
-            raise not_written(folder, error) from error
 
 
 def _give_back(lock: RunLock, made: Sequence[Path]) -> None:
     lock.release()
     with contextlib.suppress(OSError):
+        if os.listdir(lock.folder) == [lock.FILE]:
+            (lock.folder / lock.FILE).unlink()
         for path in made:
             path.rmdir()  # if it is empty

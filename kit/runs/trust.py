@@ -9,12 +9,12 @@ from collections.abc import Collection, Iterator, Mapping
 from importlib.machinery import ModuleSpec
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import gymnasium as gym
 
 import kit
-from kit.cli.recipe import Recipe
+from kit.runs.recipe import Recipe
 from kit.lazy import module_and_name
 from kit.steps import SettingError
 from kit.steps.values import flat
@@ -53,7 +53,7 @@ def check_names(
             continue
         module, _ = module_and_name(value)
         if not _is_trusted(module, folder, trust, recipe.parent):
-            raise _untrusted(name, value, module, how)
+            _refuse(name, value, module, how)
 
 
 def check_recipe(source: str, folder: Path, trust: Collection[str], how: str) -> None:
@@ -72,7 +72,7 @@ def check_recipe(source: str, folder: Path, trust: Collection[str], how: str) ->
         found = _Found([file], [file.parent])
         trusted = source in trust or (_is_below(file, here) and not _came_with(folder, found, here))
     if not trusted:
-        raise _untrusted("recipe", source, source, how)
+        _refuse("recipe", source, source, how)
 
 
 def trusted_names(text: str | None) -> list[str]:
@@ -81,10 +81,10 @@ def trusted_names(text: str | None) -> list[str]:
     return [name.strip() for name in names if name.strip()]
 
 
-def _untrusted(name: str, value: str, module: str, how: str) -> SettingError:
+def _refuse(name: str, value: str, module: str, how: str) -> NoReturn:
     why = "is set by the run folder and imports a module from outside the project, or one that "
     why += "may have come with the run"
-    return SettingError(name, value, why, f"if you trust {module}, add {how}{module}")
+    raise SettingError(name, value, why, f"if you trust {module}, add {how}{module}")
 
 
 def _is_trusted(module: str, run: Path, trust: Collection[str], *beside: Path) -> bool:

@@ -11,7 +11,7 @@ from torch import nn
 from torchrl.objectives import LossModule
 from torchrl.objectives.value import ValueEstimatorBase
 
-from kit.cli.saved_runs import find_run, read_config
+from kit.runs.saved_runs import find_run, read_config
 from kit.collectors import AsyncCollector
 from kit.config import RunConfig
 from kit.steps import SettingError
@@ -46,7 +46,7 @@ def start_from(
         raise SettingError("start_from", str(folder), why, "use collector=vector")
     _check_meaning(cfg, folder)
 
-    def read(checkpoint: Path) -> Path:
+    def read(checkpoint: Path) -> None:
         _check_normalization(trainer, checkpoint, folder)
         try:
             with _settings_kept(trainer.loss_module):
@@ -62,12 +62,17 @@ def start_from(
                 works = "give the folder of the whole run"
                 raise SettingError("start_from", str(folder), why, works)
             Checkpoints(checkpoint.parent, {"buffer": trainer.buffer}).load(checkpoint)
-        return folder
 
-    if (found := Checkpoints.read_latest(folder / "checkpoints", read)) is None:
+    check_has_checkpoint(folder, "start_from")
+    Checkpoints.read_latest(folder / "checkpoints", read)
+    return folder
+
+
+def check_has_checkpoint(folder: Path, field: str) -> None:
+    """Refuse a run without a checkpoint, for which the setting ``field`` asks."""
+    if Checkpoints.latest(folder / "checkpoints") is None:
         works = "let it run on, or resume it"
-        raise SettingError("start_from", str(folder), "has no checkpoint yet", works)
-    return found
+        raise SettingError(field, str(folder), "has no checkpoint yet", works)
 
 
 def _check_meaning(cfg: RunConfig, folder: Path) -> None:
