@@ -70,8 +70,7 @@ class Hook(TrainerHookBase):
     A TorchRL hook: it registers itself, saves and restores its state. Its ``kind`` says what it may
     do. A ``step`` hook takes part in training: it changes a learning rate by a counter, fits a
     critic to the batch, ends an update phase. An ``observer`` logs, draws, saves or shows; without
-    it the trained weights are bitwise the same. One whose method changes a TensorDict that it is
-    given ends the run with an error.
+    it the trained weights are bitwise the same.
     """
 
     kind: Kind = "observer"

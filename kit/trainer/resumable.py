@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
-import torch
-from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from kit.hooks.annealing import Anneal
 from kit.hooks.evaluation import Evaluator
 from kit.hooks.policy import BestPolicy
 from kit.steps import RunSchedule, SettingError
@@ -22,10 +18,7 @@ from kit.trainer.checkpoint import (
     NORMALIZATION,
     Checkpoints,
     PolicyState,
-    beside_state,
-    has_state_beside,
     normalization_of,
-    stateful_in,
     stateful_parts,
 )
 from kit.trainer.pieces import check_state
@@ -55,8 +48,6 @@ class ResumableTrainer(TorchRLProtocol):
     """iterations."""
     _is_loaded = False
     """Whether a checkpoint was loaded since stage ``load`` ran."""
-    _beside: Sequence[tuple[Optimizer | nn.Module, dict[str, Any]]] = ()
-    """Optimisers and modules, and what they had beside their states when the trainer was made."""
     _left_out: Sequence[str] = ()
     """Parts of the checkpoint from which the run was resumed, of hooks that it did not have."""
 
@@ -103,7 +94,6 @@ class ResumableTrainer(TorchRLProtocol):
             folder, last = self.folder / "checkpoints", self.last_checkpoint
             self._checkpoints = Checkpoints(folder, self._parts(), last=last)
             self._say_what_hooks_lose()
-        self._say_what_parts_lose()
         metadata = {"counters": self.ledger.counters()}
         self.last_checkpoint = self._checkpoints.save(self.schedule.progress, metadata)
         self._saved_at, self._left_out = self.ledger.iterations, ()
@@ -160,29 +150,6 @@ class ResumableTrainer(TorchRLProtocol):
                 )
                 then = "a resumed run begins it anew and is not bit-exact"
                 warnings.warn(f"{what}: {then}", stacklevel=4)
-        hooks = [*self.registered_modules.values()]
-        of_hooks = itertools.chain(*(vars(hook).values() for hook in hooks))
-        kept = [*self._parts().values(), *hooks, *of_hooks, *saved]
-        for operation in itertools.chain(*self.stages.values()):
-            for owner, how in stateful_in(operation.function):
-                known = any(owner is one for one in kept) or is_of_the_kit(owner)
-                if not known and has_state_beside(owner, self.loss_module):
-                    what = f"the state of {type(owner).__name__}, {how.format(operation.name)}"
-                    then = "is in no checkpoint: a resumed run begins it anew"
-                    warnings.warn(f"{what}, {then}; give it to a hook object", stacklevel=4)
-
-    def _say_what_parts_lose(self) -> None:
-        """Say once what an optimiser, or a module, has changed beside the state that it gives."""
-        annealed = [hook for hook in self.registered_modules.values() if isinstance(hook, Anneal)]
-        for part, before in self._beside:
-            for name, value in beside_state(part).items():
-                same = name in before and _same(value, before[name])
-                if not (same or any(hook.sets(part, name) for hook in annealed)):
-                    what = f"{type(part).__name__}.{name}, which is not in its state_dict()"
-                    then = "is in no checkpoint: a resumed run begins it anew"
-                    unless = ", unless a hook sets it" if isinstance(part, nn.Module) else ""
-                    warnings.warn(f"{what}, {then}{unless}", stacklevel=4)
-                    self._beside = ()
 
     def _parts(self) -> dict[str, Any]:
         """Everything with a state that a resumed run needs, by name."""
@@ -249,11 +216,3 @@ class ResumableTrainer(TorchRLProtocol):
         """The hooks that keep the best policy, by the names of their parts in checkpoints."""
         hooks = self.registered_modules.items()
         return {f"hook {name}": hook for name, hook in hooks if isinstance(hook, BestPolicy)}
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Whether two numbers or tensors are equal, which may be of other shapes or elsewhere."""
-    if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
-        return type(one) is type(other) and one == other
-    alike = (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
-    return alike and torch.equal(one, other)

@@ -13,7 +13,6 @@ from tensordict import TensorDictBase
 
 from kit.steps import SettingError
 from kit.steps.errors import place_of, show
-from kit.trainer.observers import Given, observes
 
 Signature = Literal[
     "fire", "pipe", "log", "losses", "optimizer", "summary", "row", "path", "episodes",
@@ -111,7 +110,6 @@ class _Operation:
     function: Callable[..., Any]
     keywords: dict[str, Any]
     name: str
-    observes: bool = False
 
 
 class Stages(dict[str, list[_Operation]]):
@@ -143,8 +141,7 @@ class Stages(dict[str, list[_Operation]]):
 
         Raises:
             SettingError: if there is no such stage, if it never runs in this run, or if the
-                function cannot be called as the stage does, or is an observer's and would make
-                gradient steps.
+                function cannot be called as the stage does.
         """
         if stage not in STAGES:
             raise SettingError("stage", stage, "is not a stage", _nearest(stage))
@@ -159,13 +156,8 @@ class Stages(dict[str, list[_Operation]]):
         if not _takes(function, count, keywords):
             why = f"cannot be called as stage {stage!r} does"
             raise SettingError("hook", name, why, f"it calls {text}")
-        foreign = not is_of_the_kit(function)
-        self.keeps_batches |= stage in _SEES_BATCHES and foreign
-        only_looks = foreign and observes(function)
-        if only_looks and stage == "optimizer":
-            works = 'give its class kind = "step"'
-            raise SettingError("hook", name, "is an observer, and would make gradient steps", works)
-        self[stage].append(_Operation(function, keywords, name, only_looks))
+        self.keeps_batches |= stage in _SEES_BATCHES and not is_of_the_kit(function)
+        self[stage].append(_Operation(function, keywords, name))
 
     def fire(self, stage: str, *arguments: Any) -> None:
         """Call every operation of ``stage``."""
@@ -183,10 +175,7 @@ class Stages(dict[str, list[_Operation]]):
         """
         for operation in self[stage]:
             arguments = (batch,) if before is None else (before, batch)
-            result = _taken(self._call(stage, operation, *arguments), batch, stage, operation)
-            if operation.observes and result is not batch:
-                raise HookError(operation.name, stage, _not_observed("returned another"))
-            batch = result
+            batch = _taken(self._call(stage, operation, *arguments), batch, stage, operation)
         return batch
 
     def optimize(self, losses: TensorDictBase, clip_grad_norm: bool, clip_norm: Any) -> Any:
@@ -213,15 +202,6 @@ class Stages(dict[str, list[_Operation]]):
             yield metrics
 
     def _call(self, stage: str, operation: _Operation, *arguments: Any) -> Any:
-        if not operation.observes:
-            return self._result(stage, operation, *arguments)
-        given = Given(arguments)
-        result = self._result(stage, operation, *arguments)
-        if changed := given.changed():
-            raise HookError(operation.name, stage, _not_observed(f"changed {changed} of the"))
-        return result
-
-    def _result(self, stage: str, operation: _Operation, *arguments: Any) -> Any:
         try:
             return operation.function(*arguments, **operation.keywords)
         except Exception as error:
@@ -257,11 +237,6 @@ def _taken(result: Any, before: Any, stage: str, operation: _Operation) -> Any:
 
 def _returned(result: Any, wanted: str) -> TypeError:
     return TypeError(f"it returned {show(result)}, which is neither {wanted} nor None")
-
-
-def _not_observed(did: str) -> TypeError:
-    works = 'give its class kind = "step", or let it work on a clone'
-    return TypeError(f"it {did} TensorDict that it is given, and it is an observer: {works}")
 
 
 def _name(function: Any) -> str:

@@ -28,7 +28,7 @@ from kit.logging.loggers import RowLogger
 from kit.steps import Due, RunSchedule, SettingError, StepLedger, StepPlan
 from kit.trainer import checks, checks_of_collection
 from kit.trainer.batches import counted
-from kit.trainer.checkpoint import beside_states, make_parts_when_loaded, normalizer_of
+from kit.trainer.checkpoint import make_parts_when_loaded, normalizer_of
 from kit.trainer.process import OwnNumbers, with_own_numbers
 from kit.trainer.resumable import ResumableTrainer
 from kit.trainer.stages import is_of_the_kit
@@ -162,8 +162,6 @@ class Trainer(ResumableTrainer):
         saving = (BestPolicy, SavePolicy)
         if any(isinstance(hook, saving) for hook in self.registered_modules.values()):
             checks.refuse(checks_of_collection.in_saved_policies(collector))
-        stepping = [*getattr(update, "optimizers", {}).values(), self.optimizer]
-        self._beside = beside_states(*stepping, self.loss_module, advantage)
         self.numbers = OwnNumbers()
         make_parts_when_loaded(self.loss_module)
         if resume_from is not None:
