@@ -435,15 +435,6 @@ def test_a_target_net_updater_hook_that_counts_goes_on_counting_in_a_resumed_run
     assert_equal(weights(resumed), weights(whole))
 
 
-def test_a_scheduler_that_is_stepped_with_a_metric_is_refused_when_it_is_registered():
-    trainer = ppo_trainer()
-    hook = LRSchedulerHook(torch.optim.lr_scheduler.ReduceLROnPlateau(trainer.optimizer))
-    for register in (trainer.add, lambda hook: hook.register(trainer)):
-        with pytest.raises(SettingError, match=r"scheduler='ReduceLROnPlateau' is .* 'log_row'"):
-            register(hook)
-    trainer.run()
-
-
 @runs(LRSchedulerHook)
 @pytest.mark.parametrize(("interval", "times"), [("batch", 4), ("optim", 16)])
 def test_lr_scheduler_hook_lowers_the_learning_rate(interval, times):

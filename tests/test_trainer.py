@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import pickle
 from copy import deepcopy
 from fractions import Fraction
 from types import SimpleNamespace
@@ -199,6 +198,8 @@ def test_batches_that_an_advantage_is_given_are_its_own():
 
 class Keeping(ReplayBatches):
     """A buffer of one's own that keeps what it is given, and reads what a loss has written."""
+
+    copies = False  # it keeps the batches themselves
 
     def __init__(self, of):
         super().__init__(of.buffer)
@@ -481,8 +482,9 @@ def test_a_collector_that_gives_other_batches_than_planned_is_refused():
     parts = ppo_parts(plan)
     env, policy = make_env("CartPole-v1", 2), parts["collector"].policy
     parts["collector"] = VectorCollector(env, policy, frames_per_batch=32)
-    with pytest.raises(SettingError, match=r"collector=32 .* not those of the plan.*16"):
-        Trainer(plan, **parts)
+    with pytest.raises(SettingError, match=r"gave a batch of 32 policy steps.* plan has 16"):
+        Trainer(plan, **parts).run()
+    env = make_env("CartPole-v1", 2)
     parts["collector"] = VectorCollector(env, policy, frames_per_batch=16, total_frames=32)
     with pytest.raises(SettingError, match="ended after 32 policy steps, before the plan"):
         Trainer(plan, **parts).run()
@@ -778,17 +780,12 @@ def test_trainer_fills_in_counts_that_parts_do_not_give():
     ledger = Trainer(plan, **parts).run()
     assert ledger.random_policy_steps == plan.random_steps_until(40) > 0
     assert (ledger.samples, ledger.evaluation_episodes) == (31 * 4, 2)
-    given = VectorCollector(env, policy, steps_per_env=1, init_random_frames=0)
-    with pytest.raises(SettingError, match="init_random_frames=0 of the collector are not"):
-        Trainer(plan, **parts | {"collector": given})
 
 
 def test_gradient_steps_that_nobody_makes_are_refused_before_anything_runs():
     plan = on_policy_plan()
     parts = ppo_parts(plan)
     update = parts.pop("update")
-    with pytest.raises(SettingError, match="leaves the plan's gradient steps undone"):
-        Trainer(plan, **parts)
     trainer = Trainer(plan, **parts, loss_module=update.loss_module)
     with pytest.raises(SettingError, match="register a hook at stage 'optimizer'"):
         trainer.run()
@@ -960,7 +957,6 @@ def test_a_loss_that_reads_advantages_needs_an_estimator():
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        (lambda batch: None, "returned a NoneType, not a TensorDict; return the batch, with its"),
         (lambda batch: batch[:, :3], "returned 6 of the 16 transitions of a batch; return all of"),
         (lambda batch: batch, "wrote no 'advantage' and leaves ClipPPOLoss without advantages"),
     ],
@@ -1004,34 +1000,12 @@ def test_several_processes_in_one_are_refused():
         Trainer(plan, **ppo_parts(on_policy_plan()))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"replay_ratio": 1}, r"replay_ratio='1' counts samples of a replay buffer.*update_epochs"),
-        (
-            {"gradient_steps_per_iteration": 3, "minibatch_size": 32},
-            r"minibatch_size=32 is larger than the 16 policy steps of one batch.*: 16\.",
-        ),
-    ],
-)
-def test_rules_of_a_replay_buffer_are_refused_where_advantages_are_trained_on(settings, message):
-    plan = on_policy_plan(update_epochs=None, **settings)
-    with pytest.raises(SettingError, match=message):
-        Trainer(plan, **ppo_parts(plan))
-
-
 def test_samples_of_a_replay_buffer_that_is_not_there_are_refused():
     plan = off_policy_plan()
     trainer = Trainer(plan, **{**sac_parts(plan), "buffer": None})
     with pytest.raises(SettingError, match=r"buffer=None keeps the last batch only.*ratio=1 "):
         trainer.run()
     assert trainer.ledger.policy_steps == 0
-
-
-@pytest.mark.parametrize("hooks", [StopWhen(reached=1.0), "stop_when", {"stop": StopWhen}, print])
-def test_hooks_that_are_no_list_are_refused(hooks):
-    with pytest.raises(SettingError, match=r"hooks=.* is not a list of hooks; hooks=\["):
-        ppo_trainer(hooks=hooks)
 
 
 @pytest.mark.parametrize("parts_of", [ppo_parts, sac_parts])
@@ -1048,18 +1022,6 @@ def test_a_replay_buffer_from_which_older_batches_would_be_drawn_is_refused_on_p
         Trainer(plan, **{**ppo_parts(plan), "buffer": make_replay_buffer(17, 4)})
     trainer = Trainer(plan, **{**ppo_parts(plan), "buffer": make_replay_buffer(16, 4)})
     assert trainer.run().samples == 2 * 64  # each is trained on in both epochs
-
-
-def test_an_environment_is_no_collector():
-    plan = on_policy_plan()
-    parts = {**ppo_parts(plan), "collector": make_env("CartPole-v1", 2)}
-    with pytest.raises(SettingError, match="collector='VectorEnv' is no collector; give one of"):
-        Trainer(plan, **parts)
-
-
-def test_a_class_of_hooks_is_no_hook():
-    with pytest.raises(SettingError, match=r"hook=<class .*TargetKL'> is no hook;"):
-        ppo_trainer(hooks=[TargetKL])
 
 
 # ---------------------------------------------------------------------- what a plain trainer does
@@ -1213,17 +1175,6 @@ def test_an_evaluator_whose_function_returns_the_training_environment_is_refused
         Trainer(plan.replace(evaluation_every=16), **parts, evaluate=other)
 
 
-@pytest.mark.parametrize("random_steps", [0, 8, 16])
-def test_random_steps_that_are_not_the_plans_are_refused_when_it_is_built(random_steps):
-    plan = off_policy_plan()
-    parts = sac_parts(plan)
-    collector = parts.pop("collector")
-    settings = {"steps_per_env": 1, "init_random_frames": random_steps}
-    other = VectorCollector(collector.env, collector.policy, **settings)
-    with pytest.raises(SettingError, match=r"not the plan's 10 policy steps with random actions"):
-        Trainer(plan, **parts, collector=other)
-
-
 def test_a_collector_that_has_collected_before_is_refused():
     trainer = ppo_trainer()
     trainer.collector.collect()
@@ -1265,16 +1216,6 @@ def test_a_metric_of_a_hook_with_the_name_of_another_column_is_refused(name):
     trainer = Trainer(plan, **parts, evaluate=evaluator_for(parts, plan, "CartPole-v1"))
     trainer.register_op("post_steps_log", lambda batch: {name: -7.0})
     with pytest.raises(SettingError, match=f"metric='{name}' is a column of the rows"):
-        trainer.run()
-
-
-@pytest.mark.parametrize("name", [3, ""])
-def test_a_metric_without_a_text_for_a_name_is_the_fault_of_its_hook(name):
-    trainer = ppo_trainer()
-    trainer.register_op("post_steps_log", lambda batch: {name: 1.0})
-    with pytest.raises(
-        HookError, match=rf"at stage 'post_steps_log' .* a metric named {name!r}, and a name"
-    ):
         trainer.run()
 
 
@@ -1443,13 +1384,3 @@ def test_targets_by_policy_steps_are_updated_in_a_second_run_too():
 
 
 # ---------------------------------------------------------------------- copies
-@pytest.mark.parametrize("copied", [deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
-def test_what_cannot_be_copied_says_what_to_copy_instead(copied):
-    trainer = ppo_trainer()
-    trainer.run()
-    with pytest.raises(SettingError, match=r"'Trainer' cannot be copied.*trainer.loss_module"):
-        copied(trainer)
-    with pytest.raises(SettingError, match=r"'Update' cannot be copied.*update.state_dict\(\)"):
-        copied(trainer.update)
-    for part in (trainer.loss_module, trainer.collector.policy):
-        assert_same(copied(part).state_dict(), part.state_dict())

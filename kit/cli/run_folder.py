@@ -20,7 +20,7 @@ from kit.config import OfflineConfig, RunConfig
 from kit.config.plain import to_plain
 from kit.dialects.base import Dialect
 from kit.dialects.files import flat
-from kit.hooks import Hook
+from kit.hooks.base import KitHook
 from kit.logging.files import NotSaved, half_written, not_written, write_whole
 from kit.steps import SettingError, StepPlan
 from kit.trainer.checkpoint import Checkpoints, saved_in
@@ -34,7 +34,7 @@ _WRITTEN_WHOLE = ("config.yaml", "plan.txt", "metrics.csv", "times.csv", "curve.
 """Files of a run that are replaced as a whole; a kill may leave one half-written beside it."""
 
 
-class RunFolder(Hook):
+class RunFolder(KitHook):
     """Writes the settings and the plan of a run to its folder, and its table at the end.
 
     A new folder is made, and locked, when the trainer is: it belongs to this run alone. It stays

@@ -595,8 +595,5 @@ class EpisodeSchedule(Schedule):
 
 def as_vector_env(create_env_fn: EnvBase | Callable[[], EnvBase]) -> VectorEnv:
     """Return the environment, made if need be, as the kit steps it."""
-    if not (isinstance(create_env_fn, EnvBase) or callable(create_env_fn)):
-        why = "is neither an environment of make_env or TorchRL nor a function that makes one"
-        raise SettingError("create_env_fn", create_env_fn, why, "give make_env(...)")
     env = create_env_fn if isinstance(create_env_fn, EnvBase) else create_env_fn()
     return env if isinstance(env, VectorEnv) else make_env(env)

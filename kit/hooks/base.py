@@ -109,3 +109,18 @@ class Hook(TrainerHookBase):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state of :meth:`state_dict`."""
+
+
+class KitHook(Hook):
+    """Base of the kit's own hooks, which declare that they do not keep what they receive.
+
+    Their effects on training are known to the trainer. Your own hooks derive from :class:`Hook`,
+    and declare these attributes one by one where they hold.
+    """
+
+    keeps_batches = False
+    """Whether batches may be read after the call that received them."""
+    reads_minibatches = False
+    """Whether minibatches are read or changed."""
+    changes_training = False
+    """Whether networks, loss or optimizer may change in ways that the kit does not track."""

@@ -29,7 +29,6 @@ from kit.envs.vector_env import VectorEnv
 from kit.fast.nested import entry
 from kit.hooks.evaluation import Evaluator
 from kit.steps import SettingError, StepLedger, StepPlan
-from kit.trainer.stages import is_of_the_kit
 
 
 def counted(collector: BaseCollector | None, plan: StepPlan) -> CountedBatches:
@@ -101,16 +100,16 @@ class CountedBatches:
         if not plan.is_exact:
             return
         expected = plan.collected(iteration) if iteration else plan.local_prefill_steps
-        if self.collected != expected and plan.collects_episodes:
-            why = f"is not that of all episodes: they are {self.collected} policy steps in a batch"
-            works = f"leave out what says so, as episodes may end earlier; planned were {expected}"
-            works += "; env.max_episode_steps cuts them, too"
-            raise SettingError("episode_length", plan.episode_length, why, works)
-        if self.collected != expected:
-            why = f"gave a batch of {self.collected} policy steps, shape {tuple(batch.shape)}"
-            name = type(self.collector).__name__
-            works = f"frames_per_batch={expected}"
-            raise SettingError("collector", name, f"{why}, where the plan has {expected}", works)
+        if self.collected == expected:
+            return
+        field: str = "collector"
+        value: Any = type(self.collector).__name__
+        works = f"frames_per_batch={expected}"
+        if plan.collects_episodes:
+            field, value = "episode_length", plan.episode_length
+            works = "leave out what declares it, as episodes may end earlier"
+        why = f"gave a batch of {self.collected} policy steps, shape {tuple(batch.shape)}"
+        raise SettingError(field, value, f"{why}, where the plan has {expected}", works)
 
     @contextlib.contextmanager
     def sharing_memory(self, may: Callable[[], bool]) -> Iterator[None]:
@@ -120,7 +119,7 @@ class CountedBatches:
             may: asked before each batch, whether nothing keeps it.
         """
         before = getattr(self.collector, "reuse", None)
-        if before is not False or not is_of_the_kit(self.collector):
+        if before is not False or not isinstance(self.collector, KitCollector):
             yield  # it was asked for already, or there is nothing to ask for
             return
         self._may_share = may

@@ -131,16 +131,9 @@ class Checkpoints:
             if isinstance(error.__cause__, (NotSaved, SettingError)):
                 raise error.__cause__ from None  # of a part, which says what is wrong
             works = "build the trainer as it was built when this was written"
+            why = f"cannot be loaded: {_cause_of(error)}"
             if missing := sorted(getattr(getattr(error, "result", None), "missing", ())):
                 why = f"has no state of {', '.join(missing)}"
-                raise SettingError("checkpoint", str(path), why, works) from None
-            part = re.search(r"component '([^']+)'", str(error))
-            first: BaseException = error
-            while (earlier := first.__cause__ or first.__context__) is not None:
-                first = earlier  # those around it print whole networks
-            reason = textwrap.shorten(str(first).split(". ")[0], 200, placeholder=" ...")
-            what = f"{part[1]}: " if part else ""
-            why = f"cannot be loaded: {what}{type(first).__name__}: {reason}"
             raise SettingError("checkpoint", str(path), why, works) from error
         self.left_out = sorted(result.unrequested)
         _check_left_out(path, [name for name in self.left_out if whole or name in needed])
@@ -209,6 +202,15 @@ class Checkpoints:
         for older in [path for path in saved_in(folder) if last and path <= last][:-_KEPT]:
             older.rename(folder / f".{older.name}")
         _remove_hidden(folder)
+
+
+def _cause_of(error: BaseException) -> str:
+    """Describe the first of a chain of exceptions, with the part of the checkpoint."""
+    part = re.search(r"component '([^']+)'", str(error))
+    while (earlier := error.__cause__ or error.__context__) is not None:
+        error = earlier  # the exceptions around it print whole networks
+    reason = textwrap.shorten(str(error).split(". ")[0], 200, placeholder=" ...")
+    return f"{f'{part[1]}: ' if part else ''}{type(error).__name__}: {reason}"
 
 
 def _check_named(path: Path) -> None:
@@ -305,10 +307,9 @@ def check_whole(path: Path) -> None:
             if entry.is_symlink() or not (entry.is_dir() or name in sums or name == _SUMS):
                 raise _damaged(path, name, "was not written with it")
         for name, checksum in sums.items():
-            if not (path / name).is_file():
-                raise _damaged(path, name, "is missing")
-            if _checksum(path / name) != checksum:
-                raise _damaged(path, name, "is not as it was written")
+            there = (path / name).is_file()
+            if not there or _checksum(path / name) != checksum:
+                raise _damaged(path, name, "is not as it was written" if there else "is missing")
 
 
 def _damaged(path: Path, name: str, what: str) -> Damaged:

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from torch.optim import Optimizer
+from torchrl.collectors import MultiCollector
+from torchrl.data import ReplayBufferEnsemble
 
+from kit.buffers import ReplayBatches
+from kit.collectors.asynchronous import AsyncCollector
 from kit.hooks.evaluation import Evaluator
 from kit.hooks.policy import BestPolicy
-from kit.steps import RunSchedule, SettingError
-from kit.trainer import checks, checks_of_collection
+from kit.steps import RunSchedule, SettingError, StepLedger, StepPlan
 from kit.trainer.batches import CountedBatches
 from kit.trainer.checkpoint import (
     NORMALIZATION,
     Checkpoints,
     PolicyState,
     normalization_of,
+    saved_in,
     stateful_parts,
 )
+from kit.trainer.checks import Refusal, refuse
 from kit.trainer.pieces import check_state
 from kit.trainer.process import OwnNumbers
-from kit.trainer.stages import is_of_the_kit
 from kit.trainer.torchrl_protocol import TorchRLProtocol
 from kit.update import Update
 
@@ -87,7 +91,7 @@ class ResumableTrainer(TorchRLProtocol):
         self._save_requested = False
         if self.folder is None:
             return None
-        checks.refuse(checks_of_collection.in_saving(self.batches.iteration, self.ledger))
+        refuse(in_saving(self.batches.iteration, self.ledger))
         self.stages.fire("save")
         self.batches.count_environment(self.ledger)
         if self._checkpoints is None:
@@ -111,7 +115,7 @@ class ResumableTrainer(TorchRLProtocol):
         checkpoints.load(self.last_checkpoint, whole=True)
         self._left_out = checkpoints.left_out
         self._saved_at = self.ledger.iterations
-        checks.refuse(checks_of_collection.in_resumed(self.plan, self.ledger, checkpoint))
+        refuse(in_resumed(self.plan, self.ledger, checkpoint))
         if not self.batches.exact_resume:
             self._say_what_is_lost(self.batches.not_resumable() or "nothing gives its state")
             # A batch of whole episodes leaves none open.
@@ -122,14 +126,13 @@ class ResumableTrainer(TorchRLProtocol):
         return self
 
     def check_states(self) -> None:
-        """Check that checkpoints can hold the states of third-party hooks, loggers and other parts.
+        """Check that checkpoints can hold the states of hooks, loggers and other parts.
 
         Raises:
             SettingError: naming the first that they cannot hold.
         """
         for name, part in self._parts().items():
-            third_party = not is_of_the_kit(type(part)) and name not in ("batches", "buffer")
-            if third_party or name == "journal":  # with the states of loggers
+            if name not in _LARGE:
                 check_state(part, name)
 
     def _say_what_is_lost(self, reason: str) -> None:
@@ -184,7 +187,7 @@ class ResumableTrainer(TorchRLProtocol):
                 normalisation that this process does not have.
         """
         path = Path(checkpoint)
-        checks.refuse(checks_of_collection.in_saved_policies(self.collector))
+        refuse(in_saved_policies(self.collector))
         if not best:
             checkpoints = Checkpoints(path.parent, self.policy_parts())
             counters = checkpoints.load(path, needed=NORMALIZATION)["counters"]
@@ -216,3 +219,69 @@ class ResumableTrainer(TorchRLProtocol):
         """The hooks that keep the best policy, by the names of their parts in checkpoints."""
         hooks = self.registered_modules.items()
         return {f"hook {name}": hook for name, hook in hooks if isinstance(hook, BestPolicy)}
+
+
+_LARGE = ("batches", "buffer", "update")
+"""Parts of the kit whose states are large."""
+
+
+def in_folder(folder: Path | None, last_checkpoint: Any) -> Iterator[Refusal]:
+    """A folder with checkpoints of an earlier run, which those of a new one would replace."""
+    if folder is None or last_checkpoint is not None:
+        return
+    if saved_in(folder / "checkpoints"):
+        why = "has checkpoints of an earlier run, which would be lost"
+        yield "folder", str(folder), why, "give another folder, or resume_from one of them"
+
+
+def in_checkpoints(folder: Any, buffer: Any) -> Iterator[Refusal]:
+    """Parts of a replay buffer whose state no checkpoint could hold."""
+    if folder is None or not isinstance(buffer, ReplayBatches):
+        return
+    if isinstance(buffer.buffer, ReplayBufferEnsemble):
+        why = "keeps rows in several storages, which no checkpoint holds"
+        works = "use one and let a hook mix the minibatches, or folder=None (in a recipe runs=null)"
+        yield "buffer", type(buffer.buffer).__name__, why, works
+    for field in ("writer", "sampler"):
+        part = getattr(buffer.buffer, field)
+        try:
+            part.state_dict()
+        except NotImplementedError:
+            why = "gives no state, which checkpoints need"
+            works = f"use another {field}, or folder=None (in a recipe runs=null): no checkpoints"
+            yield field, type(part).__name__, why, works
+
+
+def in_saving(iteration: int, ledger: StepLedger) -> Iterator[Refusal]:
+    """A checkpoint within an iteration, whose batch is collected and in no checkpoint."""
+    if iteration != ledger.iterations:
+        why = "has begun and not ended, and no checkpoint goes on within it"
+        works = "trainer.request_checkpoint() saves after it"
+        yield "iteration", iteration, why, works
+
+
+def in_resumed(plan: StepPlan, ledger: StepLedger, checkpoint: Any) -> Iterator[Refusal]:
+    """A checkpoint of a run that had other counts by now than the plan would have."""
+    found = [one for one in ledger.compare(plan) if one.name != "env_steps"]
+    if found:
+        why = f"was written under another plan: {', '.join(map(str, found))}"
+        yield "resume_from", str(checkpoint), why, "resume with the settings that it had"
+
+
+def in_saved_policies(collector: Any) -> Iterator[Refusal]:
+    """Statistics in other processes, without which a saved policy would act otherwise."""
+    name = ""
+    if isinstance(collector, AsyncCollector) and collector.env is None:
+        name = collector.normalized_by
+    elif isinstance(collector, MultiCollector):
+        states = [one for one in collector.state_dict().values() if isinstance(one, dict)]
+        running = [key for one in states for key in one.get("env_state_dict", ()) if _EXTRA in key]
+        name = "VecNorm" if running else ""
+    if name:
+        why = f"has statistics in the processes of {type(collector).__name__}, of which a saved"
+        works = "normalise in this process: by another collector, or an environment of make_env(id)"
+        yield "environment", name, f"{why} policy would have none", works
+
+
+_EXTRA = "_extra_state"
+"""Where TorchRL's transforms with running statistics have them."""

@@ -17,6 +17,7 @@ from torchrl.trainers import OptimizationStepper, TrainerHookBase
 
 from kit.buffers import Minibatches, ReplayBatches, as_minibatches
 from kit.buffers.n_step import close
+from kit.collectors import plan_fit
 from kit.collectors.base import KitCollector
 from kit.envs.backends.torchrl_layers import normalization_of_transforms
 from kit.hooks.console import Console
@@ -26,12 +27,11 @@ from kit.hooks.policy import BestPolicy, SavePolicy
 from kit.logging.files import as_folder
 from kit.logging.loggers import RowLogger
 from kit.steps import Due, RunSchedule, SettingError, StepLedger, StepPlan
-from kit.trainer import checks, checks_of_collection
+from kit.trainer import checks, compatibility
 from kit.trainer.batches import counted
 from kit.trainer.checkpoint import make_parts_when_loaded, normalizer_of
 from kit.trainer.process import OwnNumbers, with_own_numbers
-from kit.trainer.resumable import ResumableTrainer
-from kit.trainer.stages import is_of_the_kit
+from kit.trainer.resumable import ResumableTrainer, in_checkpoints, in_folder, in_saved_policies
 from kit.trainer.update_phase import UpdatePhase
 from kit.update import Update
 
@@ -111,14 +111,17 @@ class Trainer(ResumableTrainer):
             collector.act_at_random(
                 plan.random_steps_until(plan.policy_steps_after(plan.iterations))
             )
+        joins = getattr(minibatches, "joins_steps", False)
         self.schedule = RunSchedule(plan, log_every=log_every, checkpoint_every=checkpoint_every)
         checks.refuse(
-            checks_of_collection.in_collection(plan, collector, minibatches, advantage),
-            checks_of_collection.in_evaluation(plan, evaluate, collector),
-            checks_of_collection.in_checkpoints(folder, minibatches),
+            compatibility.in_collection(plan, collector),
+            compatibility.in_buffer(plan, minibatches),
+            () if collector is None else plan_fit.in_collector(plan, collector, joins_steps=joins),
+            compatibility.in_evaluation(plan, evaluate, collector),
+            in_checkpoints(folder, minibatches),
         )
-        raw = checks_of_collection.stores_raw(plan, minibatches, advantage)
-        checks.refuse(checks_of_collection.in_raw_batches(collector, raw))
+        raw = compatibility.stores_raw(plan, minibatches, advantage)
+        checks.refuse(compatibility.in_raw_batches(collector, raw))
         if raw:
             minibatches.normalize_by(normalizer_of(collector))  # type: ignore[attr-defined]
         super().__init__(
@@ -141,7 +144,7 @@ class Trainer(ResumableTrainer):
             update.begin_run()
         elif isinstance(update, OptimizationStepper):
             update.register(self)
-        given = checks.hooks_as_list(hooks)
+        given = list(hooks)
         registered = {type(hook) for hook in given}
         if nan_guard and NaNGuard not in registered:
             self.add(NaNGuard())  # before hooks that save
@@ -150,18 +153,18 @@ class Trainer(ResumableTrainer):
         if progress and Console not in registered:
             self.add(Console(progress if isinstance(progress, str) else ""))
         checks.refuse(
-            checks.in_learning_rates(update, self.registered_modules),
-            checks.in_updates(plan, update, self.loss_module, advantage, self.stages),
-            checks.in_networks(update, collector, evaluate, advantage, self.stages),
-            checks.in_priorities(self.buffer, self.loss_module),
-            checks.in_rewards(self.buffer, self.stages),
-            checks.in_discounts(
+            compatibility.in_learning_rates(update, self.registered_modules),
+            compatibility.in_updates(plan, update, self.loss_module, advantage, self.stages),
+            compatibility.in_networks(update, collector, evaluate, advantage, self.stages),
+            compatibility.in_priorities(self.buffer, self.loss_module),
+            compatibility.in_rewards(self.buffer, self.stages),
+            compatibility.in_discounts(
                 self.loss_module, advantage, normalizer_of(collector), self.buffer, self.stages
             ),
         )
         saving = (BestPolicy, SavePolicy)
         if any(isinstance(hook, saving) for hook in self.registered_modules.values()):
-            checks.refuse(checks_of_collection.in_saved_policies(collector))
+            checks.refuse(in_saved_policies(collector))
         self.numbers = OwnNumbers()
         make_parts_when_loaded(self.loss_module)
         if resume_from is not None:
@@ -179,16 +182,18 @@ class Trainer(ResumableTrainer):
             EnvironmentFault: if an environment fails.
         """
         checks.refuse(
-            checks.in_learning_rates(self.update, self.registered_modules),
-            checks.in_hooks(self.plan, self.update, self.buffer, self.stages),
-            checks.in_targets(self.plan, self.update, self.loss_module, self.stages),
-            checks.in_rewards(self.buffer, self.stages),
-            checks_of_collection.in_counts(self.collector, self.ledger),
-            # One that was interrupted in its last iteration has nothing left to collect, either.
-            checks_of_collection.in_ended(
-                self._released and not self._complete, self.ledger, self.last_checkpoint
-            ),
+            compatibility.in_learning_rates(self.update, self.registered_modules),
+            compatibility.in_hooks(self.plan, self.update, self.buffer, self.stages),
+            compatibility.in_targets(self.plan, self.update, self.loss_module, self.stages),
+            compatibility.in_rewards(self.buffer, self.stages),
+            plan_fit.in_counts(self.collector, self.ledger),
         )
+        # A run that was interrupted in its last iteration has nothing left to collect, either.
+        if self._released and not self._complete:
+            why = f"has ended after {self.ledger.policy_steps:,} policy steps and closed its envs"
+            last = self.last_checkpoint
+            again = "" if last is None else f" with resume_from={str(last)!r}"
+            raise SettingError("trainer", "Trainer", why, f"build another one{again}")
         with self._lifecycle(), self.batches.sharing_memory(self._nothing_keeps_a_batch):
             if self.ledger.iterations == 0:
                 if not self._stop_training:  # at stage setup
@@ -212,7 +217,7 @@ class Trainer(ResumableTrainer):
 
     def _nothing_keeps_a_batch(self) -> bool:
         own = self.advantage is None and isinstance(self.buffer, ReplayBatches)
-        copied = own and is_of_the_kit(self.buffer) and self.buffer.copies
+        copied = own and self.buffer.copies
         hook = getattr(self.collector, "post_collect_hook", None)
         return copied and hook is None and not self.stages.keeps_batches
 
@@ -304,7 +309,7 @@ class Trainer(ResumableTrainer):
 
     def write_row(self) -> None:
         """Write a row of counters and metrics."""
-        checks.refuse(checks_of_collection.in_random_steps(self.plan, self.ledger, self.collector))
+        checks.refuse(plan_fit.in_random_steps(self.plan, self.ledger, self.collector))
         self.batches.count_environment(self.ledger)
         self.journal.note(self.batches.metrics())
         row = self.journal.write_row(self.ledger.counters(), self.batches.take_episodes())
@@ -312,12 +317,6 @@ class Trainer(ResumableTrainer):
         self.stages.fire("log_row", row)
 
     # ------------------------------------------------------------------ begin and end
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Refuse copies."""
-        why = "cannot be copied or pickled: it has environments and files that are its own"
-        works = "copy.deepcopy(trainer.loss_module) has its networks, the hook BestPolicy the best"
-        raise SettingError("trainer", type(self).__name__, why, works)
-
     @contextlib.contextmanager
     def _lifecycle(self) -> Iterator[None]:
         """Start loggers and hooks; release everything at the end, whatever happens."""
@@ -336,7 +335,7 @@ class Trainer(ResumableTrainer):
     def _start(self) -> None:
         """Start loggers and hooks, unless they are: a loop of the caller's own does not say it."""
         if not self._started:
-            checks.refuse(checks_of_collection.in_folder(self.folder, self.last_checkpoint))
+            checks.refuse(in_folder(self.folder, self.last_checkpoint))
             self._started = True
             done = getattr(self.ledger, self.plan.axis)
             self.journal.start(done, self.config, self.plan.table())
