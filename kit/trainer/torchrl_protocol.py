@@ -36,6 +36,7 @@ class TorchRLProtocol:
         optimizer: in place of the update's.
 
     Attributes:
+        advantage: estimates advantages of each batch that is trained on; ``None``: nothing does.
         ledger: counts so far.
         journal: rows of metrics so far.
         stages: where hooks are registered.
@@ -47,6 +48,8 @@ class TorchRLProtocol:
         clip_norm: where TorchRL's steppers and optimiser hooks clip gradients: the update's.
         clip_grad_norm: whether they clip the norm of gradients (or else their values).
     """
+
+    advantage: Any = None
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from kit.logging.metrics import MetricMeans
 from kit.steps import SettingError
 from kit.trainer import checks
 from kit.trainer.batches import size_of
-from kit.trainer.resumable import ResumableTrainer
+from kit.trainer.torchrl_protocol import TorchRLProtocol
 from kit.trainer.updates import Undisturbed, entries_may_be_left_out, gradient_step
 
 _WRITERS: WeakKeyDictionary[Any, object] = WeakKeyDictionary()
@@ -28,7 +28,7 @@ class UpdatePhase:
         trainer: its plan, buffer, update, stages and counts.
     """
 
-    def __init__(self, trainer: ResumableTrainer) -> None:
+    def __init__(self, trainer: TorchRLProtocol) -> None:
         self.trainer = trainer
         self._metrics = MetricMeans()
         self._undisturbed = Undisturbed(trainer)
