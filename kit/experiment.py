@@ -16,13 +16,14 @@ from torch.optim import Optimizer
 from torchrl.collectors import BaseCollector
 from torchrl.objectives.utils import default_value_kwargs
 
-from kit.buffers import PrioritizedSampler, ReplayBatches, as_minibatches, make_replay_buffer
+from kit.buffers import PrioritizedSampler, ReplayBatches, make_replay_buffer
 from kit.buffers.datasets import (
     StoredBatches,
     are_left_unread,
     as_of_environment,
     read_datasets,
 )
+from kit.buffers.given import buffer_settings, check_given, delivering_to, takes_from_host
 from kit.buffers.goals import GoalReward
 from kit.buffers.records import SequenceReplay
 from kit.cli.launch import main
@@ -82,9 +83,6 @@ __all__ = [
     "EnvConfig", "Experiment", "OffPolicyConfig", "OffPolicySteps", "OfflineConfig", "OfflineSteps",
     "OnPolicyConfig", "OnPolicySteps", "main",
 ]  # fmt: skip
-
-_OF_HOST = (None, "vector", "episode", "async")
-"""Collectors whose batches are on the host first."""
 
 EVALUATED_AT_ONCE = 32
 """Environments of an evaluation at most, unless more train; they play its episodes in turns."""
@@ -229,9 +227,6 @@ class Experiment:
             *arguments: arguments of ``make``. The first one, the environment, is the only argument
                 of the caller's factory.
             **settings: further arguments of ``make``.
-
-        Raises:
-            SettingError: if the caller's factory returns no TensorDict module.
         """
         return self._replacements.network("make_actor", make, *arguments, **settings)
 
@@ -266,7 +261,7 @@ class Experiment:
             **settings: further arguments of ``make``.
 
         Raises:
-            SettingError: if there is no such optimizer, or it does not hold the parameters.
+            SettingError: if the optimizer does not hold the parameters.
         """
         return self._replacements.optimizer(make, parameters, **settings)
 
@@ -321,17 +316,7 @@ class Experiment:
         """
         cfg, plan = self.cfg, self.plan
         assert isinstance(cfg, OffPolicyConfig), "only off-policy recipes have a replay buffer"
-        settings: dict[str, Any] = {
-            "size": cfg.buffer_size,
-            "minibatch_size": plan.minibatch_size,
-            "sequence_length": plan.sequence_length,
-            "n_step": cfg.n_step,
-            "gamma": cfg.gamma,
-            "device": cfg.device,
-            "store_next_observation": cfg.store_next_observation,
-            "stacked_frames": cfg.stacked_frames,
-            "folder": cfg.buffer_folder,
-        }
+        settings = buffer_settings(cfg, plan)
         if cfg.hindsight is not None:
             reward_fn = GoalReward(self._env, cfg.hindsight)
             settings |= {"strategy": cfg.hindsight, "reward_fn": reward_fn}
@@ -417,8 +402,8 @@ class Experiment:
             loss.to(cfg.device)  # with its value estimator, which TorchRL makes on the CPU
         chosen = {**wired, **given}
         if "buffer" in given:
-            chosen["buffer"] = self._delivering(given["buffer"])
-            self._check_buffer(chosen["buffer"])
+            chosen["buffer"] = delivering_to(cfg.device, given["buffer"])
+            check_given(cfg, chosen["buffer"], self._exponent_per_alpha)
         check_update(cfg, wired.get("update") if "update" not in given else None)
         self._try_loss(env, policy, chosen)
         chosen["collector"] = self._collector(env, policy, chosen)
@@ -473,44 +458,10 @@ class Experiment:
             }
         return around
 
-    def _check_buffer(self, buffer: Any) -> None:
-        """Refuse settings that the replay buffer of the caller does not have."""
-        cfg = self.cfg
-        if isinstance(cfg, OfflineConfig) and cfg.normalize_data:
-            why = "the given replay buffer stays as it was made"
-            raise SettingError("normalize_data", True, f"has no effect: {why}", [False])
-        if not isinstance(cfg, OffPolicyConfig) or not isinstance(buffer, ReplayBatches):
-            return
-        sampler, alpha = buffer.buffer.sampler, 0.0
-        if isinstance(sampler, PrioritizedSampler):
-            alpha = sampler.alpha * self._exponent_per_alpha
-        own = {
-            "n_step": buffer.summed.steps if buffer.summed else 1,
-            "buffer_size": buffer.buffer.storage.max_size,
-            "priority_exponent": alpha,
-        }
-        others = (
-            "hindsight", "store_next_observation", "stacked_frames", "buffer_folder",
-            "importance_exponent",
-        )  # fmt: skip
-        different = [name for name, value in own.items() if getattr(cfg, name) != value]
-        checks.unused(cfg, [*different, *others], "the given replay buffer stays as it was made")
-
     @property
     def _exponent_per_alpha(self) -> int:
         """Exponent of absolute errors for alpha = 1: 2 where the loss writes their squares."""
         return 2 if self._loss is not None and self._loss.writes_squares else 1
-
-    def _delivering(self, buffer: Any) -> Any:
-        """A replay buffer of the caller's, whose minibatches come to the device of the settings."""
-        batches = as_minibatches(buffer)
-        if not isinstance(batches, ReplayBatches) or batches.device is not None:
-            return buffer
-        device = torch.device(self.cfg.device)
-        kept = getattr(batches.buffer.storage, "device", None)
-        if isinstance(kept, torch.device) and kept.type != device.type:
-            batches.device = device
-        return batches
 
     def _try_loss(self, env: VectorEnv, policy: Policy, parts: dict[str, Any]) -> None:
         """Try a loss that the settings name on a batch of zeros; check that it reads n steps."""
@@ -549,7 +500,7 @@ class Experiment:
         if isinstance(wanted, BaseCollector) or self.plan.offline:
             return wanted if isinstance(wanted, BaseCollector) else None
         settings = {"seed": cfg.seed, "device": cfg.device, "exploration_policy": exploration}
-        if not callable(wanted) and self._takes_from_host(parts.get("buffer"), wanted):
+        if not callable(wanted) and takes_from_host(self.plan, parts.get("buffer"), wanted):
             settings["storing_device"] = "cpu"
         wanted = wanted or ("episode" if self.plan.collects_episodes else "vector")
         kwargs = cfg.collector_kwargs
@@ -557,16 +508,6 @@ class Experiment:
         why, faults = "cannot be used", (EnvironmentFault,)
         with checks.reported_as(field, value, why, unless=faults):
             return make_collector(wanted, env, policy, self.plan, **settings, **kwargs)
-
-    def _takes_from_host(self, buffer: Any, collector: Any) -> bool:
-        """Whether transitions stay on the host until they are stored.
-
-        Those that a buffer keeps there, or takes over with all entries at once. Other batches are
-        read on the device, for their advantages.
-        """
-        if self.plan.on_policy or not isinstance(buffer, ReplayBatches):
-            return False
-        return buffer.device is not None or (collector in _OF_HOST and buffer.gpu is not None)
 
     def _written(self) -> list[Hook]:
         """What writes videos and the policy to the run folder, where it is asked for."""

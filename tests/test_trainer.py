@@ -198,6 +198,7 @@ class Keeping(ReplayBatches):
     """A buffer of one's own that keeps what it is given, and reads what a loss has written."""
 
     copies = False  # it keeps the batches themselves
+    reads_minibatches = True
 
     def __init__(self, of):
         super().__init__(of.buffer)
@@ -443,24 +444,11 @@ def test_a_run_that_breaks_its_plan_says_so():
         trainer.run()
 
 
-@pytest.mark.parametrize(
-    ("make", "stage", "left_out", "reader"),
-    [
-        (ppo_trainer, "batch_process", "next", r"\('next', 'reward'\), which GAE"),
-        (ppo_trainer, "batch_process", "action", "'action', which ClipPPOLoss"),
-        (ppo_trainer, "pre_epoch", "observation", "'observation', which ClipPPOLoss"),
-        (sac_trainer, "batch_process", "next", r"\('next', .*\), which SACLoss"),
-        (ppo_trainer, "pre_epoch", "advantage", "'advantage', which ClipPPOLoss"),
-        (ppo_trainer, "process_optim_batch", "advantage", "'advantage', which ClipPPOLoss"),
-        (ppo_trainer, "process_optim_batch", "value_target", "'value_target', which ClipPPOLoss"),
-        (sac_trainer, "pre_epoch", ("next", "reward"), r"\('next', 'reward'\), which SACLoss"),
-        (sac_trainer, "process_optim_batch", "action", "'action', which SACLoss"),
-    ],
-)
-def test_hooks_that_leave_out_what_is_read_of_a_batch_are_refused(make, stage, left_out, reader):
-    trainer = make()
-    trainer.register_op(stage, lambda batch: batch.exclude(left_out))
-    with pytest.raises(SettingError, match=f"stage='{stage}' has hooks .* without {reader} reads"):
+@pytest.mark.parametrize("stage", ["pre_epoch", "process_optim_batch"])
+def test_hooks_that_leave_out_advantages_are_refused(stage):
+    trainer = ppo_trainer()
+    trainer.register_op(stage, lambda batch: batch.exclude("advantage"))
+    with pytest.raises(SettingError, match=f"stage='{stage}' has hooks that removed 'advantage'"):
         trainer.run()
 
 

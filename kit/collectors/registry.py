@@ -10,8 +10,9 @@ from torchrl.collectors import BaseCollector, Collector
 from torchrl.envs import EnvBase
 
 from kit.collectors.asynchronous import AsyncCollector
+from kit.collectors.episode import EpisodeCollector
 from kit.collectors.policy import Policy, is_recurrent
-from kit.collectors.rollout import EpisodeCollector, VectorCollector
+from kit.collectors.rollout import VectorCollector
 from kit.collectors.tensor import TensorCollector
 from kit.envs.backends.base import derived_seed
 from kit.envs.tensor import TENSOR_ENVS, TensorBackend

@@ -8,7 +8,6 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from tensordict.nn import TensorDictModuleBase
 from torch import nn, optim
 from torch.optim import Optimizer
 from torchrl import objectives
@@ -140,13 +139,7 @@ class Replacements:
         return (new, made[1]) if replaced == ["make_actor"] else (made[0], new)
 
     def _made(self, part: str, env: Any) -> Any:
-        factory = self.given[part]
-        made = factory(env)
-        if not isinstance(made, TensorDictModuleBase):
-            why = f"returned an object of type {type(made).__name__}, not a TensorDict module"
-            works = "return TensorDictModule(network, in_keys=[...], out_keys=[...])"
-            raise SettingError(part, getattr(factory, "__name__", factory), why, works)
-        return made
+        return self.given[part](env)
 
     def optimizer(
         self, make: type[Optimizer], parameters: Iterable[Any], **settings: Any
@@ -154,7 +147,7 @@ class Replacements:
         """Create an optimizer: the caller's, or else the recipe's.
 
         Raises:
-            SettingError: if there is no such optimizer, or it does not hold the parameters.
+            SettingError: if the optimizer does not hold the parameters.
         """
         given, groups = self.given.get("optimizer"), list(parameters)
         if "update" in self.given:  # the given update has its own optimizers
@@ -163,10 +156,6 @@ class Replacements:
         if given is None:
             return make(groups, **settings)
         if isinstance(given, str):
-            known = [name for name, one in vars(optim).items() if _is_optimizer(one)]
-            if given not in known:
-                works = nearest_first(given, known)[:3]
-                raise SettingError("optimizer", given, "is no class of torch.optim", works)
             given = getattr(optim, given)
         rates: dict[str, Any] = {k: v for k, v in settings.items() if k in ("lr", "fused")}
         self._idle |= dict.fromkeys(OPTIMIZER, "optimizer")
@@ -175,14 +164,12 @@ class Replacements:
             return chosen(groups, **{k: v for k, v in rates.items() if accepts(given, k)})
         self._idle |= dict.fromkeys(RATES, "optimizer")
         flat = [one for g in groups for one in (g["params"] if isinstance(g, dict) else [g])]
-        made = given(flat) if callable(given) else given
-        advice = "pass a class, a name of torch.optim, or a function of the parameters"
-        if not isinstance(made, Optimizer):
-            raise SettingError("optimizer", made, "is not an optimizer", advice)
+        made: Optimizer = given(flat) if callable(given) else given
         held = {id(one) for group in made.param_groups for one in group["params"]}
         if missing := sum(id(one) not in held for one in flat):
             why = f"does not hold {missing} of the {len(flat)} parameters that it should train"
-            raise SettingError("optimizer", type(made).__name__, why, advice)
+            works = "pass a class, a name of torch.optim, or a function of the parameters"
+            raise SettingError("optimizer", type(made).__name__, why, works)
         return made
 
 

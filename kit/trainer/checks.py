@@ -65,7 +65,7 @@ def in_estimated(
 def in_processed(
     stage: str, before: int, paths: Iterable[Any], batch: TensorDictBase, trainer: Any
 ) -> Iterator[Refusal]:
-    """What hooks have made of a batch: other transitions than planned, or without what is read.
+    """Yield another number of transitions than planned, or missing advantages.
 
     Of update epochs over more or fewer as many gradient steps would be made, and so other epochs.
 
@@ -74,7 +74,7 @@ def in_processed(
         before: transitions that they were given.
         paths: of the entries that they were given.
         batch: that they returned.
-        trainer: its plan, advantage, loss and stages.
+        trainer: its plan, loss and stages.
     """
     if trainer.plan.on_policy and (after := size_of(batch)) != before:
         why = f"has hooks that returned {after} transitions for the {before} of a batch"
@@ -85,42 +85,21 @@ def in_processed(
 def in_left_out(
     stage: str, paths: Iterable[Any], batch: TensorDictBase, trainer: Any
 ) -> Iterator[Refusal]:
-    """Entries that hooks have left out of a batch or minibatch, and that something reads.
+    """Yield advantages that hooks have removed: the loss would estimate them from minibatches.
+
+    Other missing entries raise in the loss.
 
     Args:
         stage: of the hooks.
-        paths: of the entries that they were given.
+        paths: of the entries that they received.
         batch: that they returned.
-        trainer: its advantage, buffer, loss and stages.
+        trainer: its loss and stages.
     """
-    if lost := {*paths}.difference(leaves(batch)):
-        for part, read in _read_after(stage, trainer):
-            if missing := [key for key in read if path_of(key) in lost]:
-                why = f"has hooks that returned a batch without {missing[0]!r}"
-                works = "leave it in the batch"
-                yield "stage", stage, f"{why}, which {type(part).__name__} reads", works
-
-
-def _read_after(stage: str, trainer: Any) -> Iterator[tuple[Any, list[Any]]]:
-    """What reads a batch after hooks have changed it, with the keys that it says it reads."""
-    loss, later = trainer.loss_module, ADDING[ADDING.index(stage) + 1 :]
-    if later:  # minibatches are stored no more
-        yield trainer.buffer, _keys_of(trainer.buffer)
-    if trainer.advantage is not None and stage == "batch_process":
-        yield trainer.advantage, _keys_of(trainer.advantage)
-    if not any(trainer.stages[one] for one in later):  # whose hooks may add it
-        read, estimated = _keys_of(loss), reads_advantage(loss)
-        if estimated is not None:  # before: estimators alone read what is next
-            value_target = getattr(loss.tensor_keys, "value_target", None)
-            read = [estimated, value_target, *(key for key in read if key[0] != "next")]
-        yield loss, read
-
-
-def _keys_of(part: Any) -> list[Any]:
-    try:
-        return [*getattr(part, "in_keys", ())]
-    except (AttributeError, NotImplementedError, RuntimeError, TypeError):  # a property of TorchRL
-        return []
+    key, later = reads_advantage(trainer.loss_module), ADDING[ADDING.index(stage) + 1 :]
+    added_later = any(trainer.stages[one] for one in later)
+    if key is not None and not added_later and path_of(key) in {*paths}.difference(leaves(batch)):
+        why = f"has hooks that removed {key!r}, and leaves {unestimated(trainer.loss_module)}"
+        yield "stage", stage, why, "leave it in the batch"
 
 
 def in_places(drawn: Tensor, told: Tensor | None) -> Iterator[Refusal]:

@@ -28,7 +28,6 @@ from kit.logging.files import as_folder
 from kit.logging.loggers import RowLogger
 from kit.steps import Due, RunSchedule, SettingError, StepLedger, StepPlan
 from kit.trainer import checks, compatibility
-from kit.trainer.batches import counted
 from kit.trainer.checkpoint import (
     PolicyState,
     make_parts_when_loaded,
@@ -47,6 +46,7 @@ from kit.trainer.run_checkpoints import (
     warn_of_lost_environments,
     warn_of_lost_optimizers,
 )
+from kit.trainer.torchrl_batches import counted
 from kit.trainer.torchrl_protocol import TorchRLProtocol
 from kit.trainer.update_phase import UpdatePhase
 from kit.update import Update
