@@ -88,13 +88,18 @@ class RecipeLoss:
         """Check the loss module that was created from networks and arguments.
 
         Raises:
-            SettingError: if it has no target networks and the recipe updates them, bounds the
-                initial temperature, or copies shared weights.
+            SettingError: if it has no target networks and the recipe updates them, is for one
+                action of several, bounds the initial temperature, or copies shared weights.
         """
         self.module = module
         if self.is_named and hasattr(self._defaults, "tau") and not has_target_networks(module):
             why = "has no target networks, which this recipe updates"
             raise SettingError("loss", self._given, why, [self._usual])
+        actions = getattr(networks[0], "dist_sample_keys", ()) if networks else ()
+        if len(actions) > 1 and isinstance(module, (objectives.A2CLoss, objectives.ReinforceLoss)):
+            why = f"is for one action, and the environment has several: {[*actions]}"
+            works = "use recipes.ppo and its losses, or an environment with one action array"
+            raise SettingError("loss", name_of(self.make), why, works)
         _check_temperature(module, arguments.get("alpha_init"))
         self._check_shared_weights(networks)
 
