@@ -137,6 +137,26 @@ def test_batches_share_memory_where_nothing_keeps_them():
     assert not trainer.collector.reuse
 
 
+class OwnReplay(ReplayBatches):
+    """Behaves as its parent."""
+
+
+class Looks:
+    keeps_batches = False
+
+    def register(self, trainer, name="looks"):
+        trainer.register_op("batch_process", self.look)
+
+    def look(self, batch):
+        assert batch.numel()
+
+
+def test_batches_share_memory_where_third_parties_declare_it():
+    buffer = OwnReplay(sac_parts(off_policy_plan())["buffer"].buffer)
+    addresses = memory_of_batches(sac_trainer(buffer=buffer, hooks=[Looks()]))
+    assert len(set(addresses[12:])) == 1
+
+
 @pytest.mark.parametrize("stage", ["batch_process", "pre_epoch", "post_steps_log"])
 def test_batches_that_a_hook_is_given_are_its_own(stage):
     kept = []
