@@ -31,7 +31,7 @@ from kit.cli.recipe import Recipe
 from kit.cli.run_folder import SWEEP_JOB, RunFolder
 from kit.cli.saved_runs import FREE_TO_DIFFER
 from kit.cli.start_from import start_from
-from kit.collectors import make_collector
+from kit.collectors import COLLECTORS, make_collector
 from kit.collectors.policy import Policy, first_values
 from kit.config import (
     EnvConfig,
@@ -500,7 +500,10 @@ class Experiment:
         if isinstance(wanted, BaseCollector) or self.plan.offline:
             return wanted if isinstance(wanted, BaseCollector) else None
         settings = {"seed": cfg.seed, "device": cfg.device, "exploration_policy": exploration}
-        if not callable(wanted) and takes_from_host(self.plan, parts.get("buffer"), wanted):
+        kind = COLLECTORS.get(wanted or "vector", wanted)  # of a class, the class itself
+        on_host = getattr(kind, "collects_on_host", False)
+        stays = takes_from_host(self.plan, parts.get("buffer"), collects_on_host=on_host)
+        if stays and (on_host or not callable(wanted)):
             settings["storing_device"] = "cpu"
         wanted = wanted or ("episode" if self.plan.collects_episodes else "vector")
         kwargs = cfg.collector_kwargs

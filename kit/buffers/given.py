@@ -11,8 +11,6 @@ from kit.buffers.priorities import PrioritizedSampler
 from kit.config import OfflineConfig, OffPolicyConfig, RunConfig, checks
 from kit.steps import SettingError, StepPlan
 
-_ON_HOST = (None, "vector", "episode", "async")
-"""Collectors whose batches are on the host first."""
 _UNCHANGED = "the given replay buffer stays as it was made"
 
 
@@ -70,7 +68,7 @@ def delivering_to(device: torch.device | str, buffer: Any) -> Any:
     return batches
 
 
-def takes_from_host(plan: StepPlan, buffer: Any, collector: Any) -> bool:
+def takes_from_host(plan: StepPlan, buffer: Any, *, collects_on_host: bool) -> bool:
     """Return whether transitions stay on the host until they are stored.
 
     These are transitions that a buffer keeps there, or copies with all entries at once. Other
@@ -78,4 +76,4 @@ def takes_from_host(plan: StepPlan, buffer: Any, collector: Any) -> bool:
     """
     if plan.on_policy or not isinstance(buffer, ReplayBatches):
         return False
-    return buffer.device is not None or (collector in _ON_HOST and buffer.gpu is not None)
+    return buffer.device is not None or (collects_on_host and buffer.gpu is not None)

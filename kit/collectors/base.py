@@ -49,6 +49,8 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
         environment_errors: faults of environments recovered from so far.
         exact_resume: whether the last :meth:`load_state_dict` put everything back where it was.
         exact_policy: whether the policy's results are bitwise those of the policy as a module.
+        collects_on_host: whether batches are on the host first, and ``storing_device`` says where
+            they are delivered.
         goes_on: whether the last batch goes on with the episodes of the one before. It does not
             where environments were seeded or reset in between, or stepped by others.
     """
@@ -69,6 +71,7 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
     exact_policy = True
     goes_on = True
     follows_plan = False
+    collects_on_host = False
 
     def __init__(
         self,

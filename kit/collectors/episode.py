@@ -13,13 +13,10 @@ from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType
 
 from kit.collectors.base import KitCollector, check_policy
+from kit.collectors.episode_buffer import EpisodeBuffer, Span
 from kit.collectors.policy import FastPolicy, Policy, Tensors
 from kit.collectors.rollout import Schedule, VectorCollector, as_vector_env, rollout
-from kit.collectors.rollout_buffer import (
-    EpisodeBuffer,
-    MaskCheck,
-    Span,
-)
+from kit.collectors.rollout_buffer import MaskCheck
 from kit.config.devices import usable_device
 from kit.envs.backends.base import Mask, StepArrays
 from kit.envs.errors import EnvironmentFault
@@ -72,6 +69,8 @@ class EpisodeCollector(KitCollector):
     Raises:
         SettingError: if neither minimum is given, or the policy does not fit.
     """
+
+    collects_on_host = True
 
     _left: Arrays | None = None  # the last observation, with which the next batch goes on
 

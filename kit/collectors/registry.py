@@ -61,7 +61,9 @@ def make_collector(
         TypeError: if it does not take the arguments, or those that the plan needs.
     """
     make = _named(collector)
-    if make is AsyncCollector:
+    kind = make if isinstance(make, type) else object
+    is_async = issubclass(kind, AsyncCollector)
+    if is_async:
         inner = EpisodeCollector if plan.collects_episodes else VectorCollector
         kwargs["collector"] = _named(kwargs.get("collector", inner))
     if exploration_policy is not None or plan.exploration_steps:
@@ -70,10 +72,10 @@ def make_collector(
     if make is Collector:
         return _torchrl(env, policy, plan, device, **kwargs)
     kwargs |= {"seed": process_seed(seed, rank), "device": device}
-    if make is AsyncCollector:
+    if is_async:
         kwargs = {"storing_device": device or "cpu", **kwargs, "policy_device": device}
         del kwargs["device"]
-    if make is TensorCollector:
+    if issubclass(kind, TensorCollector):
         env = _written_in_torch(env, device)
     return make(env, policy, **_amounts(plan), **kwargs)
 

@@ -124,6 +124,8 @@ class VectorCollector(StepsCollector):
         [torch.Size([2, 5]), torch.Size([2, 5])]
     """
 
+    collects_on_host = True
+
     _buffer: RolloutBuffer | None = None
     _batches: Batches | None = None
     _gives_away = False
