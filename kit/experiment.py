@@ -14,35 +14,45 @@ from tensordict import TensorDictBase
 from torch import nn
 from torch.optim import Optimizer
 from torchrl.collectors import BaseCollector
-from torchrl.objectives import A2CLoss
 from torchrl.objectives.utils import default_value_kwargs
 
-from kit.buffers import NStep, PrioritizedSampler, ReplayBatches, as_minibatches, make_replay_buffer
+from kit.buffers import PrioritizedSampler, ReplayBatches, make_replay_buffer
 from kit.buffers.datasets import (
     StoredBatches,
     are_left_unread,
     as_of_environment,
     read_datasets,
 )
+from kit.buffers.given import buffer_settings, check_given, delivering_to, takes_from_host
 from kit.buffers.goals import GoalReward
 from kit.buffers.records import SequenceReplay
 from kit.cli.launch import main
-from kit.collectors import make_collector
+from kit.collectors import COLLECTORS, make_collector
 from kit.collectors.policy import Policy, first_values
 from kit.config import (
     EnvConfig,
     OfflineConfig,
     OffPolicyConfig,
     OnPolicyConfig,
-    RunConfig,
     checks,
 )
 from kit.config.devices import usable_device
-from kit.config.parts import Replacements, resolve
+from kit.config.environment import (
+    Actions,
+    check_actions,
+    check_arguments,
+    check_dataset,
+    check_deviation,
+    check_stacked_frames,
+    named_as_in,
+)
+from kit.config.loss import RecipeLoss, unchanged
+from kit.config.parts import Replacements, check_parts, check_replaced, check_update
 from kit.config.plain import check, differences
 from kit.config.plan import AnyConfig, make_plan
 from kit.dialects.carried import caveats, take
 from kit.envs import VectorEnv, make_env
+from kit.envs.errors import EnvironmentFault
 from kit.envs.state import seed_process
 from kit.hooks import (
     Anneal,
@@ -73,9 +83,6 @@ __all__ = [
     "EnvConfig", "Experiment", "OffPolicyConfig", "OffPolicySteps", "OfflineConfig", "OfflineSteps",
     "OnPolicyConfig", "OnPolicySteps", "main",
 ]  # fmt: skip
-
-_OF_HOST = (None, "vector", "episode", "async")
-"""Collectors whose batches are on the host first."""
 
 EVALUATED_AT_ONCE = 32
 """Environments of an evaluation at most, unless more train; they play its episodes in turns."""
@@ -114,9 +121,6 @@ class Experiment:
     def __init__(
         self, cfg: AnyConfig, algorithm: str | None = None, parts: Parts | None = None
     ) -> None:
-        if not isinstance(cfg, RunConfig):
-            works = "use the recipe's Config(...)"
-            raise SettingError("cfg", cfg, "is not a configuration of a recipe", works)
         recipe = Recipe.of(type(cfg))
         self.name = recipe.name
         self.algorithm = algorithm or self.name
@@ -126,7 +130,6 @@ class Experiment:
         check(cfg)
         checks.rows_of_normalization(cfg)
         usable_device(device=cfg.device)
-        checks.default_type()
         self.cfg = cfg
         self._parts = dict(parts or {})
         self._replacements = Replacements(self._parts)
@@ -139,10 +142,8 @@ class Experiment:
         self.plan = make_plan(cfg, self.algorithm)
         if self._run is not None:  # another library's settings may say another number
             self._run.config["env"]["num_envs"] = self.plan.num_envs
-        self._tried: tuple[str, str, nn.Module] | None = None  # a loss that the settings name
+        self._loss: RecipeLoss | None = None
         self._env: VectorEnv | None = None
-        self._discounts: nn.Module | None = None  # a loss of n-step returns
-        self._squares = False  # whether the loss writes the squares of errors
         self._sampler: PrioritizedSampler | None = None  # that of the settings
         notes = caveats(cfg.steps, self.algorithm, cfg.FAMILY)
         self.plan.remarks.extend([*differing, *taken, *notes])
@@ -152,7 +153,7 @@ class Experiment:
         seed_everything(cfg.seed)
 
     # ------------------------------------------------------------------ parts
-    def make_env(self, *, actions: checks.Actions | None = None, **changes: Any) -> VectorEnv:
+    def make_env(self, *, actions: Actions | None = None, **changes: Any) -> VectorEnv:
         """Make the training environments.
 
         Args:
@@ -173,16 +174,16 @@ class Experiment:
             "normalization_steps": self._normalization_steps() or None,
         }
         kwargs = settings.pop("kwargs")
-        checks.env_arguments(cfg, settings)
+        check_arguments(cfg, settings)
         if isinstance(cfg, OfflineConfig):
             settings["normalize_observation"] = cfg.normalize_data
-        with checks.named_as_in(cfg):
+        with named_as_in(cfg):
             env = make_env(**{**settings, **kwargs, **changes})
         if not are_left_unread():  # a saved run that is only played stores nothing
             checks.memory(plan, cfg, env, _bytes_of_latent(cfg))
-        checks.stacked_frames(cfg, env)
-        checks.actions(env, actions, self.name)
-        checks.deviation(cfg, env)
+        check_stacked_frames(cfg, env)
+        check_actions(env, actions, self.name)
+        check_deviation(cfg, env)
         self._env = env
         return env
 
@@ -226,9 +227,6 @@ class Experiment:
             *arguments: arguments of ``make``. The first one, the environment, is the only argument
                 of the caller's factory.
             **settings: further arguments of ``make``.
-
-        Raises:
-            SettingError: if the caller's factory returns no TensorDict module.
         """
         return self._replacements.network("make_actor", make, *arguments, **settings)
 
@@ -263,7 +261,7 @@ class Experiment:
             **settings: further arguments of ``make``.
 
         Raises:
-            SettingError: if there is no such optimizer, or it does not hold the parameters.
+            SettingError: if the optimizer does not hold the parameters.
         """
         return self._replacements.optimizer(make, parameters, **settings)
 
@@ -285,35 +283,18 @@ class Experiment:
         A loss with a value estimator of TorchRL gets the setting ``gamma``, and ``gae_lambda`` if
         the estimator has a lambda, unless it set an estimator itself.
         """
-        make = resolve(given)
-        defaults = type(self.cfg)()
-        own = getattr(defaults, "loss", "the recipe's")
-        checks.loss_class(given, make)
-        taken = checks.taken_arguments(make, arguments, self.cfg, self.name)
-        if isinstance(make, type) and issubclass(make, A2CLoss) and taken.get("critic_coeff") == 0:
-            taken["critic_coeff"] = None  # it would compute the term; PPO's losses take None for 1
-        checks.loss_of_actions(make, networks)
-        checks.one_action_loss(make, networks)
-        mistakable = isinstance(given, str) and given == getattr(self.cfg, "loss", None) != own
-        if mistakable:
-            checks.networks_of(make, own, len(networks))
+        self._loss = loss = RecipeLoss(given, self.cfg)
+        taken = loss.arguments(arguments)
         for network in networks:  # bounds of actions are no parameters: a loss leaves them
             network.to(self.cfg.device)
-        fitting = checks.fitting_loss(str(given), own) if mistakable else contextlib.nullcontext()
-        with fitting, warnings.catch_warnings():
+        with loss.fitting(), warnings.catch_warnings():
             # TorchRL's BCLoss declares no target networks, which it does not have.
             warnings.filterwarnings("ignore", "The name target_")
-            loss = with_shared_body(make, networks, **taken).to(self.cfg.device)
-        self._set_discount(loss)
-        checks.target_networks(loss, make, own, updated=hasattr(defaults, "tau"))
-        checks.shared_weights(loss, make, networks)
-        checks.temperature(loss, taken)
-        in_precision(loss, self.cfg.precision, self.cfg.device)
-        self._squares = checks.writes_squares(loss)
-        if mistakable:
-            self._tried = str(given), own, loss
-        self._discounts = None if getattr(self.cfg, "n_step", 1) == 1 else loss
-        return loss
+            module = with_shared_body(loss.make, networks, **taken).to(self.cfg.device)
+        self._set_discount(module)
+        loss.check(module, networks, taken)
+        in_precision(module, self.cfg.precision, self.cfg.device)
+        return module
 
     def _set_discount(self, loss: Any) -> None:
         """Set the value estimator of a loss that has none, which would discount by 0.99."""
@@ -334,20 +315,8 @@ class Experiment:
             **changes: arguments of :func:`~kit.buffers.make_replay_buffer` that differ.
         """
         cfg, plan = self.cfg, self.plan
-        if not isinstance(cfg, OffPolicyConfig):
-            works = "derive its Config from OffPolicyConfig"
-            raise SettingError("cfg", self.name, "has no settings of a replay buffer", works)
-        settings: dict[str, Any] = {
-            "size": cfg.buffer_size,
-            "minibatch_size": plan.minibatch_size,
-            "sequence_length": plan.sequence_length,
-            "n_step": cfg.n_step,
-            "gamma": cfg.gamma,
-            "device": cfg.device,
-            "store_next_observation": cfg.store_next_observation,
-            "stacked_frames": cfg.stacked_frames,
-            "folder": cfg.buffer_folder,
-        }
+        assert isinstance(cfg, OffPolicyConfig), "only off-policy recipes have a replay buffer"
+        settings = buffer_settings(cfg, plan)
         if cfg.hindsight is not None:
             reward_fn = GoalReward(self._env, cfg.hindsight)
             settings |= {"strategy": cfg.hindsight, "reward_fn": reward_fn}
@@ -355,11 +324,9 @@ class Experiment:
             checks.unused(cfg, ("importance_exponent",), "priority_exponent=0 draws uniformly")
         elif "sampler" not in changes:
             if plan.sequence_length is not None:
-                why = (
-                    f"draws single transitions, and sequence_length={plan.sequence_length} does not"
-                )
+                why = f"draws no sequences, and sequence_length is {plan.sequence_length}"
                 raise SettingError("priority_exponent", cfg.priority_exponent, why, [0.0])
-            alpha = cfg.priority_exponent / (2 if self._squares else 1)
+            alpha = cfg.priority_exponent / self._exponent_per_alpha
             self._sampler = PrioritizedSampler(cfg.buffer_size, alpha, cfg.importance_exponent)
             settings["sampler"] = self._sampler
         return make_replay_buffer(**{**settings, **changes})
@@ -373,13 +340,11 @@ class Experiment:
             SettingError: if it cannot be read, or is of another environment.
         """
         cfg = self.cfg
-        if not isinstance(cfg, OfflineConfig):
-            works = "derive its Config from OfflineConfig"
-            raise SettingError("cfg", self.name, "has no settings of a data set", works)
+        assert isinstance(cfg, OfflineConfig), "only offline recipes have a data set"
         if are_left_unread():
             return StoredBatches(None, self.plan.minibatch_size)
         rows = read_datasets(cfg.dataset)
-        checks.dataset(env, rows, cfg.dataset)
+        check_dataset(env, rows, cfg.dataset)
         rows = as_of_environment(rows, env)
         if env.normalizer is not None:
             env.normalizer.fit(rows["observation"])
@@ -410,8 +375,8 @@ class Experiment:
         """
         try:
             self._parts.update(parts or {})
-            checks.parts(self._parts)
-            checks.replaced(self.cfg, self._replacements, self.name)
+            check_parts(self._parts)
+            check_replaced(self.cfg, self._replacements, self.name)
             used = self._replacements.asked
             given = {name: part for name, part in self._parts.items() if name not in used}
             return self._trainer(env, policy, given, wired, start_with_buffer)
@@ -428,18 +393,18 @@ class Experiment:
         start_with_buffer: bool,
     ) -> Trainer:
         cfg = self.cfg
-        own, theirs = (checks.listed("hooks", of.pop("hooks", ())) for of in (wired, given))
+        own, theirs = wired.pop("hooks", ()), given.pop("hooks", ())
         if "buffer" in given:
             self._sampler = None
         hooks = self._hooks(own, theirs)
-        loggers = checks.listed("logger", given.pop("logger", ()))
+        loggers = given.pop("logger", ())
         if isinstance(loss := getattr(wired.get("update"), "loss_module", None), nn.Module):
             loss.to(cfg.device)  # with its value estimator, which TorchRL makes on the CPU
         chosen = {**wired, **given}
         if "buffer" in given:
-            chosen["buffer"] = self._delivering(given["buffer"])
-            self._check_buffer(chosen["buffer"])
-        checks.update(cfg, wired.get("update") if "update" not in given else None)
+            chosen["buffer"] = delivering_to(cfg.device, given["buffer"])
+            check_given(cfg, chosen["buffer"], self._exponent_per_alpha)
+        check_update(cfg, wired.get("update") if "update" not in given else None)
         self._try_loss(env, policy, chosen)
         chosen["collector"] = self._collector(env, policy, chosen)
         if "evaluate" not in chosen:
@@ -493,72 +458,25 @@ class Experiment:
             }
         return around
 
-    def _check_buffer(self, buffer: Any) -> None:
-        """Refuse a replay buffer of the caller's whose samples are not those of the settings."""
-        cfg = self.cfg
-        if isinstance(cfg, OfflineConfig) and cfg.normalize_data:
-            why = "is of the data set, and the given replay buffer stays as it was made"
-            raise SettingError("normalize_data", True, why, [False])
-        if not isinstance(cfg, OffPolicyConfig) or not isinstance(buffer, ReplayBatches):
-            return
-        own = buffer.summed or NStep(1, cfg.gamma)
-        for name, value in {"n_step": own.steps, "gamma": own.gamma}.items():
-            if getattr(cfg, name) != value:
-                why = f"is not that of the given replay buffer, {value}"
-                hint = (
-                    f"make_replay_buffer(..., n_step={cfg.n_step}, gamma={cfg.gamma}) has it, "
-                    f"and ReplayBatches(buffer, NStep({cfg.n_step}, {cfg.gamma})) of TorchRL's"
-                )
-                raise SettingError(name, getattr(cfg, name), why, [value], hint)
-        size = buffer.buffer.storage.max_size
-        if cfg.buffer_size not in (type(cfg)().buffer_size, size):
-            why = f"is not that of the given replay buffer, {size}"
-            raise SettingError("buffer_size", cfg.buffer_size, why, [size])
-        own_settings = (
-            "hindsight", "store_next_observation", "stacked_frames", "buffer_folder",
-            "importance_exponent",
-        )  # fmt: skip
-        checks.unused(cfg, own_settings, "the given replay buffer stays as it was made")
-        self._check_priorities(buffer, cfg.priority_exponent)
-
-    def _check_priorities(self, buffer: ReplayBatches, exponent: float) -> None:
-        """Refuse an exponent of priorities that is not that of the caller's replay buffer."""
-        if not exponent:
-            return
-        if not buffer.reads_loss_outputs:
-            why = "has no effect: the given replay buffer draws without priorities"
-            works = "give it a PrioritizedSampler, or set 0"
-            raise SettingError("priority_exponent", exponent, why, works)
-        sampler, factor = buffer.buffer.sampler, 2 if self._squares else 1
-        if isinstance(sampler, PrioritizedSampler) and sampler.alpha * factor != exponent:
-            why = f"is not that of the given replay buffer, whose sampler has alpha={sampler.alpha}"
-            why += ", of squared errors" if self._squares else ""
-            raise SettingError("priority_exponent", exponent, why, [sampler.alpha * factor, 0.0])
-
-    def _delivering(self, buffer: Any) -> Any:
-        """A replay buffer of the caller's, whose minibatches come to the device of the settings."""
-        batches = as_minibatches(buffer)
-        if not isinstance(batches, ReplayBatches) or batches.device is not None:
-            return buffer
-        device = torch.device(self.cfg.device)
-        kept = getattr(batches.buffer.storage, "device", None)
-        if isinstance(kept, torch.device) and kept.type != device.type:
-            batches.device = device
-        return batches
+    @property
+    def _exponent_per_alpha(self) -> int:
+        """Exponent of absolute errors for alpha = 1: 2 where the loss writes their squares."""
+        return 2 if self._loss is not None and self._loss.writes_squares else 1
 
     def _try_loss(self, env: VectorEnv, policy: Policy, parts: dict[str, Any]) -> None:
-        """Compute a loss that is not the recipe's own once, on a batch of zeros."""
+        """Try a loss that the settings name on a batch of zeros; check that it reads n steps."""
         advantage, buffer = parts.get("advantage"), parts.get("buffer")
-        if self._tried is not None:
-            name, own, loss = self._tried
-            with checks.fitting_loss(name, own), checks.tried(policy, loss, advantage):
+        recipe_loss = self._loss
+        if recipe_loss is None:
+            return
+        loss, summed = recipe_loss.module, getattr(buffer, "summed", None)
+        if recipe_loss.is_named:
+            with recipe_loss.fitting(), unchanged(policy, loss, advantage):
                 batch = self._example(env, policy, buffer)
-                losses = loss(batch if advantage is None else advantage(batch))
-                if not any(str(key).startswith("loss") for key in losses.keys()):
-                    raise KeyError("it returns no entry loss...")
-        if self._discounts is not None and getattr(buffer, "summed", None) is not None:
-            with checks.tried(policy, self._discounts):
-                checks.n_step_loss(self._discounts, self._example(env, policy, buffer), self.cfg)
+                loss(batch if advantage is None else advantage(batch))
+        if summed is not None and summed.steps > 1:
+            with unchanged(policy, loss):
+                recipe_loss.check_n_step(self._example(env, policy, buffer), summed.steps)
 
     def _example(self, env: VectorEnv, policy: Policy, buffer: Any) -> TensorDictBase:
         """A batch of zeros."""
@@ -576,35 +494,30 @@ class Experiment:
     ) -> BaseCollector | None:
         cfg, exploration = self.cfg, parts.pop("exploration_policy", None)
         wanted = parts.pop("collector", None) or cfg.collector
-        settings = {"seed": cfg.seed, "device": cfg.device, "exploration_policy": exploration}
-        buffer = parts.get("buffer")
-        if not callable(wanted) and self._takes_from_host(buffer, wanted):
-            settings["storing_device"] = "cpu"
-        checks.collector(self.plan, wanted, cfg.collector_kwargs, {*settings})
+        if self.plan.offline:
+            why = "nothing is collected (offline)"
+            checks.unused(cfg, ["collector", "collector_kwargs"], why)
         if isinstance(wanted, BaseCollector) or self.plan.offline:
-            return wanted
+            return wanted if isinstance(wanted, BaseCollector) else None
+        settings = {"seed": cfg.seed, "device": cfg.device, "exploration_policy": exploration}
+        kind = COLLECTORS.get(wanted or "vector", wanted)  # of a class, the class itself
+        on_host = getattr(kind, "collects_on_host", False)
+        stays = takes_from_host(self.plan, parts.get("buffer"), collects_on_host=on_host)
+        if stays and (on_host or not callable(wanted)):
+            settings["storing_device"] = "cpu"
         wanted = wanted or ("episode" if self.plan.collects_episodes else "vector")
-        settings |= cfg.collector_kwargs
-        with checks.collector_arguments(cfg.collector_kwargs):
-            return make_collector(wanted, env, policy, self.plan, **settings)
-
-    def _takes_from_host(self, buffer: Any, collector: Any) -> bool:
-        """Whether transitions stay on the host until they are stored.
-
-        Those that a buffer keeps there, or takes over with all entries at once. Other batches are
-        read on the device, for their advantages.
-        """
-        if self.plan.on_policy or not isinstance(buffer, ReplayBatches):
-            return False
-        return buffer.device is not None or (collector in _OF_HOST and buffer.gpu is not None)
+        kwargs = cfg.collector_kwargs
+        field, value = ("collector_kwargs", kwargs) if kwargs else ("collector", wanted)
+        why, faults = "cannot be used", (EnvironmentFault,)
+        with checks.reported_as(field, value, why, unless=faults):
+            return make_collector(wanted, env, policy, self.plan, **settings, **kwargs)
 
     def _written(self) -> list[Hook]:
         """What writes videos and the policy to the run folder, where it is asked for."""
         cfg, hooks = self.cfg, list[Hook]()
-        for name in ("video_every", "save_policy"):
-            if getattr(cfg, name) and self.folder is None:
-                works = "give runs='runs'"
-                raise SettingError(name, getattr(cfg, name), "needs a run folder", works)
+        if self.folder is None:
+            for name in ("video_every", "save_policy"):
+                checks.unused(cfg, [name], "it needs a run folder (runs='runs')")
         if self.folder is not None and cfg.video_every is not None:
             hooks.append(RecordVideo(self.folder / "videos", cfg.video_every))
         if self.folder is not None and cfg.save_policy:
@@ -619,8 +532,8 @@ class Experiment:
         if self.folder is not None:
             run_name = f"{self.name} {cfg.env.id} s{cfg.seed}"
             return make_loggers(cfg.logger, self.folder, run_name=run_name)
-        if cfg.logger not in ("csv", "none"):
-            raise SettingError("logger", cfg.logger, "needs a run folder", "give runs='runs'")
+        if cfg.logger != "none":
+            checks.unused(cfg, ["logger"], "it needs a run folder (runs='runs')")
         return []
 
 

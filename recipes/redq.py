@@ -64,9 +64,6 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         min_alpha=1e-12,  # TorchRL's REDQLoss bounds it by itself, to 0.1 and 10
         max_alpha=1e12,
     )
-    if cfg.n_step > 1 and type(loss).__module__.startswith("torchrl."):
-        why = f"discounts what follows n_step={cfg.n_step} rewards only once"
-        raise SettingError("loss", type(loss).__name__, why, ["kit.losses:REDQLoss"])
     _ = getattr(loss, "target_entropy", None)  # a buffer that TorchRL registers when first read
     owned = sac.optimizers(experiment, loss, lr=cfg.learning_rate)
     update = Update(

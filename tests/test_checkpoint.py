@@ -16,7 +16,6 @@ import shutil
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ import torch
 from tensordict import NonTensorData, TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
-from torch.optim.swa_utils import AveragedModel
 from torchrl.checkpoint import StateDictCheckpointAdapter
 from torchrl.modules import EGreedyModule, ProbabilisticActor, ValueOperator
 from torchrl.objectives import ClipPPOLoss
@@ -35,7 +33,7 @@ from torchrl.trainers import LRSchedulerHook
 from kit.advantages import GAE
 from kit.config.plain import from_plain
 from kit.envs import make_env
-from kit.hooks import Anneal, AnnealLearningRate, Evaluator, Hook, NaNGuard, NotFinite, StopWhen
+from kit.hooks import AnnealLearningRate, Evaluator, Hook, NaNGuard, NotFinite, StopWhen
 from kit.logging.files import NotSaved, append, write_whole
 from kit.modules import Categorical
 from kit.steps import SettingError, StepPlan
@@ -522,168 +520,6 @@ def test_a_hook_that_trains_what_no_checkpoint_has_is_said_once(tmp_path):
         trainer.add(annealed)
         trainer.folder = tmp_path / "3"
         trainer.save()
-
-
-def lost(trainer):
-    """What a run says is in no checkpoint."""
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        trainer.run()
-    return [text for one in told if "in no checkpoint" in (text := str(one.message))]
-
-
-def scheduler(trainer):
-    return torch.optim.lr_scheduler.StepLR(trainer.optimizer, 1)
-
-
-def test_state_of_which_a_run_knows_a_method_alone_is_said_to_be_lost(tmp_path):
-    def said(add, folder):
-        trainer = ppo_trainer(folder=folder)
-        add(trainer)
-        return lost(trainer)
-
-    def averages(trainer):
-        model = nn.Linear(2, 2)
-        trainer.register_op("post_optim", AveragedModel(model).update_parameters, model=model)
-
-    def method(trainer):
-        trainer.register_op("post_steps", scheduler(trainer).step)
-
-    (text,) = said(method, tmp_path)
-    assert text.startswith("the state of StepLR, whose step is registered, is in no checkpoint: a")
-    assert len(said(averages, tmp_path / "2")) == 1
-    hook = said(lambda trainer: trainer.add(LRSchedulerHook(scheduler(trainer))), tmp_path / "3")
-    of_loss = said(
-        lambda trainer: trainer.register_op("post_steps", trainer.loss_module.zero_grad),
-        tmp_path / "4",
-    )
-    assert hook == of_loss == said(method, None) == []
-
-
-def test_state_that_a_function_of_a_stage_encloses_is_said_to_be_lost(tmp_path):
-    def said(kind, folder, by_hook=False):
-        trainer = ppo_trainer(folder=folder)
-        part = kind(trainer)
-        if by_hook:
-            trainer.add(LRSchedulerHook(part))
-        trainer.register_op("post_optim", lambda: part.state_dict() and None)
-        return lost(trainer)
-
-    for number, kind in enumerate((scheduler, lambda trainer: AveragedModel(nn.Linear(2, 2)))):
-        (text,) = said(kind, tmp_path / str(number))
-        assert "<lambda> has, is in no checkpoint: a" in text
-    assert said(lambda trainer: trainer.optimizer, tmp_path / "2") == []
-    assert said(lambda trainer: trainer.loss_module, tmp_path / "3") == []
-    assert said(scheduler, tmp_path / "4", by_hook=True) == []
-
-
-def step_that_of_the_file():
-    scheduler_of_the_file.step()  # noqa: F821
-
-
-def test_state_that_a_function_of_a_stage_finds_in_its_file_or_is_given_is_said_to_be_lost(
-    tmp_path, monkeypatch
-):
-    ways = (lambda _: step_that_of_the_file, lambda one: partial(type(one).step, one))
-    for number, given in enumerate(ways):
-        trainer = ppo_trainer(folder=tmp_path / str(number))
-        part = scheduler(trainer)
-        monkeypatch.setitem(globals(), "scheduler_of_the_file", part)
-        trainer.register_op("post_steps", given(part))
-        (text,) = lost(trainer)
-        assert text.startswith("the state of StepLR, which ")
-
-
-class Counting(torch.optim.Adam):
-    """Counts its steps in an attribute."""
-
-    count = 0.0
-
-    def step(self, closure=None):
-        self.count += 1.0
-        return super().step(closure)
-
-
-class Wrapping(torch.optim.SGD):
-    """Steps by another one, whose state is not its own."""
-
-    def __init__(self, parameters, lr):
-        super().__init__(parameters, lr)
-        self.base = torch.optim.Adam(self.param_groups)
-
-    def step(self, closure=None):
-        return self.base.step(closure)
-
-
-class Saved(Counting):
-    """Saves what it counts."""
-
-    def state_dict(self):
-        return {**super().state_dict(), "count": self.count}
-
-
-@pytest.mark.parametrize(
-    ("kind", "names"),
-    [(Counting, ["count"]), (Wrapping, ["base"]), (Saved, []), (torch.optim.Adam, [])],
-)
-def test_what_an_optimiser_keeps_beside_its_state_is_said_to_be_lost(kind, names, tmp_path):
-    plan = on_policy_plan()
-    parts = ppo_parts(plan)
-    loss = parts["update"].loss_module
-    optimizer = kind(loss.parameters(), lr=1e-3)
-    parts["update"] = Update(loss, optimizer)
-    trainer = Trainer(plan, **parts, folder=tmp_path, checkpoint_every=16)
-    assert lost(trainer) == [
-        f"{kind.__name__}.{name}, which is not in its state_dict(), is in no checkpoint: "
-        "a resumed run begins it anew" for name in names
-    ]  # fmt: skip
-
-
-class Remembering(ClipPPOLoss):
-    """Changes what it holds: a number, a tensor, and buffers, of which one is in its state."""
-
-    def __init__(self, *networks, **settings):
-        super().__init__(*networks, **settings)
-        self.calls, self.mean, self.scale, self.fixed = 0, torch.zeros(()), 1.0, 2.0
-        self.seen = torch.zeros(2)
-        self.register_buffer("kept", torch.zeros(()))
-        self.register_buffer("left", torch.zeros(()), persistent=False)
-
-    def forward(self, minibatch):
-        self.calls += 1
-        self.seen = torch.zeros(2 + self.calls)
-        for value in (self.mean, self.kept, self.left):
-            value.add_(1)
-        return super().forward(minibatch)
-
-
-class Extra(Remembering):
-    """Saves what it holds."""
-
-    def get_extra_state(self):
-        return {name: getattr(self, name) for name in ("calls", "mean", "seen", "left")}
-
-    def set_extra_state(self, state):
-        vars(self).update(state)
-
-
-@pytest.mark.parametrize(
-    ("kind", "names"), [(Remembering, ["calls", "mean", "seen", "left"]), (Extra, [])]
-)
-@pytest.mark.parametrize("compile", ["auto", False])
-def test_what_a_loss_keeps_beside_its_state_is_said_to_be_lost(kind, names, compile, tmp_path):
-    plan = on_policy_plan()
-    parts = ppo_parts(plan)
-    loss = kind(parts["collector"].policy, parts["advantage"].value_network)
-    parts["update"] = Update(loss, torch.optim.Adam(loss.parameters(), lr=1e-3), compile=compile)
-    trainer = Trainer(
-        plan, **parts, folder=tmp_path, checkpoint_every=16,
-        hooks=[Anneal(loss, "scale", "linear", end=0.0)],
-    )  # fmt: skip
-    assert lost(trainer) == [
-        f"{kind.__name__}.{name}, which is not in its state_dict(), is in no checkpoint: "
-        "a resumed run begins it anew, unless a hook sets it" for name in names
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("stage", ["batch_process", "pre_epoch", "post_optim", "post_epoch"])

@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
 import pytest
 import torch
 from torch.optim import Adam
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.envs import MultiStepTransform
-from torchrl.objectives import ClipPPOLoss, DiscreteIQLLoss, PPOLoss, SACLoss, SoftUpdate
+from torchrl.objectives import ClipPPOLoss, PPOLoss, SACLoss, SoftUpdate
 
 import recipes.a2c
 import recipes.ddpg
@@ -30,7 +28,6 @@ from kit.envs import make_env
 from kit.experiment import (
     EnvConfig,
     Experiment,
-    OffPolicyConfig,
     OffPolicySteps,
     OnPolicyConfig,
     OnPolicySteps,
@@ -43,7 +40,6 @@ from kit.steps import SettingError, StepPlan
 from kit.trainer import Trainer
 from kit.update import Update
 from tests.test_own_recipe import documented
-from tests.tiny import Guess
 
 ON = {
     "total_policy_steps": 64, "steps_per_env": 8, "update_epochs": 2, "minibatch_size": 8,
@@ -113,7 +109,7 @@ def test_without_a_folder_nothing_is_written(config, tmp_path):
 
 def test_a_logger_without_a_folder_is_refused():
     message = refused(recipes.ppo.build, ppo(logger="tensorboard"))
-    assert message == "logger='tensorboard' needs a run folder; give runs='runs'."
+    assert message.startswith("logger='tensorboard' has no effect: it needs a run folder")
 
 
 def test_a_logger_whose_package_is_missing_is_refused_with_what_to_install(tmp_path, monkeypatch):
@@ -127,15 +123,6 @@ def test_a_logger_whose_package_is_missing_is_refused_with_what_to_install(tmp_p
 def test_resuming_without_a_folder_is_refused_rather_than_begun_anew():
     message = refused(recipes.ppo.build, ppo(resume="runs/ppo/CartPole-v1/20251201-093000-s0"))
     assert "goes on in its run folder, and this run has none; leave out runs=null" in message
-
-
-def test_another_default_type_than_float32_is_refused():
-    torch.set_default_dtype(torch.float64)
-    try:
-        message = refused(recipes.ppo.build, ppo())
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert message.endswith("rewards are float32; torch.set_default_dtype(torch.float32).")
 
 
 # ---------------------------------------------------------------------- as if wired by hand
@@ -305,9 +292,7 @@ class OneStep(SACLoss):
         return super().forward(batch.exclude("steps_to_next_obs"))
 
 
-@pytest.mark.parametrize("module", [__name__, "kit.losses.of_data_sets"])
-def test_a_loss_that_does_not_read_how_many_steps_were_joined_is_refused(module, monkeypatch):
-    monkeypatch.setattr(OneStep, "__module__", module)
+def test_a_loss_that_does_not_read_how_many_steps_were_joined_is_refused():
     with pytest.raises(SettingError, match="n_step=3 joins steps, and OneStep does not read how"):
         recipes.sac.build(sac(n_step=3), make_loss=OneStep)
     recipes.sac.build(sac(n_step=1), make_loss=OneStep)
@@ -324,19 +309,6 @@ def test_the_usual_loss_of_a_recipe_of_ones_own_is_refused_as_well():
     with pytest.raises(SettingError, match="n_step=3 joins steps, and OneStep does not read how"):
         recipes.sac.build(quiet(OneStepConfig, n_step=3))
     recipes.sac.build(quiet(OneStepConfig))
-
-
-def test_a_loss_of_ones_own_without_target_networks_is_told_how_they_are_made():
-    class Plain(torch.nn.Module):
-        """A loss with networks, and no copies of them."""
-
-        def __init__(self, actor, critic, **settings):
-            super().__init__()
-            self.actor, self.critic = actor, critic
-
-    message = refused(recipes.sac.build, sac(), make_loss=Plain)
-    assert "loss='Plain' has no target networks, which this recipe updates" in message
-    assert "create_target_params=True" in message
 
 
 def test_a_loss_of_torchrl_that_does_not_read_them_is_refused():
@@ -368,8 +340,6 @@ def test_a_setting_that_a_loss_does_not_take_is_refused_unless_it_is_the_default
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
-        ("SACLoss", "loss='SACLoss' is no loss that ppo can use: it takes no loss_critic_type; "
-                    "what works: ClipPPOLoss."),
         ("os:system", "loss='os:system' is no class of loss modules; use a loss of "
                       "torchrl.objectives, or module:Class of your own."),
         ("torchrl.objectives:total_frames", "is not in torchrl.objectives"),
@@ -379,38 +349,6 @@ def test_a_setting_that_a_loss_does_not_take_is_refused_unless_it_is_the_default
 def test_what_is_no_loss_of_the_recipe_is_refused(loss, message):
     assert message in refused(recipes.ppo.build, ppo(loss=loss))
     assert message in refused(recipes.ppo.build, ppo(), make_loss=loss)
-
-
-@pytest.mark.parametrize("loss", ["PPOLoss", PPOLoss], ids=["name", "class"])
-def test_a_loss_given_under_the_wrong_name_is_told_the_right_one(loss):
-    message = refused(recipes.ppo.build, ppo(), loss=loss)
-    assert "is no part of a trainer; use make_loss=... for a class or function" in message
-
-
-@pytest.mark.parametrize(
-    ("loss", "env_id", "message"),
-    [
-        (
-            SACLoss,
-            "CartPole-v1",
-            "loss='SACLoss' is for continuous actions, and the actor's are Categorical; "
-            "what works: DiscreteSACLoss.",
-        ),
-        (
-            DiscreteIQLLoss,
-            "Pendulum-v1",
-            "loss='DiscreteIQLLoss' is for discrete actions, and the actor's are "
-            "BoundedContinuous; what works: IQLLoss.",
-        ),
-    ],
-    ids=["discrete", "continuous"],
-)
-def test_a_loss_refuses_an_actor_of_the_other_kind_of_actions(loss, env_id, message):
-    config = quiet(OffPolicyConfig, env=EnvConfig(id=env_id, num_envs=1))
-    experiment = Experiment(config, algorithm="sac")
-    env = experiment.make_env()
-    networks = make_actor(env, (8,)), make_action_value(env, (8,))
-    assert refused(experiment.make_loss, loss, *networks) == message
 
 
 # ---------------------------------------------------------------------- other parts
@@ -430,7 +368,7 @@ def test_parts_given_to_build_replace_those_of_the_recipe_and_hooks_are_added():
     ("part", "message"),
     [
         ({"advantag": 1}, "advantag=1 is no part of a trainer; what works: advantage or"),
-        ({"hooks": StopWhen(reached=1)}, "is not a list; use hooks=[...]."),
+        ({"loss": PPOLoss}, "is no part of a trainer; use make_loss=..., or Config(loss=...)"),
         ({"folder": "here"}, "folder='here' is no part of a trainer"),
     ],
 )
@@ -442,7 +380,6 @@ def test_what_is_no_part_is_refused(part, message):
 @pytest.mark.parametrize(
     ("recipe", "config", "message"),
     [
-        (recipes.ppo, {"gamma": 0.9}, "is not a configuration of a recipe; use the recipe's Conf"),
         (recipes.ppo, lambda: ppo(env={"id": "CartPole-v1"}),
          "env={'id': 'CartPole-v1'} is not a group of settings; use env=EnvConfig(id=...)."),
         (recipes.ppo, lambda: ppo(env="Pendulum-v1"),
@@ -454,9 +391,9 @@ def test_what_is_no_part_is_refused(part, message):
         (recipes.ppo, lambda: ppo(steps=OffPolicySteps()), "use OnPolicySteps(...)"),
         (recipes.sac, lambda: sac(steps=OnPolicySteps()), "use OffPolicySteps(...)"),
         (recipes.ppo, lambda: ppo(steps=StepPlan(total_policy_steps=64, replay_ratio=1)),
-         "is a setting of off-policy algorithms, and this recipe is on-policy; use update_epochs."),
+         "contradicts this recipe, which is on-policy; use update_epochs."),
         (recipes.sac, lambda: sac(steps=StepPlan(num_envs=1, **ON)),
-         "is a setting of on-policy algorithms, and this recipe is off-policy; use replay_ratio."),
+         "contradicts this recipe, which is off-policy; use replay_ratio."),
         (recipes.ppo, lambda: ppo(device="gpu"),
          "device='gpu' cannot be used: PyTorch has no device of this name; what works: cuda or"),
         (recipes.ppo, lambda: ppo(learning_rate=-1),
@@ -501,7 +438,7 @@ def test_actions_that_an_algorithm_cannot_choose_are_refused(kind, id):
     experiment = Experiment(config, algorithm="known_elsewhere")
     message = refused(experiment.make_env, actions=kind)
     assert message.startswith(f"env.id='{id}' has actions that are not {kind} (")
-    assert f"{experiment.name} chooses only such" in message
+    assert f"and {experiment.name} selects no others" in message
 
 
 @pytest.mark.parametrize(
@@ -532,31 +469,16 @@ def test_a_setting_that_a_recipe_of_ones_own_leaves_out_is_refused(setting, mess
     assert refused(build, **setting).startswith(message)
 
 
-@pytest.mark.parametrize("kind", ["continuous", "discrete"])
-def test_for_whole_numbers_in_a_box_no_recipe_is_named_that_would_refuse_them(kind):
-    space = gym.spaces.Box(0, 3, (2,), np.int64)
-    experiment = Experiment(ppo(), algorithm="mine")
-    message = refused(experiment.make_env, id=lambda: Guess(space), actions=kind)
-    assert f"has actions that are not {kind} ({space})" in message
-    assert "recipes." not in message
-
-
 @pytest.mark.parametrize(
     "buffer",
     [make_replay_buffer(100, 8), TensorDictReplayBuffer(storage=LazyTensorStorage(100))],
     ids=["the kit's", "TorchRL's"],
 )
 def test_a_replay_buffer_with_other_samples_than_the_settings_say_is_refused(buffer):
-    with pytest.raises(SettingError, match=r"n_step=3 is not .* works: 1; make.*NStep\(3, 0\.99\)"):
-        recipes.sac.build(sac(n_step=3), buffer=buffer)
-    with pytest.raises(SettingError, match=r"priority_exponent=0\.6 has no effect: the given"):
-        recipes.sac.build(sac(priority_exponent=0.6), buffer=buffer)
-
-
-def test_the_size_of_a_given_replay_buffer_is_that_of_the_settings():
-    message = refused(recipes.sac.build, sac(buffer_size=99), buffer=make_replay_buffer(100, 8))
-    assert message == "buffer_size=99 is not that of the given replay buffer, 100; what works: 100."
-    recipes.sac.build(sac(buffer_size=100), buffer=make_replay_buffer(100, 8))
+    for setting in ({"n_step": 3}, {"priority_exponent": 0.6}, {"buffer_size": 9}):
+        with pytest.raises(SettingError, match=f"{min(setting)}=.* has no effect: the given"):
+            recipes.sac.build(sac(**setting), buffer=buffer)
+    recipes.sac.build(sac(buffer_size=100), buffer=buffer)
 
 
 def test_rewards_that_a_transform_of_a_given_buffer_sums_are_those_of_the_settings():
@@ -564,10 +486,8 @@ def test_rewards_that_a_transform_of_a_given_buffer_sums_are_those_of_the_settin
         transform = MultiStepTransform(3, 0.9)
         return TensorDictReplayBuffer(storage=LazyTensorStorage(100), transform=transform)
 
-    message = refused(recipes.sac.build, sac(), buffer=joining())
-    assert message.startswith("n_step=1 is not that of the given replay buffer, 3; what works: 3")
     message = refused(recipes.sac.build, sac(n_step=3), buffer=joining())
-    assert message.startswith("gamma=0.99 is not that of the given replay buffer, 0.9; what works")
+    assert message.startswith("gamma=0.9 of NStep is not the 0.99 of SACLoss")
     recipes.sac.build(sac(n_step=3, gamma=0.9), buffer=joining())
 
     class Single(SACLoss):
@@ -584,11 +504,11 @@ def prioritized(alpha):
 
 
 def test_priorities_of_a_given_replay_buffer_have_the_exponent_of_the_settings():
-    with pytest.raises(SettingError, match=r"priority_exponent=0\.6 is .*alpha=0\.7; what"):
+    with pytest.raises(SettingError, match=r"priority_exponent=0\.6 has no effect: the given"):
         recipes.sac.build(sac(priority_exponent=0.6), buffer=prioritized(0.7))
     recipes.sac.build(sac(priority_exponent=0.7), buffer=prioritized(0.7))
     message = refused(recipes.ddpg.build, ddpg(priority_exponent=0.6), buffer=prioritized(0.6))
-    assert "alpha=0.6, of squared errors; what works: 1.2" in message
+    assert message.startswith("priority_exponent=0.6 has no effect: the given")
     recipes.ddpg.build(ddpg(priority_exponent=1.2), buffer=prioritized(0.6))
 
 
@@ -604,11 +524,6 @@ def test_how_a_given_replay_buffer_stores_and_draws_is_no_setting(settings):
     setting, value = next(iter(settings.items()))
     message = refused(recipes.sac.build, sac(**settings), buffer=prioritized(0.6))
     assert message.startswith(f"{setting}={value!r} has no effect: the given replay buffer")
-
-
-def test_an_on_policy_recipe_has_no_replay_buffer():
-    experiment = Experiment(ppo(), algorithm="ppo")
-    assert "derive its Config from OffPolicyConfig" in refused(experiment.make_replay_buffer)
 
 
 def test_evaluating_a_saved_run_allocates_no_replay_buffer_and_starts_no_process(tmp_path):

@@ -99,7 +99,7 @@ def test_the_counting_imports_nothing_of_ours_but_itself():
 
 
 DIALECTS = "kit.dialects."
-USERS_OF_DIALECTS = ("kit.experiment", "kit.cli.", "kit.testing.", "recipes.")
+USERS_OF_DIALECTS = ("kit.experiment", "kit.runs.", "kit.cli.", "kit.testing.", "recipes.")
 
 
 def test_dialects_import_the_counting_alone_and_what_runs_imports_no_dialect():

@@ -481,24 +481,6 @@ def test_any_logger_of_torchrl_takes_rows(tmp_path):
     assert logged == ["16,4.0", "32,8.0", "48,12.0", "64,16.0"]
 
 
-class LogsRowsAlone:
-    def log_row(self, row: Any) -> None:
-        """Forget it."""
-
-
-@pytest.mark.parametrize(
-    ("given", "named"), [(LogsRowsAlone(), "LogsRowsAlone"), ("csv", "csv"), (3, "int")]
-)
-def test_what_does_not_log_rows_is_refused_before_the_run(given, named):
-    with pytest.raises(SettingError, match=f"^logger='{named}' does not log rows; a subclass of"):
-        ppo_trainer(logger=[given])
-
-
-def test_loggers_of_a_recipe_are_a_list():
-    with pytest.raises(SettingError, match=r"^logger='csv' is not a list; use logger=\[\.\.\.\]"):
-        build(Config(runs=None), logger="csv")
-
-
 def test_tensorboard_on_a_full_disk_ends_with_an_error(tmp_path):
     """Its thread's error, raised again in each later call, must not be chained to itself."""
     logger = TensorBoardLogger(tmp_path)

@@ -95,7 +95,7 @@ def test_a_resumed_run_ends_as_if_it_had_not_been_interrupted(tmp_path):
             {"steps": {"steps_per_env": None, "min_steps": 64}},
             r"num_normalization_steps=40 are no whole episodes",
         ),
-        ({"collector": "torchrl"}, r"knows no prefill"),
+        ({"collector": "torchrl"}, r"collector='torchrl' cannot be used: TypeError: .*prefill"),
         ({"steps": {"total_policy_steps": 300}}, r"not a whole number of iterations .*prefill"),
     ],
 )

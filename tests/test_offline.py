@@ -193,16 +193,9 @@ def test_progress_is_told_in_gradient_steps(terminal):
 
 
 # ---------------------------------------------------------------------- what is refused
-def test_parts_that_have_nothing_to_do_offline_are_refused():
-    plan, parts = offline_plan(), iql_parts()
+def test_a_plan_that_collects_needs_a_collector():
     online = on_policy_plan()
     collecting = ppo_parts(online)
-    with pytest.raises(SettingError, match=r"collector='VectorCollector' never runs.*steps_per_en"):
-        Trainer(plan, **{**parts, "collector": collecting["collector"]})
-    with pytest.raises(SettingError, match=r"advantage='GAE' is estimated on collected batches"):
-        Trainer(plan, **parts, advantage=collecting["advantage"])
-    with pytest.raises(SettingError, match="buffer=None holds nothing to train on offline"):
-        Trainer(plan, **{**parts, "buffer": None})
     with pytest.raises(SettingError, match="collector=None leaves the policy steps of the plan"):
         Trainer(online, **{**collecting, "collector": None})
 

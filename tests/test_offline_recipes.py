@@ -31,7 +31,7 @@ from kit.buffers.dataset_writer import DatasetWriter
 from kit.cli.launch import main as command
 from kit.cli.record import SometimesRandom, _played, record
 from kit.collectors import VectorCollector
-from kit.config import checks
+from kit.config.environment import check_dataset
 from kit.envs import make_env
 from kit.evaluate import SavedRun
 from kit.experiment import EnvConfig, OfflineSteps
@@ -41,7 +41,7 @@ from kit.modules import make_action_value, make_actor
 from kit.modules.world import LatentActor, Player, make_world_model
 from kit.steps import SettingError
 from kit.trainer import Trainer
-from kit.trainer.checks import in_priorities
+from kit.trainer.compatibility import in_priorities
 from tests.tiny import Guess, assert_equal, weights
 
 CONTINUOUS = ["bc", "td3_bc", "iql", "cql"]
@@ -386,7 +386,7 @@ def test_a_given_buffer_is_not_trained_on_as_it_is_by_a_policy_that_is_played_no
     own = make_replay_buffer(200, None)
     own.extend(stored)
     config = recipe.Config(progress=False, runs=None)
-    with pytest.raises(SettingError, match="normalize_data=True is of the data set, and the given"):
+    with pytest.raises(SettingError, match="normalize_data=True has no effect: the given"):
         recipe.build(config, buffer=own)
     config.normalize_data = False
     assert recipe.build(config, buffer=own).buffer is own
@@ -408,11 +408,11 @@ def test_whole_numbers_at_their_bounds_are_not_beyond_them(dtype):
     seen = torch.zeros(3, 3)
     action = torch.from_numpy(np.array([[low, high], [0, 1], [high, low]], dtype))
     rows = TensorDict({"observation": seen, "action": action, "next": {"observation": seen}}, [3])
-    checks.dataset(env, rows, ["here"])
+    check_dataset(env, rows, ["here"])
     if dtype is np.int64:
         rows["action"][1] = 200
         with pytest.raises(SettingError, match="holds actions 73 beyond the bounds"):
-            checks.dataset(env, rows, ["here"])
+            check_dataset(env, rows, ["here"])
 
 
 def test_actions_that_rounding_led_beyond_the_bounds_are_the_bounds(stored, monkeypatch):

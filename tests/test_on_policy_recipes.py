@@ -358,7 +358,7 @@ def test_a_critic_that_is_fitted_alone_or_not_at_all_is_in_no_loss_by_name(recip
     ("recipe", "settings"), [("ppo", {"critic_epochs": 1}), ("reinforce", {"baseline": False})]
 )
 def test_a_loss_that_cannot_leave_out_a_critic_is_refused_where_none_is_in_it(recipe, settings):
-    with pytest.raises(SettingError, match="loss='ReinforceLoss' takes no critic_coeff, by which"):
+    with pytest.raises(SettingError, match=r"critic_coeff=.* is no argument of ReinforceLoss"):
         built(recipe, loss="ReinforceLoss", **settings)
     built(recipe, loss="ReinforceLoss")
 

@@ -90,18 +90,9 @@ def test_optimizer_instance_acts_if_it_holds_all_parameters():
         recipes.ppo.build(cfg, **networks, optimizer=SGD(actor.parameters(), lr=0.1))
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "message"),
-    [
-        ("Adamm", r"optimizer='Adamm' is no class of torch.optim; what works: Adam or "),
-        (3, "optimizer=3 is not an optimizer"),
-        (lambda weights: None, "optimizer=None is not an optimizer"),
-        (lambda weights: Adam([nn.Parameter(torch.zeros(1))]), "does not hold 8 of the 8"),
-    ],
-)
-def test_build_rejects_what_is_no_optimizer_of_the_loss(optimizer, message):
-    with pytest.raises(SettingError, match=message):
-        recipes.ppo.build(ppo(), optimizer=optimizer)
+def test_build_rejects_an_optimizer_of_other_parameters():
+    with pytest.raises(SettingError, match="does not hold 8 of the 8"):
+        recipes.ppo.build(ppo(), optimizer=lambda weights: Adam([nn.Parameter(torch.zeros(1))]))
 
 
 def test_build_rejects_settings_that_the_given_optimizer_ignores():
@@ -176,18 +167,6 @@ def test_build_rejects_settings_that_a_given_network_ignores():
     cfg = off(recipes.dqn, env=EnvConfig(num_envs=1), steps=recipes.dqn.Config().steps)
     with pytest.raises(SettingError, match=r"hidden_sizes=\[8\] has no effect: make_critic"):
         recipes.dqn.build(cfg, make_critic=make_q_network)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"make_actor": nn.Linear(4, 2)}, "make_actor='Linear' is not a function of the env"),
-        ({"make_actor": lambda env: nn.Linear(4, 2)}, "returned an object of type Linear"),
-    ],
-)
-def test_build_rejects_a_factory_without_tensordict_module(given, message):
-    with pytest.raises(SettingError, match=message):
-        recipes.ppo.build(ppo(), **given)
 
 
 @pytest.mark.parametrize(

@@ -480,32 +480,6 @@ def test_error_hooks_are_given_what_ended_the_run():
 
 
 # ---------------------------------------------------------------------- what is refused
-def test_an_unknown_stage_is_refused_with_the_nearest_one():
-    with pytest.raises(
-        SettingError, match=r"stage='post_step' is not a stage; what works: post_steps"
-    ):
-        ppo_trainer().register_op("post_step", lambda: None)
-    with pytest.raises(SettingError, match="is not a stage; what works: setup or load"):
-        ppo_trainer().register_op("zzz", lambda: None)
-
-
-@pytest.mark.parametrize(
-    ("name", "stage"),
-    [
-        ("checkpoint", "save"),
-        ("before_loss", "process_loss"),
-        ("minibatch", "process_optim_batch"),
-        ("after_epoch", "post_epoch"),
-        ("collected", "batch_process"),
-    ],
-)
-def test_register_op_suggests_stages_that_happen_then(name, stage):
-    with pytest.raises(SettingError) as raised:
-        ppo_trainer().register_op(name, print)
-    assert stage in raised.value.works
-    assert "shutdown" not in raised.value.works
-
-
 @pytest.mark.parametrize(
     "stage", [name for name, stage in STAGES.items() if stage.needs == "update"]
 )
@@ -520,7 +494,7 @@ def test_a_stage_of_the_update_is_refused_where_nothing_is_trained(stage):
 def test_setup_is_refused_once_the_run_has_begun():
     trainer = ppo_trainer()
     trainer.register_op("post_steps", lambda: trainer.register_op("setup", lambda: None))
-    with pytest.raises(HookError, match="stage='setup' never runs again"):
+    with pytest.raises(HookError, match="stage='setup' never runs"):
         trainer.run()
 
 
@@ -580,30 +554,6 @@ def test_a_name_used_twice_is_refused():
     trainer.add(AnnealLearningRate(optimizer, Constant(1e-3)))
     with pytest.raises(SettingError, match="hook='anneal_learning_rate' is registered already"):
         trainer.add(AnnealLearningRate(optimizer, Constant(1e-3)))
-
-
-@pytest.mark.parametrize(
-    ("stage", "returned", "wanted"),
-    [
-        ("batch_process", [1], "a TensorDict"),
-        ("process_optim_batch", True, "a TensorDict"),
-        ("process_loss", 3.0, "a TensorDict"),
-        ("pre_steps_log", 3.0, "a dict of metrics"),
-        ("post_optim_complete_log", "done", "a dict of metrics"),
-    ],
-)
-def test_a_hook_that_returns_something_else_is_named(stage, returned, wanted):
-    trainer = ppo_trainer()
-
-    def careless(*arguments):
-        return returned
-
-    trainer.register_op(stage, careless)
-    message = (
-        rf"careless at stage '{stage}' raised TypeError: it returned .* neither {wanted} nor None"
-    )
-    with pytest.raises(HookError, match=message):
-        trainer.run()
 
 
 # ---------------------------------------------------------------------- hooks with state

@@ -419,6 +419,14 @@ def test_trainer_rejects_target_networks_that_nothing_updates(has_updater):
     assert trainer.run().gradient_steps == 31
 
 
+def test_a_loss_declares_that_it_updates_its_targets():
+    parts = sac_parts(plan := off_policy_plan())
+    loss = parts["update"].loss_module
+    loss.updates_targets = True
+    update = Update(loss, torch.optim.Adam(loss.parameters()))
+    assert Trainer(plan, **parts | {"update": update}).run().gradient_steps == 31
+
+
 def test_a_target_net_updater_hook_that_counts_goes_on_counting_in_a_resumed_run(tmp_path):
     def trainer(**arguments: Any) -> Trainer:
         parts = sac_parts(plan := off_policy_plan())
@@ -433,15 +441,6 @@ def test_a_target_net_updater_hook_that_counts_goes_on_counting_in_a_resumed_run
     assert resumed.policy_steps == 30
     resumed.run()
     assert_equal(weights(resumed), weights(whole))
-
-
-def test_a_scheduler_that_is_stepped_with_a_metric_is_refused_when_it_is_registered():
-    trainer = ppo_trainer()
-    hook = LRSchedulerHook(torch.optim.lr_scheduler.ReduceLROnPlateau(trainer.optimizer))
-    for register in (trainer.add, lambda hook: hook.register(trainer)):
-        with pytest.raises(SettingError, match=r"scheduler='ReduceLROnPlateau' is .* 'log_row'"):
-            register(hook)
-    trainer.run()
 
 
 @runs(LRSchedulerHook)

@@ -13,12 +13,13 @@ from typing import Any, NoReturn
 from kit.config import RunConfig, checks
 from kit.config.plain import from_plain, settings, to_plain
 from kit.dialects import DIALECTS, dialect
-from kit.dialects.files import flat, load
+from kit.dialects.files import load
 from kit.runs.recipe import Recipe
 from kit.runs.run_folder import check_same_recipe
 from kit.runs.saved_runs import find_run, read_config
 from kit.runs.trust import check_names, trusted_names
 from kit.steps.errors import SettingError, one_of
+from kit.steps.values import flat
 
 CHOICES = ("steps", "preset", "resume", "trust")
 """Words that come before all settings: they say where the settings are that others change."""

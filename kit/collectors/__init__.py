@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from kit.collectors.asynchronous import AsyncCollector
 from kit.collectors.base import KitCollector, PolicyFault, StepsCollector
+from kit.collectors.episode import EpisodeCollector
 from kit.collectors.registry import COLLECTORS, make_collector
-from kit.collectors.rollout import EpisodeCollector, VectorCollector
+from kit.collectors.rollout import VectorCollector
 from kit.collectors.tensor import TensorCollector
 
 __all__ = [

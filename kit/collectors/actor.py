@@ -214,15 +214,9 @@ class Actor:
         if not self._places:
             keys = self._keys
             self._places = [(key, keys.index(key)) for key in self.action_keys]
-        try:
-            if self._on_cpu:
-                return {key: outputs[place].numpy() for key, place in self._places}
-            return {key: outputs[place].cpu().numpy() for key, place in self._places}
-        except TypeError:
-            if all(outputs[place].dtype is not torch.bfloat16 for _, place in self._places):
-                raise
-            why = "is no type of NumPy's, whose arrays environments take"
-            raise SettingError("action.dtype", torch.bfloat16, why, [torch.float32]) from None
+        if self._on_cpu:
+            return {key: outputs[place].numpy() for key, place in self._places}
+        return {key: outputs[place].cpu().numpy() for key, place in self._places}
 
     @property
     def _keys(self) -> Sequence[Key]:

@@ -79,6 +79,8 @@ class AsyncCollector(KitCollector):
         SettingError: if the environment cannot be made again, or the collector refuses something.
     """
 
+    collects_on_host = True
+
     def __init__(
         self,
         create_env_fn: Callable[[], EnvBase] | EnvBase,

@@ -49,6 +49,8 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
         environment_errors: faults of environments recovered from so far.
         exact_resume: whether the last :meth:`load_state_dict` put everything back where it was.
         exact_policy: whether the policy's results are bitwise those of the policy as a module.
+        collects_on_host: whether batches are on the host first, and ``storing_device`` says where
+            they are delivered.
         goes_on: whether the last batch goes on with the episodes of the one before. It does not
             where environments were seeded or reset in between, or stepped by others.
     """
@@ -69,6 +71,7 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
     exact_policy = True
     goes_on = True
     follows_plan = False
+    collects_on_host = False
 
     def __init__(
         self,
@@ -276,16 +279,9 @@ class StepsCollector(KitCollector):
         num_envs: environments.
         frames_per_batch: policy steps of one batch: ``num_envs * steps_per_env``.
         steps_per_env: policy steps each env takes for one batch. One of the two is enough.
-        total_frames: policy steps in all; -1 never ends.
-        init_random_frames: policy steps with random actions at the beginning, a multiple of
-            ``num_envs``.
-        exploration_frames: policy steps, counted from the beginning, until which an exploration
-            policy acts, a multiple of ``num_envs``.
         prefill_frames: policy steps of a first batch of its own, before the others; 0 for none.
-        seed: of the random numbers that policy and random actions use in this collector.
-        device: where the policy runs.
-        pre_collect_hook: called without arguments before each batch is collected.
-        post_collect_hook: called with each batch before it is returned; it may change the batch.
+        **settings: of :class:`KitCollector`. ``init_random_frames``, ``exploration_frames`` and
+            ``prefill_frames`` are multiples of ``num_envs``.
 
     Raises:
         SettingError: if the counts cannot be reached exactly; nearest values are named.
@@ -297,28 +293,13 @@ class StepsCollector(KitCollector):
         *,
         frames_per_batch: int | None = None,
         steps_per_env: int | None = None,
-        total_frames: int = -1,
-        init_random_frames: int | None = None,
-        exploration_frames: int = 0,
         prefill_frames: int = 0,
-        seed: int = 0,
-        device: torch.device | str | None = None,
-        pre_collect_hook: Callable[[], None] | None = None,
-        post_collect_hook: Callable[[TensorDictBase], None] | None = None,
+        **settings: Any,
     ) -> None:
         self.steps_per_env = _steps_per_env(num_envs, frames_per_batch, steps_per_env)
         self.frames_per_batch = self.requested_frames_per_batch = num_envs * self.steps_per_env
         self.prefill_frames = whole_number("prefill_frames", prefill_frames)
-        super().__init__(
-            num_envs,
-            total_frames=total_frames,
-            init_random_frames=init_random_frames,
-            exploration_frames=exploration_frames,
-            seed=seed,
-            device=device,
-            pre_collect_hook=pre_collect_hook,
-            post_collect_hook=post_collect_hook,
-        )
+        super().__init__(num_envs, **settings)
         for field in ("init_random_frames", "exploration_frames", "prefill_frames"):
             _multiple(field, getattr(self, field), num_envs)
         if self.total_frames >= 0:
@@ -439,10 +420,8 @@ def copy_weights(source: Any, policy: Any) -> None:
         policy: a module with the same ones.
 
     Raises:
-        SettingError: if the policy has none, or others.
+        SettingError: if the policy has others.
     """
-    if not isinstance(policy, nn.Module):
-        raise SettingError("weights", source, f"cannot be copied into {policy!r}, no module")
     own = TensorDict.from_module(policy).data.flatten_keys(".")
     given = TensorDict.from_module(source) if isinstance(source, nn.Module) else source
     given = given.flatten_keys(".") if isinstance(given, TensorDictBase) else dict(given)

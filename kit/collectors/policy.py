@@ -21,10 +21,6 @@ Tensors = dict[Key, Tensor]
 Policy = Callable[[TensorDictBase], TensorDictBase]
 FastPolicy = Literal["auto", "exact", "module"]
 
-_OF_SHAPES = ("shape", "size", "channels")
-"""Words of PyTorch's errors where a network is given something of another shape."""
-_OF_TYPES = ("dtype", "scalar type", "Input type")
-"""Those where it is given something of another type."""
 IS_INIT = "is_init"
 """Key under which a policy finds whether an observation is the first of its episode."""
 
@@ -55,16 +51,8 @@ def fast_policy_of(fast_policy: FastPolicy | bool) -> FastPolicy:
 
 
 def exploration_type_of(kind: ExplorationType | str) -> ExplorationType:
-    """Return how actions are chosen, also by the name of the type.
-
-    Raises:
-        SettingError: if there is no such type.
-    """
-    try:
-        return ExplorationType(kind)
-    except ValueError:
-        works = [each.value for each in ExplorationType]
-        raise SettingError("exploration_type", kind, "is no exploration type", works) from None
+    """Return how actions are chosen, also by the name of the type."""
+    return ExplorationType(kind)
 
 
 class PolicyRunner:
@@ -120,7 +108,6 @@ class PolicyRunner:
         self._hidden: Tensors = dict(self._first)
         self._starts = torch.ones(num_envs, 1, dtype=torch.bool, device=device)
         self._ongoing = torch.zeros_like(self._starts)
-        _check_reads(policy, self._given, self._first)
         self._written: list[Key] = []  # keys of what the module returns
         self._fed: list[Key] = []  # hidden state that is returned as it was given
         self._fast, self._known = fast, False
@@ -216,7 +203,7 @@ class PolicyRunner:
         given = dict(pool)
         before = {} if self._written else _versions({key: given[key] for key in self._given})
         with set_exploration_type(self.exploration_type):
-            result = self._checked_call(TensorDict(dict(given), [self.num_envs]))
+            result = self.policy(TensorDict(dict(given), [self.num_envs]))
         if not self._written:
             written = _written(self.policy, given, result, self._given)
             if self._check is not None:
@@ -228,41 +215,6 @@ class PolicyRunner:
             starts = [IS_INIT] if self._fed and IS_INIT not in self._given else []
             self.out_keys = [*public, *self._fed, *starts]
         return {key: result.get(key) for key in self._written}
-
-    def _checked_call(self, given: TensorDictBase) -> TensorDictBase:
-        plain = not hasattr(self.policy, "in_keys")
-        try:
-            result = self.policy(given)
-        except (TypeError, AttributeError, RuntimeError) as error:
-            if plain and isinstance(self.policy, nn.Module):
-                raise self._takes_no_tensordict(f"raised {type(error).__name__}") from error
-            if not self._written and any(word in str(error) for word in _OF_SHAPES + _OF_TYPES):
-                raise self._is_of_another(given, error) from error
-            raise
-        if plain and not isinstance(result, TensorDictBase):
-            raise self._takes_no_tensordict(f"returned {type(result).__name__}")
-        return result
-
-    def _is_of_another(self, given: TensorDictBase, error: Exception) -> SettingError:
-        found = [(key, given[key]) for key in self._given]
-        what = str(error).splitlines()[0]
-        if any(word in what for word in _OF_TYPES):
-            shown = ", ".join(
-                f"{key} {str(one.dtype).removeprefix('torch.')}" for key, one in found
-            )
-            works = "convert them in the policy (x.float()), or its weights (policy.float())"
-        else:
-            shown = ", ".join(f"{key} {tuple(one.shape)}" for key, one in found)
-            works = "make it for this environment, as make_actor(env) does"
-        why = f"does not take the observations of this environment, {shown}: {what}"
-        return SettingError("policy", type(self.policy).__name__, why, works)
-
-    def _takes_no_tensordict(self, what: str) -> SettingError:
-        reads = self._given[0] if len(self._given) == 1 else list(self._given)
-        name = getattr(self.policy, "__name__", type(self.policy).__name__)
-        why = f"is called with a TensorDict and {what}"
-        works = f"wrap it: TensorDictModule(policy, in_keys=[{reads!r}], out_keys=['action'])"
-        return SettingError("policy", name, why, works)
 
     # ------------------------------------------------------------------ hidden state
     def _keep_hidden(self, outputs: Mapping[Key, Tensor], pool: Tensors) -> Sequence[Tensor]:
@@ -340,19 +292,6 @@ def is_recurrent(policy: Any) -> bool:
     return any(_is_next(key) for key in getattr(policy, "out_keys", None) or ())
 
 
-def _check_reads(policy: Any, given: Sequence[Key], first: Tensors) -> None:
-    wanted = getattr(policy, "in_keys", None) or []
-    written = getattr(policy, "out_keys", None) or []
-    hidden = {_read_as(key) for key in written if _is_next(key)}
-    groups = {key[0] for key in written if isinstance(key, tuple)}  # ("params", "force", "loc")
-    known = {*given, *first, *hidden, *groups, IS_INIT}
-    missing = [key for key in wanted if key not in known]
-    if missing:
-        why = f"reads {missing}, which neither the environment nor the collector has"
-        works = f"keys there are: {list(given)}"
-        raise SettingError("policy", type(policy).__name__, why, works)
-
-
 def check_writes(
     policy: Any, written: Sequence[Key], actions: Sequence[Key], observations: Sequence[Key] = ()
 ) -> None:
@@ -368,17 +307,12 @@ def check_writes(
         SettingError: if an action is missing, or an output would take the place of an entry of the
             environment or of the collector.
     """
-    name = getattr(policy, "__name__", type(policy).__name__)
-    known = {key[:n] for key in map(path_of, written) for n in range(1, len(key) + 1)}
-    missing = [k for k in actions if not {path_of(k), path_of(k)[:1]} & known]
-    if missing:
-        why = f"writes {list(written)}, without the environment's action"
-        raise SettingError("policy", name, why, f"let it write {list(actions)}")
     seen = {path_of(key) for key in observations}
     taken = {*seen, *(("next", *path) for path in seen), *_OF_STEPS} if seen else set()
     both = [key for key in written if path_of(key) in taken]
     if both:
         why = f"writes {both}, in place of what the environment gave: batches would hold that"
+        name = getattr(policy, "__name__", type(policy).__name__)
         raise SettingError("policy", name, why, "rename the output, or the observation")
 
 

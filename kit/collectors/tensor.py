@@ -106,7 +106,7 @@ class TensorCollector(StepsCollector):
         self._steps = TensorSteps(
             self.env,
             self._actor,
-            self._checked_normalizer(),
+            self._any_normalizer(),
             block=whole_number("block", block, at_least=1),
             fast=fast,
         )
@@ -164,19 +164,10 @@ class TensorCollector(StepsCollector):
             self._steps.clear()
         return True
 
-    def _checked_normalizer(self) -> Normalizer:
-        """The environment's normaliser, or one that changes nothing.
-
-        Raises:
-            SettingError: if it has statistics of other observations.
-        """
+    def _any_normalizer(self) -> Normalizer:
+        """The environment's normaliser, or one that changes nothing."""
         if self.normalizer is None:
             return Normalizer([], self.num_envs, observation=False, reward=False)
-        size = self.env.observe(self.env.episodes.physics).shape[-1]
-        for key, known in self.normalizer.observation.items():
-            if (key, known.mean.shape) != ("observation", (size,)):
-                given, works = (key, tuple(known.mean.shape)), [("observation", size)]
-                raise SettingError("normalizer", given, "is of another environment", works)
         return self.normalizer
 
     def _begin(self) -> bool:

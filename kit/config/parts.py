@@ -8,11 +8,13 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from tensordict.nn import TensorDictModuleBase
 from torch import nn, optim
 from torch.optim import Optimizer
+from torchrl import objectives
 from torchrl.objectives import LossModule
 
+from kit.config.checks import unused
+from kit.config.settings import RunConfig
 from kit.lazy import module_and_name
 from kit.steps.errors import SettingError, nearest_first
 
@@ -30,7 +32,7 @@ def resolve(name: str | Any) -> Any:
             class itself.
 
     Raises:
-        SettingError: if there is none; the nearest spelling comes first.
+        SettingError: if there is no such class; the nearest spelling comes first.
     """
     if not isinstance(name, str):
         return name
@@ -42,26 +44,37 @@ def resolve(name: str | Any) -> Any:
     if not hasattr(module, attribute):
         names = [entry for entry in dir(module) if not entry.startswith("_")]
         known = [entry for entry in names if isinstance(getattr(module, entry, None), type)]
-        works = nearest_first(attribute, known)[:3]
+        works: Any = nearest_first(attribute, known)[:3]
         raise SettingError("loss", name, f"is not in {module.__name__}", works)
-    return getattr(module, attribute)
+    found = getattr(module, attribute)
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        works = "use a loss of torchrl.objectives, or module:Class of your own"
+        raise SettingError("loss", name, "is no class of loss modules", works)
+    return found
+
+
+def name_of(make: Callable[..., Any]) -> str:
+    """Return the name of a class or function for messages."""
+    return str(getattr(make, "__name__", type(make).__name__))
 
 
 def accepts(make: Callable[..., Any], argument: str) -> bool:
     """Whether a function or class takes an argument, through ``**kwargs`` of its bases too."""
+    bases: list[Any] = [make]
     constructors: list[Any] = [make]
     if isinstance(make, type):
         ends = (LossModule, nn.Module, object)  # to which nothing is passed on
-        bases = itertools.takewhile(lambda base: base not in ends, make.__mro__)
-        constructors = [vars(base)["__init__"] for base in bases if "__init__" in vars(base)]
+        own = itertools.takewhile(lambda base: base not in ends, make.__mro__)
+        bases = [base for base in own if "__init__" in vars(base)]
+        constructors = [vars(base)["__init__"] for base in bases]
     for constructor in constructors:
         parameters = inspect.signature(constructor).parameters
         if argument in parameters:
             return True
         if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             return False
-    # What is left over is the last one's; TorchRL's losses raise at it.
-    return bool(constructors) and not constructors[-1].__module__.startswith("torchrl.")
+    # The rest is passed to the last one; TorchRL's losses reject it.
+    return bool(constructors) and bases[-1] not in vars(objectives).values()
 
 
 class Replacements:
@@ -126,16 +139,7 @@ class Replacements:
         return (new, made[1]) if replaced == ["make_actor"] else (made[0], new)
 
     def _made(self, part: str, env: Any) -> Any:
-        factory = self.given[part]
-        if isinstance(factory, nn.Module) or not callable(factory):
-            why = "is not a function of the environment"
-            raise SettingError(part, type(factory).__name__, why, f"pass {part}=lambda env: ...")
-        made = factory(env)
-        if not isinstance(made, TensorDictModuleBase):
-            why = f"returned an object of type {type(made).__name__}, not a TensorDict module"
-            works = "return TensorDictModule(network, in_keys=[...], out_keys=[...])"
-            raise SettingError(part, getattr(factory, "__name__", factory), why, works)
-        return made
+        return self.given[part](env)
 
     def optimizer(
         self, make: type[Optimizer], parameters: Iterable[Any], **settings: Any
@@ -143,7 +147,7 @@ class Replacements:
         """Create an optimizer: the caller's, or else the recipe's.
 
         Raises:
-            SettingError: if there is no such optimizer, or it does not hold the parameters.
+            SettingError: if the optimizer does not hold the parameters.
         """
         given, groups = self.given.get("optimizer"), list(parameters)
         if "update" in self.given:  # the given update has its own optimizers
@@ -152,10 +156,6 @@ class Replacements:
         if given is None:
             return make(groups, **settings)
         if isinstance(given, str):
-            known = [name for name, one in vars(optim).items() if _is_optimizer(one)]
-            if given not in known:
-                works = nearest_first(given, known)[:3]
-                raise SettingError("optimizer", given, "is no class of torch.optim", works)
             given = getattr(optim, given)
         rates: dict[str, Any] = {k: v for k, v in settings.items() if k in ("lr", "fused")}
         self._idle |= dict.fromkeys(OPTIMIZER, "optimizer")
@@ -164,14 +164,12 @@ class Replacements:
             return chosen(groups, **{k: v for k, v in rates.items() if accepts(given, k)})
         self._idle |= dict.fromkeys(RATES, "optimizer")
         flat = [one for g in groups for one in (g["params"] if isinstance(g, dict) else [g])]
-        made = given(flat) if callable(given) else given
-        advice = "pass a class, a name of torch.optim, or a function of the parameters"
-        if not isinstance(made, Optimizer):
-            raise SettingError("optimizer", made, "is not an optimizer", advice)
+        made: Optimizer = given(flat) if callable(given) else given
         held = {id(one) for group in made.param_groups for one in group["params"]}
         if missing := sum(id(one) not in held for one in flat):
             why = f"does not hold {missing} of the {len(flat)} parameters that it should train"
-            raise SettingError("optimizer", type(made).__name__, why, advice)
+            works = "pass a class, a name of torch.optim, or a function of the parameters"
+            raise SettingError("optimizer", type(made).__name__, why, works)
         return made
 
 
@@ -185,3 +183,54 @@ def _names_of(make: Callable[..., Any], *arguments: Any, **settings: Any) -> set
     bound = signature.bind(*arguments, **settings).arguments
     several = [n for n, p in signature.parameters.items() if p.kind is p.VAR_KEYWORD]
     return {*bound.keys() - several}.union(*(bound[name] for name in several if name in bound))
+
+
+REPLACED = ("make_actor", "make_critic", "optimizer")
+"""Parts that a recipe asks for while it makes networks and optimizers."""
+PARTS = (
+    "collector", "update", "buffer", "advantage", "evaluate", "exploration_policy", "hooks",
+    "logger", "loss_module", *REPLACED,
+)  # fmt: skip
+"""Parts that the caller of a recipe's ``build`` may give."""
+PARTS = (
+    "collector", "update", "buffer", "advantage", "evaluate", "exploration_policy", "hooks",
+    "logger", "loss_module", *REPLACED,
+)  # fmt: skip
+"""Parts that the caller of a recipe's ``build`` may give."""
+
+
+def check_parts(given: Mapping[str, Any]) -> None:
+    """Refuse parts that the caller of a recipe's ``build`` cannot replace."""
+    for name, part in given.items():
+        if name not in PARTS:
+            works: Any = nearest_first(name, PARTS)[:3]
+            works = "use make_loss=..., or Config(loss=...) for a name" if name == "loss" else works
+            raise SettingError(name, part, "is no part of a trainer", works)
+
+
+def check_replaced(cfg: RunConfig, parts: Replacements, algorithm: str) -> None:
+    """Reject parts that the recipe does not use, and settings that replaced parts ignore."""
+    asked, update = {*parts.asked}, parts.given.get("update", ...)
+    if update is not ... and not hasattr(update, "optimizers"):
+        asked |= {"loss_module", "optimizer"}  # TorchRL's steppers find both in the trainer
+    for name in ("loss_module", *REPLACED):
+        if name in parts.given and name not in asked:
+            works: Any = [one for one in REPLACED if one in asked and one not in parts.given]
+            works = "pass make_loss=..., a class or a function" if name == "loss_module" else works
+            why = f"replaces nothing in {algorithm}" + ", given update" * (update is not ...)
+            raise SettingError(name, name_of(parts.given[name]), why, works)
+    for name, part in parts.without_effect.items():
+        if hasattr(cfg, name):
+            unused(cfg, (name,), f"{part} replaces the part that it changes")
+
+
+def check_update(cfg: RunConfig, made: Any) -> None:
+    """Refuse settings that the update of a recipe, or its loss, was not made with."""
+    own, loss = getattr(made, "compile", cfg.compile), getattr(made, "loss_module", None)
+    if cfg.compile != "auto" and own != cfg.compile:
+        why = f"is not that of the recipe's update, {own}"
+        raise SettingError("compile", cfg.compile, why, "give Update(..., compile=cfg.compile)")
+    if cfg.precision != "float32" and loss is not None and "forward" not in vars(loss):
+        why = f"is not that of the recipe's loss, {type(loss).__name__}"
+        works = "make it by experiment.make_loss(...)"
+        raise SettingError("precision", cfg.precision, why, works)

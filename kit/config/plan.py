@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from kit.config import checks
-from kit.config.settings import OfflineConfig, OnPolicyConfig, ReplayConfig
+import warnings
+from typing import Any
+
+from kit.config.settings import EnvConfig, OfflineConfig, OnPolicyConfig, ReplayConfig, RunConfig
 from kit.steps import SettingError, StepPlan
 from kit.steps.foreign import as_plan
+from kit.steps.given import given_fields
 from kit.steps.settings import OfflineSteps, OffPolicySteps, OnPolicySteps
+from kit.steps.table import plural
 
 AnyConfig = OnPolicyConfig | ReplayConfig | OfflineConfig
 
@@ -34,13 +38,78 @@ def make_plan(cfg: AnyConfig, algorithm: str) -> StepPlan:
             raise SettingError(name, error.value, error.why, error.works, hint) from None
     else:
         plan = as_plan(steps, algorithm, cfg.FAMILY)
-        checks.family(plan, cfg.FAMILY)
-        checks.limits(plan, cfg)
+        _check_family(plan, cfg.FAMILY)
+        _check_limits(plan, cfg)
         plan = plan.replace(
             action_repeat=max(plan.action_repeat, env.action_repeat),
             max_episode_steps=plan.max_episode_steps or env.max_episode_steps,
         )
-    checks.learning(plan, cfg)
-    checks.imagination(plan, cfg)
-    checks.stop(plan, cfg)
+    _check_learning(plan, cfg)
+    _check_imagination(plan, cfg)
+    _check_stop(plan, cfg)
     return plan
+
+
+def _check_family(plan: StepPlan, family: str) -> None:
+    """Refuse a plan of another family than the recipe's."""
+    found: tuple[str, Any, str] | None = None
+    if family == "on_policy" and plan.replay_ratio is not None:
+        found = "replay_ratio", plan.replay_ratio, "use update_epochs"
+    elif family == "off_policy" and plan.update_epochs is not None:
+        found = "update_epochs", plan.update_epochs, "use replay_ratio"
+    elif family == "offline" and not plan.offline:
+        found = "steps_per_env", plan.steps_per_env, "use 0"
+    if found is not None:
+        field, value, works = found
+        kind = family.replace("_", "-")
+        raise SettingError(field, value, f"contradicts this recipe, which is {kind}", works)
+
+
+def _check_limits(plan: StepPlan, cfg: Any) -> None:
+    """Refuse settings of the environment that those of another library contradict."""
+    for field in ("num_envs", "action_repeat", "max_episode_steps"):
+        ours, theirs = getattr(cfg.env, field), getattr(plan, field)
+        defaults = {getattr(env, field) for env in (EnvConfig(), type(cfg)().env)}
+        # A library that repeats no actions has no word for it; the number of envs it always says.
+        silent = field != "num_envs" and theirs in defaults
+        told = ours not in defaults or field in given_fields(cfg.env)
+        if told and ours != theirs and not silent:
+            why = f"contradicts the {theirs} of steps"
+            raise SettingError(f"env.{field}", ours, why, "leave one of them out")
+
+
+def _check_learning(plan: StepPlan, cfg: Any) -> None:
+    """Refuse a run that ends before it learns."""
+    starts, total = plan.learning_starts, plan.total_policy_steps
+    given = getattr(cfg.steps, "learning_starts", ...)  # the word of another library, if any
+    name = "learning_starts" if given is ... else "steps.learning_starts"
+    works = "train earlier, or longer"
+    if plan.trains and starts and total is not None and starts > total:
+        why = f"is beyond the {total} policy steps of the run, which would train nothing"
+        raise SettingError(name, starts if given in (None, ...) else given, why, works)
+    if plan.trains and plan.prefill_steps and plan.iterations == 0:
+        why = f"are all {total} policy steps of the run, which would train nothing"
+        word = "num_normalization_steps"
+        word = f"steps.{word}" if hasattr(cfg.steps, word) else "prefill_steps"
+        raise SettingError(word, plan.prefill_steps, why, works)
+    if plan.trains and starts and plan.is_exact and starts == total and plan.iterations > 1:
+        steps = plural(plan.gradient_steps_after(plan.iterations), "gradient step")
+        text = f"{name}={starts} is the length of the run, which makes {steps}, all at its end"
+        warnings.warn(text, stacklevel=2)
+
+
+def _check_stop(plan: StepPlan, cfg: RunConfig) -> None:
+    """Refuse a return to stop at where nothing is evaluated before the end of the run."""
+    evaluates = plan.evaluation_every or plan.evaluation_every_iterations
+    if cfg.stop_at_return is not None and not evaluates:
+        why = "has no effect: nothing is evaluated before the end of the run"
+        works = "use steps.evaluation_every, or another library's word for it"
+        raise SettingError("stop_at_return", cfg.stop_at_return, why, works)
+
+
+def _check_imagination(plan: StepPlan, cfg: Any) -> None:
+    """Refuse more starts of imagination than sequences have time steps, but for the default."""
+    length, starts = plan.sequence_length, getattr(cfg, "imagination_starts", None)
+    if length and starts and starts > max(length, type(cfg)().imagination_starts or 0):
+        why = f"is more than the {length} time steps of a sequence"
+        raise SettingError("imagination_starts", starts, why, [length, None])

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from kit.config import checks
-from kit.hooks.base import Hook, HookedTrainer, Kind
+from kit.hooks.base import HookedTrainer, Kind, KitHook
 from kit.steps import Decay, Schedule, SettingError, make_schedule
 from kit.steps.counts import can_count
 from kit.steps.errors import real_number
@@ -81,7 +81,7 @@ class _Value:
         return _readable(self.get())
 
 
-class Anneal(Hook):
+class Anneal(KitHook):
     """Sets an attribute of an object to a schedule's value, once per iteration.
 
     In each iteration the value is the schedule's at the counter's value before it: the first
@@ -357,7 +357,7 @@ def anneal_epsilon(explore: nn.Module, cfg: Any, plan: StepPlan) -> AnnealExplor
     return AnnealExploration(explore, falling, counter="iterations")
 
 
-class EndOfExploration(Hook):
+class EndOfExploration(KitHook):
     """Sets ``exploring`` of a loss module: true during the plan's ``exploration_steps``."""
 
     kind: Kind = "step"

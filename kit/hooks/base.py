@@ -70,8 +70,7 @@ class Hook(TrainerHookBase):
     A TorchRL hook: it registers itself, saves and restores its state. Its ``kind`` says what it may
     do. A ``step`` hook takes part in training: it changes a learning rate by a counter, fits a
     critic to the batch, ends an update phase. An ``observer`` logs, draws, saves or shows; without
-    it the trained weights are bitwise the same. One whose method changes a TensorDict that it is
-    given ends the run with an error.
+    it the trained weights are bitwise the same.
     """
 
     kind: Kind = "observer"
@@ -106,3 +105,18 @@ class Hook(TrainerHookBase):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state of :meth:`state_dict`."""
+
+
+class KitHook(Hook):
+    """Base of the kit's own hooks, which declare that they do not keep what they receive.
+
+    Their effects on training are known to the trainer. Your own hooks derive from :class:`Hook`,
+    and declare these attributes one by one where they hold.
+    """
+
+    keeps_batches = False
+    """Whether batches may be read after the call that received them."""
+    reads_minibatches = False
+    """Whether minibatches are read or changed."""
+    changes_training = False
+    """Whether networks, loss or optimizer may change in ways that the kit does not track."""

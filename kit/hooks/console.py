@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from rich.console import Console as RichConsole
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from kit.hooks.base import Hook
+from kit.hooks.base import KitHook
 from kit.hooks.policy import BestPolicy
 from kit.logging.files import from_here
 from kit.steps.table import measured, plural
@@ -23,7 +23,7 @@ _SHOWN = (
 )
 
 
-class Console(Hook):
+class Console(KitHook):
     """Shows the plan before a run, progress during it and the ledger after it.
 
     In a terminal a progress bar moves; elsewhere a line is printed for every tenth of the run.

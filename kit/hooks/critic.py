@@ -13,13 +13,13 @@ from torchrl.objectives.utils import distance_loss
 from kit.advantages import GAE
 from kit.buffers.batches import valid_rows
 from kit.config import FittedCriticConfig
-from kit.hooks.base import Hook, Kind
+from kit.hooks.base import Kind, KitHook
 from kit.logging.metrics import MetricMeans
 from kit.steps.errors import SettingError, whole_number
 from kit.update import Compile, Update, in_precision
 
 
-class FitCritic(Hook):
+class FitCritic(KitHook):
     """Fits the critic to each batch with an optimiser of its own, before its advantages.
 
     Value targets are estimated once, by the critic as it is. It then makes passes over the batch in

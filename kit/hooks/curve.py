@@ -9,11 +9,11 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from kit.hooks.base import Hook
+from kit.hooks.base import KitHook
 from kit.logging.picture import BLUE, GREY, curve_axes, save_picture
 
 
-class LearningCurve(Hook):
+class LearningCurve(KitHook):
     """Draws ``curve.png``: return against policy steps, of training and of evaluation.
 
     Offline it is drawn against gradient steps.

@@ -8,7 +8,7 @@ import warnings
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from kit.hooks.base import Hook, HookedTrainer
+from kit.hooks.base import HookedTrainer, KitHook
 from kit.logging.metrics import numbers
 from kit.steps.errors import SettingError, nearest_first, one_of, real_number, whole_number
 
@@ -28,7 +28,7 @@ def not_finite(what: str, gradient_steps: int, checkpoint: Path | None) -> NotFi
     )
 
 
-class NaNGuard(Hook):
+class NaNGuard(KitHook):
     """Ends the run when a metric of training is NaN or infinite.
 
     It checks each row, and before every checkpoint the metrics of the next row so far: the last
@@ -63,7 +63,7 @@ class NaNGuard(Hook):
         raise not_finite(names, row["gradient_steps"], self.trainer.last_checkpoint)
 
 
-class TimeLimit(Hook):
+class TimeLimit(KitHook):
     """Ends the run after so many seconds, once the iteration under way is complete.
 
     Args:
@@ -87,7 +87,7 @@ class TimeLimit(Hook):
             self.trainer.request_stop(f"the time limit of {self.seconds:g} seconds was reached")
 
 
-class StopWhen(Hook):
+class StopWhen(KitHook):
     """Ends the run when a metric is good enough, or has not become better for long.
 
     Args:
@@ -160,7 +160,7 @@ class StopWhen(Hook):
         self.best, self.waited = state_dict["best"], int(state_dict["waited"])
 
 
-class TargetKL(Hook):
+class TargetKL(KitHook):
     """Ends an update phase when the policy has moved too far from the one that collected.
 
     After each update epoch the loss's estimate of the divergence is read from the device; beyond

@@ -9,13 +9,13 @@ from typing import Any, ClassVar, Literal
 
 import yaml
 
-from kit.hooks.base import Hook, HookedTrainer
+from kit.hooks.base import HookedTrainer, KitHook
 from kit.logging.files import as_folder, make_folder, write_whole
 from kit.logging.loggers import RowLogger
 from kit.steps.errors import SettingError, nearest_first, one_of
 
 
-class BestPolicy(Hook):
+class BestPolicy(KitHook):
     """Keeps the weights and the normalisation of the best evaluation so far; of equals, the latest.
 
     Where returns have a greatest value, a few episodes soon reach it by chance: of such policies
@@ -94,7 +94,7 @@ class BestPolicy(Hook):
         self._states = dict(state_dict["states"])
 
 
-class SavePolicy(Hook):
+class SavePolicy(KitHook):
     """Writes a folder with the policy alone at the end of a run, and gives it to the loggers.
 
     It has the settings of the run and the last and the best weights with their normalisation, but

@@ -7,14 +7,14 @@ from typing import ClassVar
 import torch
 from tensordict import TensorDictBase
 
-from kit.hooks.base import Hook, Kind
+from kit.hooks.base import Kind, KitHook
 
 _REWARD = ("next", "reward")
 _LEAST = 1e-8
 """Standard deviation that rewards are divided by, at least."""
 
 
-class ScaleReward(Hook):
+class ScaleReward(KitHook):
     """Standardises and scales the rewards of every minibatch; returns are logged as they are.
 
     Args:
@@ -25,6 +25,7 @@ class ScaleReward(Hook):
     """
 
     kind: Kind = "step"
+    reads_minibatches = True
     operations: ClassVar = {"process_optim_batch": "scaled"}
 
     def __init__(self, scale: float = 1.0, standardize: bool = False) -> None:
@@ -40,10 +41,11 @@ class ScaleReward(Hook):
         return minibatch.set(_REWARD, reward * self.scale)
 
 
-class SignReward(Hook):
+class SignReward(KitHook):
     """Replaces the rewards of every minibatch by their signs (Mnih et al. 2015, methods)."""
 
     kind: Kind = "step"
+    reads_minibatches = True
     operations: ClassVar = {"process_optim_batch": "signs"}
 
     def signs(self, minibatch: TensorDictBase) -> TensorDictBase:

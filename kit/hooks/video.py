@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import gymnasium as gym
 
 from kit.envs.errors import EnvironmentFault
-from kit.hooks.base import Hook, HookedTrainer
+from kit.hooks.base import HookedTrainer, KitHook
 from kit.hooks.evaluation import Evaluator
 from kit.logging.files import as_folder, make_folder, write_whole
 from kit.logging.loggers import RowLogger
@@ -22,7 +22,7 @@ from kit.steps import SettingError
 from kit.steps.every import Every
 
 
-class RecordVideo(Hook):
+class RecordVideo(KitHook):
     """Draws an episode after an evaluation and gives it to the loggers: W&B shows it.
 
     The episode is one more than those of the evaluation, with actions as there, in an environment

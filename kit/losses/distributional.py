@@ -20,6 +20,8 @@ class DQNLoss(objectives.DQNLoss):
     which priorities come, is the absolute error (Schaul et al. 2016, section 3.3), not its square.
     """
 
+    writes_squared_errors = False
+
     deterministic_sampling_mode = ExplorationType.RANDOM
 
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
@@ -41,6 +43,8 @@ class _DistributionalLoss(objectives.DQNLoss):
         SettingError: if the network's atoms are not what the loss takes them for: returns, or
             logits of those of a support.
     """
+
+    writes_squared_errors = False
 
     deterministic_sampling_mode = ExplorationType.RANDOM
     of_support: bool

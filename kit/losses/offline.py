@@ -39,6 +39,8 @@ class IQLLoss(objectives.IQLLoss):
     ``td_error`` is the absolute error, not its square.
     """
 
+    writes_squared_errors = False
+
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
         """Return the losses; write ``td_error`` into the minibatch."""
         losses: TensorDict = super().forward(tensordict)
@@ -61,6 +63,8 @@ class CQLLoss(objectives.CQLLoss):
         action_spec: bounds of the action.
         **settings: as TorchRL's.
     """
+
+    writes_squared_errors = False
 
     low: Tensor
     high: Tensor

@@ -28,6 +28,8 @@ class REDQLoss(objectives.REDQLoss):
     of its value ``exp(log_alpha)`` where theirs has ``log_alpha``.
     """
 
+    writes_squared_errors = False
+
     @dataclass
     class _AcceptedKeys(objectives.REDQLoss._AcceptedKeys):
         priority_weight: NestedKey = "priority_weight"

@@ -18,6 +18,8 @@ class TD3Loss(objectives.TD3Loss):
     2016, section 3.3), not its square.
     """
 
+    writes_squared_errors = False
+
     def value_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Any]]:
         """Loss of the critics, and their values, targets and errors, ``[critics, *batch]``."""
         loss, found = super().value_loss(tensordict)

@@ -9,7 +9,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictSequential
 from torch import nn
 
-from kit.config import checks
+from kit.config.loss import has_target_networks
 
 
 def with_shared_body(make: Callable[..., Any], networks: tuple[Any, ...], **arguments: Any) -> Any:
@@ -25,9 +25,7 @@ def with_shared_body(make: Callable[..., Any], networks: tuple[Any, ...], **argu
     _, *value = critic
     heads = ProbabilisticTensorDictSequential(*head, *list(actor.module)[1:])
     loss = make(heads, TensorDictSequential(*value), **arguments)
-    return (
-        make(*networks, **arguments) if checks.target_networks_of(loss) else SharedBody(loss, body)
-    )
+    return make(*networks, **arguments) if has_target_networks(loss) else SharedBody(loss, body)
 
 
 def _body_of(networks: tuple[Any, ...]) -> Any:

@@ -11,9 +11,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from kit.logging.csv_file import read_rows
 from kit.runs.recipe import Recipe
 from kit.runs.saved_runs import read_config, runs_of, training_settings
-from kit.logging.csv_file import read_rows
 from kit.steps.errors import SettingError, nearest_first
 
 COLUMN = "evaluation/return"

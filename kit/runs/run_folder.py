@@ -13,14 +13,14 @@ from typing import Any, ClassVar
 
 import yaml
 
-from kit.runs.lock import RunLock
-from kit.runs.recipe import Recipe
-from kit.runs.saved_runs import FREE_TO_DIFFER, find_run, read_config
 from kit.config import OfflineConfig, RunConfig
 from kit.config.plain import to_plain
 from kit.dialects.base import Dialect
-from kit.hooks import Hook
+from kit.hooks.base import KitHook
 from kit.logging.files import NotSaved, half_written, not_written, write_whole
+from kit.runs.lock import RunLock
+from kit.runs.recipe import Recipe
+from kit.runs.saved_runs import FREE_TO_DIFFER, find_run, read_config
 from kit.steps import SettingError, StepPlan
 from kit.steps.values import flat
 from kit.trainer.checkpoint import Checkpoints, saved_in
@@ -34,7 +34,7 @@ _WRITTEN_WHOLE = ("config.yaml", "lock", "plan.txt", "metrics.csv", "times.csv",
 """Files of a run that are replaced as a whole; a kill may leave one half-written beside it."""
 
 
-class RunFolder(Hook):
+class RunFolder(KitHook):
     """Writes the settings and the plan of a run to its folder, and its table at the end.
 
     A new folder is made, and locked, when the trainer is: it belongs to this run alone. It stays

@@ -11,9 +11,9 @@ from torch import nn
 from torchrl.objectives import LossModule
 from torchrl.objectives.value import ValueEstimatorBase
 
-from kit.runs.saved_runs import find_run, read_config
 from kit.collectors import AsyncCollector
 from kit.config import RunConfig
+from kit.runs.saved_runs import find_run, read_config
 from kit.steps import SettingError
 from kit.trainer import Trainer
 from kit.trainer.checkpoint import Checkpoints

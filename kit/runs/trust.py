@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, NoReturn
 import gymnasium as gym
 
 import kit
-from kit.runs.recipe import Recipe
 from kit.lazy import module_and_name
+from kit.runs.recipe import Recipe
 from kit.steps import SettingError
 from kit.steps.values import flat
 

@@ -17,9 +17,6 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
-from torch.optim.swa_utils import AveragedModel
 from torchrl import checkpoint as torchrl_checkpoint
 from torchrl.objectives import LossModule
 
@@ -27,8 +24,6 @@ from kit.collectors.base import KitCollector
 from kit.envs.backends.torchrl_layers import base_env_of
 from kit.envs.normalize import Normalizer
 from kit.envs.vector_env import VectorEnv
-from kit.fast.functions import is_foreign, reached
-from kit.fast.watch import modules_of
 from kit.hooks.annealing import scales_of
 from kit.hooks.base import Hook
 from kit.logging.files import NotSaved
@@ -36,7 +31,7 @@ from kit.steps import SettingError
 from kit.trainer.pieces import StateFile
 
 __all__ = [
-    "NORMALIZATION", "Checkpoints", "Damaged", "NotSaved", "PolicyState", "has_state_beside",
+    "NORMALIZATION", "Checkpoints", "Damaged", "NotSaved", "PolicyState",
     "make_parts_when_loaded", "normalization_of", "normalizer_of", "stateful_parts",
 ]  # fmt: skip
 
@@ -136,16 +131,9 @@ class Checkpoints:
             if isinstance(error.__cause__, (NotSaved, SettingError)):
                 raise error.__cause__ from None  # of a part, which says what is wrong
             works = "build the trainer as it was built when this was written"
+            why = f"cannot be loaded: {_cause_of(error)}"
             if missing := sorted(getattr(getattr(error, "result", None), "missing", ())):
                 why = f"has no state of {', '.join(missing)}"
-                raise SettingError("checkpoint", str(path), why, works) from None
-            part = re.search(r"component '([^']+)'", str(error))
-            first: BaseException = error
-            while (earlier := first.__cause__ or first.__context__) is not None:
-                first = earlier  # those around it print whole networks
-            reason = textwrap.shorten(str(first).split(". ")[0], 200, placeholder=" ...")
-            what = f"{part[1]}: " if part else ""
-            why = f"cannot be loaded: {what}{type(first).__name__}: {reason}"
             raise SettingError("checkpoint", str(path), why, works) from error
         self.left_out = sorted(result.unrequested)
         _check_left_out(path, [name for name in self.left_out if whole or name in needed])
@@ -214,6 +202,15 @@ class Checkpoints:
         for older in [path for path in saved_in(folder) if last and path <= last][:-_KEPT]:
             older.rename(folder / f".{older.name}")
         _remove_hidden(folder)
+
+
+def _cause_of(error: BaseException) -> str:
+    """Describe the first of a chain of exceptions, with the part of the checkpoint."""
+    part = re.search(r"component '([^']+)'", str(error))
+    while (earlier := error.__cause__ or error.__context__) is not None:
+        error = earlier  # the exceptions around it print whole networks
+    reason = textwrap.shorten(str(error).split(". ")[0], 200, placeholder=" ...")
+    return f"{f'{part[1]}: ' if part else ''}{type(error).__name__}: {reason}"
 
 
 def _check_named(path: Path) -> None:
@@ -310,10 +307,9 @@ def check_whole(path: Path) -> None:
             if entry.is_symlink() or not (entry.is_dir() or name in sums or name == _SUMS):
                 raise _damaged(path, name, "was not written with it")
         for name, checksum in sums.items():
-            if not (path / name).is_file():
-                raise _damaged(path, name, "is missing")
-            if _checksum(path / name) != checksum:
-                raise _damaged(path, name, "is not as it was written")
+            there = (path / name).is_file()
+            if not there or _checksum(path / name) != checksum:
+                raise _damaged(path, name, "is not as it was written" if there else "is missing")
 
 
 def _damaged(path: Path, name: str, what: str) -> Damaged:
@@ -435,68 +431,6 @@ class PolicyState:
         """Restore a state of :meth:`state_dict`, in place."""
         own = {name: state_dict[name] for name in self.state_dict()}
         self._policies.load_state_dict(own, strict=False)
-
-
-def has_state_beside(owner: Any, loss_module: Any) -> bool:
-    """Whether an object has a state that is not one of the weights of a loss."""
-    if not hasattr(owner, "load_state_dict"):
-        return False
-    of_loss = loss_module.state_dict().values() if isinstance(loss_module, nn.Module) else ()
-    trained = set(map(_memory, of_loss))
-    return any(_memory(value) not in trained for value in owner.state_dict().values())
-
-
-def stateful_in(function: Any) -> Iterator[tuple[Any, str]]:
-    """Objects that a function may change and that have a state, and what they are to it."""
-    if (owner := getattr(function, "__self__", None)) is not None:
-        yield owner, f"whose {function.__name__} is registered"
-    used = [function]
-    for cell in getattr(function, "__closure__", None) or ():
-        with contextlib.suppress(ValueError):  # it is empty
-            used.append(cell.cell_contents)  # of functions of libraries, too
-    for one in reached(used, lambda module: ()):
-        # Of other objects, as networks, it is not known whether they change.
-        if isinstance(one, (LRScheduler, Optimizer, AveragedModel)) and one is not owner:
-            yield one, "which {} has"
-
-
-def beside_states(*parts: Any) -> list[tuple[Optimizer | nn.Module, dict[str, Any]]]:
-    """Optimisers among parts, and the modules in these, each with its :func:`beside_state`."""
-    inside = ([*modules_of(one)] if isinstance(one, nn.Module) else [one] for one in parts)
-    found = {id(one): one for one in itertools.chain(*inside)}.values()
-    return [(one, beside_state(one)) for one in found if isinstance(one, (Optimizer, nn.Module))]
-
-
-def beside_state(part: Optimizer | nn.Module) -> dict[str, Any]:
-    """What an optimiser or a module has in attributes, and not in its state.
-
-    Of an optimiser numbers, and whether another one in it has a state; of a module of no library
-    numbers and tensors. Nothing where it gives a state of its own, which may have them.
-    """
-    if isinstance(part, nn.Module):
-        return _beside_weights(part)
-    if getattr(type(part), "state_dict", None) is not Optimizer.state_dict:
-        return {}
-    own, named = vars(part), {}
-    for name, value in own.items():
-        if type(value) in (int, float) and name != "_step_count":  # a scheduler's
-            named[name] = value
-        elif isinstance(value, Optimizer) and value.state is not part.state:
-            named[name] = len(value.state) > 0
-    return named
-
-
-def _beside_weights(module: nn.Module) -> dict[str, Any]:
-    kind = type(module)
-    if not is_foreign(kind) or is_foreign(kind.state_dict) or is_foreign(kind.get_extra_state):
-        return {}
-    found, state = {}, module.state_dict()
-    for name, value in (*vars(module).items(), *module.named_buffers(recurse=False)):
-        if type(value) in (int, float):
-            found[name] = value
-        elif isinstance(value, Tensor) and name not in state and not is_lazy(value):
-            found[name] = value.detach().clone()
-    return found
 
 
 def _memory(value: Any) -> Any:

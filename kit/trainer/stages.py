@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from tensordict import TensorDictBase
 
 from kit.steps import SettingError
-from kit.steps.errors import place_of, show
-from kit.trainer.observers import Given, observes
+from kit.steps.errors import place_of
 
 Signature = Literal[
     "fire", "pipe", "log", "losses", "optimizer", "summary", "row", "path", "episodes",
@@ -111,7 +109,6 @@ class _Operation:
     function: Callable[..., Any]
     keywords: dict[str, Any]
     name: str
-    observes: bool = False
 
 
 class Stages(dict[str, list[_Operation]]):
@@ -122,7 +119,7 @@ class Stages(dict[str, list[_Operation]]):
         collections: whether it collects batches.
 
     Attributes:
-        keeps_batches: whether hooks that are not of the kit are given batches: they may keep them.
+        keeps_batches: whether a hook receives batches and does not declare that it keeps none.
     """
 
     def __init__(self, *, updates: bool = True, collections: bool = True) -> None:
@@ -142,30 +139,22 @@ class Stages(dict[str, list[_Operation]]):
             **keywords: passed with every call.
 
         Raises:
-            SettingError: if there is no such stage, if it never runs in this run, or if the
-                function cannot be called as the stage does, or is an observer's and would make
-                gradient steps.
+            KeyError: if there is no such stage.
+            SettingError: if it never runs in this run, or if the function cannot be called as the
+                stage does.
         """
-        if stage not in STAGES:
-            raise SettingError("stage", stage, "is not a stage", _nearest(stage))
         name = _name(function)
         missing = self._missing.get(STAGES[stage].needs)
+        if stage == "setup" and self._began:
+            missing = "the run has begun"
         if missing:
             raise SettingError("stage", stage, f"never runs, so {name} never would: {missing}")
-        if stage == "setup" and self._began:
-            why = f"never runs again, so {name} never would: the run has begun"
-            raise SettingError("stage", stage, why)
         text, count = SIGNATURES[STAGES[stage].signature]
         if not _takes(function, count, keywords):
             why = f"cannot be called as stage {stage!r} does"
             raise SettingError("hook", name, why, f"it calls {text}")
-        foreign = not is_of_the_kit(function)
-        self.keeps_batches |= stage in _SEES_BATCHES and foreign
-        only_looks = foreign and observes(function)
-        if only_looks and stage == "optimizer":
-            works = 'give its class kind = "step"'
-            raise SettingError("hook", name, "is an observer, and would make gradient steps", works)
-        self[stage].append(_Operation(function, keywords, name, only_looks))
+        self.keeps_batches |= stage in _SEES_BATCHES and declares(function, "keeps_batches")
+        self[stage].append(_Operation(function, keywords, name))
 
     def fire(self, stage: str, *arguments: Any) -> None:
         """Call every operation of ``stage``."""
@@ -183,10 +172,8 @@ class Stages(dict[str, list[_Operation]]):
         """
         for operation in self[stage]:
             arguments = (batch,) if before is None else (before, batch)
-            result = _taken(self._call(stage, operation, *arguments), batch, stage, operation)
-            if operation.observes and result is not batch:
-                raise HookError(operation.name, stage, _not_observed("returned another"))
-            batch = result
+            result = self._call(stage, operation, *arguments)
+            batch = batch if result is None else result
         return batch
 
     def optimize(self, losses: TensorDictBase, clip_grad_norm: bool, clip_norm: Any) -> Any:
@@ -194,7 +181,7 @@ class Stages(dict[str, list[_Operation]]):
         for index, operation in enumerate(self["optimizer"]):
             arguments = (losses, clip_grad_norm, clip_norm, index)
             result = self._call("optimizer", operation, *arguments)
-            losses = _taken(result, losses, "optimizer", operation)
+            losses = losses if result is None else result
         return losses.detach()
 
     def log(self, stage: str, *arguments: Any) -> Iterator[dict[str, Any]]:
@@ -203,25 +190,9 @@ class Stages(dict[str, list[_Operation]]):
             result = self._call(stage, operation, *arguments)
             if result is None:
                 continue
-            if not isinstance(result, (Mapping, TensorDictBase)):
-                raise HookError(operation.name, stage, _returned(result, "a dict of metrics"))
-            metrics = dict(result.items())
-            for name in metrics:
-                if not isinstance(name, str) or not name:
-                    why = f"it returned a metric named {name!r}, and a name is a text"
-                    raise HookError(operation.name, stage, TypeError(why))
-            yield metrics
+            yield dict(result.items())
 
     def _call(self, stage: str, operation: _Operation, *arguments: Any) -> Any:
-        if not operation.observes:
-            return self._result(stage, operation, *arguments)
-        given = Given(arguments)
-        result = self._result(stage, operation, *arguments)
-        if changed := given.changed():
-            raise HookError(operation.name, stage, _not_observed(f"changed {changed} of the"))
-        return result
-
-    def _result(self, stage: str, operation: _Operation, *arguments: Any) -> Any:
         try:
             return operation.function(*arguments, **operation.keywords)
         except Exception as error:
@@ -230,15 +201,6 @@ class Stages(dict[str, list[_Operation]]):
             if ends or isinstance(error, HookError) or getattr(error, "stops_the_run", False):
                 raise
             raise HookError(operation.name, stage, error) from error
-
-
-def _nearest(stage: Any) -> list[str]:
-    """Return stages with a similar name, then stages at which a word of the name happens."""
-    name = str(stage).lower()
-    found = difflib.get_close_matches(name, STAGES, n=3, cutoff=0.6)
-    stems = [word[:5] for word in name.split("_") if len(word) > 3]
-    found += [s.name for s in STAGES.values() if any(stem in s.when for stem in stems)]
-    return [*dict.fromkeys(found)][:3] or [*STAGES]
 
 
 def declares(function: Any, capability: str) -> bool:
@@ -252,29 +214,6 @@ def declares(function: Any, capability: str) -> bool:
     """
     owner = getattr(function, "__self__", None)
     return bool(getattr(function, capability, getattr(owner, capability, True)))
-
-
-def is_of_the_kit(part: Any) -> bool:
-    """Whether a function, or the class of an object, is the kit's: what it keeps is known."""
-    return str(getattr(part, "__module__", "")).startswith("kit.")
-
-
-def _taken(result: Any, before: Any, stage: str, operation: _Operation) -> Any:
-    """The result of an operation, or its argument where it returned nothing."""
-    if result is None:
-        return before
-    if not isinstance(result, TensorDictBase):
-        raise HookError(operation.name, stage, _returned(result, "a TensorDict"))
-    return result
-
-
-def _returned(result: Any, wanted: str) -> TypeError:
-    return TypeError(f"it returned {show(result)}, which is neither {wanted} nor None")
-
-
-def _not_observed(did: str) -> TypeError:
-    works = 'give its class kind = "step", or let it work on a clone'
-    return TypeError(f"it {did} TensorDict that it is given, and it is an observer: {works}")
 
 
 def _name(function: Any) -> str:

@@ -11,15 +11,13 @@ from typing import Any, Self
 
 from tensordict import TensorDictBase
 from torch import Tensor
-from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torchrl.trainers import EarlyStopping, LRSchedulerHook, TargetNetUpdaterHook
+from torchrl.trainers import EarlyStopping, TargetNetUpdaterHook
 
 from kit.buffers import Minibatches
 from kit.hooks.base import snake_case
 from kit.logging.journal import Journal, refuse_taken
 from kit.logging.loggers import RowLogger
 from kit.steps import SettingError, StepLedger, StepPlan
-from kit.trainer.checks import loggers_as_list
 from kit.trainer.stages import Stages
 
 _COLUMN_GROUPS = ("episode/", "evaluation/", "train/", "time/", "collector/", "schedule/")
@@ -38,6 +36,7 @@ class TorchRLProtocol:
         optimizer: in place of the update's.
 
     Attributes:
+        advantage: estimates advantages of each batch that is trained on; ``None``: nothing does.
         ledger: counts so far.
         journal: rows of metrics so far.
         stages: where hooks are registered.
@@ -49,6 +48,8 @@ class TorchRLProtocol:
         clip_norm: where TorchRL's steppers and optimiser hooks clip gradients: the update's.
         clip_grad_norm: whether they clip the norm of gradients (or else their values).
     """
+
+    advantage: Any = None
 
     def __init__(
         self,
@@ -64,7 +65,8 @@ class TorchRLProtocol:
         self.plan = plan
         self.ledger = StepLedger(plan.world_size)
         self._counters = frozenset(self.ledger.counters())
-        self.journal = Journal(loggers_as_list(logger), plan.axis)
+        loggers = logger if isinstance(logger, Sequence) else [logger]
+        self.journal = Journal(list(loggers), plan.axis)
         self.stages = Stages(updates=plan.trains, collections=not plan.offline)
         self.collector = collector
         self.update: Any = update
@@ -94,9 +96,6 @@ class TorchRLProtocol:
         Raises:
             SettingError: if another hook has this name, or it is no hook object.
         """
-        if isinstance(hook, type) or not callable(getattr(hook, "register", None)):
-            works = "give an object with register(trainer, name), or use register_op(stage, f)"
-            raise SettingError("hook", hook, "is no hook", works)
         own = inspect.signature(hook.register).parameters.get("name")
         if name is None and (own is None or own.default is own.empty):
             name = snake_case(type(hook))
@@ -112,10 +111,6 @@ class TorchRLProtocol:
             SettingError: if the stage does not exist or never runs, or if the function cannot be
                 called as it does, or steps a scheduler that needs a metric.
         """
-        if isinstance(op, LRSchedulerHook) and isinstance(op.scheduler, ReduceLROnPlateau):
-            why = "is stepped with a metric, and LRSchedulerHook has none"
-            works = "a hook of your own that calls scheduler.step(row[...]) at stage 'log_row'"
-            raise SettingError("scheduler", type(op.scheduler).__name__, why, works)
         own = isinstance(op, EarlyStopping)
         self.stages.register(dest, _once_logged(op, self) if own else op, **kwargs)
 

@@ -7,7 +7,7 @@ import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from tensordict import TensorDictBase
@@ -17,6 +17,7 @@ from torchrl.trainers import OptimizationStepper, TrainerHookBase
 
 from kit.buffers import Minibatches, ReplayBatches, as_minibatches
 from kit.buffers.n_step import close
+from kit.collectors import plan_fit
 from kit.collectors.base import KitCollector
 from kit.envs.backends.torchrl_layers import normalization_of_transforms
 from kit.hooks.console import Console
@@ -26,17 +27,32 @@ from kit.hooks.policy import BestPolicy, SavePolicy
 from kit.logging.files import as_folder
 from kit.logging.loggers import RowLogger
 from kit.steps import Due, RunSchedule, SettingError, StepLedger, StepPlan
-from kit.trainer import checks, checks_of_collection
-from kit.trainer.batches import counted
-from kit.trainer.checkpoint import beside_states, make_parts_when_loaded, normalizer_of
+from kit.trainer import checks, compatibility
+from kit.trainer.checkpoint import (
+    PolicyState,
+    make_parts_when_loaded,
+    normalization_of,
+    normalizer_of,
+    stateful_parts,
+)
 from kit.trainer.process import OwnNumbers, with_own_numbers
-from kit.trainer.resumable import ResumableTrainer
-from kit.trainer.stages import is_of_the_kit
+from kit.trainer.run_checkpoints import (
+    RunCheckpoints,
+    in_checkpoints,
+    in_folder,
+    in_resumed,
+    in_saved_policies,
+    in_saving,
+    warn_of_lost_environments,
+    warn_of_lost_optimizers,
+)
+from kit.trainer.torchrl_batches import counted
+from kit.trainer.torchrl_protocol import TorchRLProtocol
 from kit.trainer.update_phase import UpdatePhase
 from kit.update import Update
 
 
-class Trainer(ResumableTrainer):
+class Trainer(TorchRLProtocol):
     """Runs a plan: in each iteration one collection, then the gradient steps that are due.
 
     The plan decides the counts, the buffer the minibatches, the update the gradient step; the loop
@@ -111,14 +127,17 @@ class Trainer(ResumableTrainer):
             collector.act_at_random(
                 plan.random_steps_until(plan.policy_steps_after(plan.iterations))
             )
+        joins = getattr(minibatches, "joins_steps", False)
         self.schedule = RunSchedule(plan, log_every=log_every, checkpoint_every=checkpoint_every)
         checks.refuse(
-            checks_of_collection.in_collection(plan, collector, minibatches, advantage),
-            checks_of_collection.in_evaluation(plan, evaluate, collector),
-            checks_of_collection.in_checkpoints(folder, minibatches),
+            compatibility.in_collection(plan, collector),
+            compatibility.in_buffer(plan, minibatches),
+            () if collector is None else plan_fit.in_collector(plan, collector, joins_steps=joins),
+            compatibility.in_evaluation(plan, evaluate, collector),
+            in_checkpoints(folder, minibatches),
         )
-        raw = checks_of_collection.stores_raw(plan, minibatches, advantage)
-        checks.refuse(checks_of_collection.in_raw_batches(collector, raw))
+        raw = compatibility.stores_raw(plan, minibatches, advantage)
+        checks.refuse(compatibility.in_raw_batches(collector, raw))
         if raw:
             minibatches.normalize_by(normalizer_of(collector))  # type: ignore[attr-defined]
         super().__init__(
@@ -134,6 +153,8 @@ class Trainer(ResumableTrainer):
         self._transforms = normalization_of_transforms(collector=collector, evaluate=evaluate)
         self._released = self._complete = self._started = False
         self._prefill: TensorDictBase | None = None
+        self.checkpoints = RunCheckpoints(self._parts, self.policy_parts)
+        self._is_loaded = False  # since stage load ran
         self._phase = UpdatePhase(self)
         if isinstance(update, Update):
             vary = not (plan.is_exact if plan.on_policy else plan.offline)
@@ -141,29 +162,26 @@ class Trainer(ResumableTrainer):
             update.begin_run()
         elif isinstance(update, OptimizationStepper):
             update.register(self)
-        given = checks.hooks_as_list(hooks)
-        registered = {type(hook) for hook in given}
-        if nan_guard and NaNGuard not in registered:
+        given = list(hooks)
+        if nan_guard and not any(isinstance(hook, NaNGuard) for hook in given):
             self.add(NaNGuard())  # before hooks that save
         for hook in given:
             self.add(hook)
-        if progress and Console not in registered:
+        if progress and not any(isinstance(hook, Console) for hook in given):
             self.add(Console(progress if isinstance(progress, str) else ""))
         checks.refuse(
-            checks.in_learning_rates(update, self.registered_modules),
-            checks.in_updates(plan, update, self.loss_module, advantage, self.stages),
-            checks.in_networks(update, collector, evaluate, advantage, self.stages),
-            checks.in_priorities(self.buffer, self.loss_module),
-            checks.in_rewards(self.buffer, self.stages),
-            checks.in_discounts(
+            compatibility.in_learning_rates(update, self.registered_modules),
+            compatibility.in_updates(plan, update, self.loss_module, advantage, self.stages),
+            compatibility.in_networks(update, collector, evaluate, advantage, self.stages),
+            compatibility.in_priorities(self.buffer, self.loss_module),
+            compatibility.in_rewards(self.buffer, self.stages),
+            compatibility.in_discounts(
                 self.loss_module, advantage, normalizer_of(collector), self.buffer, self.stages
             ),
         )
         saving = (BestPolicy, SavePolicy)
         if any(isinstance(hook, saving) for hook in self.registered_modules.values()):
-            checks.refuse(checks_of_collection.in_saved_policies(collector))
-        stepping = [*getattr(update, "optimizers", {}).values(), self.optimizer]
-        self._beside = beside_states(*stepping, self.loss_module, advantage)
+            checks.refuse(in_saved_policies(collector))
         self.numbers = OwnNumbers()
         make_parts_when_loaded(self.loss_module)
         if resume_from is not None:
@@ -181,16 +199,18 @@ class Trainer(ResumableTrainer):
             EnvironmentFault: if an environment fails.
         """
         checks.refuse(
-            checks.in_learning_rates(self.update, self.registered_modules),
-            checks.in_hooks(self.plan, self.update, self.buffer, self.stages),
-            checks.in_targets(self.plan, self.update, self.loss_module, self.stages),
-            checks.in_rewards(self.buffer, self.stages),
-            checks_of_collection.in_counts(self.collector, self.ledger),
-            # One that was interrupted in its last iteration has nothing left to collect, either.
-            checks_of_collection.in_ended(
-                self._released and not self._complete, self.ledger, self.last_checkpoint
-            ),
+            compatibility.in_learning_rates(self.update, self.registered_modules),
+            compatibility.in_hooks(self.plan, self.update, self.buffer, self.stages),
+            compatibility.in_targets(self.plan, self.update, self.loss_module, self.stages),
+            compatibility.in_rewards(self.buffer, self.stages),
+            plan_fit.in_counts(self.collector, self.ledger),
         )
+        # A run that was interrupted in its last iteration has nothing left to collect, either.
+        if self._released and not self._complete:
+            why = f"has ended after {self.ledger.policy_steps:,} policy steps and closed its envs"
+            last = self.last_checkpoint
+            again = "" if last is None else f" with resume_from={str(last)!r}"
+            raise SettingError("trainer", "Trainer", why, f"build another one{again}")
         with self._lifecycle(), self.batches.sharing_memory(self._nothing_keeps_a_batch):
             if self.ledger.iterations == 0:
                 if not self._stop_training:  # at stage setup
@@ -203,8 +223,8 @@ class Trainer(ResumableTrainer):
                 self.train(batch, due.gradient_steps)
                 self.finish_iteration(batch, due)
                 if self.ledger.iterations == 1 and self.folder is not None:
-                    self._say_what_is_lost(self.batches.not_resumable())
-            if self.ledger.iterations != self._saved_at:
+                    warn_of_lost_environments(self.batches.not_resumable())
+            if self.ledger.iterations != self.checkpoints.saved_at:
                 self.save()
                 if self.journal.latest.get("iterations") != self.ledger.iterations:
                     self.write_row()  # a resumed run drops it
@@ -214,7 +234,7 @@ class Trainer(ResumableTrainer):
 
     def _nothing_keeps_a_batch(self) -> bool:
         own = self.advantage is None and isinstance(self.buffer, ReplayBatches)
-        copied = own and is_of_the_kit(self.buffer) and self.buffer.copies
+        copied = own and self.buffer.copies
         hook = getattr(self.collector, "post_collect_hook", None)
         return copied and hook is None and not self.stages.keeps_batches
 
@@ -291,7 +311,7 @@ class Trainer(ResumableTrainer):
         if (due.checkpoint or self._save_requested) and not self._stop_training:
             self.save()
             if self._stop_training:  # hooks asked for it, and did not know that it was the last one
-                self._saved_at = 0  # so that run() saves at the end, as after any other stop
+                self.checkpoints.saved_at = 0  # run() saves at the end, as after any other stop
 
     def evaluations(self, times: int) -> None:
         """Evaluate the policy ``times`` times."""
@@ -306,20 +326,113 @@ class Trainer(ResumableTrainer):
 
     def write_row(self) -> None:
         """Write a row of counters and metrics."""
-        checks.refuse(checks_of_collection.in_random_steps(self.plan, self.ledger, self.collector))
+        checks.refuse(plan_fit.in_random_steps(self.plan, self.ledger, self.collector))
         self.batches.count_environment(self.ledger)
         self.journal.note(self.batches.metrics())
         row = self.journal.write_row(self.ledger.counters(), self.batches.take_episodes())
         self._publish(row)
         self.stages.fire("log_row", row)
 
-    # ------------------------------------------------------------------ begin and end
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Refuse copies."""
-        why = "cannot be copied or pickled: it has environments and files that are its own"
-        works = "copy.deepcopy(trainer.loss_module) has its networks, the hook BestPolicy the best"
-        raise SettingError("trainer", type(self).__name__, why, works)
+    # ------------------------------------------------------------------ hooks and checkpoints
+    def add(self, hook: Any, name: str | None = None) -> Self:
+        """Register a hook object; in a run that was just resumed, with its saved state.
 
+        Raises:
+            SettingError: if another hook has this name.
+        """
+        before = set(self.registered_modules)
+        super().add(hook, name)
+        added = self.registered_modules.keys() - before
+        self.checkpoints.load_added(added, self.ledger.iterations)
+        return self
+
+    def save(self) -> Path | None:
+        """Write a checkpoint now, between two iterations.
+
+        Raises:
+            NotSaved: if it could not be written; earlier ones are untouched.
+            SettingError: within an iteration.
+        """
+        self._save_requested = False
+        if self.folder is None:
+            return None
+        checks.refuse(in_saving(self.batches.iteration, self.ledger))
+        self.stages.fire("save")
+        self.batches.count_environment(self.ledger)
+        if self.checkpoints.is_first:
+            optimizers = [self.optimizer, *getattr(self.update, "optimizers", {}).values()]
+            warn_of_lost_optimizers(self.registered_modules.values(), optimizers)
+        folder, counters = self.folder / "checkpoints", self.ledger.counters()
+        self.last_checkpoint = self.checkpoints.save(folder, self.schedule.progress, counters)
+        self.stages.fire("post_save", self.last_checkpoint)
+        return self.last_checkpoint
+
+    def load(self, checkpoint: Path | str) -> Self:
+        """Continue from a checkpoint of a trainer that was built in the same way.
+
+        Raises:
+            SettingError: if it does not fit, or was written under another plan.
+        """
+        self.last_checkpoint = Path(checkpoint)
+        self.checkpoints.load(self.last_checkpoint)
+        checks.refuse(in_resumed(self.plan, self.ledger, checkpoint))
+        if not self.batches.exact_resume:
+            warn_of_lost_environments(self.batches.not_resumable() or "nothing gives its state")
+            # A batch of whole episodes leaves none open.
+            if hasattr(self.buffer, "close_open_episodes") and not self.plan.collects_episodes:
+                self.buffer.close_open_episodes(self.plan.num_envs)
+        self._phase.take_over()
+        self._is_loaded = True
+        return self
+
+    def _parts(self) -> dict[str, Any]:
+        """Everything with a state that a resumed run needs, by name."""
+        # A stepper of TorchRL is among the registered modules; its optimiser need not be its own.
+        own = "update" if isinstance(self.update, Update) else "optimizer"
+        names = ("ledger", "schedule", "batches", "buffer", "journal", "loss_module", own)
+        parts = {name: getattr(self, name) for name in (*names, "advantage")}
+        parts |= {"random_numbers": self.numbers, **self._transforms}
+        return stateful_parts(parts, self.collector, self.evaluate, self.registered_modules)
+
+    def policy_parts(self) -> dict[str, Any]:
+        """Objects with the state that a policy acts by, by name: weights and normalisation."""
+        parts = {} if self.loss_module is None else {"loss_module": self.loss_module}
+        own = PolicyState(self.collector, self.evaluate, self.loss_module, with_noise=False)
+        parts |= {"policies": own} if own.state_dict() else {}
+        return {**parts, **normalization_of(self.collector, self.evaluate), **self._transforms}
+
+    def load_policy(self, checkpoint: Path | str, best: bool = False) -> dict[str, int]:
+        """Load weights and normalisation alone, to evaluate; the run folder is only read.
+
+        Args:
+            checkpoint: of a trainer that was built in the same way.
+            best: whether they are those of the best evaluation, which ``BestPolicy`` has kept.
+
+        Returns:
+            ``policy_steps`` and ``gradient_steps`` after which they were measured, or the
+            checkpoint was written.
+
+        Raises:
+            SettingError: if the best were not kept, there has been no evaluation, or there is a
+                normalisation that this process does not have.
+        """
+        checks.refuse(in_saved_policies(self.collector))
+        return self.checkpoints.load_policy(Path(checkpoint), best)
+
+    def save_policy(self, folder: Path | str) -> Path:
+        """Write what :meth:`load_policy` reads: weights, normalisation, those of the best.
+
+        Args:
+            folder: which gets the checkpoint, below ``checkpoints``. With ``config.yaml`` it is a
+                run folder for ``kit.evaluate`` and ``start_from``; a run cannot go on from it.
+
+        Raises:
+            NotSaved: if it could not be written.
+        """
+        below, counters = Path(folder) / "checkpoints", self.ledger.counters()
+        return self.checkpoints.save_policy(below, self.schedule.progress, counters)
+
+    # ------------------------------------------------------------------ begin and end
     @contextlib.contextmanager
     def _lifecycle(self) -> Iterator[None]:
         """Start loggers and hooks; release everything at the end, whatever happens."""
@@ -338,13 +451,13 @@ class Trainer(ResumableTrainer):
     def _start(self) -> None:
         """Start loggers and hooks, unless they are: a loop of the caller's own does not say it."""
         if not self._started:
-            checks.refuse(checks_of_collection.in_folder(self.folder, self.last_checkpoint))
+            checks.refuse(in_folder(self.folder, self.last_checkpoint))
             self._started = True
             done = getattr(self.ledger, self.plan.axis)
             self.journal.start(done, self.config, self.plan.table())
             self.stages.fire("setup")
             if self.folder is not None:
-                self.check_states()
+                self.checkpoints.check_states()
         if self._is_loaded:
             self._is_loaded = False
             self.stages.fire("load", self.last_checkpoint)

@@ -19,7 +19,6 @@ from kit.logging.metrics import MetricMeans, weighted_mean
 from kit.steps import SettingError
 from kit.trainer import checks
 from kit.trainer.batches import size_of
-from kit.trainer.resumable import ResumableTrainer
 from kit.trainer.stages import HookError, declares
 from kit.trainer.torchrl_protocol import TorchRLProtocol
 from kit.update import Update
@@ -43,7 +42,7 @@ class UpdatePhase:
         trainer: its plan, buffer, update, stages and counts.
     """
 
-    def __init__(self, trainer: ResumableTrainer) -> None:
+    def __init__(self, trainer: TorchRLProtocol) -> None:
         self.trainer = trainer
         self._metrics = MetricMeans()
         self._drawn = 0

@@ -3,22 +3,42 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol
+
+from torch import nn
 
 from kit.fast.optimizers import FusedOptimizers, step_is_fixed
 from kit.fast.program import Outputs
 from kit.fast.traced import Traced
-from kit.update.groups import Due, ever_due
-
-if TYPE_CHECKING:
-    from kit.update.update import Update
+from kit.update.groups import Due, Group, ever_due
 
 Kind = Literal["loss", "step"]
 Function = Callable[[Due, Any], Outputs]
 
 TRACES_STEPS = ("auto", "exact")
 """Values of ``compile`` for which the whole gradient step is traced."""
+
+
+class Traceable(Protocol):
+    """Settings and parts of an update that its traced functions depend on."""
+
+    compile: Any
+    change_gradients: Any
+    post_backward: Callable[[], None] | None
+    shapes_vary: bool
+    target_updater: Any
+
+    @property
+    def loss_module(self) -> nn.Module:
+        """The loss."""
+
+    @property
+    def groups(self) -> Sequence[Group]:
+        """Optimisers with their losses."""
+
+    def targets_move_with(self, due: Due) -> bool:
+        """Return whether target networks are updated within the step."""
 
 
 class TracedStep:
@@ -39,7 +59,7 @@ class TracedStep:
         traced: functions by due optimisers and kind.
     """
 
-    def __init__(self, update: Update, loss: Function, step: Function) -> None:
+    def __init__(self, update: Traceable, loss: Function, step: Function) -> None:
         self.traced: dict[tuple[Due, Kind], Traced] = {}
         self._update = update
         self._functions: dict[Kind, Function] = {"loss": loss, "step": step}

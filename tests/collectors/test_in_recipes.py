@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from statistics import median
 
-import gymnasium as gym
 import pytest
 import torch
 
-from kit.collectors import COLLECTORS, make_collector
-from kit.envs import make_env
+from kit.collectors import COLLECTORS
 from kit.experiment import EnvConfig
-from kit.steps import SettingError, StepPlan
+from kit.steps import SettingError
 from kit.steps.settings import OffPolicySteps, OnPolicySteps
 from recipes import ppo, sac
 
@@ -130,26 +128,6 @@ def test_the_evaluation_sees_the_statistics_of_a_collector_of_tensors(tmp_path):
 def test_a_kind_that_does_not_exist_is_an_error_that_names_the_nearest(tmp_path):
     with pytest.raises(SettingError, match="'tensors' is no collector; what works: tensor or"):
         run_ppo("tensors", tmp_path)
-
-
-def test_tensors_need_an_environment_written_in_torch():
-    env = make_env(lambda: gym.make("Pendulum-v1"), 2)
-    plan = StepPlan(total_policy_steps=8, num_envs=2, steps_per_env=4)
-    with pytest.raises(SettingError, match=r"which .* is not; use one of CartPole-v0"):
-        make_collector("tensor", env, None, plan)
-
-
-def test_whole_episodes_need_a_plan_of_them_and_the_error_says_how(tmp_path):
-    advice = "give steps_per_env=null with min_steps=64 or with min_episodes"
-    with pytest.raises(SettingError, match=advice):
-        run_ppo("episode", tmp_path)
-
-
-@pytest.mark.parametrize("collector", ["vector", "tensor", "torchrl"])
-def test_a_kind_of_steps_refuses_a_plan_of_whole_episodes(collector, tmp_path):
-    steps = OnPolicySteps(total_policy_steps=200, steps_per_env=None, min_episodes=4)
-    with pytest.raises(SettingError, match="collects steps, where the plan has whole episodes"):
-        run_ppo(collector, tmp_path, steps=steps)
 
 
 # ---------------------------------------------------------------------- resumed, learning

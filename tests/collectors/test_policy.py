@@ -275,28 +275,6 @@ def test_peeking_at_what_a_policy_would_write_changes_nothing():
 
 
 # ---------------------------------------------------------------------- what is no policy
-def test_a_policy_that_writes_no_action_is_refused_when_the_collector_is_made():
-    policy = TensorDictModule(nn.Linear(3, 3), ["observation"], ["a"])
-    with pytest.raises(SettingError, match=r"writes \['a'\], without .*\['action'\]"):
-        VectorCollector(guess(), policy, steps_per_env=2)
-
-
-@pytest.mark.parametrize("policy", [nn.Linear(3, 3), lambda tensordict: torch.zeros(3)])
-def test_a_plain_module_or_function_of_tensors_is_refused_and_the_error_wraps_it(policy):
-    collector = VectorCollector(guess(), policy, steps_per_env=2)
-    with pytest.raises(SettingError, match=r"TensorDictModule\(policy, in_keys=\['observation'\]"):
-        collector.collect()
-
-
-def test_weights_for_a_function_are_refused():
-    def random(tensordict):
-        return tensordict.set("action", torch.zeros(3, dtype=torch.int64))
-
-    collector = VectorCollector(guess(), random, steps_per_env=2)
-    with pytest.raises(SettingError, match=r"^weights=.* cannot be copied into <function .*, no "):
-        collector.update_policy_weights_({"weight": torch.zeros(1)})
-
-
 def test_an_error_of_a_policys_own_is_told_as_it_is():
     def fails(tensordict):
         raise RuntimeError("no more film")
@@ -359,23 +337,6 @@ def test_a_policy_that_changes_an_observation_in_place_is_refused():
         VectorCollector(guess(), policy, steps_per_env=2).collect()
 
 
-def test_a_function_that_writes_no_action_is_refused():
-    collector = VectorCollector(guess(), lambda tensordict: tensordict, steps_per_env=2)
-    with pytest.raises(SettingError, match=r"environment's action; let it write \['action"):
-        collector.collect()
-
-
-@pytest.mark.parametrize("path", ["auto", "exact", "module"])
-def test_actions_of_a_type_that_environments_do_not_take_are_refused(path):
-    policy = TensorDictModule(
-        nn.Sequential(nn.Linear(3, 2), Coarse()), in_keys=["observation"], out_keys=["action"]
-    )
-    collector = VectorCollector(guess("continuous"), policy, fast_policy=path)
-    why = "action.dtype=torch.bfloat16 is no type of NumPy's, .*; what works: torch.float32"
-    with pytest.raises(SettingError, match=why):
-        collector.collect()
-
-
 def test_a_log_probability_of_half_the_digits_is_taken():
     network = nn.Sequential(nn.Linear(3, 2), Coarse())
     action = TensorDictModule(nn.Linear(3, 2), in_keys=["observation"], out_keys=["action"])
@@ -393,20 +354,3 @@ class Coarse(nn.Module):
 def test_a_policy_may_write_what_is_its_own():
     batch = VectorCollector(guess(), acting(next_guess=torch.ones(3, 1)), steps_per_env=2).collect()
     assert (batch["next", "guess"] == 1).all()
-
-
-@pytest.mark.parametrize("fast_policy", ["auto", "exact", "module"])
-def test_a_policy_of_another_environment_is_refused(fast_policy):
-    env, policy = make_env("CartPole-v1", 2), make_actor(make_env("Acrobot-v1"))
-    collector = VectorCollector(
-        env, policy, frames_per_batch=4, total_frames=8, fast_policy=fast_policy
-    )
-    with pytest.raises(SettingError, match=r"policy='Prob.* observation \(2, 4\).* 6x64\); make"):
-        next(iter(collector))
-
-
-def test_a_policy_of_another_type_than_its_observations_is_refused():
-    env = make_env("CartPole-v1", 2)
-    collector = VectorCollector(env, make_actor(env).double(), frames_per_batch=4, total_frames=8)
-    with pytest.raises(SettingError, match=r"observation float32: .* Float and Double; convert"):
-        next(iter(collector))

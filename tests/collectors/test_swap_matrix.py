@@ -36,7 +36,7 @@ LEARNERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 PARTICLES = "steps.steps_per_env=None does not divide batches evenly among"
 REFUSED = {
-    ("PPO from images", "tensor"): "needs an environment written in torch, which .* is not",
+    ("PPO from images", "tensor"): "needs an environment written in torch, not",
     ("SVPG", "episode"): PARTICLES,
     ("SVPG of PPO", "episode"): PARTICLES,
 }

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
-from torch import nn
 from torchrl.collectors import BaseCollector
 from torchrl.data import Unbounded
 from torchrl.envs.transforms import TensorDictPrimer
@@ -438,12 +437,6 @@ def test_where_an_environment_cannot_give_its_state_its_episodes_are_closed_and_
     assert (going_on.policy_steps, going_on.episodes) == (12, 2)
     # The one that was open is not reported: nobody knows how it would have ended.
     assert [e.length for e in going_on.take_episodes()] == [4, 4]
-
-
-def test_a_policy_that_reads_what_nobody_gives_is_refused():
-    policy = TensorDictModule(nn.Linear(3, 1), in_keys=["pixels"], out_keys=["action"])
-    with pytest.raises(SettingError, match=r"reads \['pixels'\].*observation"):
-        VectorCollector(counter_env(CASE), policy, steps_per_env=2)
 
 
 def test_copies_have_seeds_of_their_own():

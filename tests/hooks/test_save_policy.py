@@ -158,7 +158,7 @@ def test_rows_and_weights_are_those_of_a_run_without(tmp_path):
 
 
 def test_without_a_run_folder_it_is_refused(tmp_path):
-    with pytest.raises(SettingError, match=r"save_policy=True needs a run folder; give runs='run"):
+    with pytest.raises(SettingError, match=r"save_policy=True has no effect: it needs a run"):
         recipes.ppo.build(ppo(tmp_path, runs=None))
     with pytest.raises(SettingError, match="written with the last checkpoint, and this run has no"):
         ppo_trainer(on_policy_plan(), hooks=[SavePolicy(tmp_path / "policy")])

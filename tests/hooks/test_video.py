@@ -166,7 +166,7 @@ def test_the_environment_is_drawn_with_its_own_wrappers(tmp_path):
 
 # ---------------------------------------------------------------------- refused when it is built
 def test_a_run_without_a_folder_has_no_place_for_them(tmp_path):
-    with pytest.raises(SettingError, match=r"video_every=16 needs a run folder; give runs='runs'"):
+    with pytest.raises(SettingError, match=r"video_every=16 has no effect: it needs a run folder"):
         recipes.ppo.build(ppo(tmp_path, runs=None, video_every=16))
 
 

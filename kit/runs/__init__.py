@@ -1,0 +1,1 @@
+"""Saved runs: their folders, what they may import, and the policies in them."""
