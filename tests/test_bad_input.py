@@ -35,6 +35,7 @@ from kit.steps.settings import OnPolicySteps
 from kit.trainer.checkpoint import Checkpoints
 from kit.trainer.stages import HookError
 from recipes.ppo import Config, build
+from tests.errors import raises_setting
 from tests.faulty import FallsOver
 from tests.short_runs import COMMON, SHORT, one_line, policy_steps_in, the_run, tiny_config
 from tests.tiny import Scripted
@@ -174,23 +175,23 @@ def test_the_command_line_refuses_in_one_line_what_makes_no_sense(command, words
 
 
 PYTHON: dict[str, tuple[dict[str, Any], str]] = {
-    "a discount": ({"gamma": 2.0}, "gamma=2.0 is more than 1"),
-    "a type": ({"gamma": "high"}, "gamma='high' is not a number"),
-    "a nested field": ({"env": EnvConfig(num_envs=-1)}, "env.num_envs=-1 is less than 1"),
-    "an environment": ({"env": EnvConfig(id="CartPole-v2")}, "what works: CartPole-v1"),
-    "no group": ({"env": None}, "env=None is not a group of settings"),
+    "a discount": ({"gamma": 2.0}, "gamma"),
+    "a type": ({"gamma": "high"}, "gamma"),
+    "a nested field": ({"env": EnvConfig(num_envs=-1)}, "env.num_envs"),
+    "an environment": ({"env": EnvConfig(id="CartPole-v2")}, "env.id"),
+    "no group": ({"env": None}, "env"),
     "a total": (
         {"steps": OnPolicySteps(total_policy_steps=500)},
-        "steps.total_policy_steps=500 is not a whole number of iterations of 512",
+        "steps.total_policy_steps",
     ),
-    "no integer": ({"seed": 10**400}, "is more than 9223372036854775807"),
+    "no integer": ({"seed": 10**400}, "seed"),
 }
 
 
 @pytest.mark.parametrize("case", PYTHON)
 def test_a_configuration_made_in_python_is_refused_likewise(case):
     settings, message = PYTHON[case]
-    with pytest.raises(SettingError, match=re.escape(message)):
+    with raises_setting(message):
         build(Config(**settings))
 
 
@@ -202,11 +203,11 @@ def _loss():
 SLIPS: dict[str, tuple[Any, str]] = {
     "a device of a collector": (
         lambda: VectorCollector(make_env("CartPole-v1"), None, steps_per_env=2, device="gpu"),
-        "device='gpu' cannot be used: PyTorch has no device of this name; what works: cuda or cpu",
+        "device",
     ),
     "a device of an evaluator": (
         lambda: Evaluator(make_env("CartPole-v1"), _loss().actor_network, device="gpu:1"),
-        "device='gpu:1' cannot be used: PyTorch has no device of this name; what works: cuda:1 or",
+        "device",
     ),
 }
 
@@ -214,7 +215,7 @@ SLIPS: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("case", SLIPS)
 def test_a_part_of_another_kind_is_refused(case):
     slip, message = SLIPS[case]
-    with pytest.raises(SettingError, match=re.escape(message)):
+    with raises_setting(message):
         slip()
 
 

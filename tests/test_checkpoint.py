@@ -48,6 +48,7 @@ from kit.trainer.checkpoint import (
 from kit.trainer.process import OwnNumbers
 from kit.trainer.stages import HookError
 from kit.update import Update
+from tests.errors import raises_setting
 from tests.fuzz.random_configs import small_config
 from tests.losses import LOSSES, make_loss, minibatch_for
 from tests.tiny import (
@@ -221,7 +222,7 @@ def test_code_in_a_checkpoint_is_never_executed(way, tmp_path):
         shutil.copytree(checkpoint, copy)
         planted(copy / "components" / folder.name, trap)[way]()
         _write_checksums(copy)
-        with pytest.raises(SettingError, match=r"cannot be loaded|is damaged"):
+        with raises_setting("checkpoint"):
             ppo_trainer(on_policy_plan(), resume_from=copy)
         assert not trap.exists(), folder
     ppo_trainer(on_policy_plan(), resume_from=checkpoint)
@@ -239,7 +240,7 @@ def test_a_folder_that_torchrl_would_unpickle_is_not_read(tmp_path):
     assert trap.read_text() == "executed"
     trap.unlink()
     _write_checksums(path)
-    with pytest.raises(SettingError, match="cannot be loaded"):
+    with raises_setting("checkpoint"):
         Checkpoints(tmp_path, {"part": part}).load(path)
     assert not trap.exists()
 
@@ -364,7 +365,7 @@ def test_what_cannot_be_read_is_not_taken_for_damaged(what, tmp_path, monkeypatc
 
     monkeypatch.setattr(io, "open", refusing(open_file))
     monkeypatch.setattr(os, "listdir", refusing(list_folder))
-    with pytest.raises(SettingError, match="cannot be read: Permission denied") as refused:
+    with raises_setting("checkpoint") as refused:
         Checkpoints.latest(tmp_path)
     assert not isinstance(refused.value, Damaged)
     assert f"make {forbidden} readable" in str(refused.value)
@@ -404,14 +405,14 @@ def test_folders_that_kills_have_left_are_removed(tmp_path):
 
 def test_a_checkpoint_of_other_parts_is_refused(tmp_path):
     path = Checkpoints(tmp_path, {"part": Part()}).save(8, {})
-    with pytest.raises(SettingError, match="has no state of another; build the trainer as it was"):
+    with raises_setting("checkpoint"):
         Checkpoints(tmp_path, {"another": Part()}).load(path)
     trainer = ppo_trainer(on_policy_plan(), folder=tmp_path / "run")
     trainer.run()
     larger = ppo_trainer(on_policy_plan()).loss_module
     for number in range(100):
         larger.register_buffer(f"more_{number}", torch.zeros(1))
-    with pytest.raises(SettingError, match=r"loss_module: .*\"more_0\".* \.\.\.; build") as refused:
+    with raises_setting("checkpoint") as refused:
         Checkpoints(tmp_path, {"loss_module": larger}).load(trainer.last_checkpoint)
     assert len(refused.value.why) < 300  # PyTorch names them all
 
@@ -421,9 +422,9 @@ def test_a_folder_around_a_checkpoint_is_not_taken_for_a_damaged_one(tmp_path):
     checkpoints = Checkpoints(folder, {"part": Part()})
     dropped, _, path = [checkpoints.save(steps, {}) for steps in (8, 16, 24)]
     for wrong in (tmp_path, folder, dropped):
-        with pytest.raises(SettingError, match=rf"is no checkpoint.* what works: {path}\.$"):
+        with raises_setting("checkpoint"):
             checkpoints.load(wrong)
-    with pytest.raises(SettingError, match=r"is no checkpoint.* give a folder checkpoint-"):
+    with raises_setting("checkpoint"):
         checkpoints.load(tmp_path / "elsewhere" / "nothing")
     checkpoints.load(shutil.copytree(path, tmp_path / "under another name"))
 
@@ -448,15 +449,14 @@ def test_a_trainer_without_a_part_whose_state_was_saved_is_refused(tmp_path):
     parts["collector"] = collector_of(plan, normalised, parts["collector"].policy)
     before = Trainer(plan, **parts, folder=tmp_path)
     before.run()
-    why = "has a state of normalization, and the trainer has no such part"
-    with pytest.raises(SettingError, match=why):
+    with raises_setting("checkpoint"):
         ppo_trainer(plan, resume_from=before.last_checkpoint)
 
 
 def test_a_new_run_does_not_replace_the_checkpoints_of_an_earlier_one(tmp_path):
     ppo_trainer(on_policy_plan(), folder=tmp_path).run()
     before = names(tmp_path / "checkpoints")
-    with pytest.raises(SettingError, match=r"has checkpoints of an earlier run, .* resume_from"):
+    with raises_setting("folder"):
         ppo_trainer(on_policy_plan(), folder=tmp_path).run()
     assert names(tmp_path / "checkpoints") == before
 
@@ -802,13 +802,13 @@ class Stateless(Remembers):
 @pytest.mark.parametrize(
     ("hook", "message"),
     [
-        (Remembers(object()), r"state of hook remembers\.value=.* is a object"),
-        (Stateless(), r"hook remembers='Stateless' raises KeyError in state_dict\(\)"),
+        (Remembers(object()), "state of hook remembers.value"),
+        (Stateless(), "hook remembers"),
     ],
 )
 def test_trainer_tries_states_before_the_first_iteration(hook, message, tmp_path):
     trainer = ppo_trainer(hooks=[hook], folder=tmp_path)
-    with pytest.raises(SettingError, match=message):
+    with raises_setting(message):
         trainer.run()
     assert trainer.policy_steps == 0
 

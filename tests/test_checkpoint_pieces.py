@@ -11,9 +11,9 @@ import torch
 from tensordict import TensorDict
 
 from kit.buffers import make_replay_buffer
-from kit.steps import SettingError
 from kit.trainer.checkpoint import Checkpoints, Damaged, _write_checksums, check_whole
 from kit.trainer.pieces import LARGE, PIECE
+from tests.errors import raises_setting
 from tests.test_checkpoint import Part
 
 ROWS = LARGE // 1024
@@ -133,7 +133,7 @@ def test_a_tensor_that_lacks_bytes_is_refused(tmp_path):
     (piece, *_) = path.glob("components/*/" + next(iter(pieces(path))))
     piece.write_bytes(piece.read_bytes()[:-1])
     _write_checksums(path)
-    with pytest.raises(SettingError, match=f"has {LARGE - 1} of the {LARGE} bytes of a tensor"):
+    with raises_setting("checkpoint"):
         Checkpoints(tmp_path, {"part": Part()}).load(path)
 
 

@@ -22,8 +22,8 @@ from kit.dialects import (
 )
 from kit.experiment import EnvConfig
 from kit.hooks import TimeLimit
-from kit.steps import SettingError
 from recipes import dqn, ppo, ppo_recurrent, reinforce, sac
+from tests.errors import raises_setting
 
 EPISODE = 7  # policy steps of every episode of the environment below
 
@@ -132,7 +132,7 @@ def test_the_hidden_layers_of_nip_learn_at_a_rate_of_their_own() -> None:
     rates = [float(group["lr"]) for group in trainer.optimizer.param_groups]
     assert rates == pytest.approx([0.01, 0.005])
     trainer.run()
-    with pytest.raises(SettingError, match=r"actor=0\.5 differs from .*critic=1\.0"):
+    with raises_setting("body_lr_factor.actor"):
         ppo.build(small(ppo, Nip(**NIP, body_lr_factor={"actor": 0.5})))
     told = " ".join(Nip(**NIP, body_lr_factor=factors).notes())
     assert "body_lr_factor acts here; nip's agents have factors of their own" in told
@@ -204,9 +204,7 @@ def test_discount_target_and_buffer_of_pyrado_reach_sac() -> None:
 
 def test_sequences_are_said_in_the_kits_words() -> None:
     given = SB3(total_timesteps=64, n_steps=8, n_epochs=1, batch_size=8)
-    with pytest.raises(
-        SettingError, match=r"steps\.sequence_length=None .* the kit's own steps, not"
-    ):
+    with raises_setting("steps.sequence_length"):
         ppo_recurrent.build(small(ppo_recurrent, given))
 
 
@@ -255,7 +253,7 @@ def test_tianshous_run_ends_after_the_first_epoch_whose_test_reaches_its_reward(
 
 def test_a_number_of_envs_that_contradicts_the_words_of_another_library_is_refused() -> None:
     env = EnvConfig(id="Pendulum-v1", num_envs=5)
-    with pytest.raises(SettingError, match=r"env\.num_envs=5 contradicts the 2 of steps"):
+    with raises_setting("env.num_envs"):
         ppo.build(small(ppo, SB3(total_timesteps=64, n_envs=2, n_steps=16, batch_size=8), env=env))
 
 
@@ -273,7 +271,7 @@ def test_a_budget_below_one_batch_trains_nothing_and_runs_the_test_as_in_the_lib
 
 
 def test_a_value_that_the_recipe_does_not_take_is_refused_by_name() -> None:
-    with pytest.raises(SettingError, match="learning_rate"):
+    with raises_setting("learning_rate"):
         ppo.build(small(ppo, Nip(**NIP, lr=-1.0)))
 
 
@@ -309,14 +307,14 @@ def test_a_resume_in_python_has_the_number_of_envs_that_the_words_say(tmp_path: 
 
     stopped = ppo.build(config(), hooks=[TimeLimit(1e-9)])
     assert stopped.run().policy_steps == 32
-    with pytest.raises(SettingError, match=r"\(steps\.n_envs: 2 there, 4 here\)"):
+    with raises_setting("resume"):
         ppo.build(config(n_envs=4, resume=str(stopped.folder)))
     assert ppo.build(config(resume=str(stopped.folder))).run().policy_steps == 64
 
 
 def test_an_episode_that_ends_before_the_length_that_is_said_names_that_setting():
     steps = Pyrado(max_iter=2, min_steps=20, num_epoch=1, batch_size=9, env_max_steps=500)
-    with pytest.raises(SettingError, match=r"episode_length=500 is not that of all episodes"):
+    with raises_setting("episode_length"):
         ppo.build(ppo.Config(steps=steps, runs=None, progress=False)).run()
 
 
@@ -333,7 +331,5 @@ def test_pyrados_longest_rollout_is_the_time_limit_of_the_environment():
 def test_what_would_train_too_early_is_not_told_of_a_field_that_its_words_lack() -> None:
     steps = Tianshou(step_per_epoch=100, num_epochs=1, step_per_collect=2, num_train_envs=2,
                      batch_size=8, update_per_step=0.5, start_timesteps=0)  # fmt: skip
-    with pytest.raises(
-        SettingError, match=r"n_step=3 needs 4 .* starts after 1; .* or train later"
-    ):
+    with raises_setting("n_step"):
         dqn.build(dqn.Config(steps=steps, n_step=3, runs=None, progress=False))

@@ -27,10 +27,10 @@ from kit.evaluate import SavedPolicy, SavedRun, main
 from kit.experiment import EnvConfig
 from kit.hooks import Evaluator
 from kit.modules import make_actor
-from kit.steps import SettingError
 from kit.steps.settings import OffPolicySteps, OnPolicySteps
 from kit.trainer import Trainer
 from kit.trainer.checkpoint import Checkpoints, _write_checksums
+from tests.errors import raises_setting
 from tests.tiny import Scripted
 from tests.world.runs import build
 
@@ -380,8 +380,7 @@ def test_an_evaluation_in_which_a_wrapper_of_gymnasium_would_learn_is_refused(ki
         env = make_env(gym.vector.SyncVectorEnv([make], autoreset_mode=mode))
     else:
         env = make_env(make, vectorization=kind)
-    message = f"evaluate='{wrapper.__name__}' would learn in .*give normalize_{what}=True"
-    with pytest.raises(SettingError, match=message):
+    with raises_setting("evaluate"):
         Evaluator(env, constant(1))
     env.close()
 
@@ -508,7 +507,7 @@ def test_latents_of_a_saved_policy_are_samples_also_where_its_actions_are_none(t
 
 @pytest.mark.parametrize("observation", [np.zeros((4, 1)), None])
 def test_an_observation_that_does_not_fit_is_named(run, observation):
-    with pytest.raises(SettingError, match=r"give observation of shape \(4,\)"):
+    with raises_setting("observation"):
         SavedRun(run).policy()(observation)
 
 

@@ -541,7 +541,7 @@ def test_every_setting_has_an_entry(recipe):
 CASES = [(recipe, name) for recipe in RECIPES for name in _settings(recipe)]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("recipe", "name"), CASES)
 def test_a_setting_changes_what_it_should(recipe, name, tmp_path, capsys):
     if name == "device" and not torch.cuda.is_available():

@@ -197,7 +197,7 @@ def test_parameters_loaded_in_place_and_moved_are_followed():
 
 # ---------------------------------------------------------------------- what cannot be traced
 # ---------------------------------------------------------------------- compiled
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_view_is_compiled_where_the_compiler_lays_out_memory_otherwise():
     def mixed(given):  # as in the recurrence of DreamerV3
         own = given["own"].view(2, 4, 16).transpose(0, 1)
@@ -212,7 +212,7 @@ def test_a_view_is_compiled_where_the_compiler_lays_out_memory_otherwise():
     assert call.reason == ""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "optimizers"),
     [

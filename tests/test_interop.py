@@ -58,6 +58,7 @@ from kit.modules import make_actor, make_value
 from kit.steps import SettingError
 from kit.trainer import Trainer
 from kit.update import Update
+from tests.errors import raises_setting
 from tests.tiny import (
     Rows,
     collector_of,
@@ -138,7 +139,9 @@ def test_a_collector_of_the_kit_runs_in_torchrls_trainer(make):
     assert collector.closed
 
 
-@pytest.mark.parametrize("make", [*IN_PROCESS, pytest.param(asynchronous, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "make", [*IN_PROCESS, pytest.param(asynchronous, marks=pytest.mark.nightly)]
+)
 def test_a_collector_of_the_kit_runs_in_a_script_of_torchrl(make):
     parts = InTorchRL(make)
     buffer = TensorDictReplayBuffer(
@@ -225,12 +228,12 @@ def test_the_kits_update_tells_the_buffer_of_torchrls_trainer_the_errors():
 
 
 def test_what_torchrls_trainer_would_not_do_with_the_kits_update_is_refused():
-    with pytest.raises(SettingError, match=r"clip_norm=0.5 is not where the update clips"):
+    with raises_setting("clip_norm"):
         in_torchrls_trainer(dqn_update(), clip_norm=0.5)
-    with pytest.raises(SettingError, match=r"clip_norm=0.5 is not where the update clips"):
+    with raises_setting("clip_norm"):
         in_torchrls_trainer(dqn_update(clip_value=0.5), clip_norm=0.5)  # of the norm
     in_torchrls_trainer(dqn_update(max_grad_norm=0.5), clip_norm=0.5)
-    with pytest.raises(SettingError, match=r"target_update_every=40 counts policy steps"):
+    with raises_setting("target_update_every"):
         in_torchrls_trainer(dqn_update(target_update_every="40 policy steps"))
 
 
@@ -358,7 +361,7 @@ def test_an_evaluation_without_the_normalisation_of_torchrls_collector_is_refuse
         return Collector(below, actor, frames_per_batch=16, total_frames=64)
 
     evaluator = Evaluator(make_env(CARTPOLE, 1), nn.Identity(), episodes=10)
-    with pytest.raises(SettingError, match=r"plays without the running normalisation"):
+    with raises_setting("evaluate"):
         kit_trainer(collecting, evaluate=evaluator)
     evaluator.env.normalizer = env.normalizer
     kit_trainer(collecting, evaluate=evaluator)
@@ -370,7 +373,7 @@ def test_a_policy_of_torchrls_collector_that_the_update_does_not_train_is_refuse
         another.requires_grad_(not frozen)
         return lambda _: Collector(serial(), another, frames_per_batch=16, total_frames=64)
 
-    with pytest.raises(SettingError, match=r"policy=.* of Collector has none of the weights"):
+    with raises_setting("policy"):
         kit_trainer(collecting(frozen=False))
     kit_trainer(collecting(frozen=True))
     collector = collecting(frozen=False)(None)
@@ -418,7 +421,7 @@ def test_held_actions_of_torchrl_are_env_steps():
     assert ledger.random_policy_steps == 20
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_processes_of_torchrl_run_in_the_kits_trainer_with_the_newest_weights():
     trainer = kit_trainer(
         lambda actor: MultiSyncCollector(
@@ -478,7 +481,7 @@ def test_a_collector_of_torchrl_without_a_policy_acts_at_random():
         assert trainer.run().random_policy_steps == 40
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_processes_of_torchrl_without_a_policy_act_at_random():
     plan = off_policy_plan(steps_per_env=4, learning_starts=8, random_steps=40)
     for kind in (MultiSyncCollector, MultiAsyncCollector):
@@ -486,13 +489,13 @@ def test_processes_of_torchrl_without_a_policy_act_at_random():
         assert dqn_trainer(make, plan=plan).run().random_policy_steps == 40
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_random_actions_that_cannot_be_counted_are_refused():
-    with pytest.raises(SettingError, match=r"init_random_frames=8 end with batches.*works: 0"):
+    with raises_setting("init_random_frames"):
         dqn_trainer(collecting(MultiAsyncCollector))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_batches_of_workers_in_any_order_are_refused_where_steps_are_joined():
     def two(policy: nn.Module) -> BaseCollector:
         return MultiAsyncCollector([gym_env, gym_env], policy, frames_per_batch=4, total_frames=40)
@@ -505,11 +508,11 @@ def test_rows_that_are_not_those_of_environments_are_refused():
     def of_two(actor: nn.Module) -> BaseCollector:
         return Collector(SerialEnv(2, gym_env), actor, frames_per_batch=16, total_frames=64)
 
-    with pytest.raises(SettingError, match=r"2 rows of 8 steps, not of num_envs=1; num_envs=2"):
+    with raises_setting("collector"):
         kit_trainer(of_two, num_envs=1).run()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_processes_that_are_joined_along_time_are_refused():
     def joined(actor: nn.Module) -> BaseCollector:
         return MultiSyncCollector(
@@ -525,7 +528,7 @@ def test_episodes_that_go_on_are_not_said_to_have_ended():
         amounts = {"frames_per_batch": 16, "total_frames": 64, "set_truncated": True}
         return lambda actor: Collector(serial(), actor, **amounts, **arguments)
 
-    with pytest.raises(SettingError, match=r"set_truncated=True .* go on .*reset_at_each_iter"):
+    with raises_setting("set_truncated"):
         kit_trainer(cutting())
     assert kit_trainer(cutting(reset_at_each_iter=True)).run().episodes == 8
 
@@ -533,9 +536,9 @@ def test_episodes_that_go_on_are_not_said_to_have_ended():
 @pytest.mark.parametrize(
     ("make", "refused"),
     [
-        (lambda *of: VectorCollector(*of, steps_per_env=8), r"'VectorCollector' collects steps, "),
-        (lambda *of: Collector(*of, frames_per_batch=16), r"'Collector' collects steps, "),
-        (lambda *of: EpisodeCollector(*of, min_episodes=2), r"min_episodes=2 .* plan's .*=3"),
+        (lambda *of: VectorCollector(*of, steps_per_env=8), "collector"),
+        (lambda *of: Collector(*of, frames_per_batch=16), "collector"),
+        (lambda *of: EpisodeCollector(*of, min_episodes=2), "min_episodes"),
         (lambda *of: EpisodeCollector(*of, min_episodes=3, min_steps=9), r"min_steps=9 .*=1"),
         (lambda *of: EpisodeCollector(*of, min_episodes=3), None),
         (lambda _, by: Collector(serial(), by, frames_per_batch=16, trajs_per_batch=3), None),
@@ -549,7 +552,7 @@ def test_other_episodes_than_planned_are_refused(make, refused):
     if refused is None:
         assert Trainer(plan, **parts).run().episodes % 3 == 0
         return
-    with pytest.raises(SettingError, match=refused):
+    with raises_setting(refused):
         Trainer(plan, **parts)
 
 
@@ -558,7 +561,7 @@ def test_advantages_of_episodes_cut_in_pieces_are_refused():
         amounts = {"frames_per_batch": 16, "total_frames": 64, "split_trajs": True}
         return Collector(serial(), actor, **amounts, **arguments)
 
-    with pytest.raises(SettingError, match=r"split_trajs=True pads pieces .* leave it out"):
+    with raises_setting("split_trajs"):
         kit_trainer(split)
     whole = {"reset_at_each_iter": True, "set_truncated": True}
     assert kit_trainer(lambda actor: split(actor, **whole)).run().gradient_steps == 16
@@ -626,13 +629,13 @@ def ends_of_an_agent() -> EnvBase:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (two_dimensions, r"^env\.reward_spec=.* is not one number for each copy"),
-        (two_rewards, r"^env\.reward_spec=\[\(2, 2\)\] is not one number for each copy"),
-        (ends_of_an_agent, r"^env\.done_keys=.* names other ends than those of a whole env"),
+        (two_dimensions, "env.reward_spec"),
+        (two_rewards, "env.reward_spec"),
+        (ends_of_an_agent, "env.done_keys"),
     ],
 )
 def test_an_environment_of_torchrl_of_another_form_is_refused(make, message):
-    with pytest.raises(SettingError, match=message):
+    with raises_setting(message):
         make_env(make())
 
 
@@ -649,5 +652,5 @@ def test_an_environment_of_torchrl_may_take_several_actions_in_a_group(random):
 
 
 def test_a_type_that_numpy_does_not_have_is_refused_with_the_entry():
-    with pytest.raises(SettingError, match=r"observation.dtype=torch.bfloat16 .*torch.float32"):
+    with raises_setting("observation.dtype"):
         make_env(Odd(torch.bfloat16))

@@ -20,9 +20,10 @@ from kit.envs import make_env
 from kit.hooks import AnnealLearningRate, Console, Evaluator, LearningCurve
 from kit.logging.loggers import CsvLogger, TorchRLLogger
 from kit.modules import make_action_value, make_actor, make_value
-from kit.steps import Linear, SettingError, StepPlan
+from kit.steps import Linear, StepPlan
 from kit.trainer import Trainer
 from kit.update import Update
+from tests.errors import raises_setting
 from tests.tiny import Rows, assert_equal, on_policy_plan, ppo_parts, weights
 
 
@@ -130,7 +131,7 @@ def test_a_schedule_of_steps_follows_gradient_steps_and_policy_steps_that_are_no
     assert optimizer.param_groups[0]["lr"] == 0.5
     trainer = Trainer(offline_plan(), **iql_parts())
     for schedule in (falling, "linear"):
-        with pytest.raises(SettingError, match=r"counter='policy_steps' has no new value"):
+        with raises_setting("counter"):
             trainer.add(AnnealLearningRate(optimizer, schedule, counter="policy_steps"))
 
 
@@ -196,10 +197,10 @@ def test_progress_is_told_in_gradient_steps(terminal):
 def test_a_plan_that_collects_needs_a_collector():
     online = on_policy_plan()
     collecting = ppo_parts(online)
-    with pytest.raises(SettingError, match="collector=None leaves the policy steps of the plan"):
+    with raises_setting("collector"):
         Trainer(online, **{**collecting, "collector": None})
 
 
 def test_hooks_of_collected_batches_are_refused():
-    with pytest.raises(SettingError, match=r"stage='pre_steps_log' never runs.*collects nothing"):
+    with raises_setting("stage"):
         Trainer(offline_plan(), **iql_parts(), hooks=[LogScalar(("next", "reward"))])

@@ -23,9 +23,9 @@ import recipes.sac_discrete
 import recipes.td3
 from kit.evaluate import SavedRun
 from kit.experiment import EnvConfig
-from kit.steps import SettingError
 from kit.steps.settings import OffPolicySteps, OnPolicySteps
 from kit.trainer import Trainer
+from tests.errors import raises_setting
 from tests.tiny import Guess
 
 CHOICE = spaces.Discrete(Guess.CHOICES)
@@ -235,7 +235,7 @@ def test_several_copies_share_the_replay_ratio(sac):
 
 
 # ---------------------------------------------------------------------- as they come
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(5))
 def test_ppo_with_its_defaults_solves_cartpole(seed, tmp_path):
     trainer = recipes.ppo.build(recipes.ppo.Config(seed=seed, runs=str(tmp_path), progress=False))
@@ -243,7 +243,7 @@ def test_ppo_with_its_defaults_solves_cartpole(seed, tmp_path):
     assert trainer.ledger.policy_steps == 65_536
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(3))
 def test_sac_with_its_defaults_swings_the_pendulum_up(seed, tmp_path):
     trainer = recipes.sac.build(recipes.sac.Config(seed=seed, runs=str(tmp_path), progress=False))
@@ -251,7 +251,7 @@ def test_sac_with_its_defaults_swings_the_pendulum_up(seed, tmp_path):
     assert trainer.ledger.policy_steps == 20_000
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", ["a2c", "reinforce", "ppo_recurrent"])
 def test_policy_gradients_with_their_defaults_solve_cartpole(name, seed):
@@ -274,7 +274,7 @@ def test_policy_gradients_use_each_batch_once_and_whole(recipe):
     assert ledger.samples == ledger.policy_steps
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_dqn_with_its_defaults_solves_cartpole_and_keeps_the_policy_that_did(tmp_path):
     # One run of six or so unlearns it, with all settings that were tried.
     last, best = [], []
@@ -292,7 +292,7 @@ def test_dqn_with_its_defaults_solves_cartpole_and_keeps_the_policy_that_did(tmp
     assert sum(found >= 475.0 for found in last) >= 4, last
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(3))
 def test_td3_with_its_defaults_swings_the_pendulum_up(seed, tmp_path):
     assert hundred_episodes(recipes.td3, seed, tmp_path) >= -180.0
@@ -379,7 +379,7 @@ def test_actions_that_an_algorithm_cannot_choose_are_refused_with_a_recipe_that_
     recipe, env, others, tmp_path
 ):
     config = recipe.Config(env=EnvConfig(id=env, num_envs=1), runs=str(tmp_path), progress=False)
-    with pytest.raises(SettingError, match=others):
+    with raises_setting("env.id"):
         recipe.build(config)
 
 

@@ -26,6 +26,7 @@ from kit.experiment import EnvConfig, Experiment, OffPolicySteps, OnPolicySteps
 from kit.modules import make_action_value, make_actor, make_q_network, make_value
 from kit.steps import SettingError
 from kit.trainer import Trainer
+from tests.errors import raises_setting
 from tests.tiny import off_policy_plan, on_policy_plan, ppo_parts, sac_parts
 
 ON: dict[str, Any] = {
@@ -86,7 +87,7 @@ def test_optimizer_instance_acts_if_it_holds_all_parameters():
     trainer = recipes.ppo.build(cfg, **networks, optimizer=whole)
     assert trainer.optimizer is whole
     trainer.shutdown()
-    with pytest.raises(SettingError, match="optimizer='SGD' does not hold 4 of the 8 parameters"):
+    with raises_setting("optimizer"):
         recipes.ppo.build(cfg, **networks, optimizer=SGD(actor.parameters(), lr=0.1))
 
 
@@ -96,11 +97,11 @@ def test_build_rejects_an_optimizer_of_other_parameters():
 
 
 def test_build_rejects_settings_that_the_given_optimizer_ignores():
-    with pytest.raises(SettingError, match=r"learning_rate=0\.1 has no effect: optimizer replaces"):
+    with raises_setting("learning_rate"):
         recipes.ppo.build(ppo(learning_rate=0.1), optimizer=lambda weights: SGD(weights))
     recipes.ppo.build(ppo(learning_rate=0.1), optimizer=SGD).shutdown()
     cfg = recipes.a2c.Config(optimizer="adam", runs=None, progress=False)
-    with pytest.raises(SettingError, match="optimizer='adam' has no effect"):
+    with raises_setting("optimizer"):
         recipes.a2c.build(cfg, optimizer=SGD)
 
 
@@ -132,9 +133,9 @@ def test_one_network_is_replaced_and_settings_of_the_other_act():
     assert {(8, 4), (4, 4)} <= shapes  # of the recipe's actor and of the caller's critic
     trainer.shutdown()
     cfg = ppo(critic_hidden_sizes=[3])
-    with pytest.raises(SettingError, match=r"critic_hidden_sizes=.* has no effect: make_critic"):
+    with raises_setting("critic_hidden_sizes"):
         recipes.ppo.build(cfg, make_critic=lambda env: make_value(env, (4,)))
-    with pytest.raises(SettingError, match=r"shared_body=True shares .* make_critic replaces one"):
+    with raises_setting("shared_body"):
         recipes.ppo.build(ppo(shared_body=True), make_critic=make_value)
 
 
@@ -165,7 +166,7 @@ def test_recipes_use_the_given_network(name, network, make):
 
 def test_build_rejects_settings_that_a_given_network_ignores():
     cfg = off(recipes.dqn, env=EnvConfig(num_envs=1), steps=recipes.dqn.Config().steps)
-    with pytest.raises(SettingError, match=r"hidden_sizes=\[8\] has no effect: make_critic"):
+    with raises_setting("hidden_sizes"):
         recipes.dqn.build(cfg, make_critic=make_q_network)
 
 
@@ -176,22 +177,22 @@ def test_build_rejects_settings_that_a_given_network_ignores():
             "ppo",
             "loss_module",
             nn.Linear(1, 1),
-            "loss_module='Linear' replaces nothing .*make_loss",
+            "loss_module",
         ),
-        ("trpo", "optimizer", SGD, "optimizer='SGD' replaces nothing in trpo"),
-        ("dqn", "make_actor", make_actor, "what works: make_critic or optimizer"),
-        ("dreamerv3", "make_actor", make_actor, "what works: optimizer"),
+        ("trpo", "optimizer", SGD, "optimizer"),
+        ("dqn", "make_actor", make_actor, "make_actor"),
+        ("dreamerv3", "make_actor", make_actor, "make_actor"),
     ],
 )
 def test_build_rejects_parts_that_the_recipe_does_not_use(recipe, part, value, message):
     module = importlib.import_module(f"recipes.{recipe}")
-    with pytest.raises(SettingError, match=message):
+    with raises_setting(message):
         module.build(module.Config(runs=None, progress=False), **{part: value})
 
 
 def test_build_rejects_an_optimizer_next_to_an_update():
     update = ppo_parts(on_policy_plan())["update"]
-    with pytest.raises(SettingError, match="optimizer='SGD' replaces nothing in ppo, given update"):
+    with raises_setting("optimizer"):
         recipes.ppo.build(ppo(), update=update, optimizer=SGD)
 
 
@@ -231,7 +232,7 @@ def test_build_rejects_a_loss_with_another_discount():
             self.make_value_estimator(gamma=0.999)
 
     cfg = off(recipes.sac, env=EnvConfig("Pendulum-v1", num_envs=1, normalize_reward=True))
-    with pytest.raises(SettingError, match=r"gamma=0\.99 of Normalizer is not the 0\.999 of"):
+    with raises_setting("gamma"):
         recipes.sac.build(cfg, make_loss=Farsighted)
 
 
@@ -239,7 +240,7 @@ def test_trainer_rejects_different_discounts():
     parts = ppo_parts(on_policy_plan())
     critic = parts["advantage"].value_network
     parts["update"].loss_module.make_value_estimator(gamma=0.9, lmbda=0.95)
-    with pytest.raises(SettingError, match=r"gamma=0\.9 of ClipPPOLoss is not the 0\.99 of GAE"):
+    with raises_setting("gamma"):
         Trainer(on_policy_plan(), **parts)
     Trainer(on_policy_plan(), **parts | {"advantage": GAE(gamma=0.9, value_network=critic)})
 
@@ -251,7 +252,7 @@ def test_trainer_rejects_a_replay_buffer_with_another_discount(set_by):
     if set_by != "estimator":
         parts["update"].loss_module._value_estimator = None
     parts["buffer"] = make_replay_buffer(100, 4, n_step=3, gamma=0.9)
-    with pytest.raises(SettingError, match=r"gamma=0\.9 of NStep is not the 0\.99 of SACLoss"):
+    with raises_setting("gamma"):
         Trainer(plan, **parts)
 
 

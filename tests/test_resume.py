@@ -113,10 +113,10 @@ def assert_same(a: object, b: object, where: str = "") -> None:
     [
         pytest.param(PPO_CARTPOLE, id="ppo-cartpole"),
         pytest.param(SAC_PENDULUM, id="sac-pendulum"),
-        pytest.param(PPO_TENSOR, id="ppo-tensor", marks=pytest.mark.slow),
-        pytest.param(PPO_CHEETAH, id="ppo-halfcheetah", marks=pytest.mark.slow),
-        pytest.param(SAC_N_STEP, id="sac-n-step", marks=pytest.mark.slow),
-        pytest.param(SAC_CHEETAH, id="sac-halfcheetah", marks=pytest.mark.slow),
+        pytest.param(PPO_TENSOR, id="ppo-tensor", marks=pytest.mark.nightly),
+        pytest.param(PPO_CHEETAH, id="ppo-halfcheetah", marks=pytest.mark.nightly),
+        pytest.param(SAC_N_STEP, id="sac-n-step", marks=pytest.mark.nightly),
+        pytest.param(SAC_CHEETAH, id="sac-halfcheetah", marks=pytest.mark.nightly),
     ],
 )
 def test_killed_and_resumed_equals_uninterrupted(arguments: list[str], tmp_path: Path) -> None:

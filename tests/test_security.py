@@ -34,6 +34,7 @@ from kit.runs.recipe import Recipe
 from kit.runs.run_folder import RunFolder
 from kit.runs.trust import check_names
 from kit.steps import SettingError
+from tests.errors import raises_setting
 from tests.short_runs import one_line, the_run, tiny_config
 
 EVIL = """
@@ -322,7 +323,7 @@ def test_modules_of_python_and_odd_names_are_not_imported(module, setting, place
 )
 def test_files_that_came_with_a_run_are_not_imported_as_recipes(file, placed):
     run, trap = placed(RUN, file.replace("a/../", ""), ".", recipe=file)
-    with pytest.raises(SettingError, match=r"^recipe="):
+    with raises_setting("recipe"):
         SavedRun(run)
     assert not trap.exists()
 
@@ -334,7 +335,7 @@ def test_links_to_a_run_do_not_hide_where_a_module_is(way, placed, tmp_path):
     link.symlink_to(run if way != "to the folder of runs" else run.parents[2])
     module = "link.ppo.CartPole-v1.X.evil" if way == "to the folder of runs" else "link.evil"
     change(run, "loss", f"{module}:Evil")
-    with pytest.raises(SettingError, match="outside the project"):
+    with raises_setting("loss"):
         SavedRun(link if way == "over the run" else run)
     assert not trap.exists()
 
@@ -346,7 +347,7 @@ def test_trust_is_by_whole_names(placed, monkeypatch):
     monkeypatch.setattr(sys, "path", others)
     run, trap = placed(RUN, "runs/evil.py", ".", loss="runs.evil:Evil")
     for name in ("runs.evi", "evil", "run", "runs.evil.more", "runs/evil.py"):
-        with pytest.raises(SettingError, match=r"add trust=runs\.evil\.$"):
+        with raises_setting("loss"):
             SavedRun(run, trust=[name])
     assert not trap.exists()
     SavedRun(run, trust=["runs"]).close()
@@ -366,7 +367,7 @@ def test_a_recipe_from_elsewhere_needs_trust_to_be_imported(kind, attack, tmp_pa
     file = tmp_path / "elsewhere" / "evil_module.py"
     source = str(file) if kind == "file" else "evil_module"
     run, trap = attack(recipe=source)
-    with pytest.raises(SettingError, match=r"^recipe=.*outside the project, or one"):
+    with raises_setting("recipe"):
         SavedRun(run)
     assert not trap.exists()
     SavedRun(run, trust=[source]).close()
@@ -390,7 +391,7 @@ def test_modules_that_come_with_run_folders_are_not_those_of_the_project(
 def test_what_is_installed_below_the_working_folder_is_from_elsewhere(attack, tmp_path):
     where = tmp_path / "project" / ".venv" / "lib" / "site-packages"
     run, trap = attack(where, **WAYS["loss"])
-    with pytest.raises(SettingError, match="outside the project"):
+    with raises_setting("loss"):
         SavedRun(run)
     assert not trap.exists()
 
@@ -405,7 +406,7 @@ def test_modules_of_the_project_are_trusted(way, attack, tmp_path):
 @pytest.mark.parametrize("module", ["nowhere_at_all", "__main__", ".."])
 def test_modules_that_are_found_nowhere_are_not_of_the_project(module, attack):
     run, _ = attack(loss=f"{module}:Loss", recipe="recipes.ppo")
-    with pytest.raises(SettingError, match=r"^loss=.* outside the project"):
+    with raises_setting("loss"):
         SavedRun(run)
 
 
@@ -419,7 +420,7 @@ def test_modules_beside_the_recipe_are_trusted(attack, tmp_path, monkeypatch):
     source = str(tmp_path / "mine" / "ppo.py")
     config = yaml.safe_load((run / "config.yaml").read_text())
     (run / "config.yaml").write_text(yaml.safe_dump({**config, "recipe": source}))
-    with pytest.raises(SettingError, match=r"^recipe="):
+    with raises_setting("recipe"):
         SavedRun(run)
     SavedRun(run, trust=[source]).close()
     monkeypatch.chdir(tmp_path / "mine")
@@ -588,7 +589,7 @@ def test_wandb_reads_no_settings_of_a_run_folder(here, name, attack, wandb_setti
     os.chdir(run / here)
     if here == "checkpoints":
         wandb_settings(run, name)
-    with pytest.raises(SettingError, match=r"^logger='wandb' would read its settings from a run"):
+    with raises_setting("logger"):
         WandbLogger(given)
 
 
@@ -630,7 +631,7 @@ def test_a_data_set_imports_no_environment(missing, attack, tmp_path):
     folder = tmp_path / "data-set-v0"
     (folder / "data").mkdir(parents=True)
     (folder / "data" / "metadata.json").write_text(json.dumps(metadata))
-    with pytest.raises(SettingError, match=f"does not say its {missing}"):
+    with raises_setting("dataset"):
         read_datasets([str(folder)])
     assert not trap.exists()
 
@@ -642,6 +643,6 @@ def test_yaml_makes_no_objects(attack):
     assert trap.exists()  # the trap works, where objects are made
     trap.unlink()
     (run / "config.yaml").write_text(text)
-    with pytest.raises(SettingError, match=r"has no readable config\.yaml"):
+    with raises_setting("resume"):
         SavedRun(run)
     assert not trap.exists()

@@ -25,6 +25,7 @@ from kit.experiment import EnvConfig, OffPolicySteps, OnPolicySteps
 from kit.hooks import Evaluator
 from kit.steps import SettingError
 from kit.trainer import Trainer
+from tests.errors import raises_setting
 from tests.tiny import assert_equal, collector_of, off_policy_plan, weights
 
 
@@ -189,7 +190,7 @@ def test_a_run_beside_that_of_another_thread_is_refused():
     one, other, refused = ppo(1), ppo(2), []
 
     def run_beside():
-        with pytest.raises(SettingError, match="random numbers of the process") as error:
+        with raises_setting("trainer") as error:
             other.run()
         refused.append(error)
 

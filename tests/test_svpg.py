@@ -16,8 +16,9 @@ from kit.experiment import EnvConfig, OnPolicySteps
 from kit.losses import SteinGradients
 from kit.losses.svpg import rbf_kernel, svpg_directions
 from kit.modules import Particles, make_actor_critic, make_particles
-from kit.steps import SettingError, StepPlan
+from kit.steps import StepPlan
 from recipes import a2c, svpg
+from tests.errors import raises_setting
 from tests.tiny import weights
 
 _identity = id  # a parameter of a test has this name
@@ -221,7 +222,7 @@ def test_each_of_many_particles_of_a_saved_run_is_evaluated(tmp_path):
 
 
 # ---------------------------------------------------------------------- as they learn
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_best_particle_balances_the_pole_within_102_400_policy_steps_of_its_own():
     config = svpg.Config(runs=None, progress=False)
     config.steps.evaluation_every, config.steps.evaluation_episodes = None, 100
@@ -255,17 +256,17 @@ STEPS = {"total_policy_steps": 256, "steps_per_env": 8}
             {"steps": OnPolicySteps(**STEPS, minibatch_size=4, sequence_length=4)},
             r"steps\.sequence_length=4 does not divide",
         ),
-        ({"num_particles": 65}, r"num_particles=65 is more than 64; what works: 64"),
-        ({"temperature": 0.0}, r"temperature=0\.0"),
+        ({"num_particles": 65}, "num_particles"),
+        ({"temperature": 0.0}, "temperature"),
     ],
 )
 def test_what_particles_cannot_share_is_refused(changes, message):
-    with pytest.raises(SettingError, match=message):
+    with raises_setting(message):
         built(**changes)
 
 
 def test_recurrent_networks_are_refused():
     env = make_env("CartPole-v1", 8)
     make = {"shared_body": True, "recurrent": "gru"}
-    with pytest.raises(SettingError, match="has a hidden state, which particles do not have"):
+    with raises_setting("recurrent"):
         make_particles(lambda: make_actor_critic(env, [8], **make), 4, PLAN)

@@ -20,7 +20,7 @@ SHORT = [
     "steps.evaluation_episodes=1", "progress=false",
 ]  # fmt: skip
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture(scope="module")

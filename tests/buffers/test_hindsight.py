@@ -24,7 +24,7 @@ from kit.buffers import (
     make_replay_buffer,
 )
 from kit.experiment import EnvConfig, OffPolicySteps
-from kit.steps import SettingError
+from tests.errors import raises_setting
 
 
 class Episodes:
@@ -199,7 +199,7 @@ def test_torchrls_buffer_is_taken_for_one_environment_and_refused_for_several():
         )
 
     torchrls().extend(Episodes(1, 0).batch(4))
-    with pytest.raises(SettingError, match=r"2 environments write in turn; use .*Hindsight"):
+    with raises_setting("buffer"):
         torchrls().extend(Episodes(2, 0).batch(4))
 
 
@@ -207,14 +207,14 @@ def test_whole_episodes_of_different_lengths_are_refused():
     batch = Episodes(2, 0).batch(4)
     batch["collector", "mask"] = torch.ones(2, 4, dtype=torch.bool)
     for replay in (replay_of(50, "future"), make_replay_buffer(50, 2, sequence_length=2)):
-        with pytest.raises(SettingError, match="whole episodes differ; collect with steps_per_env"):
+        with raises_setting("buffer"):
             replay.extend(batch)
 
 
 def test_environments_do_not_change_their_number():
     replay = replay_of(50, "future")
     replay.extend(Episodes(2, 0).batch(4))
-    with pytest.raises(SettingError, match="num_envs=3 differs from the 2 environments"):
+    with raises_setting("num_envs"):
         replay.extend(Episodes(3, 0).batch(4))
 
 
@@ -222,19 +222,19 @@ def test_rows_are_stored_of_all_environments_or_not_at_all():
     buffer = replay_of(50, "future").buffer
     buffer.belong_to(2)
     rows = Episodes(1, 0).batch(3)[0]
-    with pytest.raises(SettingError, match="num_envs=2 does not divide the 3 rows") as refused:
+    with raises_setting("num_envs") as refused:
         buffer.extend(rows)
     assert refused.value.works == (
         "collect with steps_per_env: whole episodes are not of one length"
     )
-    with pytest.raises(SettingError, match="num_envs=2 does not divide the 1 rows"):
+    with raises_setting("num_envs"):
         buffer.add(rows[0])
     assert len(buffer) == 0
 
 
 def test_several_steps_do_not_go_with_hindsight():
     n_step = make_replay_buffer(50, 2, n_step=3).n_step
-    with pytest.raises(SettingError, match="n_step=3 does not go with hindsight"):
+    with raises_setting("n_step"):
         ReplayBatches(replay_of(50, "future").buffer, n_step)
 
 

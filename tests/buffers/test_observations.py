@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from torchrl.data.replay_buffers.samplers import RandomSampler
 
 from kit.buffers import ObservationStorage, PrioritizedSampler, make_replay_buffer, replay
-from kit.steps import SettingError
+from tests.errors import raises_setting
 
 
 class Player:
@@ -261,7 +261,7 @@ def test_stacks_of_frames_that_are_not_consecutive_are_refused():
     buffer.extend(batch([player], 2))
     new = batch([player], 1)
     new["observation"][..., 0, :] += 1
-    with pytest.raises(SettingError, match="stacked_frames=3 are not consecutive"):
+    with raises_setting("stacked_frames"):
         buffer.extend(new)
 
 
@@ -282,7 +282,7 @@ def test_they_stay_on_the_host_and_minibatches_go_to_the_device(monkeypatch):
     ],
 )
 def test_what_needs_both_observations_is_refused(given, message):
-    with pytest.raises(SettingError, match=message):
+    with raises_setting("store_next_observation"):
         make_replay_buffer(20, 4, **ONCE, **given)
 
 
@@ -293,14 +293,14 @@ def test_an_observation_that_not_all_batches_have_is_refused(first_has_it):
     more = one if first_has_it else other
     more["goal"], more["next", "goal"] = more["observation"], more["next", "observation"]
     buffer.extend(one)
-    with pytest.raises(SettingError, match="entry='goal' is an observation in a batch, and not in"):
+    with raises_setting("entry"):
         buffer.extend(other)
 
 
 def test_a_change_of_the_number_of_environments_is_refused():
     buffer = make_replay_buffer(20, 4, **ONCE)
     buffer.extend(batch([Player(n, 1, [5]) for n in range(2)], 1))
-    with pytest.raises(SettingError, match="num_envs=3 differs from the 2"):
+    with raises_setting("num_envs"):
         buffer.extend(batch([Player(n, 1, [5]) for n in range(3)], 1))
-    with pytest.raises(SettingError, match=r"buffer_size=5 .*two transitions.*6"):
+    with raises_setting("buffer_size"):
         ObservationStorage(5).belong_to(3)

@@ -25,8 +25,8 @@ from kit.buffers import (
 )
 from kit.collectors import AsyncCollector, EpisodeCollector, TensorCollector, VectorCollector
 from kit.envs import VectorEnv, make_env
-from kit.steps import SettingError
 from kit.trainer import Trainer
+from tests.errors import raises_setting
 from tests.tiny import collector_of, off_policy_plan, sac_parts, sac_trainer
 
 BOTH = {"normalize_observation": True, "normalize_reward": True}
@@ -372,7 +372,7 @@ def test_trainer_rejects_collector_that_normalises_for_a_memory():
     env = make_env("Pendulum-v1", 1, **BOTH)
     policy = sac_parts(off_policy_plan())["collector"].policy
     counts = {"frames_per_batch": 1, "total_frames": 40, "init_random_frames": 10}
-    with pytest.raises(SettingError, match=r"collector='Collector' delivers .* normalised when"):
+    with raises_setting("collector"):
         normalised_run(collector=Collector(env, policy, **counts))
 
 

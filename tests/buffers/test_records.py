@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from kit.buffers import SequenceReplay
-from kit.steps import SettingError
+from tests.errors import raises_setting
 
 PARTS = st.lists(st.integers(1, 7), min_size=1, max_size=6)
 """Steps of consecutive batches."""
@@ -132,7 +132,7 @@ def test_a_saved_memory_goes_on_as_it_would_have():
 def test_records_of_a_memory_of_another_size_are_refused(size):
     """With them came their number: a larger memory forgot as early as that which was saved."""
     saved = filled(24, 3, [[3], [5]], [4, 5]).state_dict()
-    with pytest.raises(SettingError, match=f"buffer_size={size} is not that .* what works: 24"):
+    with raises_setting("buffer_size"):
         SequenceReplay(size, 3).load_state_dict(saved)
 
 
@@ -157,17 +157,17 @@ def test_bytes_stay_bytes():
 
 
 def test_what_holds_no_window_is_refused():
-    with pytest.raises(SettingError, match="sequence_length=None"):
+    with raises_setting("sequence_length"):
         SequenceReplay(5, None)
-    with pytest.raises(SettingError, match=r"buffer_size=10 .*: 12"):
+    with raises_setting("buffer_size"):
         filled(10, 6, [[3], [3]], [1])
-    with pytest.raises(SettingError, match=r"learning_starts=3 .* 8 policy steps"):
+    with raises_setting("learning_starts"):
         filled(40, 8, [[99]], [3]).sample(1)
 
 
 def test_environments_do_not_change_their_number():
     replay = filled(40, 4, [[3], [3]], [2])
-    with pytest.raises(SettingError, match="num_envs=3 differs from the 2 environments") as refused:
+    with raises_setting("num_envs") as refused:
         replay.extend(batch([World(number, [3]) for number in range(3)], 2))
     assert refused.value.works == [2]
 
@@ -206,5 +206,5 @@ def test_whole_episodes_follow_one_another():
 
 def test_pieces_of_episodes_are_not_joined():
     piece = batch([World(0, [99])], 3).update({"collector": {"mask": torch.ones(1, 3).bool()}})
-    with pytest.raises(SettingError, match=r"sequence_length=2 would join pieces .*split_trajs"):
+    with raises_setting("sequence_length"):
         SequenceReplay(8, 2).extend(piece)

@@ -15,7 +15,7 @@ import pytest
 from tests.chaos.killed_runs import RECIPES, Ended, Forks, Kill, small
 from tests.test_resume import assert_same, end_state
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 OFTEN = ["checkpoint_every=7", "log_every=5"]
 EVALUATES = ["steps.evaluation_every=16", "steps.evaluation_episodes=2"]

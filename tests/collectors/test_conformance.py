@@ -39,7 +39,7 @@ def test_a_kind_in_this_process_keeps_every_promise(kind):
 
 
 @pytest.mark.parametrize(
-    "make", [vector, tensor, episodes, pytest.param(asynchronous, marks=pytest.mark.slow)]
+    "make", [vector, tensor, episodes, pytest.param(asynchronous, marks=pytest.mark.nightly)]
 )
 def test_collector_calls_its_hooks(make):
     calls: list = []
@@ -95,7 +95,7 @@ def test_the_asynchronous_kind_keeps_the_promises_that_are_hardest_for_it():
     assert check_collector(asynchronous, promises=promises, cases=ONE_CASE) == promises
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_asynchronous_kind_on_envpool_begins_anew_after_the_batches_that_were_under_way():
     pytest.importorskip("envpool")
     cases, promises = CARTPOLE.cases[2:], ["counts", "checkpoint", "shutdown"]
@@ -103,7 +103,7 @@ def test_the_asynchronous_kind_on_envpool_begins_anew_after_the_batches_that_wer
     assert check_collector(asynchronous_on_envpool, **settings) == promises
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", IN_PROCESSES)
 def test_a_kind_in_processes_keeps_every_promise_at_all_sizes(kind):
     assert check_collector(KINDS[kind]) == list(PROMISES)

@@ -12,10 +12,10 @@ from kit.collectors import EpisodeCollector
 from kit.envs import make_env
 from kit.envs.errors import EnvironmentFault
 from kit.modules import make_actor
-from kit.steps import SettingError
 from kit.testing import CollectorCase, counter_env
 from tests.collectors.kinds import episodes
 from tests.envs.odd_envs import Raises, Steps
+from tests.errors import raises_setting
 
 CASE = CollectorCase()
 
@@ -69,7 +69,7 @@ def test_a_prefill_is_a_first_batch_of_its_own():
 
 
 def test_one_of_the_minima_must_be_given():
-    with pytest.raises(SettingError, match="leaves open what to collect"):
+    with raises_setting("min_episodes"):
         of_length(4)
 
 
@@ -126,7 +126,7 @@ def test_trajectory_numbers_go_on_from_batch_to_batch():
 
 
 def test_another_layout_is_refused():
-    with pytest.raises(SettingError, match="padded"):
+    with raises_setting("layout"):
         of_length(4, min_episodes=1, layout="stacked")
 
 

@@ -11,8 +11,8 @@ from torchrl.modules import EGreedyModule
 from kit.collectors import EpisodeCollector, TensorCollector, VectorCollector
 from kit.envs import make_env
 from kit.modules.exploration import GaussianNoise, OrnsteinUhlenbeckNoise
-from kit.steps import SettingError
 from tests.envs.odd_envs import Steps
+from tests.errors import raises_setting
 
 
 def always(value):
@@ -116,7 +116,7 @@ def test_whole_episodes_know_the_exploration_policy_too():
 
 @pytest.mark.parametrize("settings", [{"exploration_frames": 4}, {"exploration_policy": always(0)}])
 def test_exploration_policy_and_frames_go_together(settings):
-    with pytest.raises(SettingError, match="give both or none"):
+    with raises_setting("exploration_frames"):
         VectorCollector(make_env(Steps, 2), always(1), frames_per_batch=4, **settings)
 
 

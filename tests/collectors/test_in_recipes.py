@@ -9,9 +9,9 @@ import torch
 
 from kit.collectors import COLLECTORS
 from kit.experiment import EnvConfig
-from kit.steps import SettingError
 from kit.steps.settings import OffPolicySteps, OnPolicySteps
 from recipes import ppo, sac
+from tests.errors import raises_setting
 
 OF_STEPS = [name for name in COLLECTORS if name != "episode"]
 NORMALIZED = {"normalize_observation": True, "normalize_reward": True}
@@ -82,7 +82,7 @@ def test_ppo_runs_as_planned_with_continuous_actions(collector, tmp_path):
 
 @pytest.mark.parametrize(
     "collector",
-    [pytest.param(n, marks=pytest.mark.slow if n == "async" else ()) for n in OF_STEPS],
+    [pytest.param(n, marks=pytest.mark.nightly if n == "async" else ()) for n in OF_STEPS],
 )
 def test_sac_runs_as_planned_with_each_kind(collector, tmp_path):
     trainer = run_sac(collector, tmp_path)
@@ -126,7 +126,7 @@ def test_the_evaluation_sees_the_statistics_of_a_collector_of_tensors(tmp_path):
 
 # ---------------------------------------------------------------------- what does not fit
 def test_a_kind_that_does_not_exist_is_an_error_that_names_the_nearest(tmp_path):
-    with pytest.raises(SettingError, match="'tensors' is no collector; what works: tensor or"):
+    with raises_setting("collector"):
         run_ppo("tensors", tmp_path)
 
 

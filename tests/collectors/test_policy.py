@@ -17,8 +17,8 @@ from kit.collectors import VectorCollector
 from kit.collectors.policy import PolicyRunner
 from kit.envs import make_env
 from kit.modules import make_actor
-from kit.steps import SettingError
 from tests.envs.odd_envs import ManySpaces
+from tests.errors import raises_setting
 from tests.tiny import Guess
 
 ACTIONS = {
@@ -292,7 +292,7 @@ def test_a_policy_that_writes_an_observation_is_refused():
     env = make_env("CartPole-v1", 2)
     scaled = TensorDictModule(nn.Identity(), in_keys=["observation"], out_keys=["observation"])
     policy = TensorDictSequential(scaled, make_actor(env))
-    with pytest.raises(SettingError, match=r"writes \['observation'\], in place of what the env"):
+    with raises_setting("policy"):
         VectorCollector(env, policy, steps_per_env=4)
 
 
@@ -324,7 +324,7 @@ def test_a_policy_that_writes_in_the_place_of_the_environment_is_refused(written
     if declares:
         names = [tuple(one.split("_", 1)) if "_" in one else one for one in written]
         policy = TensorDictModule(lambda _: (0, *written.values()), [], ["action", *names])
-    with pytest.raises(SettingError, match=rf"policy=.* writes \[{key}\], in place of what the"):
+    with raises_setting("policy"):
         VectorCollector(guess(), policy, steps_per_env=2).collect()
 
 
@@ -333,7 +333,7 @@ def test_a_policy_that_changes_an_observation_in_place_is_refused():
         tensordict["observation"].mul_(2)
         return acting()(tensordict)
 
-    with pytest.raises(SettingError, match=r"writes \['observation'\], in place of what the env"):
+    with raises_setting("policy"):
         VectorCollector(guess(), policy, steps_per_env=2).collect()
 
 

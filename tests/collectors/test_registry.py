@@ -7,7 +7,8 @@ import pytest
 from kit.collectors import COLLECTORS, EpisodeCollector, make_collector
 from kit.envs import make_env
 from kit.modules import make_actor
-from kit.steps import SettingError, StepPlan
+from kit.steps import StepPlan
+from tests.errors import raises_setting
 
 
 def plan(**changes):
@@ -44,7 +45,7 @@ def test_a_plan_of_whole_episodes_makes_a_collector_of_them():
 )
 def test_a_collector_that_does_not_fit_is_refused(name, settings, reason):
     env = make_env(settings.get("id", "CartPole-v1"), 2)
-    with pytest.raises(SettingError, match=reason):
+    with raises_setting("collector"):
         make_collector(name, env, None, plan())
 
 

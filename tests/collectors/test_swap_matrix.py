@@ -74,7 +74,7 @@ def trained(learner: str, collector: str) -> Any:
 @pytest.mark.parametrize("learner", list(LEARNERS))
 @pytest.mark.parametrize(
     "collector",
-    [pytest.param(n, marks=pytest.mark.slow if n == "async" else ()) for n in COLLECTORS],
+    [pytest.param(n, marks=pytest.mark.nightly if n == "async" else ()) for n in COLLECTORS],
 )
 def test_a_loss_learns_from_a_collector_or_is_refused(learner, collector):
     if (learner, collector) not in REFUSED:

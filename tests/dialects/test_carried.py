@@ -29,6 +29,7 @@ from kit.dialects.translate import translate
 from kit.steps import SettingError
 from recipes import a2c, crossq, ddpg, dqn, dqn_pixels, ppo, ppo_pixels, rainbow, sac, td3
 from tests.dialects.random_settings import EVERY_DIALECT, random_settings
+from tests.errors import raises_setting
 
 
 @dataclass
@@ -157,18 +158,18 @@ def test_replay_and_targets_act_in_an_off_policy_recipe(given, values):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"replay_buffer_stack_num": 4}, "stack_num=4 .*has not acted on.*save_only_last_obs=true"),
-        ({"replay_buffer_save_only_last_obs": True}, "save_only_last_obs=True .*one frame"),
+        ({"replay_buffer_stack_num": 4}, "replay_buffer_stack_num"),
+        ({"replay_buffer_save_only_last_obs": True}, "replay_buffer_save_only_last_obs"),
     ],
 )
 def test_stacks_that_were_not_acted_on_are_refused(given, message):
-    with pytest.raises(SettingError, match=message):
+    with raises_setting(message):
         carry(Tianshou(algo="dqn", **given), OffPolicyRecipe())
 
 
 @pytest.mark.parametrize("deviation", [0.0, -1.0])
 def test_a_deviation_that_has_no_logarithm_is_refused(deviation):
-    with pytest.raises(SettingError, match=r"std_init=.* is not above 0"):
+    with raises_setting("std_init"):
         carry(Pyrado(algo="ppo", std_init=deviation), ppo.Config(), "ppo")
 
 
@@ -177,7 +178,7 @@ def test_pyrados_running_standardizer_normalises_over_all_batches():
     given = Pyrado(algo="ppo", critic=critic, min_steps=9, env_max_steps=9)
     assert carry(given, ppo.Config(), "ppo")[0] == {"normalize_over": "running"}
     assert "mean and variance of the means of batches" in " ".join(given.notes())
-    with pytest.raises(SettingError, match=r"critic.standardizer='Mine' .*: RunningStandardizer"):
+    with raises_setting("critic.standardizer"):
         carry(Pyrado(algo="ppo", critic=GAE(standardizer="Mine")), ppo.Config(), "ppo")
 
 
@@ -211,10 +212,10 @@ def test_the_largest_norms_of_pyrados_policy_and_critic_act_if_they_are_the_same
     both = Pyrado(algo="ppo", max_grad_norm=1.0, critic=GAE(max_grad_norm=1.0))
     assert carry(both, ppo.Config(), "ppo")[0] == {"max_grad_norm": 1.0, "critic_epochs": 10}
     assert carry(Pyrado(algo="dql", max_grad_norm=1.0), dqn.Config())[0] == {"max_grad_norm": 1.0}
-    with pytest.raises(SettingError, match=r"max_grad_norm=1.0 .* give both the same value"):
+    with raises_setting("max_grad_norm"):
         carry(Pyrado(algo="ppo", max_grad_norm=1.0), ppo.Config(), "ppo")
     unused = Pyrado(algo="a2c", critic=GAE(max_grad_norm=1.0))
-    with pytest.raises(SettingError, match=r"critic.max_grad_norm.*no effect"):
+    with raises_setting("critic.max_grad_norm"):
         carry(unused, a2c.Config(), "a2c")
 
 
@@ -227,13 +228,13 @@ def test_sheeprls_a2c_clips_the_gradient_of_a_sum():
 
 
 def test_the_value_loss_that_sb3_clips_is_not_the_greater_of_both():
-    with pytest.raises(SettingError, match=r"clip_range_vf=0.3 .* of clipped values alone"):
+    with raises_setting("clip_range_vf"):
         carry(SB3(algo="ppo", clip_range_vf=0.3), ppo.Config(), "ppo")
 
 
 @pytest.mark.parametrize("version", ["0.5.7", "0.5.0"])
 def test_a_value_loss_of_clipped_values_alone_is_refused(version):
-    with pytest.raises(SettingError, match=r"clip_vloss=True of .* takes the loss of clipped"):
+    with raises_setting("clip_vloss"):
         carry(Sheeprl(algo="ppo", clip_vloss=True, version=version), ppo.Config(), "ppo")
     given = Sheeprl(algo="ppo", clip_vloss=True)
     assert carry(given, ppo.Config(), "ppo")[0] == {"clip_value": True}
@@ -268,7 +269,7 @@ def test_noise_has_the_same_unit_in_sb3_cleanrl_and_the_recipes():
     assert carry(CleanRL(algo="ddpg", exploration_noise=0.25), ddpg.Config(), "ddpg")[0] == {
         "exploration_noise": 0.25
     }
-    with pytest.raises(SettingError, match="noise_type='ornstein-uhlenbeck'"):
+    with raises_setting("noise_type"):
         carry(SB3(algo="td3", noise_type="ornstein-uhlenbeck"), td3.Config(), "td3")
 
 
@@ -278,7 +279,7 @@ def test_epsilon_and_target_updates_act_in_dqn_in_its_gradient_steps():
     assert values == {"exploration_share": 0.5, "epsilon_end": 0.1, "target_update_every": 250}
     values = carry(CleanRL(target_network_frequency=200), dqn.Config(), "dqn")[0]
     assert values == {"target_update_every": 20}
-    with pytest.raises(SettingError, match="target_update_interval=10 timesteps are 5/2 gradient"):
+    with raises_setting("target_update_interval"):
         carry(SB3(target_update_interval=10), dqn.Config(), "dqn")
 
 
@@ -312,7 +313,7 @@ def test_copies_of_a_target_between_two_trainings_are_one():
 def test_a_target_period_between_two_gradient_steps_is_refused_with_the_nearest(interval, works):
     episodes = {"train_freq": (1, "episode"), "episode_length": 200, "gradient_steps": 50}
     given = SB3(algo="dqn", target_update_interval=interval, **episodes)
-    with pytest.raises(SettingError, match=f"interval={interval} .*; what works: {works}"):
+    with raises_setting("target_update_interval"):
         carry(given, dqn.Config(), "dqn")
 
 
@@ -327,13 +328,13 @@ def test_the_target_period_of_sac_counts_anew_in_each_rollout(steps, interval, e
 
 def test_a_target_period_of_sac_that_does_not_divide_a_rollout_is_no_period():
     given = SB3(algo="sac", train_freq=10, gradient_steps=-1, target_update_interval=4)
-    with pytest.raises(SettingError, match=r"does not divide its 10 .* works: 2 or 10"):
+    with raises_setting("target_update_interval"):
         carry(given, dqn.Config(), "sac")
 
 
 def test_a_target_period_over_episodes_of_unknown_length_is_refused():
     given = SB3(algo="dqn", train_freq=(1, "episode"), target_update_interval=400)
-    with pytest.raises(SettingError, match="episode_length=None is needed"):
+    with raises_setting("episode_length"):
         carry(given, dqn.Config(), "dqn")
 
 
@@ -395,34 +396,34 @@ def test_many_caveats_are_the_command_that_shows_them(capsys):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (Nip(num_normalization_steps=5), "num_normalization_steps=5 of nip is no setting of a"),
+        (Nip(num_normalization_steps=5), "num_normalization_steps"),
         (
             Nip(body_lr_factor={"actor": 0.5}),
-            r"actor=0\.5 of nip is body_lr_factor, which this",
+            "body_lr_factor.actor",
         ),
-        (Nip(clip_value=0.5), r"clip_value=0\.5 of nip is clip_value, which this recipe does not"),
-        (SB3(policy="CnnPolicy"), "policy='CnnPolicy' .*MlpPolicy"),
-        (SB3(policy_kwargs={"net_arch": {"pi": [8]}}), "more than the widths of hidden layers"),
-        (SB3(algo="ppo", policy_kwargs={"net_arch": {"pi": [8], "qf": [8]}}), r"\{pi: .*, vf: "),
-        (SB3(algo="sac", policy_kwargs={"net_arch": {"pi": [8], "vf": [8]}}), r"\{pi: .*, qf: "),
+        (Nip(clip_value=0.5), "clip_value"),
+        (SB3(policy="CnnPolicy"), "policy"),
+        (SB3(policy_kwargs={"net_arch": {"pi": [8]}}), "policy_kwargs"),
+        (SB3(algo="ppo", policy_kwargs={"net_arch": {"pi": [8], "qf": [8]}}), "policy_kwargs"),
+        (SB3(algo="sac", policy_kwargs={"net_arch": {"pi": [8], "vf": [8]}}), "policy_kwargs"),
         (
             SB3(algo="dqn", policy_kwargs={"net_arch": {"pi": [8], "qf": [8]}}),
-            r"net_arch: .*64\]\}",
+            "policy_kwargs",
         ),
-        (SB3(policy_kwargs={"net_arch": 8}), r"policy_kwargs=\{'net_arch': 8\} is more than"),
+        (SB3(policy_kwargs={"net_arch": 8}), "policy_kwargs"),
         (SB3(policy_kwargs={"net_arch": None}), r"policy_kwargs=\{'net_arch': None\} is more than"),
         (SB3(policy_kwargs={}), r"policy_kwargs=\{\} is more than"),
-        (SB3(use_sde=True, algo="ppo"), "use_sde=True"),
-        (Tianshou(replay_buffer_stack_num=4), "replay_buffer_stack_num=4 .*used up at once"),
-        (Tianshou(stop_rew=3.0), "stop_rew=3.0 of tianshou is stop_at_return"),
+        (SB3(use_sde=True, algo="ppo"), "use_sde"),
+        (Tianshou(replay_buffer_stack_num=4), "replay_buffer_stack_num"),
+        (Tianshou(stop_rew=3.0), "stop_rew"),
         (
             Pyrado(algo="ppo", critic=GAE(num_epoch=3)),
-            r"critic\.num_epoch=3 .* critic_epochs, which",
+            "critic.num_epoch",
         ),
     ],
 )
 def test_what_a_recipe_cannot_do_is_refused_by_name(given, message):
-    with pytest.raises(SettingError, match=message):
+    with raises_setting(message):
         carry(given, Recipe())
 
 
@@ -443,11 +444,11 @@ def test_an_entropy_coefficient_is_fixed_or_learnt_as_the_library_says(given, fi
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (CleanRL(algo="sac", alpha=0.1), "alpha=0.1 is learnt, from 1; use autotune=false"),
+        (CleanRL(algo="sac", alpha=0.1), "alpha"),
     ],
 )
 def test_an_entropy_coefficient_without_effect_is_refused(given, message):
-    with pytest.raises(SettingError, match=message):
+    with raises_setting(message):
         carry(given, sac.Config())
 
 
@@ -455,14 +456,14 @@ def test_pyrados_critic_acts_where_it_learns_by_itself():
     given = Pyrado(algo="ppo", critic=GAE(num_epoch=3, batch_size=32, lr=1e-4))
     expected = {"critic_epochs": 3, "critic_minibatch_size": 32, "critic_learning_rate": 1e-4}
     assert carry(given, ppo.Config())[0] == expected
-    with pytest.raises(SettingError, match=r"critic\.num_epoch=3 has no effect in a2c"):
+    with raises_setting("critic.num_epoch"):
         carry(Pyrado(algo="a2c", critic=GAE(num_epoch=3)), a2c.Config())
     both = Pyrado(algo="ppo2", critic=GAE(standardize_adv=False))  # which ppo2 sets to true
     assert carry(both, ppo.Config())[0] == {"normalize_advantage": True}
 
 
 def test_a_setting_in_the_kits_words_that_contradicts_is_refused():
-    with pytest.raises(SettingError, match=r"lr=0\.5 of nip contradicts learning_rate=0\.1"):
+    with raises_setting("lr"):
         carry(Nip(lr=0.5), Recipe(learning_rate=0.1))
     assert carry(Nip(lr=0.5), Recipe(learning_rate=0.5))[0] == {"learning_rate": 0.5}
 
@@ -564,7 +565,7 @@ def test_the_defaults_of_the_library_hold_where_they_are_asked_for():
 def test_defaults_of_another_algorithm_are_not_those_of_one_that_a_library_lacks():
     config = rainbow.Config()
     assert len(take(SB3(), config, "rainbow", "off_policy")) == 1  # whose counts are taken
-    with pytest.raises(SettingError, match=r"library_defaults=True .* algo=sac or .* or dqn"):
+    with raises_setting("library_defaults"):
         take(SB3(library_defaults=True), config, "rainbow", "off_policy")
     take(SB3(algo="dqn", library_defaults=True), config, "rainbow", "off_policy")
     assert config.tau == 1.0
@@ -595,9 +596,9 @@ def test_linear_schedules_of_the_zoo_act(rate):
     assert carry(given, ppo.Config(), "ppo")[0] == {
         "learning_rate": 1e-3, "anneal": "linear", "clip_epsilon": 0.3, "anneal_clip": "linear",
     }  # fmt: skip
-    with pytest.raises(SettingError, match="learning_rate='exp_1' is neither a number"):
+    with raises_setting("learning_rate"):
         carry(SB3(algo="ppo", learning_rate="exp_1"), ppo.Config(), "ppo")
-    with pytest.raises(SettingError, match="is anneal, which this recipe does not have"):
+    with raises_setting("learning_rate"):
         carry(SB3(algo="sac", learning_rate="lin_1e-3"), sac.Config(), "sac")
 
 
@@ -611,7 +612,7 @@ def test_linear_schedules_of_the_zoo_act(rate):
     ],
 )
 def test_the_algorithm_of_another_recipe_is_refused(given, recipe, works):
-    with pytest.raises(SettingError, match=rf"is not the algorithm of this recipe.*for {works}"):
+    with raises_setting("algo"):
         recipe.build(recipe.Config(steps=given, runs=None))
 
 
@@ -636,7 +637,7 @@ def test_settings_of_pyrados_critic_give_it_updates_of_its_own():
     given = Pyrado(algo="ppo", critic={"lr": 2e-3})
     wanted = {"critic_learning_rate": 2e-3, "critic_epochs": 10}
     assert carry(given, ppo.Config(), "ppo")[0] == wanted
-    with pytest.raises(SettingError, match=r"critic\.num_epoch=0 is less than 1"):
+    with raises_setting("critic.num_epoch"):
         carry(Pyrado(algo="ppo", critic={"num_epoch": 0}), ppo.Config(), "ppo")
 
 

@@ -11,8 +11,8 @@ from kit.cli.steps import main
 from kit.dialects import GAE, SB3, Dreamer, Pyrado, Sheeprl, Tianshou
 from kit.dialects.carried import carry
 from kit.dialects.files import left_unread, make, settings_of, value_of
-from kit.steps import SettingError
 from recipes import ppo
+from tests.errors import raises_setting
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 
@@ -51,7 +51,7 @@ def test_a_number_with_an_exponent_is_one_in_a_file_as_well(text, tmp_path):
 
 def test_words_are_names_and_values():
     assert settings_of(["a=1", "+b=x=y"]) == {"a": 1, "b": "x=y"}
-    with pytest.raises(SettingError, match="name=value"):
+    with raises_setting("setting"):
         settings_of(["a"])
 
 
@@ -66,7 +66,7 @@ def test_nested_names_are_those_of_the_librarys_configuration():
 
 
 def test_an_unknown_name_is_refused_with_the_nearest_spelling():
-    with pytest.raises(SettingError, match=r"algo\.replay_rato=1 .* what works: replay_ratio"):
+    with raises_setting("algo.replay_rato"):
         make(Sheeprl, {"algo.replay_rato": 1})
 
 
@@ -90,9 +90,9 @@ def test_the_zoo_has_a_group_for_each_environment():
     assert made.algo == "ppo"
     assert made.to_plan().frames_per_batch == 256
     assert make(SB3, {"env": "Pendulum-v1", "n_epochs": 2}, path).n_steps == 1024
-    with pytest.raises(SettingError, match=r"env=None leaves open .*CartPole-v1 or Pendulum-v1"):
+    with raises_setting("env"):
         make(SB3, {}, path)
-    with pytest.raises(SettingError, match=r"env='CartPole-v2' .* what works: CartPole-v1"):
+    with raises_setting("env"):
         make(SB3, {"env": "CartPole-v2"}, path)
 
 
@@ -115,7 +115,7 @@ def test_a_file_that_says_nothing_is_refused(tmp_path, content, why):
     path = tmp_path / "config.yaml"
     if content is not None:
         path.write_text(content)
-    with pytest.raises(SettingError, match=why):
+    with raises_setting("file"):
         make(Sheeprl, {}, str(path))
 
 
@@ -154,35 +154,35 @@ def config_file(tmp_path, text, name="config.yaml"):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("exp=dreamer_v4", "exp='dreamer_v4' is no configuration .* what works: dreamer_v3 or"),
-        ("env=atarii", "env='atarii' is no configuration .* what works: atari or"),
-        ("algo=pppo", "algo='pppo' is not a choice; what works: ppo or"),
-        ("exp=ppo_recurrent", "where its episodes end"),
+        ("exp=dreamer_v4", "exp"),
+        ("env=atarii", "env"),
+        ("algo=pppo", "algo"),
+        ("exp=ppo_recurrent", "algo"),
     ],
 )
 def test_an_unknown_configuration_is_refused_with_the_nearest(words, message):
-    with pytest.raises(SettingError, match=message):
+    with raises_setting(message):
         make(Sheeprl, settings_of([words])).to_plan()
 
 
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ("override /algo: pppo", "algo='pppo' is no configuration .* what works: ppo or"),
-        ("override /env: atarii", "env='atarii' is no configuration .* what works: atari or"),
-        ("/exp: dreamer_v4", "exp='dreamer_v4' is no configuration"),
-        ("override /algo: ppo_recurrent", "algo='ppo_recurrent' cuts each rollout"),
+        ("override /algo: pppo", "algo"),
+        ("override /env: atarii", "env"),
+        ("/exp: dreamer_v4", "exp"),
+        ("override /algo: ppo_recurrent", "algo"),
     ],
 )
 def test_an_unknown_configuration_in_a_file_is_refused_with_the_nearest(tmp_path, entry, message):
     path = config_file(tmp_path, f"defaults:\n  - {entry}\nalgo:\n  total_steps: 320\n")
-    with pytest.raises(SettingError, match=message):
+    with raises_setting(message):
         make(Sheeprl, {}, path).to_plan()
 
 
 def test_a_file_that_is_called_like_an_algorithm_without_a_plan_is_refused(tmp_path):
     path = config_file(tmp_path, "algo:\n  rollout_steps: 32\n", "ppo_recurrent.yaml")
-    with pytest.raises(SettingError, match="no plan can foretell"):
+    with raises_setting("algo"):
         make(Sheeprl, {}, path).to_plan()
 
 
@@ -198,7 +198,7 @@ def test_a_configuration_sets_what_it_sets_in_the_library_and_the_rest_is_over_i
     typed = make(Sheeprl, {"env": "dmc", "algo": "droq"}, path)
     assert (typed.algo, typed.action_repeat, typed.max_episode_steps) == ("droq", 1, 1_000)
     assert left_unread(Sheeprl, Path(path)) == {}
-    with pytest.raises(SettingError, match="exp='sac' and a file are two experiments"):
+    with raises_setting("exp"):
         make(Sheeprl, {"exp": "sac"}, path)
 
 
@@ -218,7 +218,7 @@ def test_other_files_that_a_file_builds_on_are_said_not_to_be_read(tmp_path):
 
 def test_an_environment_chooses_nothing_in_a_file_of_one_run(tmp_path):
     path = config_file(tmp_path, "n_timesteps: 1000\n", "ppo.yml")
-    with pytest.raises(SettingError, match="env='CartPole-v1' chooses nothing in"):
+    with raises_setting("env"):
         make(SB3, {"env": "CartPole-v1"}, path)
 
 
@@ -274,7 +274,7 @@ def test_networks_in_the_manner_of_the_zoo_count_nothing_and_are_refused_in_a_ru
     text = "n_timesteps: 10_000\npolicy_kwargs: 'dict(net_arch=[64, 64])'\n"
     made = make(SB3, {"algo": "ppo"}, config_file(tmp_path, text, "ppo.yml"))
     assert made.to_plan().iterations == 5
-    with pytest.raises(SettingError, match=r"policy_kwargs='dict.* is more than the widths"):
+    with raises_setting("policy_kwargs"):
         carry(made, ppo.Config(), "ppo")
 
 

@@ -12,9 +12,9 @@ import pytest
 import kit.testing
 from kit.dialects import SB3, Sheeprl
 from kit.experiment import OnPolicySteps
-from kit.steps import SettingError
 from kit.testing import check_observed
 from tests.dialects.recorded import check_case
+from tests.errors import raises_setting
 
 DATA = Path(__file__).parents[1] / "data"
 FILES = [*sorted(DATA.glob("semantics/*.json")), *sorted(DATA.glob("observed/*.json"))]
@@ -86,7 +86,7 @@ def test_a_dialect_that_takes_what_its_library_does_not_differs_and_the_other_wa
 
 
 def test_a_run_that_is_too_long_to_follow_is_refused():
-    with pytest.raises(SettingError, match=r"iterations=250000000 are too many to follow"):
+    with raises_setting("iterations"):
         check_observed(Sheeprl(algo="sac", total_steps=10**9, replay_ratio=0.3), {})
 
 
@@ -234,5 +234,5 @@ def test_arrays_are_lists_and_an_exception_is_its_text():
 
 def test_figures_of_a_run_that_is_as_long_as_its_episodes_are_refused():
     steps = OnPolicySteps(total_policy_steps=256, steps_per_env=None, min_steps=64)
-    with pytest.raises(SettingError, match=r"^iterations=None .* whole episodes"):
+    with raises_setting("iterations"):
         kit.testing.figures_of(steps.to_plan(num_envs=2))

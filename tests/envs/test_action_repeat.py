@@ -11,8 +11,8 @@ from tensordict.nn import TensorDictModule
 from kit.collectors import VectorCollector
 from kit.envs import ActionRepeat, make_env
 from kit.envs.single_env import make_single_env
-from kit.steps import SettingError
 from tests.envs.odd_envs import Steps
+from tests.errors import raises_setting
 
 
 class Rewards(Steps):
@@ -107,9 +107,9 @@ def test_a_repeat_of_one_changes_nothing():
 
 @pytest.mark.parametrize("repeat", [0, -1, 1.5, None])
 def test_a_repeat_that_is_no_count_is_refused(repeat):
-    with pytest.raises(SettingError, match="action_repeat="):
+    with raises_setting("action_repeat"):
         ActionRepeat(Rewards(), repeat)
-    with pytest.raises(SettingError, match="action_repeat="):
+    with raises_setting("action_repeat"):
         make_env(Rewards, action_repeat=repeat)
 
 

@@ -15,7 +15,7 @@ from kit.collectors import VectorCollector
 from kit.envs import make_env
 from kit.envs.errors import EnvironmentFault
 from kit.modules import make_actor
-from kit.steps import SettingError
+from tests.errors import raises_setting
 from tests.hanging import Hangs
 from tests.waiting import wait_until
 
@@ -60,7 +60,7 @@ def test_steps_that_take_their_time_are_let_be():
 
 @pytest.mark.parametrize("vectorization", ["sync", "native"])
 def test_a_limit_that_cannot_be_kept_is_refused(vectorization):
-    with pytest.raises(SettingError, match=r"env.step_timeout=5.0 .*vectorization='async'"):
+    with raises_setting("env.step_timeout"):
         make_env("CartPole-v1", 2, vectorization=vectorization, step_timeout=5.0)
 
 
@@ -72,7 +72,7 @@ def test_a_step_may_take_longer_than_any_clock_counts():
 
 @pytest.mark.parametrize("seconds", [-1.0, float("inf")])
 def test_a_limit_is_a_number_of_seconds(seconds):
-    with pytest.raises(SettingError, match=r"env.step_timeout="):
+    with raises_setting("env.step_timeout"):
         make_env("CartPole-v1", 2, vectorization="async", step_timeout=seconds)
 
 

@@ -22,6 +22,7 @@ from tests.envs.odd_envs import (
     Sampling,
     Steps,
 )
+from tests.errors import raises_setting
 from tests.tiny import Scripted
 
 
@@ -150,15 +151,15 @@ def test_last_observations_are_kept_where_first_ones_are_written_to_the_same_arr
 
 def test_last_observations_that_gymnasium_loses_are_refused():
     vector = gym.vector.SyncVectorEnv([CountsInPlace], autoreset_mode=AutoresetMode.SAME_STEP)
-    with pytest.raises(SettingError, match=r"autoreset_mode.* loses last .*what works: DISABLED"):
+    with raises_setting("autoreset_mode"):
         VectorCollector(make_env(vector), None, steps_per_env=6).collect()
 
 
 def test_a_vector_environment_that_spends_a_step_on_resets_is_refused():
-    with pytest.raises(SettingError, match="spends a policy step on each reset"):
+    with raises_setting("autoreset_mode"):
         made_by_gymnasium(AutoresetMode.NEXT_STEP)
     env = GymEnv("CartPole-v1", num_envs=2)
-    with pytest.raises(SettingError, match="of AsyncVectorEnv spends a policy step on each reset"):
+    with raises_setting("autoreset_mode"):
         make_env(env)
     env.close()
 
@@ -216,7 +217,7 @@ def test_copies_of_runs_with_nearby_seeds_share_no_seed():
 
 @pytest.mark.parametrize("seed", ["1", 1.5, -1, True])
 def test_what_is_no_seed_is_refused(seed):
-    with pytest.raises(SettingError, match=f"seed={seed!r} is (not a whole number|less than 0)"):
+    with raises_setting("seed"):
         make_env("CartPole-v1", seed=seed)
 
 
@@ -374,13 +375,13 @@ def test_observations_are_counted_from_0_whatever_the_start_of_their_space(stepp
     ("settings", "message"),
     [
         ({"id": "CartPole-v2"}, "env.id='CartPole-v2' cannot be made: .*; what works: CartPole-v"),
-        ({"id": "CartPole-v1", "num_envs": 0}, "env.num_envs=0 is less than 1"),
-        ({"id": "CartPole-v1", "max_episode_steps": -3}, "max_episode_steps=-3 is less than 1"),
-        ({"id": "CartPole-v1", "vectorization": "fast"}, "vectorization='fast' is not a choice"),
+        ({"id": "CartPole-v1", "num_envs": 0}, "env.num_envs"),
+        ({"id": "CartPole-v1", "max_episode_steps": -3}, "env.max_episode_steps"),
+        ({"id": "CartPole-v1", "vectorization": "fast"}, "env.vectorization"),
     ],
 )
 def test_what_cannot_be_made_is_refused(settings, message):
-    with pytest.raises(SettingError, match=message):
+    with raises_setting(message):
         make_env(**settings)
 
 
@@ -472,7 +473,7 @@ def test_a_vector_environment_that_fails_is_named(where, what):
 
 def test_another_number_than_that_of_a_vector_environment_is_refused():
     vector = Vector(AutoresetMode.DISABLED)
-    with pytest.raises(SettingError, match=r"env\.num_envs=3 is not the number of .* works: 2\.$"):
+    with raises_setting("env.num_envs"):
         make_env(vector, 3)
 
 
@@ -487,7 +488,7 @@ def test_a_reset_of_an_old_gym_is_said_in_one_line():
         def reset(self, *, seed=None, options=None):
             return super().reset(seed=seed)[0]
 
-    with pytest.raises(SettingError, match=r"env\.reset\(\)='ndarray' is an observation alone"):
+    with raises_setting("env.reset()"):
         make_env(Old, 2).start()
 
 
@@ -500,9 +501,9 @@ def test_an_environment_that_cannot_be_closed_is_made_and_keeps_its_action_mask(
 
 def test_a_time_limit_inside_of_a_function_that_comes_first_is_refused():
     made = functools.partial(gym.make, "Pendulum-v1")
-    with pytest.raises(SettingError, match=r"max_episode_steps=1000 never comes: .* after 200"):
+    with raises_setting("env.max_episode_steps"):
         make_env(made, 2, max_episode_steps=1_000)
-    with pytest.raises(SettingError, match=r"max_episode_steps=101 never comes"):
+    with raises_setting("env.max_episode_steps"):
         make_env(made, 2, max_episode_steps=101, action_repeat=2)
     assert make_env(made, 2, max_episode_steps=100, action_repeat=2).num_envs == 2
     free = functools.partial(gym.make, "Pendulum-v1", max_episode_steps=-1)

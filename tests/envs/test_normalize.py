@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from kit.envs import Normalizer, StepArrays, VectorEnv, make_env
 from kit.envs.spaces import Leaf
 from kit.envs.tensor import TensorStep
-from kit.steps import SettingError
 from tests.envs.odd_envs import ManySpaces, Steps
+from tests.errors import raises_setting
 
 
 class Noisy(gym.Env):
@@ -171,10 +171,10 @@ def test_statistics_are_saved_and_come_back_bit_by_bit():
 def test_statistics_of_observations_of_another_shape_are_refused():
     first, second = (make_env(id, normalize_observation=True) for id in (Noisy, "CartPole-v1"))
     saved = second.normalizer.state_dict()
-    with pytest.raises(SettingError, match=r"of shape \[3\] here and \[4\] in what is loaded"):
+    with raises_setting("env.normalize_observation"):
         first.normalizer.load_state_dict(saved)
     saved["observation observation"] = {"mean": [5.0], "var": [1.0], "count": 1.0}
-    with pytest.raises(SettingError, match=r"of shape \[3\] here and \[1\] in what"):
+    with raises_setting("env.normalize_observation"):
         first.normalizer.load_state_dict(saved)
     assert not first.normalizer.observation["observation"].mean.any()
 
@@ -200,7 +200,7 @@ def test_nothing_to_normalise_is_refused():
     class Numbers(Steps):
         observation_space = gym.spaces.Discrete(5)
 
-    with pytest.raises(SettingError, match="normalize_observation=True has no floating"):
+    with raises_setting("env.normalize_observation"):
         make_env(Numbers, normalize_observation=True)
 
 

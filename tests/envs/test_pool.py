@@ -16,6 +16,7 @@ from kit.collectors import EpisodeCollector, VectorCollector, make_collector
 from kit.envs import make_env
 from kit.envs.tensor import make_tensor_env
 from kit.steps import SettingError, StepPlan
+from tests.errors import raises_setting
 from tests.waiting import wait_until
 
 
@@ -203,11 +204,11 @@ def test_it_is_not_for_a_collector_of_tensors():
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "envpool", None)
-    with pytest.raises(SettingError, match=r"needs the package envpool.*torchrl-kit\[envpool\]"):
+    with raises_setting("env.vectorization"):
         make_env("CartPole-v1", 2, vectorization="envpool")
 
 
 def test_a_folder_of_its_name_is_not_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "envpool", types.ModuleType("envpool"))
-    with pytest.raises(SettingError, match=r"needs the package envpool, which cannot be imported"):
+    with raises_setting("env.vectorization"):
         make_env("CartPole-v1", 2, vectorization="envpool")

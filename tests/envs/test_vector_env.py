@@ -16,8 +16,8 @@ from kit.collectors import VectorCollector
 from kit.envs import make_env
 from kit.envs.episodes import EpisodeStatistics
 from kit.envs.errors import EnvironmentFault
-from kit.steps import SettingError
 from kit.testing.counter import VectorCounter
+from tests.errors import raises_setting
 from tests.tiny import Scripted
 
 
@@ -67,7 +67,7 @@ def test_a_forced_reset_begins_a_new_episode():
 # ---------------------------------------------------------------------- what is refused or counted
 def test_one_object_is_not_several_environments():
     one = Scripted()
-    with pytest.raises(SettingError, match="returns the same environment again"):
+    with raises_setting("env.id"):
         make_env(lambda: one, 3)
     assert make_env(lambda: one, 1).num_envs == 1
 
@@ -79,7 +79,7 @@ def test_one_object_is_not_several_environments():
 )  # fmt: skip
 def test_an_observation_with_the_name_of_another_entry_is_refused(name):
     space = gym.spaces.Dict({name: gym.spaces.Box(0, 1, (2,)), "position": gym.spaces.Discrete(3)})
-    with pytest.raises(SettingError, match=rf"'{name}' is an entry of every batch already; rename"):
+    with raises_setting("observation_space"):
         make_env(lambda: Scripted(observation_space=space), 2)
 
 
@@ -87,7 +87,7 @@ def test_an_observation_with_the_name_of_another_entry_is_refused(name):
 @pytest.mark.parametrize("name", ["shape", "device", "dtype", "space"])
 def test_an_entry_with_the_name_of_an_attribute_of_specs_is_refused_at_any_depth(kind, name):
     space = gym.spaces.Dict({"arm": gym.spaces.Dict({name: Box(0, 1, (2,))})})
-    with pytest.raises(SettingError, match=rf"{kind}='{name}' .*rename it, to own_{name}"):
+    with raises_setting(kind):
         make_env(lambda: Scripted(**{kind: space}), 2)
 
 
@@ -175,10 +175,10 @@ def test_an_episode_cut_by_a_limit_of_torchrl_is_an_episode():
 
 def test_normalisation_below_transforms_is_refused():
     inner = TransformedEnv(make_env("CartPole-v1", 2, normalize_observation=True), StepCounter())
-    with pytest.raises(SettingError, match=r"normalize_observation=True below transforms"):
+    with raises_setting("env.normalize_observation"):
         make_env(inner)
     inner = TransformedEnv(make_env("CartPole-v1", 2, normalize_reward=True), StepCounter())
-    with pytest.raises(SettingError, match=r"normalize_reward=True below transforms"):
+    with raises_setting("env.normalize_reward"):
         make_env(inner)
 
 

@@ -15,7 +15,7 @@ def outcomes(recipe: str, builds: int, runs: int) -> tuple[int, int, int]:
     return built["built"], built["refused"], ran["ran"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_few_random_settings_make_a_run_or_one_error(recipe):
     built, refused, _ = outcomes(recipe, 20, 0)
@@ -23,7 +23,7 @@ def test_a_few_random_settings_make_a_run_or_one_error(recipe):
     assert refused
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_ten_thousand_random_settings_make_a_run_or_one_error(recipe):
     built, refused, ran = outcomes(recipe, BUILDS, RUNS)

@@ -106,7 +106,7 @@ def outcome(
     return weights(trainer), rows, trainer.ledger.state_dict()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", sorted(RECIPES))
 def test_a_resumed_run_is_bitwise_the_whole_one(name, monkeypatch, tmp_path):
     monkeypatch.setattr("kit.experiment.read_datasets", read_stored)

@@ -13,9 +13,10 @@ import recipes.ppo
 from kit.evaluate import SavedRun, main
 from kit.experiment import EnvConfig
 from kit.hooks import BestPolicy
-from kit.steps import SettingError, StepPlan
+from kit.steps import StepPlan
 from kit.steps.settings import OfflineSteps, OffPolicySteps, OnPolicySteps
 from kit.trainer import Trainer
+from tests.errors import raises_setting
 from tests.short_runs import tiny_config
 from tests.stored import NAMES, read_stored
 from tests.tiny import on_policy_plan, ppo_parts, ppo_trainer, weights
@@ -86,7 +87,7 @@ def test_where_nothing_is_trained_there_is_nothing_to_keep_but_the_run_goes_on()
 
 
 def test_another_mode_is_refused():
-    with pytest.raises(SettingError, match="mode"):
+    with raises_setting("mode"):
         BestPolicy(mode="most")
 
 

@@ -21,7 +21,7 @@ from kit.envs import EnvironmentFault, make_env
 from kit.experiment import EnvConfig, OnPolicySteps
 from kit.hooks import Evaluator
 from kit.modules import make_actor
-from kit.steps import SettingError
+from tests.errors import raises_setting
 from tests.tiny import Scripted
 
 pytestmark = pytest.mark.filterwarnings("ignore:the policy runs eagerly")
@@ -56,13 +56,13 @@ def recurrent():
 
 def test_what_is_no_seed_is_refused():
     env = make_env("CartPole-v1")
-    with pytest.raises(SettingError, match="seed='1' is not a whole number"):
+    with raises_setting("seed"):
         Evaluator(env, make_actor(env), seed="1")
 
 
 def test_a_policy_of_another_environment_is_refused():
     evaluator = Evaluator(make_env("CartPole-v1"), make_actor(make_env("Acrobot-v1")))
-    with pytest.raises(SettingError, match=r"policy='Prob.* observation \(1, 4\).* 6x64\); make"):
+    with raises_setting("policy"):
         evaluator()
 
 
@@ -125,7 +125,7 @@ def test_the_policy_is_called_as_collectors_call_it():
         for fast in ("auto", "exact", "module")
     }
     assert played["auto"] == played["exact"] == played["module"]
-    with pytest.raises(SettingError, match="fast_policy='quick'"):
+    with raises_setting("fast_policy"):
         Evaluator(env, policy, fast_policy="quick")
 
 
@@ -212,7 +212,7 @@ def test_nan_in_an_evaluation_is_a_fault_of_its_environment(what):
 def test_an_environment_that_cannot_be_made_anew_is_evaluated_in_no_other():
     env = make_env(GymEnv("CartPole-v1", categorical_action_encoding=True))
     evaluator = Evaluator(env, make_actor(env, (4,)), episodes=2)
-    with pytest.raises(SettingError, match="cannot be made a second time; make it by make_env"):
+    with raises_setting("env"):
         evaluator.again(episodes=1, seed=0)
 
 

@@ -16,8 +16,8 @@ from kit.evaluate import SavedRun
 from kit.experiment import EnvConfig
 from kit.hooks import Hook, NotFinite, SavePolicy, StopWhen, TimeLimit
 from kit.logging import RowLogger
-from kit.steps import SettingError
 from kit.steps.settings import OffPolicySteps, OnPolicySteps
+from tests.errors import raises_setting
 from tests.tiny import on_policy_plan, ppo_trainer, weights
 
 
@@ -97,7 +97,7 @@ def test_it_has_neither_replay_buffer_nor_optimiser_and_no_run_goes_on_from_it(t
     parts = {path.name.partition("-")[2] for path in (checkpoint / "components").iterdir()}
     assert parts == {"loss_module", "hook%20best_policy"}
     config.resume = str(folder)
-    with pytest.raises(SettingError, match="has no state of batches, buffer, hook run_folder, j"):
+    with raises_setting("checkpoint"):
         recipes.dqn.build(config)
 
 
@@ -158,7 +158,7 @@ def test_rows_and_weights_are_those_of_a_run_without(tmp_path):
 
 
 def test_without_a_run_folder_it_is_refused(tmp_path):
-    with pytest.raises(SettingError, match=r"save_policy=True has no effect: it needs a run"):
+    with raises_setting("save_policy"):
         recipes.ppo.build(ppo(tmp_path, runs=None))
-    with pytest.raises(SettingError, match="written with the last checkpoint, and this run has no"):
+    with raises_setting("SavePolicy"):
         ppo_trainer(on_policy_plan(), hooks=[SavePolicy(tmp_path / "policy")])

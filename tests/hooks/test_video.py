@@ -17,9 +17,9 @@ from kit.envs import make_env
 from kit.experiment import EnvConfig
 from kit.hooks import Evaluator, Hook, RecordVideo
 from kit.logging import RowLogger
-from kit.steps import SettingError
 from kit.steps.settings import OfflineSteps, OnPolicySteps
 from kit.trainer import Trainer
+from tests.errors import raises_setting
 from tests.stored import NAMES, read_stored
 from tests.tiny import on_policy_plan, ppo_parts, ppo_trainer, weights
 
@@ -166,12 +166,12 @@ def test_the_environment_is_drawn_with_its_own_wrappers(tmp_path):
 
 # ---------------------------------------------------------------------- refused when it is built
 def test_a_run_without_a_folder_has_no_place_for_them(tmp_path):
-    with pytest.raises(SettingError, match=r"video_every=16 has no effect: it needs a run folder"):
+    with raises_setting("video_every"):
         recipes.ppo.build(ppo(tmp_path, runs=None, video_every=16))
 
 
 def test_a_trainer_that_evaluates_nothing_has_nothing_to_record(tmp_path):
-    with pytest.raises(SettingError, match="video_every=16 records evaluations, and the trainer"):
+    with raises_setting("video_every"):
         ppo_trainer(on_policy_plan(), hooks=[RecordVideo(tmp_path, every=16)])
 
 
@@ -182,7 +182,7 @@ def test_an_environment_that_cannot_be_drawn_is_said_before_the_run(tmp_path, mo
         raise gym.error.DependencyNotInstalled("pygame is not installed")
 
     monkeypatch.setattr(CartPoleEnv, "render", missing)
-    with pytest.raises(SettingError, match=r"pip install 'torchrl-kit\[video\]'"):
+    with raises_setting("video"):
         recipes.ppo.build(ppo(tmp_path, video_every=16))
 
 
@@ -193,5 +193,5 @@ def test_a_screen_that_is_missing_is_said_before_the_run(tmp_path, monkeypatch):
         raise RuntimeError("an OpenGL platform library has not been loaded into this process")
 
     monkeypatch.setattr(CartPoleEnv, "render", no_screen)
-    with pytest.raises(SettingError, match="without a screen: MUJOCO_GL=egl or osmesa"):
+    with raises_setting("video"):
         recipes.ppo.build(ppo(tmp_path, video_every=16))

@@ -13,7 +13,7 @@ from torchrl.objectives import DQNLoss, TD3Loss
 from kit.envs import make_env
 from kit.modules import make_action_value, make_actor, make_body, make_q_network, make_value
 from kit.modules.images import Convolutions
-from kit.steps import SettingError
+from tests.errors import raises_setting
 from tests.tiny import Guess, Scripted
 
 
@@ -86,7 +86,7 @@ def test_torchrls_loss_trains_a_q_network():
     ],
 )  # fmt: skip
 def test_a_q_network_of_other_actions_is_refused(space):
-    with pytest.raises(SettingError, match=r"action_space=.*Discrete"):
+    with raises_setting("action_space"):
         make_q_network(make_env(lambda: Guess(space)))
 
 
@@ -125,7 +125,7 @@ def test_torchrls_loss_trains_a_deterministic_actor():
     ],
 )  # fmt: skip
 def test_a_deterministic_actor_of_other_actions_is_refused(space):
-    with pytest.raises(SettingError, match=r"action_space=.*Box"):
+    with raises_setting("action_space"):
         make_actor(make_env(lambda: Guess(space)), continuous="deterministic")
 
 
@@ -151,7 +151,7 @@ def test_deviations_of_squashed_actions_are_kept_in_a_range(continuous, log_devi
 )
 def test_a_continuous_action_without_a_dimension_is_refused(continuous):
     env = make_env(lambda: Guess(spaces.Box(-1, 1, (), np.float32)))
-    with pytest.raises(SettingError, match=r"shape=\(\) has no dimension.*what works: \(1,\)"):
+    with raises_setting("action_space.shape"):
         make_actor(env, continuous=continuous)
 
 
@@ -173,18 +173,18 @@ def test_an_observation_with_the_name_of_an_output_of_the_actor_is_refused(share
     space = spaces.Dict({name: spaces.Box(-1, 1, (2,)), "place": spaces.Box(-1, 1, (2,))})
     action = spaces.Box(-1, 1, (2,), np.float32)
     env = make_env(lambda: Scripted(observation_space=space, action_space=action), 2)
-    with pytest.raises(SettingError, match=f"observation_space='{name}' .*; rename it, to own_"):
+    with raises_setting("observation_space"):
         make_actor(env, continuous="tanh_normal", body=make_body(env) if shared else None)
 
 
 def test_a_kind_of_continuous_actions_that_there_is_not_is_refused():
-    with pytest.raises(SettingError, match="continuous='gaussian' is not a choice; what works"):
+    with raises_setting("continuous"):
         make_actor(make_env("Pendulum-v1"), continuous="gaussian")
 
 
 def test_a_deterministic_actor_shares_no_body():
     env = make_env("Pendulum-v1")
-    with pytest.raises(SettingError, match="body='TensorDictModule' cannot be shared"):
+    with raises_setting("body"):
         make_actor(env, continuous="deterministic", body=make_body(env))
 
 

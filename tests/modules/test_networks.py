@@ -9,7 +9,7 @@ import torch
 from kit.envs import make_env
 from kit.modules import make_actor
 from kit.modules.networks import ACTIVATIONS, SigmoidTanh
-from kit.steps import SettingError
+from tests.errors import raises_setting
 
 
 def test_the_tangent_by_the_sigmoid_is_the_hyperbolic_tangent_up_to_rounding():
@@ -41,7 +41,6 @@ class Table(gym.Env):
 
 
 def test_choices_along_several_dimensions_are_refused():
-    message = r"^observation_space\.nvec=\[\[2, 3\], \[4, 5\]\] has 2 dimensions, .* along one; "
-    with pytest.raises(SettingError, match=message) as refused:
+    with raises_setting("observation_space.nvec") as refused:
         make_actor(make_env(Table, 1), (4,))
     assert refused.value.works == "reshape it in a wrapper: MultiDiscrete([2, 3, 4, 5])"

@@ -20,8 +20,8 @@ from kit.collectors import VectorCollector
 from kit.envs import make_env
 from kit.experiment import EnvConfig, OnPolicySteps
 from kit.modules import Recurrent, make_actor_critic
-from kit.steps import SettingError
 from kit.trainer import Trainer
+from tests.errors import raises_setting
 
 both = pytest.mark.parametrize("kind", ["lstm", "gru"])
 
@@ -226,7 +226,7 @@ def test_a_short_recall_is_learnt_and_seen_in_every_evaluation(kind, monkeypatch
     assert returns == [1.0] * 4
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @both
 def test_a_cue_is_recalled_by_a_recurrent_policy_and_by_no_other(kind):
     """Without memory the last observation is always the same: at most 1 in 4 on average."""
@@ -249,12 +249,12 @@ def test_a_cue_is_recalled_by_a_recurrent_policy_and_by_no_other(kind):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"sequence_length": None}, r"steps\.sequence_length=None leaves .* single steps.*16"),
-        ({"burn_in": 12}, r"burn_in=12 leaves no step of a sequence of 12.*6 or 0"),
-        ({"shared_body": False}, r"shared_body=False leaves the critic without"),
-        ({"steps_per_env": 40, "total": 1_280}, r"sequence_length=12 does not divide"),
+        ({"sequence_length": None}, "steps.sequence_length"),
+        ({"burn_in": 12}, "burn_in"),
+        ({"shared_body": False}, "shared_body"),
+        ({"steps_per_env": 40, "total": 1_280}, "steps.sequence_length"),
     ],
 )
 def test_what_could_not_learn_is_refused(settings, message):
-    with pytest.raises(SettingError, match=message):
+    with raises_setting(message):
         trainer_of(**settings)

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.steps import Every, SettingError
+from kit.steps import Every
 from kit.steps.every import multiples_crossed
+from tests.errors import raises_setting
 
 _increments = st.lists(st.integers(0, 500), max_size=40)
 
@@ -45,5 +46,5 @@ def test_none_never_fires():
 
 @pytest.mark.parametrize("period", [0, -5, 1.5, "ten"])
 def test_a_period_is_at_least_one(period):
-    with pytest.raises(SettingError, match="period="):
+    with raises_setting("period"):
         Every(period)

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.steps import ReplayRatio, SettingError
+from kit.steps import ReplayRatio
+from tests.errors import raises_setting
 
 RATIOS = ["1/3", 0.3, 0.0625, 2.5]
 
@@ -64,5 +65,5 @@ def test_a_float_means_the_simplest_fraction_that_rounds_to_it(given_ratio, exac
     "bad", [-1, -0.5, "-1/2", math.nan, math.inf, "1/0", "one", None, [], True, "1e999999999999"]
 )
 def test_a_ratio_that_is_none_is_refused(bad):
-    with pytest.raises(SettingError, match="replay_ratio="):
+    with raises_setting("replay_ratio"):
         ReplayRatio(bad)

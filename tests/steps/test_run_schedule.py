@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.steps import RunSchedule, SettingError, StepPlan
+from kit.steps import RunSchedule, StepPlan
+from tests.errors import raises_setting
 from tests.steps.step_plans import episode_plans, step_plans
 
 PERIODS = st.none() | st.integers(1, 60)
@@ -97,7 +98,7 @@ def test_offline_periods_are_gradient_steps():
 @pytest.mark.parametrize("field", ["log_every", "checkpoint_every"])
 @pytest.mark.parametrize("value", [0, -5, 1.5, math.nan])
 def test_periods_are_whole_numbers_from_one(field, value):
-    with pytest.raises(SettingError, match=field):
+    with raises_setting(field):
         RunSchedule(StepPlan(iterations=1), **{field: value})
 
 

@@ -15,9 +15,9 @@ from kit.steps import (
     Exponential,
     Linear,
     Piecewise,
-    SettingError,
     make_schedule,
 )
+from tests.errors import raises_setting
 
 _values = st.floats(1e-9, 1e9)
 _kinds = st.sampled_from([Linear, Cosine, Exponential])
@@ -75,7 +75,7 @@ def test_schedules_by_name():
     ],
 )
 def test_numbers_that_make_no_schedule_are_refused(make, field):
-    with pytest.raises(SettingError, match=f"{field}="):
+    with raises_setting(field):
         make()
 
 
@@ -112,6 +112,6 @@ def test_pieces_are_factors_of_the_start_from_a_share_of_the_run_on():
     ],
 )
 def test_a_schedule_that_cannot_be_read_is_refused(kind, message):
-    with pytest.raises(SettingError, match=message) as refused:
+    with raises_setting("anneal") as refused:
         make_schedule(kind, 1.0, 0.0, 8, "anneal")
     assert refused.value.field == "anneal"

@@ -7,8 +7,8 @@ import pytest
 import recipes.ppo_recurrent
 from kit.config.plain import from_plain
 from kit.config.plan import make_plan
-from kit.steps import SettingError
 from kit.steps.settings import OffPolicySteps, OnPolicySteps
+from tests.errors import raises_setting
 
 
 def on_policy(**settings):
@@ -47,7 +47,7 @@ def test_a_number_of_minibatches_needs_no_size():
     ],
 )
 def test_minibatches_that_a_batch_does_not_make_are_refused(settings, message):
-    with pytest.raises(SettingError, match=message):
+    with raises_setting("minibatches"):
         on_policy(**settings).to_plan(num_envs=2)
 
 
@@ -56,13 +56,13 @@ def test_a_number_of_minibatches_takes_the_place_of_the_recipes_own_size():
     config.steps.minibatches = 2  # of 64 sequences
     assert make_plan(config, "ppo_recurrent").minibatch_size == 32
     config.steps.minibatch_size = OnPolicySteps.minibatch_size
-    with pytest.raises(SettingError, match=r"steps\.minibatches=2 contradicts minibatch_size=128"):
+    with raises_setting("steps.minibatches"):
         make_plan(config, "ppo_recurrent")
 
 
 def test_whole_episodes_are_not_cut_into_a_number_of_minibatches():
     steps = OnPolicySteps(steps_per_env=None, min_episodes=2, minibatches=4)
-    with pytest.raises(SettingError, match="minibatches=4 cannot divide whole episodes"):
+    with raises_setting("minibatches"):
         steps.to_plan()
 
 

@@ -12,7 +12,6 @@ import torch
 
 from kit.collectors import VectorCollector
 from kit.envs.errors import EnvironmentFault
-from kit.steps import SettingError
 from kit.testing import (
     CARTPOLE,
     COUNTING,
@@ -25,6 +24,7 @@ from kit.testing import (
     counter_policy,
 )
 from tests.collectors.kinds import amounts
+from tests.errors import raises_setting
 
 CASES = (CollectorCase(),)
 TRAJ_IDS = ("collector", "traj_ids")
@@ -318,7 +318,7 @@ def test_only_the_promises_that_are_asked_for_are_checked():
 
 
 def test_a_promise_that_nobody_makes_is_refused_with_those_that_there_are():
-    with pytest.raises(SettingError, match="what works: counts or transitions"):
+    with raises_setting("promises"):
         check_collector(broken(VectorCollector), promises=["count"])
 
 

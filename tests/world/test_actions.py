@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import gymnasium as gym
 import numpy as np
-import pytest
 
 from kit.envs import make_env
 from kit.modules.world.actions import ActionCode
-from kit.steps import SettingError
+from tests.errors import raises_setting
 from tests.tiny import Scripted
 
 
@@ -17,7 +16,7 @@ def test_an_environment_that_masks_actions_is_refused():
         def reset(self, *, seed=None, options=None):
             return super().reset(seed=seed)[0], {"action_mask": np.ones(2, np.int8)}
 
-    with pytest.raises(SettingError, match=r"masks actions.*env\.kwargs\.action_mask=false"):
+    with raises_setting("env.id"):
         ActionCode(make_env(Masked, 2))
     assert ActionCode(make_env(Masked, 2, action_mask=False)).features == 2
 
@@ -26,5 +25,5 @@ def test_an_environment_whose_actions_are_whole_numbers_in_a_box_is_refused():
     class Levers(Scripted):
         action_space = gym.spaces.Box(-2, 3, (2,), np.int16)
 
-    with pytest.raises(SettingError, match=r"int16.*use .* or a Box of real numbers"):
+    with raises_setting("env.id"):
         ActionCode(make_env(Levers))

@@ -10,7 +10,7 @@ from tensordict import TensorDict
 
 from kit.envs import make_env
 from kit.modules.world import SIZES, ActionCode, LatentActor, make_world_model
-from kit.steps import SettingError
+from tests.errors import raises_setting
 from tests.tiny import Scripted
 
 NUMBERS = spaces.Box(-5.0, 5.0, (3,), np.float32)
@@ -62,7 +62,7 @@ def test_images_are_predicted_between_black_and_white():
     "space", [spaces.Box(-1, 1, (2, 3), np.float32), pixels(9, 64, 3), pixels(4, 4, 3)], ids=str
 )
 def test_other_observations_are_refused(space):
-    with pytest.raises(SettingError, match="observation="):
+    with raises_setting("observation"):
         make_world_model(env_of(space), "nano")
 
 
@@ -75,12 +75,12 @@ def test_other_observations_are_refused(space):
     ],
 )
 def test_other_actions_are_refused(space):
-    with pytest.raises(SettingError, match=r"env.id=.*Discrete action space"):
+    with raises_setting("env.id"):
         make_world_model(env_of(action=space), "nano")
 
 
 def test_a_size_is_known():
-    with pytest.raises(SettingError, match="size='small' is unknown"):
+    with raises_setting("size"):
         make_world_model(env_of(), "small")
 
 
