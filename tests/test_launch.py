@@ -341,3 +341,16 @@ def test_the_command_looks_for_garbage_from_when_its_imports_are_done():
     """
     ran = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize(("full", "trace"), [("0", False), ("1", True)])
+def test_an_error_of_a_library_is_one_line_unless_the_trace_is_asked_for(full, trace):
+    program = "import recipes.ppo as r; from kit.cli.launch import main"
+    program += "; main(r.Config, lambda cfg: int('many'), [])"
+    environment = {**os.environ, "HYDRA_FULL_ERROR": full}
+    command = [sys.executable, "-c", program]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert ran.returncode == 1
+    assert ("Traceback" in ran.stderr) == trace
+    assert "ValueError: invalid literal for int()" in ran.stderr
+    assert trace or one_line(ran.stderr)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
+import sysconfig
+import traceback
 from collections.abc import Iterator
+from pathlib import Path
 
-from kit.cli.terminal import terminal
+from kit.cli.terminal import limit_of_system, terminal
 from kit.collectors.base import PolicyFault
 from kit.envs.errors import EnvironmentFault
 from kit.hooks.guards import NotFinite
@@ -23,13 +27,38 @@ EXPLAINED = (
 """Errors of the user's, printed without a stack trace."""
 
 
+_INSTALLED = tuple(
+    [str(Path(__file__).parents[2] / name) + os.sep for name in ("kit", "recipes")]
+    + [sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")]
+    + ["<"]  # generated code and frozen modules
+)
+"""Beginnings of the paths of code that is not the user's."""
+
+
+def _passes_user_code(error: BaseException) -> bool:
+    """Return whether a stack trace has a line of the user's own code, which may be wrong."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(not frame.filename.startswith(_INSTALLED) for frame in frames)
+
+
 @contextlib.contextmanager
 def errors_in_one_line() -> Iterator[None]:
-    """End the process with one line for the user's errors, and as :func:`terminal` does."""
+    """End the process with one line for errors of settings, and as :func:`terminal` does.
+
+    Other errors get one line, too, unless the user's own code is in the stack trace or
+    ``HYDRA_FULL_ERROR=1`` is set, as Hydra has it.
+    """
     with terminal():
         try:
             yield
         except EXPLAINED as error:
             text = error.message(none="null") if isinstance(error, SettingError) else error
             print(f"\nerror: {text}", file=sys.stderr)
+            raise SystemExit(1) from None
+        except Exception as error:
+            full = os.environ.get("HYDRA_FULL_ERROR") == "1" or _passes_user_code(error)
+            if full or isinstance(error, BrokenPipeError) or limit_of_system(error) is not None:
+                raise
+            text = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+            print(f"\nerror: {text} (HYDRA_FULL_ERROR=1 shows the trace)", file=sys.stderr)
             raise SystemExit(1) from None
