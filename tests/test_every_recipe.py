@@ -12,6 +12,7 @@ from tests.fuzz.random_configs import small_config
 from tests.stored import read_stored
 
 
+@pytest.mark.guard
 @pytest.mark.parametrize("name", RECIPES)
 def test_two_iterations_train_as_the_plan_says(name, monkeypatch):
     monkeypatch.setattr("kit.experiment.read_datasets", read_stored)

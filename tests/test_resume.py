@@ -17,8 +17,8 @@ from recipes.ppo import build
 from tests.short_runs import tiny_config
 
 PPO_CARTPOLE = [
-    "ppo", "steps.total_policy_steps=8_192", "steps.steps_per_env=32", "steps.update_epochs=2",
-    "steps.evaluation_every=2_048", "steps.evaluation_episodes=3",
+    "ppo", "steps.total_policy_steps=4_096", "steps.steps_per_env=32", "steps.update_epochs=2",
+    "steps.evaluation_every=1_024", "steps.evaluation_episodes=3",
 ]  # fmt: skip
 PPO_TENSOR = [*PPO_CARTPOLE, "collector=tensor"]
 PPO_CHEETAH = [
@@ -108,29 +108,34 @@ def assert_same(a: object, b: object, where: str = "") -> None:
         assert a == b, where
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        pytest.param(PPO_CARTPOLE, id="ppo-cartpole"),
-        pytest.param(SAC_PENDULUM, id="sac-pendulum"),
-        pytest.param(PPO_TENSOR, id="ppo-tensor", marks=pytest.mark.nightly),
-        pytest.param(PPO_CHEETAH, id="ppo-halfcheetah", marks=pytest.mark.nightly),
-        pytest.param(SAC_N_STEP, id="sac-n-step", marks=pytest.mark.nightly),
-        pytest.param(SAC_CHEETAH, id="sac-halfcheetah", marks=pytest.mark.nightly),
-    ],
-)
-def test_killed_and_resumed_equals_uninterrupted(arguments: list[str], tmp_path: Path) -> None:
+def assert_resumes_exactly(arguments: list[str], folder: Path, kills: int) -> None:
     often = [*arguments, f"checkpoint_every={64 if arguments[0] == 'sac' else 256}"]
-    operations = run(often, tmp_path / "whole")
-    # Each process takes part of the way, so that the third kill still falls within the run.
-    rng, killed = random.Random(len(arguments)), tmp_path / "killed"
+    operations = run(often, folder / "whole")
+    # Each process takes part of the way, so that the last kill still falls within the run.
+    rng, killed = random.Random(len(arguments)), folder / "killed"
     run(often, killed, rng.randrange(1, operations // 4))
-    for _ in range(2):
+    for _ in range(kills - 1):
         run([arguments[0], f"resume={the_run(killed)}"], killed, rng.randrange(1, operations // 4))
     run([arguments[0], f"resume={the_run(killed)}"], killed)
-    resumed, whole = the_run(killed), the_run(tmp_path / "whole")
+    resumed, whole = the_run(killed), the_run(folder / "whole")
     assert (resumed / "metrics.csv").read_bytes() == (whole / "metrics.csv").read_bytes()
     assert_same(end_state(resumed), end_state(whole))
+
+
+@pytest.mark.guard
+@pytest.mark.parametrize("arguments", [PPO_CARTPOLE, SAC_PENDULUM], ids=["ppo", "sac"])
+def test_killed_and_resumed_equals_uninterrupted(arguments: list[str], tmp_path: Path) -> None:
+    assert_resumes_exactly(arguments, tmp_path, kills=1)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "arguments",
+    [PPO_CARTPOLE, SAC_PENDULUM, PPO_TENSOR, PPO_CHEETAH, SAC_N_STEP, SAC_CHEETAH],
+    ids=["ppo", "sac", "ppo-tensor", "ppo-halfcheetah", "sac-n-step", "sac-halfcheetah"],
+)
+def test_killed_three_times_equals_uninterrupted(arguments: list[str], tmp_path: Path) -> None:
+    assert_resumes_exactly(arguments, tmp_path, kills=3)
 
 
 def test_a_collector_of_torchrl_does_not_save_episodes_and_the_run_says_so(tmp_path: Path) -> None:

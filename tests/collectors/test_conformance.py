@@ -52,6 +52,7 @@ def test_collector_calls_its_hooks(make):
     assert calls[3] is second
 
 
+@pytest.mark.guard
 @pytest.mark.parametrize("kind", ["vector, sync", "vector, torch", "tensor", "episode"])
 def test_a_kind_keeps_every_promise_to_a_policy_with_a_memory(kind, monkeypatch):
     monkeypatch.setattr(kinds, "counter_policy", recurrent_policy)
@@ -90,6 +91,7 @@ def test_a_kind_with_worker_processes_keeps_every_promise(kind):
     assert check_collector(KINDS[kind], cases=ONE_CASE) == list(PROMISES)
 
 
+@pytest.mark.guard
 def test_the_asynchronous_kind_keeps_the_promises_that_are_hardest_for_it():
     promises = ["transitions", "checkpoint", "shutdown"]
     assert check_collector(asynchronous, promises=promises, cases=ONE_CASE) == promises
