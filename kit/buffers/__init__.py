@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from kit.buffers.batches import (
-    GroupedBatches,
-    Minibatches,
-    MinibatchGroup,
-    ReplayBatches,
-    RolloutBatches,
-    as_minibatches,
-    valid_rows,
-)
+from kit.buffers.batches import ReplayBatches, as_minibatches
 from kit.buffers.hindsight import HindsightReplayBuffer
 from kit.buffers.n_step import NStep
 from kit.buffers.observations import ObservationStorage
 from kit.buffers.priorities import PrioritizedSampler
 from kit.buffers.records import SequenceReplay
 from kit.buffers.replay import make_replay_buffer
+from kit.buffers.rollout_batches import (
+    GroupedBatches,
+    Minibatches,
+    MinibatchGroup,
+    RolloutBatches,
+    valid_rows,
+)
 from kit.buffers.sequences import SequenceSampler
 from kit.buffers.writer import SliceWriter
 

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
-from kit.buffers.batches import MinibatchGroup, ReplayBatches
+from kit.buffers.batches import ReplayBatches
+from kit.buffers.rollout_batches import MinibatchGroup
 from kit.envs.normalize import Normalizer
 from kit.envs.vector_env import VectorEnv
 from kit.fast.nested import leaves

@@ -9,7 +9,8 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from kit.buffers.batches import MinibatchGroup, _from_plain, _plain
+from kit.buffers.batches import _from_plain, _plain
+from kit.buffers.rollout_batches import MinibatchGroup
 from kit.buffers.writer import check_num_envs
 from kit.config.devices import usable_device
 from kit.envs.normalize import Normalizer

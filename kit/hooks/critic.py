@@ -11,7 +11,7 @@ from torch.optim import Adam
 from torchrl.objectives.utils import distance_loss
 
 from kit.advantages import GAE
-from kit.buffers.batches import valid_rows
+from kit.buffers.rollout_batches import valid_rows
 from kit.config import FittedCriticConfig
 from kit.hooks.base import Kind, KitHook
 from kit.logging.metrics import MetricMeans
