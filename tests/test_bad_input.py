@@ -13,7 +13,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
-from torchrl.objectives import ClipPPOLoss
 
 import recipes.crossq
 import recipes.ddpg
@@ -27,14 +26,11 @@ import recipes.td3
 from kit.cli.launch import main
 from kit.collectors import VectorCollector
 from kit.envs import EnvironmentFault, make_env
-from kit.experiment import EnvConfig
 from kit.hooks.evaluation import Evaluator
-from kit.modules import make_actor, make_value
+from kit.modules import make_actor
 from kit.steps import SettingError
-from kit.steps.settings import OnPolicySteps
 from kit.trainer.checkpoint import Checkpoints
-from kit.trainer.stages import HookError
-from recipes.ppo import Config, build
+from recipes.ppo import build
 from tests.errors import raises_setting
 from tests.faulty import FallsOver
 from tests.short_runs import COMMON, SHORT, one_line, policy_steps_in, the_run, tiny_config
@@ -88,7 +84,6 @@ REFUSED = {
     "ppo env.kwargs.foo=1": "making it raised TypeError: ",
     "ppo env.vectorization=asnc": "env.vectorization='asnc' is not a choice; what works: async or",
     "ppo env.num_envs=0": "env.num_envs=0 is less than 1; what works: 1.",
-    "ppo env.num_envs=2.5": "env.num_envs=2.5 is not a whole number",
     "ppo steps.total_policy_steps=72": "steps.total_policy_steps=72 is not a whole number of "
     "iterations of 16 policy steps; what works: 64 or 80; or steps.rounding=up or down.",
     "ppo steps.minibatches=2 steps.minibatch_size=128": "steps.minibatches=2 contradicts "
@@ -96,15 +91,13 @@ REFUSED = {
     "ppo steps.rounding=upp": "steps.rounding='upp' is not a choice; what works: up or",
     "sac steps.replay_ratio=nan": "steps.replay_ratio=nan is not a finite number from 0; use a "
     "number such as 0.5 or '1/3'.",
-    "ppo steps=tianshu": "steps='tianshu' is no vocabulary; what works: tianshou or",
+    "ppo steps=tianshu": "steps='tianshu' is not a choice; what works: tianshou or",
     "ppo steps=sb3 steps.n_step=8": "steps.n_step='8' is not a setting; what works: steps.n_steps",
     "sac steps.learning_starts=60": "steps.learning_starts=60 is beyond the 40 policy steps of the "
     "run, which would train nothing; train earlier, or longer.",
     "sac steps=torchrl steps.total_frames=40 steps.frames_per_batch=10 steps.batch_size=4 "
     "steps.optim_steps_per_batch=1 steps.init_random_frames=60": "learning_starts=60 is beyond the "
     "40 policy steps of the run, which would train nothing; train earlier, or longer.",
-    "sac steps.min_steps=1": "steps.steps_per_env=1 contradicts min_episodes and min_steps, which "
-    "collect whole episodes; what works: null.",
     "redq steps.sequence_length=1": "steps.sequence_length=1 makes sequences of which each is a",
     "ppo shared_body=true critic_hidden_sizes=[8]": "critic_hidden_sizes=[8] is of layers that the "
     "critic does not have: it shares the actor's; what works: null.",
@@ -114,15 +107,12 @@ REFUSED = {
     "cannot be used: ValueError: 3 is not a valid ",
     "ppo env.kwargs.id=Pendulum-v1": "env.kwargs.id='Pendulum-v1' is env.id of the kit; use "
     "env.id='Pendulum-v1'",
-    "ppo env.kwargs.seed=3": "env.kwargs.seed=3 is seed of the kit; use seed=3",
     "ppo env.kwargs.gamma=0.5": "env.kwargs.gamma=0.5 is gamma of the kit; use gamma=0.5",
-    "ppo collector_kwargs.seed=3": "collector_kwargs.seed=3 follows from other settings",
     "sac buffer_size=1_000_000_000_000": "buffer_size=1000000000000 needs ",
     "ppo seed=9223372036854775808": "is more than 9223372036854775807; what works: 92",
     "ppo device=meta": "device='meta' cannot be used",
     "ppo loss=SACLoss": "loss='SACLoss' does not fit this recipe: TypeError: SACLoss.__init__() "
     "got an unexpected keyword argument 'loss_critic_type'",
-    "ppo loss=os:system": "loss='os:system' is no class of loss modules",
     "td3 loss=SACLoss": "loss='SACLoss' does not fit this recipe: ",
     "ppo learning_rat=1": "learning_rat='1' is not a setting; what works: learning_rate or",
     "ppo num_envs=3": "num_envs='3' is not a setting; what works: env.num_envs.",
@@ -135,9 +125,6 @@ REFUSED = {
     "ppo hidden_sizes=64,32": "hidden_sizes='64,32' is several values; what works: [64,32] or",
     "ppo env.id=${bar}": "Interpolation key 'bar' not found",
     "ppo preset=mujco": "preset='mujco' is not a choice; what works: mujoco or",
-    "ppo loss=ClipPPOLos": "loss='ClipPPOLos' is not in torchrl.objectives; what works: "
-    "ClipPPOLoss or",
-    "ppo loss=nowhere_at_all:Loss": "cannot be imported: No module named 'nowhere_at_all'",
     "ppo anneal=lin": "anneal='lin' is not a schedule; what works: linear or",
     "ppo activation=tan": "activation='tan' is unknown; what works: tanh or",
     "ppo collector=vecor": "collector='vecor' is no collector; what works: vector or",
@@ -151,14 +138,9 @@ REFUSED = {
     "be used: TypeError: ",
     "ppo logger=wanb": "logger='wanb' is not a logger; what works: wandb.",
     "ppo learning_rate=-1": "learning_rate=-1.0 is not above 0; use a number above 0.",
-    "ppo learning_rate=inf": "learning_rate=inf is more than 3.4e+38",
-    "ppo learning_rate=much": "learning_rate='much' is not a number",
     "ppo gamma=2": "gamma=2.0 is more than 1; what works: 1.",
     "rainbow exploration_share=0": "exploration_share=0.0 is not above 0; use a number above 0 and",
     "sac stacked_frames=3": "stacked_frames=3 are not in observation of shape (3,); what works: 1.",
-    "ppo hidden_sizes=64": "hidden_sizes=64 is not a list; what works: [64].",
-    "ppo hidden_sizes=[64,-1]": "hidden_sizes=-1 is less than 1; what works: 1.",
-    "ppo progress=maybe": "progress='maybe' is neither true nor false",
     "ppo device=gpu": "device='gpu' cannot be used",
     "ppo initial_log_std=-.inf": "initial_log_std='-.inf' is not a number; give a number.",
     "ppo stop_at_return=9 steps.evaluation_every=null": "stop_at_return=9.0 has no effect: ",
@@ -174,49 +156,16 @@ def test_the_command_line_refuses_in_one_line_what_makes_no_sense(command, words
     assert not list(tmp_path.iterdir())  # before anything was written
 
 
-PYTHON: dict[str, tuple[dict[str, Any], str]] = {
-    "a discount": ({"gamma": 2.0}, "gamma"),
-    "a type": ({"gamma": "high"}, "gamma"),
-    "a nested field": ({"env": EnvConfig(num_envs=-1)}, "env.num_envs"),
-    "an environment": ({"env": EnvConfig(id="CartPole-v2")}, "env.id"),
-    "no group": ({"env": None}, "env"),
-    "a total": (
-        {"steps": OnPolicySteps(total_policy_steps=500)},
-        "steps.total_policy_steps",
-    ),
-    "no integer": ({"seed": 10**400}, "seed"),
-}
-
-
-@pytest.mark.parametrize("case", PYTHON)
-def test_a_configuration_made_in_python_is_refused_likewise(case):
-    settings, message = PYTHON[case]
-    with raises_setting(message):
-        build(Config(**settings))
-
-
-def _loss():
-    env = make_env("CartPole-v1")
-    return ClipPPOLoss(make_actor(env, [4]), make_value(env, [4]))
-
-
-SLIPS: dict[str, tuple[Any, str]] = {
-    "a device of a collector": (
-        lambda: VectorCollector(make_env("CartPole-v1"), None, steps_per_env=2, device="gpu"),
-        "device",
-    ),
-    "a device of an evaluator": (
-        lambda: Evaluator(make_env("CartPole-v1"), _loss().actor_network, device="gpu:1"),
-        "device",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", SLIPS)
-def test_a_part_of_another_kind_is_refused(case):
-    slip, message = SLIPS[case]
-    with raises_setting(message):
-        slip()
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda env: VectorCollector(env, None, steps_per_env=2, device="gpu"),
+        lambda env: Evaluator(env, make_actor(env, [4]), device="gpu:1"),
+    ],
+)
+def test_a_device_that_there_is_not_is_refused(make):
+    with raises_setting("device"):
+        make(make_env("CartPole-v1"))
 
 
 # ---------------------------------------------------------------------- environments that fail
@@ -258,28 +207,18 @@ FAULTS: dict[str, tuple[Any, str]] = {
 }
 
 
-class NotANumber(Scripted):
-    """Gives a reward of NaN in its thirtieth step."""
+class Spoilt(Scripted):
+    """Returns another value in one place of what its thirtieth step returns."""
+
+    def __init__(self, place, value) -> None:
+        super().__init__(7)
+        self.place, self.value = place, value
 
     def step(self, action):
-        observation, reward, *rest = super().step(action)
-        return observation, np.nan if self.total == 30 else reward, *rest
-
-
-class Infinite(Scripted):
-    """Gives an infinite reward in its thirtieth step."""
-
-    def step(self, action):
-        observation, reward, *rest = super().step(action)
-        return observation, -np.inf if self.total == 30 else reward, *rest
-
-
-class NaNFlag(Scripted):
-    """Says in its thirtieth step that it terminated, or not: NaN."""
-
-    def step(self, action):
-        observation, reward, terminated, *rest = super().step(action)
-        return observation, reward, np.nan if self.total == 30 else terminated, *rest
+        returned = [*super().step(action)]
+        if self.total == 30:
+            returned[self.place] = self.value
+        return tuple(returned)
 
 
 class InfiniteReset(Scripted):
@@ -315,9 +254,9 @@ def odd(monkeypatch):
     made = {
         **{name: lambda fault=fault: Scripted(7, fault) for name, (fault, _) in FAULTS.items()},
         "falls": FallsOver,
-        "reward": lambda: NotANumber(7),
-        "infinite": lambda: Infinite(7),
-        "flag": lambda: NaNFlag(7),
+        "reward": lambda: Spoilt(1, np.nan),
+        "infinite": lambda: Spoilt(1, -np.inf),
+        "flag": lambda: Spoilt(2, np.nan),
         "begins": InfiniteReset,
         "reset": NoReset,
         "made": NotMade,
@@ -399,16 +338,6 @@ RAISED = re.compile(
     r"hook Fails\.look at stage 'batch_process' raised KeyError: 'reward' "
     r"\(test_bad_input\.py, line \d+\)"
 )
-
-
-def test_a_hook_that_raises_is_named_with_its_stage_and_the_run_can_go_on(tmp_path, command):
-    with pytest.raises(HookError) as raised:
-        build(tiny_config(tmp_path), hooks=[Fails()]).run()
-    assert RAISED.fullmatch(str(raised.value))
-    run = the_run(tmp_path)
-    assert policy_steps_in(run) == [16, 32]
-    command(f"ppo resume={run}", code=0)
-    assert policy_steps_in(run) == [16, 32, 48, 64]
 
 
 def test_the_command_line_names_a_hook_that_raises(command, monkeypatch):

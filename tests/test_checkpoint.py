@@ -98,19 +98,13 @@ def test_what_was_saved_comes_back(tmp_path):
     assert part.value["large"] == values["large"]
 
 
-def test_the_newest_two_are_kept(tmp_path):
-    checkpoints = Checkpoints(tmp_path, {"part": Part()})
+@pytest.mark.parametrize(("settings", "kept"), [({}, [24, 1_000]), ({"keep": 1}, [1_000])])
+def test_the_newest_two_are_kept_or_as_many_as_asked(settings, kept, tmp_path):
+    checkpoints = Checkpoints(tmp_path, {"part": Part()}, **settings)
     for steps in (8, 16, 24, 1_000):
         checkpoints.save(steps, {})
-    assert names(tmp_path) == ["checkpoint-000000000024", "checkpoint-000000001000"]
+    assert names(tmp_path) == [f"checkpoint-{steps:012}" for steps in kept]
     assert Checkpoints.latest(tmp_path) == tmp_path / "checkpoint-000000001000"
-
-
-def test_as_many_are_kept_as_asked(tmp_path):
-    checkpoints = Checkpoints(tmp_path, {"part": Part()}, keep=1)
-    for steps in (8, 16):
-        checkpoints.save(steps, {})
-    assert names(tmp_path) == ["checkpoint-000000000016"]
 
 
 def test_there_is_none_at_first(tmp_path):
@@ -765,6 +759,7 @@ def test_a_state_that_could_not_be_read_back_is_refused_when_it_is_saved(tmp_pat
     trainer = ppo_trainer(hooks=[Remembers(value)], folder=tmp_path)
     with pytest.raises(SettingError, match=r"state of hook remembers\.value.*no checkpoint gives"):
         trainer.run()
+    assert trainer.policy_steps == 0
     assert Checkpoints.latest(tmp_path / "checkpoints") is None
 
 
@@ -799,16 +794,9 @@ class Stateless(Remembers):
         raise KeyError("best")
 
 
-@pytest.mark.parametrize(
-    ("hook", "message"),
-    [
-        (Remembers(object()), "state of hook remembers.value"),
-        (Stateless(), "hook remembers"),
-    ],
-)
-def test_trainer_tries_states_before_the_first_iteration(hook, message, tmp_path):
-    trainer = ppo_trainer(hooks=[hook], folder=tmp_path)
-    with raises_setting(message):
+def test_trainer_tries_states_before_the_first_iteration(tmp_path):
+    trainer = ppo_trainer(hooks=[Stateless()], folder=tmp_path)
+    with raises_setting("hook remembers"):
         trainer.run()
     assert trainer.policy_steps == 0
 

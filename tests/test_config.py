@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import math
+import pkgutil
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -12,29 +14,9 @@ import pytest
 import yaml
 from torchrl.objectives import ClipPPOLoss
 
-import recipes.a2c
 import recipes.bc
-import recipes.cql
-import recipes.crossq
-import recipes.ddpg
-import recipes.dqn
-import recipes.dqn_pixels
-import recipes.droq
-import recipes.impala
-import recipes.iql
 import recipes.ppo
-import recipes.ppo_pixels
-import recipes.ppo_recurrent
-import recipes.rainbow
-import recipes.redq
-import recipes.reinforce
 import recipes.sac
-import recipes.sac_discrete
-import recipes.svpg
-import recipes.td3
-import recipes.td3_bc
-import recipes.tqc
-import recipes.trpo
 from kit.cli.launch import help_text
 from kit.config import Count, NotNegative, Positive, UnitInterval
 from kit.config.parts import resolve
@@ -47,12 +29,9 @@ from kit.steps.settings import OnPolicySteps
 from tests.errors import raises_setting
 
 RECIPES = [
-    recipes.a2c, recipes.bc, recipes.cql, recipes.iql, recipes.td3_bc,
-    recipes.crossq, recipes.ddpg, recipes.dqn, recipes.dqn_pixels, recipes.droq, recipes.impala,
-    recipes.ppo, recipes.ppo_pixels, recipes.ppo_recurrent, recipes.rainbow, recipes.redq,
-    recipes.reinforce, recipes.sac, recipes.sac_discrete, recipes.svpg, recipes.td3, recipes.tqc,
-    recipes.trpo,
-]  # fmt: skip
+    importlib.import_module(f"recipes.{module.name}")
+    for module in pkgutil.iter_modules(recipes.__path__)
+]
 
 
 @dataclass
@@ -301,7 +280,7 @@ def test_a_name_that_is_nowhere_is_refused_with_the_nearest(name, message):
 UNITS = (
     "policy steps", "env steps", "gradient steps", "environments", "transitions", "episodes",
     "passes", "threads", "seconds", "q-networks", "rewards summed", "sequences", "minibatches",
-    "time steps", "units", "frames", "iterations", "lengths",
+    "time steps", "units", "frames", "iterations", "lengths", "records", "latents", "models",
 )  # fmt: skip
 
 

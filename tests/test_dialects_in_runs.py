@@ -257,13 +257,6 @@ def test_a_number_of_envs_that_contradicts_the_words_of_another_library_is_refus
         ppo.build(small(ppo, SB3(total_timesteps=64, n_envs=2, n_steps=16, batch_size=8), env=env))
 
 
-def test_a_number_of_envs_said_in_both_words_is_no_contradiction() -> None:
-    env = EnvConfig(id="Pendulum-v1", num_envs=5)
-    steps = SB3(total_timesteps=80, n_envs=5, n_steps=16, batch_size=8)
-    trainer = ppo.build(small(ppo, steps, env=env))
-    assert trainer.plan.num_envs == trainer.collector.env.batch_size[0] == 5
-
-
 def test_a_budget_below_one_batch_trains_nothing_and_runs_the_test_as_in_the_library() -> None:
     steps = Sheeprl(total_steps=30, rollout_steps=16, num_envs=2)
     ledger = ppo.build(small(ppo, steps)).run()

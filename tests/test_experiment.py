@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +40,7 @@ from kit.trainer import Trainer
 from kit.update import Update
 from tests.errors import raises_setting
 from tests.test_own_recipe import documented
+from tests.tiny import assert_equal, weights
 
 ON = {
     "total_policy_steps": 64, "steps_per_env": 8, "update_epochs": 2, "minibatch_size": 8,
@@ -127,15 +127,9 @@ def test_resuming_without_a_folder_is_refused_rather_than_begun_anew():
 
 
 # ---------------------------------------------------------------------- as if wired by hand
-def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
-    return {name: value.detach() for name, value in trainer.loss_module.state_dict().items()}
-
-
 def assert_same_run(one: Trainer, other: Trainer) -> None:
     assert one.ledger.counters() == other.ledger.counters()
-    mine, theirs = weights(one), weights(other)
-    assert mine.keys() == theirs.keys()
-    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    assert_equal(weights(one), weights(other))
     assert one.journal.latest["evaluation/return"] == other.journal.latest["evaluation/return"]
 
 
@@ -299,25 +293,6 @@ def test_a_loss_that_does_not_read_how_many_steps_were_joined_is_refused():
     recipes.sac.build(sac(n_step=1), make_loss=OneStep)
 
 
-@dataclass
-class OneStepConfig(recipes.sac.Config):
-    """A recipe of one's own, whose usual loss is OneStep."""
-
-    loss: str = f"{__name__}:OneStep"
-
-
-def test_the_usual_loss_of_a_recipe_of_ones_own_is_refused_as_well():
-    with raises_setting("n_step"):
-        recipes.sac.build(quiet(OneStepConfig, n_step=3))
-    recipes.sac.build(quiet(OneStepConfig))
-
-
-def test_a_loss_of_torchrl_that_does_not_read_them_is_refused():
-    with raises_setting("n_step"):
-        recipes.sac.build(sac(n_step=3, loss="REDQLoss"))
-    recipes.sac.build(sac(n_step=3, loss="kit.losses:REDQLoss"))
-
-
 def test_a_loss_of_ones_own_draws_the_random_numbers_of_the_recipes():
     numbers = []
     for loss in ("SACLoss", f"{__name__}:OwnSAC"):
@@ -383,9 +358,8 @@ def test_what_is_no_part_is_refused(part, message):
     [
         (recipes.ppo, lambda: ppo(env={"id": "CartPole-v1"}),
          "env={'id': 'CartPole-v1'} is not a group of settings; use env=EnvConfig(id=...)."),
-        (recipes.ppo, lambda: ppo(env="Pendulum-v1"),
-         "env='Pendulum-v1' is not a group of settings; use env.id=Pendulum-v1 (in Python "
-         "env=EnvConfig(id='Pendulum-v1'))."),
+        (recipes.ppo, lambda: ppo(env=None), "env=None is not a group of settings"),
+        (recipes.ppo, lambda: ppo(seed=10**400), "seed=1"),
         (recipes.ppo, lambda: ppo(steps={"update_epochs": 3}),
          "steps={'update_epochs': 3} is not a group of settings; use steps=OnPolicySteps("
          "update_epochs=...)."),
@@ -395,8 +369,6 @@ def test_what_is_no_part_is_refused(part, message):
          "contradicts this recipe, which is on-policy; use update_epochs."),
         (recipes.sac, lambda: sac(steps=StepPlan(num_envs=1, **ON)),
          "contradicts this recipe, which is off-policy; use replay_ratio."),
-        (recipes.ppo, lambda: ppo(device="gpu"),
-         "device='gpu' cannot be used: PyTorch has no device of this name; what works: cuda or"),
         (recipes.ppo, lambda: ppo(learning_rate=-1),
          "learning_rate=-1.0 is not above 0; use a number above 0."),
     ],
@@ -429,17 +401,6 @@ def test_environments_that_contradict_the_plan_are_refused(change):
     ((field, value),) = change.items()
     message = refused(experiment.trainer, made, make_actor(made))
     assert message.startswith(f"env.{field}={value} ")
-
-
-@pytest.mark.parametrize(
-    ("kind", "id"), [("continuous", "CartPole-v1"), ("discrete", "Pendulum-v1")]
-)
-def test_actions_that_an_algorithm_cannot_choose_are_refused(kind, id):
-    config = ppo(env=EnvConfig(id, num_envs=2))
-    experiment = Experiment(config, algorithm="known_elsewhere")
-    message = refused(experiment.make_env, actions=kind)
-    assert message.startswith(f"env.id='{id}' has actions that are not {kind} (")
-    assert f"and {experiment.name} selects no others" in message
 
 
 @pytest.mark.parametrize(
@@ -490,14 +451,9 @@ def test_rewards_that_a_transform_of_a_given_buffer_sums_are_those_of_the_settin
     message = refused(recipes.sac.build, sac(n_step=3), buffer=joining())
     assert message.startswith("gamma=0.9 of NStep is not the 0.99 of SACLoss")
     recipes.sac.build(sac(n_step=3, gamma=0.9), buffer=joining())
-
-    class Single(SACLoss):
-        def forward(self, batch):
-            return super().forward(batch.exclude("steps_to_next_obs"))
-
     settings = sac(n_step=3, gamma=0.9)
-    message = refused(recipes.sac.build, settings, make_loss=Single, buffer=joining())
-    assert message.startswith("n_step=3 joins steps, and Single does not read how many")
+    message = refused(recipes.sac.build, settings, make_loss=OneStep, buffer=joining())
+    assert message.startswith("n_step=3 joins steps, and OneStep does not read how many")
 
 
 def prioritized(alpha):
@@ -546,7 +502,7 @@ def test_evaluating_a_saved_run_allocates_no_replay_buffer_and_starts_no_process
 # ---------------------------------------------------------------------- precision
 @pytest.mark.parametrize("recipe", [recipes.ppo, recipes.a2c, recipes.sac])
 def test_in_bfloat16_recorded_steps_are_the_eager_ones_and_weights_stay_float32(recipe):
-    def weights(**settings):
+    def trained(**settings):
         config = recipe.Config(runs=None, progress=False, **settings)
         config.steps.total_policy_steps, config.steps.evaluation_every = 2_560, None
         if recipe is recipes.sac:
@@ -556,7 +512,7 @@ def test_in_bfloat16_recorded_steps_are_the_eager_ones_and_weights_stay_float32(
         assert bool(trainer.update.plain_reason) == ("compile" in settings)
         return [*trainer.loss_module.parameters()]
 
-    recorded, eager = (weights(precision="bfloat16", **how) for how in ({}, {"compile": False}))
+    recorded, eager = (trained(precision="bfloat16", **how) for how in ({}, {"compile": False}))
     assert {weight.dtype for weight in recorded} == {torch.float32}
     assert all(map(torch.equal, recorded, eager))
-    assert not all(map(torch.equal, recorded, weights()))
+    assert not all(map(torch.equal, recorded, trained()))

@@ -34,22 +34,6 @@ def test_minibatches_of_changing_size_are_all_traced(fused):
     assert sum(traced.programs for traced in update.traced_step.traced.values()) == 4 + fused
 
 
-def test_steps_of_an_optimizer_are_counted_in_one_operation_also_after_a_state_is_loaded():
-    ours, theirs = make_loss("ClipPPOLoss, discrete"), make_loss("ClipPPOLoss, discrete")
-    own, other = (Adam(loss.parameters(), lr=0.01, fused=True) for loss in (ours, theirs))
-    update = Update(ours, own)
-    for step in range(9):
-        if step == 5:
-            own.load_state_dict(copy.deepcopy(own.state_dict()))
-        minibatch = minibatch_for("ClipPPOLoss, discrete", 8, seed=step)
-        update(minibatch.clone())
-        plain_step(theirs, other, minibatch)
-        assert_same(state_of(ours, own), state_of(theirs, other))
-    operations = update.traced_step.traced[(0,), "step"].operations
-    assert "aten.add_.Scalar" in operations
-    assert "aten._foreach_add_.Scalar" not in operations
-
-
 def test_rmsprop_is_pytorchs_at_any_learning_rate_and_has_its_state():
     torch.manual_seed(0)
     ours, theirs = ([nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(4))] for _ in "ab")
@@ -195,7 +179,6 @@ def test_parameters_loaded_in_place_and_moved_are_followed():
     follow(losses, optimizers, update, "A2CLoss", change)
 
 
-# ---------------------------------------------------------------------- what cannot be traced
 # ---------------------------------------------------------------------- compiled
 @pytest.mark.nightly
 def test_a_view_is_compiled_where_the_compiler_lays_out_memory_otherwise():

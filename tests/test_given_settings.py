@@ -344,16 +344,16 @@ def test_frames_per_batch_takes_the_place_of_steps_per_env(config_class: Any, ki
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    "settings",
     [
-        ({"frames_per_batch": 100}, r"=100 .* num_envs=8; what works: 96 or 104\."),
-        ({"frames_per_batch": 4}, r"=4 .* num_envs=8; what works: 8\."),
-        ({"frames_per_batch": 256, "steps_per_env": 64}, r"=256 contradicts steps_per_env=64"),
-        ({"frames_per_batch": 256, "min_episodes": 1}, r"=256 contradicts min_episodes"),
-        ({"frames_per_batch": 0}, r"=0 is less than 1"),
+        {"frames_per_batch": 100},
+        {"frames_per_batch": 4},
+        {"frames_per_batch": 256, "steps_per_env": 64},
+        {"frames_per_batch": 256, "min_episodes": 1},
+        {"frames_per_batch": 0},
     ],
 )
-def test_frames_per_batch_that_contradicts_is_rejected(settings: dict, message: str) -> None:
+def test_frames_per_batch_that_contradicts_is_rejected(settings: dict) -> None:
     with raises_setting("steps.frames_per_batch"):
         make_plan(ppo.Config(steps=OnPolicySteps(**settings)), "ppo")
 

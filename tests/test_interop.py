@@ -180,18 +180,6 @@ def test_a_collector_of_the_kit_runs_in_torchrls_ppo_trainer():
     assert any(not value.equal(before[name]) for name, value in parts.actor.state_dict().items())
 
 
-def test_the_kits_update_is_the_stepper_of_torchrls_trainer():
-    parts = InTorchRL(vector)
-    update = Update(parts.loss, parts.optimizer, max_grad_norm=0.5)
-    trainer = TorchRLTrainer(
-        collector=parts.collector, total_frames=64, frame_skip=1, optim_steps_per_batch=2,
-        loss_module=parts.loss, optimization_stepper=update, progress_bar=False,
-    )  # fmt: skip
-    trainer.register_op("batch_process", parts.prepared)
-    trainer.train()
-    assert update.optimizer_step_count == trainer._optim_count == 8
-
-
 def in_torchrls_trainer(update: Update, **settings: Any) -> TorchRLTrainer:
     """TorchRL's trainer of DQN by a stepper of the kit, with a replay buffer by priority."""
     env, policy = SerialEnv(2, gym_env), update.loss_module.value_network
@@ -539,7 +527,7 @@ def test_episodes_that_go_on_are_not_said_to_have_ended():
         (lambda *of: VectorCollector(*of, steps_per_env=8), "collector"),
         (lambda *of: Collector(*of, frames_per_batch=16), "collector"),
         (lambda *of: EpisodeCollector(*of, min_episodes=2), "min_episodes"),
-        (lambda *of: EpisodeCollector(*of, min_episodes=3, min_steps=9), r"min_steps=9 .*=1"),
+        (lambda *of: EpisodeCollector(*of, min_episodes=3, min_steps=9), "min_steps"),
         (lambda *of: EpisodeCollector(*of, min_episodes=3), None),
         (lambda _, by: Collector(serial(), by, frames_per_batch=16, trajs_per_batch=3), None),
     ],
@@ -588,9 +576,9 @@ def test_the_kits_collector_takes_torchrls_environments():
 class Odd(EnvBase):
     """Two envs whose actions are two, in a group; what they show is how often each was moved."""
 
-    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self) -> None:
         super().__init__(batch_size=[2])
-        self.observation_spec = Composite(observation=Unbounded((2, 1), dtype=dtype), shape=[2])
+        self.observation_spec = Composite(observation=Unbounded((2, 1)), shape=[2])
         choices = Composite(move=Categorical(3, shape=[2]), turn=Categorical(2, shape=[2]))
         self.action_spec = Composite(agent=choices, shape=[2])
         self.reward_spec = Unbounded((2, 1))
@@ -627,15 +615,15 @@ def ends_of_an_agent() -> EnvBase:
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "field"),
     [
         (two_dimensions, "env.reward_spec"),
         (two_rewards, "env.reward_spec"),
         (ends_of_an_agent, "env.done_keys"),
     ],
 )
-def test_an_environment_of_torchrl_of_another_form_is_refused(make, message):
-    with raises_setting(message):
+def test_an_environment_of_torchrl_of_another_form_is_refused(make, field):
+    with raises_setting(field):
         make_env(make())
 
 
@@ -649,8 +637,3 @@ def test_an_environment_of_torchrl_may_take_several_actions_in_a_group(random):
     assert turn.unique().tolist() == [0, 1]
     assert batch["next", "reward"].squeeze(-1).equal(move + 10.0 * turn)
     assert batch["next", "observation"].squeeze(-1).equal(move.cumsum(1).float())
-
-
-def test_a_type_that_numpy_does_not_have_is_refused_with_the_entry():
-    with raises_setting("observation.dtype"):
-        make_env(Odd(torch.bfloat16))

@@ -242,20 +242,6 @@ def test_pyrados_preset_is_what_its_words_mean():
     assert config.optimizer == "rmsprop"
 
 
-def test_another_librarys_words_run_with_its_roundings():
-    ppo(
-        "steps=tianshou", "steps.num_train_envs=2", "steps.num_epochs=1", "steps.step_per_epoch=30",
-        "steps.step_per_collect=16", "steps.repeat_per_collect=2",
-        "steps.batch_size=8", "steps.num_test_episodes=1", "hidden_sizes=[8]", "progress=false",
-    )  # fmt: skip
-    (run,) = runs()
-    assert settings_of(run)["steps"]["dialect"] == "tianshou"
-    with (run / "metrics.csv").open() as file:
-        last = list(csv.DictReader(file))[-1]
-    assert last["policy_steps"] == "32"  # tianshou rounds an epoch up to whole collections
-    assert last["gradient_steps"] == "8"
-
-
 @pytest.mark.parametrize("word", ["--help", "-h"])
 def test_help_is_shown_and_nothing_runs(word, capsys):
     ppo("seed=3", word)

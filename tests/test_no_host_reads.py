@@ -160,7 +160,6 @@ def test_eager_gradient_steps_read_only_where_losses_of_torchrl_do(make, open_to
 
 
 @pytest.mark.usefixtures("as_on_a_device")
-@pytest.mark.usefixtures("as_on_a_device")
 def test_metrics_of_hooks_stay_where_they_are_until_a_row_is_written():
     trainer = ppo()
     metrics: list[Any] = []

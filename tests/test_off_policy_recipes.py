@@ -84,8 +84,8 @@ def test_the_temperature_of_redqs_loss_is_that_of_the_settings_in_other_recipes_
     assert trainer.journal.latest["train/alpha"] == pytest.approx(0.03)
 
 
-@pytest.mark.parametrize(("initial", "nearest"), [(0.03, 0.1), (20.0, 10.0)])
-def test_a_temperature_beyond_the_bounds_of_a_loss_is_refused(initial, nearest):
+@pytest.mark.parametrize("initial", [0.03, 20.0])
+def test_a_temperature_beyond_the_bounds_of_a_loss_is_refused(initial):
     with raises_setting("initial_alpha"):
         built("sac", loss="REDQLoss", initial_alpha=initial)
 
@@ -214,12 +214,6 @@ def test_noise_is_in_units_of_half_the_range_of_each_dimension_of_actions(name, 
     plain.run()
     assert fast.update.plain_reason == ""
     assert_equal(weights(fast), weights(plain))
-
-
-def test_noise_of_bounds_of_2_is_twice_that_of_bounds_of_1():
-    trainer = built("td3", exploration_noise=0.1)  # in Pendulum-v1
-    noise, loss = trainer.collector.policy[1], trainer.loss_module
-    assert (float(noise.std), loss.policy_noise, loss.noise_clip) == (2.0, 0.4, 1.0)
 
 
 def test_td3_trains_its_actor_and_moves_its_targets_every_few_gradient_steps():

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console as RichConsole
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
-from torchrl.objectives import BCLoss, IQLLoss, SoftUpdate
+from torchrl.objectives import IQLLoss, SoftUpdate
 from torchrl.record.loggers.csv import CSVLogger
 from torchrl.trainers import LogScalar
 
@@ -24,7 +24,7 @@ from kit.steps import Linear, StepPlan
 from kit.trainer import Trainer
 from kit.update import Update
 from tests.errors import raises_setting
-from tests.tiny import Rows, assert_equal, on_policy_plan, ppo_parts, weights
+from tests.tiny import Rows, on_policy_plan, ppo_parts, weights
 
 
 def offline_plan(**changes: Any) -> StepPlan:
@@ -96,32 +96,6 @@ def test_rows_checkpoints_and_evaluations_come_by_gradient_steps(tmp_path):
     assert "50" in trainer.last_checkpoint.name
 
 
-def test_a_resumed_run_ends_as_if_it_had_not_been_interrupted(tmp_path):
-    plan = offline_plan()
-    whole = Trainer(plan, **iql_parts())
-    whole.run()
-    broken = Trainer(plan, **iql_parts(), folder=tmp_path)
-    broken.register_op(
-        "post_steps",
-        lambda: broken.request_stop() if broken.ledger.gradient_steps == 30 else None,
-    )
-    broken.run()
-    resumed = Trainer(plan, **iql_parts(seed=1), resume_from=broken.last_checkpoint)
-    assert resumed.run().gradient_steps == 50
-    assert_equal(weights(resumed), weights(whole))
-
-
-def test_a_learning_rate_is_annealed_by_gradient_steps():
-    parts = iql_parts()
-    (optimizer,) = parts["update"].optimizers.values()
-    rates: list[float] = []
-    trainer = Trainer(offline_plan(), **parts, hooks=[AnnealLearningRate(optimizer, "linear")])
-    trainer.register_op("post_optim", lambda: rates.append(optimizer.param_groups[0]["lr"]))
-    trainer.run()
-    assert rates[::10] == pytest.approx([1e-3 * share for share in (1, 0.8, 0.6, 0.4, 0.2)])
-    assert optimizer.param_groups[0]["lr"] == 0.0
-
-
 def test_a_schedule_of_steps_follows_gradient_steps_and_policy_steps_that_are_none_are_refused():
     parts = iql_parts()
     (optimizer,) = parts["update"].optimizers.values()
@@ -133,24 +107,6 @@ def test_a_schedule_of_steps_follows_gradient_steps_and_policy_steps_that_are_no
     for schedule in (falling, "linear"):
         with raises_setting("counter"):
             trainer.add(AnnealLearningRate(optimizer, schedule, counter="policy_steps"))
-
-
-def test_behaviour_cloning_learns_the_actions_that_are_stored():
-    buffer = stored_transitions()
-    stored = buffer.storage.get(slice(None))
-    stored["action"] = stored["observation"][..., :1].tanh()
-    env = make_env("Pendulum-v1", 1)
-    actor = make_actor(env, (16,), continuous="tanh_normal", orthogonal=False)
-    loss = BCLoss(actor)
-    update = Update(loss, torch.optim.Adam(loss.parameters(), lr=1e-2))
-    rows = Rows()
-    plan = offline_plan(gradient_steps_per_iteration=60)
-    Trainer(
-        plan, collector=None, buffer=buffer, update=update, logger=rows, log_every=60,
-        progress=False,
-    ).run()  # fmt: skip
-    losses = [row["train/loss_bc"] for row in rows.rows]
-    assert losses[-1] < losses[0]
 
 
 # ---------------------------------------------------------------------- what is shown

@@ -203,36 +203,33 @@ def test_what_iql_tells_of_stored_actions_is_no_entropy():
     torch.testing.assert_close(told["negative_log_likelihood"], -log_prob.mean())
 
 
-def test_the_penalty_of_cql_is_that_of_the_paper_within_any_bounds():
-    """With Q-values that are zero it estimates the logarithm of the volume of the actions."""
+def penalty_of(num_random: int, *outputs: float) -> torch.Tensor:
+    """The penalty of CQL where Q-values are zero and the policy has the same outputs everywhere."""
     loss = built_loss("cql")
     loss.qvalue_network_params.data.zero_()
     loss.actor_network_params.data.zero_()
     columns = loss.actor_network_params.flatten_keys(".").values(True, True)
     last_bias = next(leaf for leaf in columns if leaf.shape == (2,))
-    last_bias.data[1] = 0.458  # a deviation of 1 before the tanh, so that all actions are likely
-    loss.num_random = 4_000
+    last_bias.data.copy_(torch.tensor(outputs))
+    loss.num_random = num_random
     rows = transitions(16).clone()
     loss.q_loss(rows)
-    penalty, _ = loss.cql_loss(rows)
-    volume, actions = 4.0, 3 * loss.num_random  # torques are in [-2, 2]
+    return loss.cql_loss(rows)[0]
+
+
+def test_the_penalty_of_cql_is_that_of_the_paper_within_any_bounds():
+    """With Q-values that are zero it estimates the logarithm of the volume of the actions."""
+    # A deviation of 1 before the tanh, so that all actions are likely.
+    penalty = penalty_of(4_000, 0.0, 0.458)
+    volume, actions = 4.0, 3 * 4_000  # torques are in [-2, 2]
     expected = 2 * torch.log(torch.tensor(volume * actions))  # of two critics
     torch.testing.assert_close(penalty, expected, atol=0.05, rtol=0)
 
 
 def test_actions_at_the_bounds_have_in_the_penalty_of_cql_the_density_with_which_they_were_drawn():
     """It cannot be computed back from them; one that is too small would outweigh all others."""
-    loss = built_loss("cql")
-    loss.qvalue_network_params.data.zero_()
-    loss.actor_network_params.data.zero_()
-    columns = loss.actor_network_params.flatten_keys(".").values(True, True)
-    last_bias = next(leaf for leaf in columns if leaf.shape == (2,))
-    last_bias.data.copy_(torch.tensor([12.0, -5.0]))  # the largest torque, almost surely
-    loss.num_random = 100
-    rows = transitions(16).clone()
-    loss.q_loss(rows)
-    penalty, _ = loss.cql_loss(rows)
-    expected = 2 * torch.log(torch.tensor(4.0 * loss.num_random))  # of uniform actions, in [-2, 2]
+    penalty = penalty_of(100, 12.0, -5.0)  # the largest torque, almost surely
+    expected = 2 * torch.log(torch.tensor(4.0 * 100))  # of uniform actions, in [-2, 2]
     torch.testing.assert_close(penalty, expected)
 
 
@@ -324,25 +321,13 @@ def test_a_run_does_not_continue_with_another_data_set(stored, monkeypatch, tmp_
         ("next", "reward"): torch.neg,
         ("next", "terminated"): torch.logical_not,
         ("next", "observation"): torch.neg,
-        "observation": torch.neg,
+        "observation": lambda seen: seen.flip(0),  # of the same sum
     }.items():
         rows = stored.clone()
         rows[key] = change(rows[key])
         given(monkeypatch, rows)
         with pytest.raises(SettingError, match="has other transitions than the run's data set"):
             built("bc", runs=str(tmp_path), resume=str(first.folder))
-
-
-def test_a_run_does_not_continue_with_the_same_numbers_in_another_order(
-    stored, monkeypatch, tmp_path
-):
-    """Of choices and rewards of 1 two recordings have the same sums now and then."""
-    first = built("bc", runs=str(tmp_path))
-    first.run()
-    rows = stored.flip(0).contiguous()
-    monkeypatch.setattr("kit.experiment.read_datasets", lambda folders: rows.clone())
-    with raises_setting("dataset"):
-        built("bc", runs=str(tmp_path), resume=str(first.folder))
 
 
 def given(monkeypatch, rows: Any, **changes: Any) -> Any:
@@ -364,16 +349,9 @@ def test_a_data_set_of_mujoco_s_float64_is_learnt_from(name, stored, monkeypatch
     assert trainer.run().gradient_steps == 60
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"observation": torch.Tensor.byte}, "observations of type uint8, .* have type float32"),
-        ({"observation": torch.Tensor.long}, "observations of type int64, .* have type float32"),
-        ({"action": torch.Tensor.long}, "actions of type int64, .*Pendulum-v1 have type float32"),
-    ],
-)
-def test_a_data_set_of_another_kind_of_numbers_is_refused(stored, monkeypatch, changes, message):
-    given(monkeypatch, stored, **changes)
+@pytest.mark.parametrize("key", ["observation", "action"])
+def test_a_data_set_of_another_kind_of_numbers_is_refused(stored, monkeypatch, key):
+    given(monkeypatch, stored, **{key: torch.Tensor.long})
     with raises_setting("dataset") as refused:
         built("bc", dataset=["here"])
     assert "\n" not in str(refused.value)
@@ -462,16 +440,9 @@ def test_choices_of_a_data_set_are_counted_from_0(stored, monkeypatch, guess):
     assert trainer.run().gradient_steps == 60
 
 
-@pytest.mark.parametrize(
-    ("first", "question", "message"),
-    [
-        (0, 5, "holds actions 0 to 2, and those of kit/Guess-v0 are 1 to 3"),
-        (2, 5, "holds actions 2 to 4, and those of kit/Guess-v0 are 1 to 3"),
-        (1, 4, "holds observations 4 to 6, and those of kit/Guess-v0 are 5 to 7"),
-    ],
-)
+@pytest.mark.parametrize(("first", "question"), [(0, 5), (2, 5), (1, 4)])
 def test_choices_that_the_environment_does_not_have_are_refused(
-    stored, monkeypatch, guess, first, question, message
+    stored, monkeypatch, guess, first, question
 ):
     answers(monkeypatch, stored, first, question)
     with raises_setting("dataset"):
@@ -551,16 +522,16 @@ def test_an_episode_ends_with_its_last_transition_also_where_no_flag_says_so(tmp
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    "changes",
     [
-        ({"observations": np.ones((3, 2))}, r"3 actions, .* 3 observations in episode 0; "),
-        ({"rewards": np.ones(1)}, r"has 3 actions, 1 rewards, .* 4 observations in episode 0; "),
-        ({"rewards": np.array([0.0, np.inf, 0.0])}, "has rewards that are NaN or infinite"),
-        ({"observations": np.full((4, 2), 1e300)}, "has observations that are .* in float32"),
-        ({"rewards": np.ones((3, 1))}, r"has rewards of shape \[3, 1\] in episode 0, .* \[3\]"),
+        {"observations": np.ones((3, 2))},
+        {"rewards": np.ones(1)},
+        {"rewards": np.array([0.0, np.inf, 0.0])},
+        {"observations": np.full((4, 2), 1e300)},
+        {"rewards": np.ones((3, 1))},
     ],
 )
-def test_episodes_that_are_not_whole_or_not_finite_are_refused(tmp_path, changes, message):
+def test_episodes_that_are_not_whole_or_not_finite_are_refused(tmp_path, changes):
     folder, force = tmp_path / "few-v0", np.zeros((3, 1), np.float32)
     episode = an_episode(force, np.ones((4, 2))) | changes
     written_by_minari(folder, episode, spaces.Box(-1, 1, (1,), np.float32))
@@ -723,10 +694,7 @@ def test_environments_that_a_data_set_cannot_describe_are_refused(tmp_path, gues
     with raises_setting("env.id"):
         DatasetWriter(folder, make_env(guess, 1))
     several = spaces.Dict({"one": spaces.Discrete(2), "other": spaces.Discrete(2)})
-    for env, _what in [
-        (lambda: Guess(spaces.Discrete(3), dict_observation=True), "observations"),
-        (lambda: Guess(several), "actions"),
-    ]:
+    for env in (lambda: Guess(spaces.Discrete(3), dict_observation=True), lambda: Guess(several)):
         with raises_setting("env.id"):
             DatasetWriter(folder, make_env(env, 1))
 

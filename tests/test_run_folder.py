@@ -36,6 +36,7 @@ from kit.runs.run_folder import make_new, new_sweep
 from kit.runs.saved_runs import find_run
 from kit.steps import SettingError
 from kit.steps.settings import OffPolicySteps, OnPolicySteps
+from kit.trainer import Trainer
 from kit.trainer.stages import HookError
 from recipes.ppo import build
 from tests.errors import raises_setting
@@ -114,41 +115,40 @@ def test_a_link_that_leads_nowhere_is_no_folder_of_runs(tmp_path):
         make_new(tmp_path / "CartPole-v1" / "first")
 
 
-def test_the_latest_run_is_found_by_number_not_by_letter(tmp_path):
-    for name in ("20250101-000000-s0-2", "20250101-000000-s0-10", "20250101-000000-s0"):
-        folder = tmp_path / "ppo" / "Env-v0" / name
-        folder.mkdir(parents=True)
-        (folder / "config.yaml").write_text("{}")
-        os.utime(folder / "config.yaml", (1, 1))
-    assert find_run("latest", tmp_path, "ppo").name == "20250101-000000-s0-10"
-    assert find_run("latest", tmp_path).name == "20250101-000000-s0-10"
+def begun(runs: Path, name: str, at: int = 1) -> Path:
+    """A run folder of this name, in which nothing was trained."""
+    folder = runs / "ppo" / "Env-v0" / name
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text("{}")
+    os.utime(folder / "config.yaml", (at, at))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("names", "latest"),
+    [
+        (["-s0-2", "-s0-10", "-s0"], "-s0-10"),  # by number and not by letter
+        (["baseline", "-s0", "~copy", "99-seeds"], "-s0"),  # other names are older
+    ],
+)
+def test_the_latest_run_is_found_by_its_name(names, latest, tmp_path):
+    for name in names:
+        begun(tmp_path, f"20250101-000000{name}" if name.startswith("-") else name)
+    for recipe in ("ppo", None):
+        assert find_run("latest", tmp_path, recipe).name == f"20250101-000000{latest}"
 
 
 def test_the_latest_of_runs_of_one_second_is_the_one_that_began_last(tmp_path):
     for began, name in enumerate(("000000-s7", "000000-s0", "000001-s1")):
-        folder = tmp_path / "ppo" / "Env-v0" / f"20250101-{name}"
-        folder.mkdir(parents=True)
-        (folder / "config.yaml").write_text("{}")
-        os.utime(folder / "config.yaml", (began % 2, began % 2))
+        folder = begun(tmp_path, f"20250101-{name}", at=began % 2)
     assert find_run("latest", tmp_path, "ppo") == folder
     shutil.rmtree(folder)
     assert find_run("latest", tmp_path, "ppo").name == "20250101-000000-s0"
 
 
-def test_a_run_that_was_given_another_name_is_older_than_all_with_a_time(tmp_path):
-    for name in ("baseline", "20250101-000000-s0", "~copy", "99-seeds"):
-        folder = tmp_path / "ppo" / "Env-v0" / name
-        folder.mkdir(parents=True)
-        (folder / "config.yaml").write_text("{}")
-    assert find_run("latest", tmp_path, "ppo").name == "20250101-000000-s0"
-
-
 def test_a_config_below_a_run_folder_is_no_run(tmp_path):
-    run = tmp_path / "ppo" / "Env-v0" / "20250101-000000-s0"
-    below = run / "wandb" / "run-20260101" / "files"
-    below.mkdir(parents=True)
-    for folder in (run, below):
-        (folder / "config.yaml").write_text("{}")
+    run = begun(tmp_path, "20250101-000000-s0")
+    begun(run, "below")
     assert find_run("latest", tmp_path, "ppo") == run
 
 
@@ -223,16 +223,6 @@ def removed(lock: RunLock) -> None:
     """Remove the files of a lock, as somebody may who takes them for leftovers."""
     lock.path.unlink()
     (lock.folder / RunLock.FILE).unlink()
-
-
-def test_lock_that_is_removed_is_taken_again(tmp_path):
-    lock = RunLock(tmp_path)
-    lock.begin()
-    removed(lock)
-    lock.check()
-    assert json.loads(lock.path.read_text())["pid"] == os.getpid()
-    lock.release()
-    assert not lock.path.exists()
 
 
 def test_lock_that_another_process_takes_ends_the_run(tmp_path):
@@ -463,7 +453,6 @@ def test_settings_in_the_folder_are_those_that_its_checkpoint_was_written_with(
     if fits:
         build(config).shutdown()
         return
-    _old, _new = before.split(": ")[1], float(value)
     with raises_setting("resume"):
         build(config)
 
@@ -520,10 +509,9 @@ gym.register("kit/Numbers-v0", Numbers)
 
 
 @pytest.mark.parametrize(
-    ("theirs", "mine", "name"),
-    [({"chosen": 1}, {"chosen": 2}, "scale"), ({"seen": 1}, {"seen": 3}, "weight")],
+    ("theirs", "mine"), [({"chosen": 1}, {"chosen": 2}), ({"seen": 1}, {"seen": 3})]
 )
-def test_weights_are_not_repeated_for_more_numbers(theirs, mine, name, tmp_path):
+def test_weights_are_not_repeated_for_more_numbers(theirs, mine, tmp_path):
     """TensorDict copies one row of weights into two."""
     build(tiny_config(tmp_path, env=EnvConfig("kit/Numbers-v0", num_envs=2, kwargs=theirs))).run()
     env = EnvConfig("kit/Numbers-v0", num_envs=2, kwargs=mine)
@@ -531,19 +519,23 @@ def test_weights_are_not_repeated_for_more_numbers(theirs, mine, name, tmp_path)
         build(tiny_config(tmp_path, env=env, start_from="latest"))
 
 
+def rainbow(tmp_path: Path, **changes: Any) -> Trainer:
+    """A short run of Rainbow."""
+    steps = OffPolicySteps(
+        total_policy_steps=60, steps_per_env=1, learning_starts=30, minibatch_size=16
+    )
+    config = recipes.rainbow.Config(
+        env=EnvConfig(num_envs=1), hidden_sizes=[8], runs=str(tmp_path), steps=steps,
+        progress=False, **changes,
+    )  # fmt: skip
+    return recipes.rainbow.build(config)
+
+
 def test_weights_of_other_names_are_refused(tmp_path):
     """TensorDict passes over names that it does not have: the networks would stay untrained."""
-    settings: dict[str, Any] = {
-        "env": EnvConfig(num_envs=1), "hidden_sizes": [8], "runs": str(tmp_path),
-        "steps": OffPolicySteps(
-            total_policy_steps=60, steps_per_env=1, learning_starts=30, minibatch_size=16
-        ),
-        "progress": False,
-    }  # fmt: skip
-    recipes.rainbow.build(recipes.rainbow.Config(noisy=True, **settings)).run()
-    other = recipes.rainbow.Config(noisy=False, start_from="latest", **settings)
+    rainbow(tmp_path, noisy=True).run()
     with raises_setting("start_from"):
-        recipes.rainbow.build(other)
+        rainbow(tmp_path, noisy=False, start_from="latest")
 
 
 def test_bounds_of_actions_are_those_of_the_environment_that_is_played(tmp_path):
@@ -611,28 +603,12 @@ def test_weights_of_networks_with_another_activation_are_refused(tmp_path):
     build(tiny_config(tmp_path, start_from="latest", activation="sigmoid_tanh")).shutdown()
 
 
-@pytest.mark.parametrize(
-    ("mine", "message"),
-    [
-        ({"support": [0.0, 200.0]}, "support"),
-        ({"head": "quantile"}, "head"),
-    ],
-)
-def test_weights_of_networks_whose_atoms_stand_for_other_returns_are_refused(
-    mine, message, tmp_path
-):
-    settings: dict[str, Any] = {
-        "env": EnvConfig(num_envs=1), "hidden_sizes": [8], "runs": str(tmp_path),
-        "steps": OffPolicySteps(
-            total_policy_steps=60, steps_per_env=1, learning_starts=30, minibatch_size=16
-        ),
-        "progress": False,
-    }  # fmt: skip
-    recipes.rainbow.build(recipes.rainbow.Config(support=[-1.0, 5.0], **settings)).run()
-    with raises_setting(message):
-        recipes.rainbow.build(recipes.rainbow.Config(start_from="latest", **mine, **settings))
-    same = recipes.rainbow.Config(start_from="latest", support=[-1.0, 5.0], **settings)
-    recipes.rainbow.build(same).shutdown()
+def test_weights_of_networks_whose_atoms_stand_for_other_returns_are_refused(tmp_path):
+    rainbow(tmp_path, support=[-1.0, 5.0]).run()
+    for name, mine in (("support", [0.0, 200.0]), ("head", "quantile")):
+        with raises_setting(name):
+            rainbow(tmp_path, start_from="latest", **{name: mine})
+    rainbow(tmp_path, start_from="latest", support=[-1.0, 5.0]).shutdown()
 
 
 @pytest.mark.parametrize(

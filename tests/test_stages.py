@@ -18,7 +18,7 @@ import recipes.crossq
 import recipes.td3
 from kit.config.plain import from_plain
 from kit.envs.episodes import Episode
-from kit.hooks import AnnealLearningRate, Hook, TargetKL
+from kit.hooks import AnnealLearningRate, TargetKL
 from kit.logging.journal import episode_columns
 from kit.steps.schedules import Constant
 from kit.trainer import Trainer
@@ -146,15 +146,6 @@ def test_keywords_given_at_registration_are_passed_with_every_call():
     trainer.register_op("post_steps", lambda *, factor: seen.append(factor), factor=3)
     trainer.run()
     assert seen == [3] * 4
-
-
-def test_hooks_of_a_stage_run_in_the_order_of_their_registration():
-    trainer = ppo_trainer()
-    seen: list[int] = []
-    for number in range(3):
-        trainer.register_op("post_steps", functools.partial(seen.append, number))
-    trainer.run()
-    assert seen == [0, 1, 2] * 4
 
 
 def test_without_due_gradient_steps_the_update_only_changes_what_is_stored():
@@ -552,31 +543,3 @@ def test_a_name_used_twice_is_refused():
     trainer.add(AnnealLearningRate(optimizer, Constant(1e-3)))
     with raises_setting("hook"):
         trainer.add(AnnealLearningRate(optimizer, Constant(1e-3)))
-
-
-# ---------------------------------------------------------------------- hooks with state
-def test_hooks_are_saved_and_restored_under_their_names(tmp_path):
-    class Counting(Hook):
-        def __init__(self):
-            self.count = 0
-
-        def register(self, trainer, name=None):
-            super().register(trainer, name)
-            trainer.register_op("post_steps", self.tick)
-
-        def tick(self):
-            self.count += 1
-
-        def state_dict(self):
-            return {"count": self.count}
-
-        def load_state_dict(self, state_dict):
-            self.count = state_dict["count"]
-
-    plan = on_policy_plan()
-    first = Counting()
-    trainer = Trainer(plan, **ppo_parts(plan), hooks=[first], folder=tmp_path)
-    trainer.run()
-    again = Counting()
-    Trainer(plan, **ppo_parts(plan), hooks=[again], resume_from=trainer.last_checkpoint)
-    assert again.count == first.count == 4

@@ -462,24 +462,6 @@ def test_lr_scheduler_hook_waits_for_learning_to_start():
     assert trainer.optimizer.param_groups[0]["lr"] == 1e-3 * 0.5**31
 
 
-def test_lr_scheduler_hook_changes_the_steps_that_are_made():
-    def trained(factor: float) -> dict[str, torch.Tensor]:
-        trainer = ppo_trainer()
-        scheduler = torch.optim.lr_scheduler.ExponentialLR(trainer.optimizer, factor)
-        trainer.add(LRSchedulerHook(scheduler, "optim"))
-        trainer.register_op(
-            "post_optim",
-            lambda: trainer.ledger.gradient_steps == 1 and after_one.append(weights(trainer)),
-        )
-        trainer.run()
-        return weights(trainer)
-
-    after_one: list[dict[str, torch.Tensor]] = []
-    assert_equal(trained(0.0), after_one[0])  # from the second step on, the rate is 0
-    with pytest.raises(AssertionError):
-        assert_equal(trained(0.5), after_one[0])
-
-
 @runs(ClearCudaCache)
 def test_clear_cuda_cache_clears_at_every_second_update_phase(monkeypatch):
     cleared = []

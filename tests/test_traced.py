@@ -79,15 +79,6 @@ def test_inputs_that_are_written_to_are_changed_once_per_call(executor):
         assert (rows.tolist(), float(total)) == ([[0.0] * 3, [float(step)] * 3], 3.0 * step)
 
 
-def test_an_update_of_the_parameters_is_seen_at_once():
-    linear = nn.Linear(3, 2)
-    call = traced(linear)
-    for step in range(6):
-        linear.weight.fill_(step)
-        assert torch.equal(call({"x": torch.ones(1, 3)})["y"], linear(torch.ones(1, 3)))
-    assert call.programs == 1
-
-
 # ---------------------------------------------------------------------- inputs
 def test_inputs_that_are_not_read_may_come_and_go():
     call = traced(nn.Linear(3, 2))
@@ -360,15 +351,6 @@ def test_what_cannot_be_compared_is_a_change():
     assert watch.changed()
 
 
-def test_an_attribute_that_is_set_to_what_it_was_is_no_change():
-    module = Scaled()
-    module.shifts["one"] = np.float64(1.0)
-    watch = Watch(module)
-    module.scale, module.factors = 0.5 + 0.5, [float("1.0")]
-    module.shifts["one"] = np.float64(0.5) + 0.5
-    assert not watch.changed()
-
-
 def test_shapes_that_never_come_again_are_not_recorded():
     linear = nn.Linear(3, 2)
     run = traced(linear)
@@ -391,30 +373,6 @@ def test_of_many_shapes_some_have_programs(faster, monkeypatch):
         assert torch.equal(run({"x": given})["y"], linear(given))
         assert run.programs <= 32
     assert run.programs == 32
-    assert run.replays
-    assert not run.reason
-
-
-def test_where_products_may_round_otherwise_every_shape_is_recorded_but_not_for_ever(monkeypatch):
-    monkeypatch.setattr("kit.fast.traced.are_faster", lambda: True)
-    linear = nn.Linear(3, 2)
-    run = Traced(lambda given: {"y": linear(given["x"])}, linear, name="", fast_products=True)
-    kept = []
-    for rows in range(1, 60):
-        run({"x": torch.randn(rows, 3)})
-        kept.append(run.programs)
-    assert kept[:20] == [*range(1, 21)]
-    assert kept[-1] == 0
-    assert run.reason == "almost every call has inputs of another shape"
-
-
-def test_a_shape_that_comes_again_keeps_its_program_among_many_others():
-    linear = nn.Linear(3, 2)
-    run = traced(linear)
-    for rows in range(2, 60):
-        for seen in (torch.randn(1, 3), torch.randn(rows, 3)):
-            assert torch.equal(run({"x": seen})["y"], linear(seen))
-        assert run.programs <= 21
     assert run.replays
     assert not run.reason
 
@@ -461,16 +419,6 @@ def test_traced_finds_an_unnoticed_change_when_it_verifies_again(changed_at):
     assert (call.is_stale, call.replays) == (True, False)
     assert len(warned) == 1
     assert "the module runs eagerly: it reads a value whose change was" in str(warned[0].message)
-
-
-def test_traced_waits_for_all_inputs_before_it_verifies_again():
-    module = Unwatched()
-    call = Traced(lambda given: {"y": module(given["x"].view(given["z"].shape))}, module, name="")
-    for step in range(100):
-        inputs = {"x": torch.ones(2), "z": torch.ones(2)}
-        call(inputs if step < 2 or step == 90 else {"x": inputs["x"]})
-        assert call.check_is_due == (63 <= step < 90)
-    assert call.replays
 
 
 @pytest.mark.parametrize("executor", ON_THE_CPU)
@@ -651,14 +599,9 @@ def test_a_device_s_random_numbers_are_restored_to_verify(monkeypatch):
 # ---------------------------------------------------------------------- executors
 def test_python_executes_where_there_is_no_interpreter(monkeypatch):
     monkeypatch.delattr(torch._C, "_create_function_from_graph")
-    ours, theirs = Noisy(), Noisy()
-    call = traced(ours)
-    for step in range(5):
-        x = torch.randn(5, 3)
-        torch.manual_seed(step)
-        found = call({"x": x})["y"]
-        torch.manual_seed(step)
-        assert torch.equal(found, theirs(x))
+    call = traced(nn.Linear(3, 2))
+    for _ in range(3):
+        call({"x": torch.ones(1, 3)})
     assert (call.replays, call.executor) == (True, "python")
 
 
@@ -714,16 +657,6 @@ def test_what_never_differs_is_computed_when_recording():
         return [x * (torch.ones_like(x) / torch.full((2,), 4.0))]
 
     assert operations_of(function, torch.ones(2)) == ["mul"]
-
-
-def test_the_gradient_of_a_mean_is_known_although_the_mean_is_returned():
-    def function(x):
-        y = x.detach().requires_grad_()
-        with torch.enable_grad():
-            mean = y.square().mean()
-            return [mean.detach(), *torch.autograd.grad(mean, y)]
-
-    assert operations_of(function, torch.randn(4)) == ["pow", "mean", "pow", "mul_", "mul_"]
 
 
 # ---------------------------------------------------------------------- in place
@@ -893,19 +826,6 @@ def test_a_module_of_torchscript_runs_eagerly():
 
 
 # ---------------------------------------------------------------------- layouts
-@pytest.mark.parametrize("members", [1, 2, 10])
-def test_gradients_of_an_ensembles_weights_are_computed_as_they_are_used(members):
-    weights = torch.randn(members, 5, 3, requires_grad=True)
-
-    def function(x):
-        with torch.enable_grad():
-            outputs = torch.func.vmap(torch.nn.functional.linear)(x, weights)
-            (gradient,) = torch.autograd.grad(outputs.pow(2).sum(), [weights])
-        return [gradient.flatten() * 2]
-
-    assert "clone" not in operations_of(function, torch.randn(members, 7, 3))
-
-
 def test_the_gradient_of_an_attention_keeps_the_layout_of_which_it_makes_views():
     attention = nn.MultiheadAttention(6, 2, batch_first=True)
 
@@ -922,23 +842,6 @@ def test_an_ensemble_of_one_input_has_its_outputs_in_their_own_layout(members):
     weights = torch.randn(members, 32, 8)
     layers = torch.func.vmap(torch.nn.functional.linear, in_dims=(None, 0))
     assert "clone" not in operations_of(lambda x: [layers(x, weights).relu()], torch.randn(16, 8))
-
-
-def test_the_gradient_of_an_ensembles_input_copies_rows_and_not_single_numbers():
-    weights = torch.randn(2, 32, 8)
-    layers = torch.func.vmap(torch.nn.functional.linear, in_dims=(None, 0))
-
-    def function(x):
-        x = x.exp()
-        with torch.enable_grad():
-            x.requires_grad_()
-            outputs = layers(x, weights)
-            (gradient,) = torch.autograd.grad(outputs.pow(2).sum(), [x])
-        return [gradient * 2]
-
-    operations = operations_of(function, torch.randn(16, 8))
-    copied = [operations[number - 1] for number, name in enumerate(operations) if name == "clone"]
-    assert copied[-1] == "permute"
 
 
 def test_outputs_are_made_anew_in_every_call_and_none_is_another():
@@ -983,33 +886,20 @@ def test_what_is_written_to_in_between_is_computed_again():
     assert run(torch.ones(2))[0].tolist() == run(torch.ones(2))[0].tolist()
 
 
-def test_elements_of_a_tensor_are_counted_at_once():
+@pytest.mark.parametrize(("apart", "operation"), [(1, "add_"), (2, "_foreach_add_")])
+def test_elements_of_a_tensor_are_counted_at_once_if_no_others_stand_between_them(apart, operation):
     counters = torch.zeros(3)
-    elements = list(counters)
+    elements = list(counters)[::apart]
 
     def function(x):
         torch._foreach_add_(elements, 1)
         return [x + counters.sum()]
 
     recording, _ = record(function, [torch.ones(2)])
-    assert [name.split(".")[1] for name in recording.operations] == ["add_", "sum", "add"]
+    assert [name.split(".")[1] for name in recording.operations] == [operation, "sum", "add"]
     run, _ = executors.executed(recording)
-    assert run(torch.ones(2))[0].tolist() == [7.0, 7.0]
-    assert counters.tolist() == [2.0, 2.0, 2.0]
-
-
-def test_elements_are_counted_one_by_one_where_others_stand_between_them():
-    counters = torch.zeros(3)
-    elements = list(counters)[::2]
-
-    def function(x):
-        torch._foreach_add_(elements, 1)
-        return [x + counters.sum()]
-
-    recording, _ = record(function, [torch.ones(2)])
-    assert recording.operations[0] == "aten._foreach_add_.Scalar"
-    executors.executed(recording)[0](torch.ones(2))
-    assert counters.tolist() == [2.0, 0.0, 2.0]
+    assert run(torch.ones(2))[0].tolist() == [1.0 + counters.sum()] * 2
+    assert counters.tolist() == [2.0, 4.0 - 2 * apart, 2.0]
 
 
 @pytest.mark.parametrize(

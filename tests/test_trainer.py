@@ -6,9 +6,7 @@ import contextlib
 import functools
 import math
 from copy import deepcopy
-from fractions import Fraction
 from types import SimpleNamespace
-from typing import ClassVar
 
 import pytest
 import torch
@@ -27,7 +25,7 @@ from torchrl.objectives import SoftUpdate
 from kit.buffers import PrioritizedSampler, ReplayBatches, RolloutBatches, make_replay_buffer
 from kit.collectors import TensorCollector, VectorCollector
 from kit.envs import EnvironmentFault, make_env
-from kit.hooks import BestPolicy, Console, Evaluator, Hook, NotFinite, StopWhen, TargetKL
+from kit.hooks import BestPolicy, Console, Evaluator, Hook, NotFinite, StopWhen
 from kit.logging import LoggerError
 from kit.logging.journal import episode_columns
 from kit.modules import make_actor
@@ -40,7 +38,6 @@ from tests.errors import raises_setting
 from tests.tiny import (
     Rows,
     Scripted,
-    assert_equal,
     assert_same,
     collector_of,
     evaluator_for,
@@ -51,7 +48,6 @@ from tests.tiny import (
     sac_parts,
     sac_trainer,
     transitions_buffer,
-    weights,
 )
 
 ON_POLICY = {
@@ -316,21 +312,6 @@ def test_batches_are_a_hooks_own_from_when_it_is_registered():
     assert len(own) == len(kept) - 1 == 20
 
 
-def test_the_update_knows_the_policy_steps_after_each_iteration(monkeypatch):
-    trainer, seen = sac_trainer(off_policy_plan()), []
-    monkeypatch.setattr(trainer.update, "advance", seen.append)
-    plan, ledger = trainer.plan, trainer.run()
-    assert seen == [plan.policy_steps_after(n) for n in range(1, ledger.iterations + 1)]
-
-
-def test_a_prefill_is_trained_on_with_the_first_batch():
-    plan = on_policy_plan(total_policy_steps=72, prefill_steps=8, prefill_in_first_batch=True)
-    trainer, seen = ppo_trainer(plan), []
-    trainer.register_op("post_steps_log", lambda batch: seen.append(batch.numel()))
-    trainer.run()
-    assert seen == [16 + 8, 16, 16, 16]
-
-
 def halved(batch: TensorDictBase) -> TensorDictBase:
     return batch.set(("next", "reward"), batch["next", "reward"] / 2)
 
@@ -411,13 +392,6 @@ def test_steps_are_not_joined_across_a_reset_that_a_hook_makes(how, kind):
     found = buffer.buffer[:]
     assert found["steps_to_next_obs"].tolist()[16:21] == [3, 3, 2, 1, 3]
     assert found["next", "truncated"].nonzero()[:, 0].tolist() == [17, 18, 19]
-
-
-def test_a_replay_ratio_is_exact_at_the_end():
-    trainer = sac_trainer(off_policy_plan(replay_ratio="1/3", total_policy_steps=100))
-    trainer.run()
-    training_steps = 100 - 9  # counted from the iteration that reaches learning_starts=10
-    assert trainer.ledger.gradient_steps == math.floor(Fraction(1, 3) * training_steps)
 
 
 def test_update_epochs_are_counted_where_a_replay_buffer_draws_all_at_once():
@@ -556,20 +530,7 @@ def test_evaluations_happen_when_planned(settings, expected):
     parts = ppo_parts(plan, env=Scripted)
     trainer = Trainer(plan, **parts, evaluate=evaluator_for(parts, plan, Scripted))
     when: list[int] = []
-    evaluate = trainer.evaluate
-
-    class Noted:
-        episodes = evaluate.episodes
-
-        def __call__(self, number):
-            assert number == len(when)
-            when.append(trainer.policy_steps)
-            return evaluate(number)
-
-        def close(self):
-            evaluate.close()
-
-    trainer.evaluate = Noted()
+    trainer.register_op("evaluation", lambda result, is_best: when.append(trainer.policy_steps))
     trainer.run()
     assert when == expected
     assert trainer.ledger.evaluations == len(expected)
@@ -680,22 +641,6 @@ def test_carried_minibatches_of_epochs_left_out_are_counted(epochs):
     assert ledger.compare(plan) == []
 
 
-def test_target_kl_ends_update_phases_early():
-    plan = on_policy_plan(update_epochs=10)
-    trainer = ppo_trainer(plan, hooks=[TargetKL(1e-9)])
-    for group in trainer.optimizer.param_groups:
-        group["lr"] = 0.05
-    ledger = trainer.run()
-    assert ledger.skipped_gradient_steps > 0
-    assert ledger.gradient_steps + ledger.skipped_gradient_steps == plan.gradient_steps_after(4)
-
-
-def test_target_kl_names_the_metrics_there_are_when_its_own_is_missing():
-    trainer = ppo_trainer(hooks=[TargetKL(0.1, metric="kl")])
-    with pytest.raises(HookError, match=r"TargetKL.*metric='kl' is not a metric.*kl_approx"):
-        trainer.run()
-
-
 # ---------------------------------------------------------------------- rows
 def test_losses_in_a_row_are_means_over_all_gradient_steps_since_the_row_before():
     plan, rows = on_policy_plan(update_epochs=3), Rows()
@@ -725,26 +670,6 @@ def test_rows_have_every_counter_and_the_episodes_since_the_row_before():
     assert rows.closed == 1
     assert rows.texts["plan"] == plan.table()
     assert rows.texts["ledger"] == plan.table(ledger)
-
-
-def test_the_last_iteration_always_has_a_row():
-    plan, rows = on_policy_plan(), Rows()
-    Trainer(plan, **ppo_parts(plan), logger=rows, log_every=48).run()
-    assert [row["policy_steps"] for row in rows.rows] == [48, 64]
-
-
-# ---------------------------------------------------------------------- nothing is shared
-def test_the_same_seed_trains_the_same_weights_and_another_one_others():
-    plan = on_policy_plan()
-    runs = [Trainer(plan, **ppo_parts(plan, seed=seed)) for seed in (3,)]
-    runs[0].run()
-    again = Trainer(plan, **ppo_parts(plan, seed=3))
-    again.run()
-    other = Trainer(plan, **ppo_parts(plan, seed=4))
-    other.run()
-    assert_equal(weights(runs[0]), weights(again))
-    with pytest.raises(AssertionError):
-        assert_equal(weights(again), weights(other))
 
 
 # ---------------------------------------------------------------------- parts that do not fit
@@ -784,13 +709,6 @@ def test_gradient_steps_that_nobody_makes_are_refused_before_anything_runs():
     with raises_setting("update"):
         trainer.run()
     assert trainer.ledger.policy_steps == 0
-
-
-@pytest.mark.parametrize("field", ["log_every", "checkpoint_every"])
-@pytest.mark.parametrize("value", [0, 1.5])
-def test_periods_are_whole_numbers_from_one(field, value):
-    with raises_setting(field):
-        ppo_trainer(**{field: value})
 
 
 # ---------------------------------------------------------------------- a clean end
@@ -857,11 +775,10 @@ def test_a_run_interrupted_in_its_last_iteration_is_not_saved_as_if_it_had_ended
     assert again.run().policy_steps == 64
 
 
-@pytest.mark.parametrize("stage", ["pre_epoch"])
-def test_a_hook_whose_iterator_has_ended_is_named(stage):
+def test_a_hook_whose_iterator_has_ended_is_named():
     trainer = ppo_trainer()
-    trainer.register_op(stage, lambda *_: next(iter([])))
-    with pytest.raises(HookError, match=rf"at stage '{stage}' raised StopIteration"):
+    trainer.register_op("pre_epoch", lambda *_: next(iter([])))
+    with pytest.raises(HookError, match="at stage 'pre_epoch' raised StopIteration"):
         trainer.run()
 
 
@@ -888,20 +805,6 @@ def test_a_hook_that_raises_at_the_end_is_an_error_and_everything_is_closed():
     with pytest.raises(HookError, match="at stage 'shutdown' raised ZeroDivisionError"):
         trainer.run()
     assert trainer.ledger.policy_steps == 64
-    assert rows.closed == 1
-    assert trainer.collector.closed
-
-
-def test_an_environment_that_raises_ends_the_run_cleanly():
-    def fault(step):
-        if step == 20:
-            raise OSError("the simulator is gone")
-
-    rows = Rows()
-    trainer = ppo_trainer(env=lambda: Scripted(fault=fault), logger=rows, log_every=16)
-    with pytest.raises(EnvironmentFault, match="the simulator is gone"):
-        trainer.run()
-    assert [row["policy_steps"] for row in rows.rows] == [16, 32]
     assert rows.closed == 1
     assert trainer.collector.closed
 
@@ -938,14 +841,8 @@ def test_a_loss_that_reads_advantages_needs_an_estimator():
         Trainer(plan, **parts)
 
 
-@pytest.mark.parametrize(
-    ("made", "message"),
-    [
-        (lambda batch: batch[:, :3], "returned 6 of the 16 transitions of a batch; return all of"),
-        (lambda batch: batch, "wrote no 'advantage' and leaves ClipPPOLoss without advantages"),
-    ],
-)
-def test_an_estimator_that_leaves_nothing_to_train_on_is_refused(made, message):
+@pytest.mark.parametrize("made", [lambda batch: batch[:, :3], lambda batch: batch])
+def test_an_estimator_that_leaves_nothing_to_train_on_is_refused(made):
     trainer = ppo_trainer(advantage=made)
     with raises_setting("advantage"):
         trainer.run()
@@ -966,16 +863,10 @@ def test_as_many_policy_steps_of_other_environments_than_planned_are_refused():
         Trainer(plan, **ppo_parts(on_policy_plan()))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"action_repeat": 2}, "env.action_repeat"),
-        ({"max_episode_steps": 100}, "env.max_episode_steps"),
-    ],
-)
-def test_environments_with_another_time_than_planned_are_refused(settings, message):
-    with raises_setting(message):
-        Trainer(on_policy_plan(**settings), **ppo_parts(on_policy_plan()))
+@pytest.mark.parametrize("name", ["action_repeat", "max_episode_steps"])
+def test_environments_with_another_time_than_planned_are_refused(name):
+    with raises_setting(f"env.{name}"):
+        Trainer(on_policy_plan(**{name: 100}), **ppo_parts(on_policy_plan()))
 
 
 def test_several_processes_in_one_are_refused():
@@ -1173,15 +1064,9 @@ def test_a_longer_plan_continues_a_run_that_has_ended(tmp_path):
     assert ppo_trainer(longer, resume_from=trainer.last_checkpoint).run().policy_steps == 128
 
 
-def test_a_metric_of_a_hook_with_the_name_of_a_counter_is_refused():
-    trainer = ppo_trainer()
-    trainer.register_op("post_steps_log", lambda batch: {"policy_steps": 1})
-    with raises_setting("metric"):
-        trainer.run()
-
-
 @pytest.mark.parametrize(
-    "name", ["episode/return", "train/loss_critic", "time/seconds", "evaluation/return"]
+    "name",
+    ["policy_steps", "episode/return", "train/loss_critic", "time/seconds", "evaluation/return"],
 )
 def test_a_metric_of_a_hook_with_the_name_of_another_column_is_refused(name):
     plan = on_policy_plan(evaluation_every=32)
@@ -1305,18 +1190,10 @@ def test_a_metric_that_is_no_number_is_said_to_be_in_no_row(value):
     assert all("odd" not in row and row["even"] == 2.0 for row in rows.rows)
 
 
-def test_a_hook_of_an_unknown_kind_or_without_its_method_is_refused():
-    class Looks(Hook):
-        operations: ClassVar = {"log_row": "lok"}
-
-        def look(self, row):
-            """Nothing."""
-
-    class Odd(Looks):
+def test_a_hook_of_an_unknown_kind_is_refused():
+    class Odd(Hook):
         kind = "obsrver"
 
-    with raises_setting("Looks.operations"):
-        ppo_trainer(hooks=[Looks()])
     with raises_setting("Odd.kind"):
         ppo_trainer(hooks=[Odd()])
 
@@ -1345,6 +1222,3 @@ def test_targets_by_policy_steps_are_updated_in_a_second_run_too():
         before = deepcopy(loss.target_qvalue_network_params)
         Trainer(plan, **own).run()
         assert not (loss.target_qvalue_network_params == before).all()
-
-
-# ---------------------------------------------------------------------- copies

@@ -10,24 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 from torchrl.objectives import HardUpdate, LossModule, SoftUpdate
 from torchrl.trainers.algorithms import DreamerV3Optimizer
 
-from kit.fast import executors
 from kit.fast.program import State
 from kit.fast.traced import Traced
-from kit.fast.watch import Watch
 from kit.logging.metrics import MetricMeans
 from kit.losses import losses_due
 from kit.steps import SettingError
 from kit.trainer import Trainer
 from kit.update import Update, make_target_updater
-from kit.update.groups import Group, due_at, ever_due
 from tests.errors import raises_setting
 from tests.losses import (
     LOSSES,
@@ -77,25 +72,6 @@ def test_steps_are_those_of_plain_pytorch_for_every_loss(name):
         assert update.plain_reason == ""
         assert programs(update) == 1
     assert update.optimizer_step_count == 6
-
-
-@pytest.mark.parametrize("name", ["ClipPPOLoss", "SACLoss", "TD3Loss"])
-def test_steps_on_the_memory_of_a_cuda_graph_are_the_same(name, monkeypatch):
-    """The copies that a CUDA graph needs are made; the kernels run as ever on a CPU."""
-    monkeypatch.setitem(executors.EXECUTORS, "interpreter", executors.EXECUTORS["cudagraph"])
-    ours, theirs = make_loss(name), make_loss(name)
-    own, other = (Adam(loss.parameters(), lr=0.01, fused=True) for loss in (ours, theirs))
-    update, targets = Update(ours, own, target_updater=soft_update(ours)), soft_update(theirs)
-    for step in range(6):
-        minibatch = minibatch_for(name, seed=step)
-        torch.manual_seed(step)
-        update(minibatch.clone())
-        torch.manual_seed(step)
-        plain_step(theirs, other, minibatch)
-        if targets is not None:
-            targets.step()
-        assert_same(state_of(ours, own), state_of(theirs, other))
-    assert (update.plain_reason, programs(update)) == ("", 1)
 
 
 @pytest.mark.parametrize("trainer_of", [ppo_trainer, sac_trainer])
@@ -475,20 +451,6 @@ def test_the_actor_of_td3_has_the_gradient_of_the_first_critic_alone():
     torch.testing.assert_close(*found)
 
 
-def test_a_hook_of_a_gradient_is_called_in_every_step_and_changes_it():
-    loss, calls = make_loss("TD3Loss"), []
-    update = Update(loss, Adam(loss.parameters(), lr=0.01, fused=True))
-    frozen = next(loss.qvalue_network_params.parameters())
-    before = frozen.clone()
-    frozen.register_hook(lambda gradient: calls.append(None) or torch.zeros_like(gradient))
-    with pytest.warns(UserWarning, match="runs eagerly: it has hooks, which no program would call"):
-        update(minibatch_for("TD3Loss"))
-    for _ in range(5):
-        update(minibatch_for("TD3Loss"))
-    assert len(calls) == 1 + 6  # first it is seen which parameters the losses reach
-    assert torch.equal(frozen, before)
-
-
 def test_a_hook_that_would_never_be_called_is_refused():
     loss = make_loss("TD3Loss")
     update = Update(loss, Adam(loss.parameters(), lr=0.01, fused=True))
@@ -534,48 +496,6 @@ def test_every_set_of_losses_that_is_due_together_is_right():
     assert programs(update) == 4
 
 
-def test_keys_are_known_when_every_set_of_due_losses_has_been_seen():
-    loss, optimizers = td3(fused=True)
-    update = Update(loss, optimizers, every={"loss_actor": 3})
-    known = []
-    for step in range(12):
-        update(minibatch_for("TD3Loss", seed=step))
-        known.append(bool(update.keys_read))
-    # The actor's first step makes Adam's state, its second is recorded, its third is verified.
-    assert known == [False] * 8 + [True] * 4
-    assert {"observation", "action", ("next", "observation")} <= set(update.keys_read)
-
-
-@pytest.mark.parametrize("dropped", [(0,), (0, 1)])
-def test_keys_are_not_known_while_the_program_of_some_losses_is_dropped(dropped):
-    loss, optimizers = td3(fused=True)
-    update = Update(loss, optimizers, every={"loss_actor": 2})
-    steps = iter(range(100))
-    while not update.keys_read:
-        update(minibatch_for("TD3Loss", seed=next(steps)))
-    known = update.keys_read
-    update.traced_step.traced[dropped, "step"].clear()
-    assert update.keys_read == []
-    while not update.keys_read:
-        update(minibatch_for("TD3Loss", seed=next(steps)))
-    assert update.keys_read == known
-
-
-def test_undisturbed_steps_look_for_changes_in_the_first_alone(monkeypatch):
-    loss = make_loss("SACLoss")
-    update = Update(loss, Adam(loss.parameters(), fused=True))
-    for step in range(4):
-        update(minibatch_for("SACLoss", seed=step))
-    looks = []
-    monkeypatch.setattr(Watch, "changed", lambda self: looks.append(self))
-    for undisturbed, expected in ((True, 1), (False, 3), (True, 1)):
-        update.undisturbed = undisturbed
-        looks.clear()
-        for step in range(3):
-            update(minibatch_for("SACLoss", seed=step))
-        assert len(looks) == expected
-
-
 def test_what_changes_between_undisturbed_phases_is_noticed():
     ours, theirs = make_loss("SACLoss"), make_loss("SACLoss")
     own, other = (Adam(loss.parameters(), lr=0.01, fused=True) for loss in (ours, theirs))
@@ -593,29 +513,6 @@ def test_what_changes_between_undisturbed_phases_is_noticed():
         torch.manual_seed(step)
         plain_step(theirs, other, minibatch_for("SACLoss", seed=step))
         assert_same(state_of(ours, own), state_of(theirs, other))
-
-
-def test_errors_that_no_one_reads_are_not_computed():
-    states, operations = [], []
-    for writes in (True, False):
-        loss = make_loss("DQNLoss")
-        update = Update(loss, Adam(loss.parameters(), fused=True))
-        update.writes_to_minibatch = writes
-        for step in range(5):
-            minibatch = minibatch_for("DQNLoss", seed=step)
-            update(minibatch)
-            assert ("td_error" in minibatch.keys()) == writes
-        operations.append(len(update.traced_step.traced[(0,), "step"].operations))
-        states.append(state_of(loss))
-    assert_same(*states)
-    assert operations[1] < operations[0]
-
-
-@given(periods=st.lists(st.integers(1, 12), min_size=1, max_size=3))
-def test_losses_are_due_together_in_no_other_way_than_in_some_step(periods):
-    groups = [Group("", None, (), period) for period in periods]
-    steps = range(1, math.lcm(*periods) + 1)
-    assert ever_due(groups) == {due_at(groups, step) for step in steps}
 
 
 def test_accumulated_and_open_steps_keep_the_periods():
@@ -758,21 +655,6 @@ def test_another_loss_or_other_optimisers_need_another_update():
             setattr(part, name, None)
     assert update.loss_module is loss
     assert isinstance(update.optimizers["optimizer"], Adam)
-
-
-@pytest.mark.parametrize(
-    ("every", "moves"), [(1, "always"), (2, "with the actor"), (3, "by itself")]
-)
-def test_a_soft_update_that_is_the_same_in_each_step_of_its_kind_is_part_of_the_step(every, moves):
-    loss, optimizers = td3(fused=True)
-    delay = {"loss_actor": 2}
-    targets = {"target_updater": soft_update(loss, tau=0.1), "target_update_every": every}
-    update = Update(loss, optimizers, every=delay, **targets)
-    for step in range(8):
-        update(minibatch_for("TD3Loss", seed=step))
-    traced = update.traced_step.traced.items()
-    moved = {len(due): "lerp" in str(one.operations) for (due, how), one in traced if how == "step"}
-    assert moved == {1: moves == "always", 2: moves != "by itself"}
 
 
 def test_hard_updates_keep_their_own_count_and_save_it():
