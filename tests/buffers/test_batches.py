@@ -289,32 +289,6 @@ def n_step_transitions(batches: list[TensorDict], n_step: int, gamma: float) -> 
     return replay.buffer[:]
 
 
-@pytest.mark.parametrize("split", [1, 2, 4, 12])
-def test_rewards_of_several_steps_are_summed_up_to_the_end_of_the_episode(split):
-    gamma, n_step, steps = 0.5, 3, 12
-    batch = batch_of(1, steps)
-    batch["next", "reward"] = torch.arange(1.0, steps + 1).reshape(1, steps, 1)
-    batch["next", "done"][0, 4] = batch["next", "terminated"][0, 4] = True
-    stored = n_step_transitions(list(batch.split(split, dim=1)), n_step, gamma)
-    expected = {}
-    for t in range(steps - n_step):
-        total, last = 0.0, t
-        for k in range(n_step):
-            total += gamma**k * (t + k + 1)
-            last = t + k
-            if last == 4:
-                break
-        expected[t] = (total, last + 1.0, last - t + 1, last == 4)
-    for row in stored:
-        t = int(row["number"])
-        found = (
-            float(row["next", "reward"]), float(row["next", "observation"]),
-            int(row["steps_to_next_obs"]), bool(row["next", "terminated"]),
-        )  # fmt: skip
-        assert found == pytest.approx(expected.pop(t)), t
-    assert not expected
-
-
 @settings(max_examples=60)
 @given(
     envs=st.integers(1, 3),

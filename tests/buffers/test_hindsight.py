@@ -94,18 +94,6 @@ def test_goals_are_of_the_same_episode(strategy, num_envs, batches, size, seed):
         check(replay, strategy)
 
 
-def test_all_goals_that_a_strategy_allows_are_drawn():
-    torch.manual_seed(0)
-    replay = replay_of(100, "episode")
-    batch = Episodes(2, 0).batch(5)
-    batch["next", "done"].fill_(False)
-    for goal in (batch["where"], batch["next", "achieved_goal"]):
-        goal[..., 1], goal[..., 2] = 0, torch.arange(5)
-    replay.extend(batch)
-    goals = replay.buffer.sample()["desired_goal"].tolist()
-    assert {tuple(goal) for goal in goals} == {(e, 0, t) for e in range(2) for t in range(5)}
-
-
 def test_goals_of_any_episode_are_drawn_where_the_strategy_is_random():
     torch.manual_seed(0)
     replay, batch = replay_of(100, "random"), Episodes(2, 0).batch(4)
@@ -296,39 +284,16 @@ def test_hindsight_compares_raw_goals_where_observations_are_normalised(env):
     assert not torch.cat(compared).any(), "the point stays where it is"
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [
-        lambda: {"storage": ObservationStorage(300)},
-        lambda: {"storage": LazyTensorStorage(300), "sampler": SequenceSampler(4)},
-    ],
-    ids=["observations stored once", "sequences"],
-)
-def test_goals_stay_in_their_episode_where_other_parts_rely_on_the_order_too(parts):
+def test_goals_stay_in_their_episode_where_sequences_are_drawn():
     buffer = HindsightReplayBuffer(
         lambda rows: torch.ones(len(rows), 1), her_ratio=1.0, strategy="future",
-        batch_size=256, **parts(),
+        batch_size=256, storage=LazyTensorStorage(300), sampler=SequenceSampler(4),
     )  # fmt: skip
     replay, episodes = ReplayBatches(buffer), Episodes(3, seed=0)
     for _ in range(20):
         replay.extend(episodes.batch(4))
     sample = buffer.sample()
     assert torch.equal(sample["where"][:, :2], sample["desired_goal"][:, :2])
-
-
-@pytest.mark.parametrize("strategy", ["future", "final"])
-def test_goals_of_observations_that_are_stored_once(strategy):
-    buffer = HindsightReplayBuffer(
-        lambda rows: torch.ones(len(rows), 1), her_ratio=1.0, strategy=strategy, batch_size=256,
-        storage=ObservationStorage(60),
-    )  # fmt: skip
-    replay, episodes = ReplayBatches(buffer), Episodes(2, 3)
-    for steps in (9, 1, 30, 4):
-        batch = episodes.batch(steps)
-        batch["observation"], batch["next", "observation"] = batch["where"], batch["where"].clone()
-        replay.extend(batch)
-        sample = replay._samples(64, 1)[0]
-        assert (sample["observation"][:, :2] == sample["desired_goal"][:, :2]).all()
 
 
 @pytest.mark.parametrize("strategy", ["future", "final", "episode"])

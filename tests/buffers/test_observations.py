@@ -170,11 +170,6 @@ def test_a_buffer_that_is_hardly_filled_has_a_small_checkpoint():
     assert [len(values) for values in state["values"]] == [6 + 2]
 
 
-def test_a_million_atari_transitions_need_less_than_eight_gigabytes():
-    needed = 84 * 84 + 8 + 8 + 8 + 4 + 3 + 8 + 1  # frame, place, end, action, reward, flags, ids
-    assert 1_000_000 * needed < 8e9
-
-
 @pytest.mark.parametrize("frames", [1, 3])
 @pytest.mark.parametrize("before", [3, 8, 9, 13])
 def test_a_resumed_buffer_continues_as_if_nothing_had_happened(frames, before):

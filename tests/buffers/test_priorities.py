@@ -164,18 +164,6 @@ def test_what_does_not_add_up_to_a_positive_number_is_refused(kind, value):
         found(tree, torch.tensor([0.0, 0.5], dtype=torch.float64))
 
 
-def test_the_smallest_value_is_exact_after_each_of_many_changes(kind):
-    generator = torch.Generator().manual_seed(0)
-    tree, values = kind(3_000), torch.zeros(3_000, dtype=torch.float64)
-    for _ in range(60):
-        places = torch.randint(3_000, (100,), generator=generator).unique()
-        new = torch.randint(4, places.shape, generator=generator).double()  # many are equal, or 0
-        values[places] = new
-        write(tree, places, new)
-        positive = values[values > 0]
-        assert float(tree.min()) == float(positive.min())
-
-
 def test_a_tree_knows_the_limits_of_places_and_of_values_also_of_one_that_is_no_number(kind):
     tree = kind(8)
     places, values = torch.tensor([4, -1, 7]), torch.tensor([0.5, 0.25, 2.0])

@@ -225,20 +225,6 @@ def test_hindsight_normalises_goals_and_their_rewards_at_drawing():
         assert_near(row["next", "reward"], [rewarded(normalizer, raw)])
 
 
-def test_n_step_reward_is_clipped_before_it_is_summed():
-    """Stable-Baselines3 does the same: it normalises each reward, and then sums."""
-    collector, told = played()
-    normalizer, replay = collector.normalizer, make_replay_buffer(60, 8, n_step=2, gamma=1.0)
-    replay.normalize_by(normalizer)
-    replay.extend(collector.collect())
-    normalizer.reward.var.fill_(1.0)
-    rewards = [[one[2] for one in env.log[:2]] for env in told]
-    (row, *_) = drawn(replay)
-    env = int(row["index"]) % 2
-    told[env].log[:2] = [(*one[:2], reward, False) for one, reward in zip(told[env].log, rewards)]
-    assert_near(row["next", "reward"], [sum(rewarded(normalizer, r) for r in rewards[env])])
-
-
 # ---------------------------------------------------------------------- collectors
 def centred(rows: TensorDictBase) -> TensorDictBase:
     """A policy whose actions depend on nothing, and which keeps what it sees."""

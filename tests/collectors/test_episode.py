@@ -119,12 +119,6 @@ def test_flat_batches_are_the_same_episodes_one_after_the_other():
         assert torch.equal(flat[key], padded[key][mask])
 
 
-def test_trajectory_numbers_go_on_from_batch_to_batch():
-    collector = of_length(2, 2, min_episodes=3)
-    numbers = [collector.collect()["collector", "traj_ids"][:, 0].tolist() for _ in range(2)]
-    assert numbers == [[0, 1, 2], [3, 4, 5]]
-
-
 def test_another_layout_is_refused():
     with raises_setting("layout"):
         of_length(4, min_episodes=1, layout="stacked")
@@ -146,15 +140,6 @@ def test_what_free_copies_do_where_they_cannot_stand_still_is_counted_apart():
     assert collector.idle_env_steps == 2 * 5  # two copies, while the third plays the fourth
     collector.collect()
     assert collector.episodes == 8
-
-
-def test_episodes_report_their_copy_and_their_env_steps():
-    env = make_env(lambda: Steps(5), 2, action_repeat=2)
-    collector = EpisodeCollector(env, min_episodes=2)
-    collector.collect()
-    assert (collector.policy_steps, collector.env_steps) == (6, 10)
-    found = [(e.env, e.length, e.env_steps, e.episode_return) for e in collector.take_episodes()]
-    assert found == [(0, 3, 5, 5.0), (1, 3, 5, 5.0)]
 
 
 def test_memory_that_grows_keeps_long_episodes_whole():

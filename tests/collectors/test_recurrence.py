@@ -154,18 +154,6 @@ def test_is_init_marks_the_first_step_of_each_episode(make):
     assert torch.equal(starts[:, 1:], done[:, :-1])
 
 
-@pytest.mark.parametrize("make", [vector, tensor])
-def test_the_memory_of_an_open_episode_goes_on_after_a_resume(make):
-    wanted = whole(make(), 4)
-    saving, going_on = make(), make(seed=8)
-    first = whole(saving, 2)
-    going_on.load_state_dict(saving.state_dict())
-    found = torch.cat([first, whole(going_on, 2)], -1)
-    assert not first["next", "done"][:, -1].all()  # it was saved within an episode
-    for key in ("logits", "action", "h", "c", "is_init"):
-        assert torch.equal(found[key], wanted[key])
-
-
 def states_at_the_end(make, collected):
     """Of policies: of a run of 12 batches, and of one resumed before the last of them."""
     never_saved, saved, resumed = make(), make(), make()

@@ -11,7 +11,7 @@ from kit.envs import make_env
 from kit.envs.errors import EnvironmentFault
 from kit.envs.tensor import make_tensor_env
 from kit.testing import CollectorCase, counter_policy
-from tests.collectors.kinds import tensor, vector_on_tensors
+from tests.collectors.kinds import tensor
 from tests.errors import raises_setting
 
 CASE = CollectorCase(steps_per_env=7)
@@ -99,16 +99,6 @@ def test_a_change_of_the_environment_or_its_normaliser_is_seen_by_the_next_batch
         assert bool(one["next", "truncated"].any()) == (batch > 0)
 
 
-def test_env_steps_are_those_that_were_made():
-    env = make_env("CartPole-v1", 2, vectorization="tensor", action_repeat=3)
-    collector = TensorCollector(env, steps_per_env=20, seed=1)
-    batch = collector.collect()  # each env step is rewarded with 1
-    assert collector.env_steps == int(batch["next", "reward"].sum()) < 3 * collector.policy_steps
-    episodes = collector.take_episodes()
-    assert len(episodes) == collector.episodes > 0
-    assert [e.env_steps for e in episodes] == [e.episode_return for e in episodes]
-
-
 def test_all_copies_begin_anew_with_each_batch_where_that_is_asked_for():
     env = make_env("CartPole-v1", 2, vectorization="tensor", max_episode_steps=4)
     collector = TensorCollector(env, steps_per_env=6, reset_at_each_iter=True)
@@ -130,11 +120,6 @@ def test_an_environment_that_is_not_written_in_torch_is_refused():
         TensorCollector(make_env("CartPole-v1", 2), steps_per_env=3)
 
 
-def test_batches_of_the_size_of_one_step_are_possible():
-    collector = tensor(CollectorCase(num_envs=4, steps_per_env=1, batches=5))
-    assert [batch.shape for batch in collector] == [(4, 1)] * 5
-
-
 def test_nan_is_reported_with_the_copy_and_the_step():
     env = make_tensor_env("Pendulum-v1", 3)
     collector = TensorCollector(env, steps_per_env=4)
@@ -143,13 +128,6 @@ def test_nan_is_reported_with_the_copy_and_the_step():
     with pytest.raises(EnvironmentFault, match="returned NaN") as caught:
         collector.collect()
     assert (caught.value.env, caught.value.policy_step) == (1, 4)
-
-
-def test_trajectories_are_those_of_the_episodes():
-    for batch in (tensor(CASE).collect(), vector_on_tensors(CASE).collect()):
-        numbers = batch["collector", "traj_ids"]
-        begins = numbers[:, 1:] != numbers[:, :-1]
-        assert torch.equal(begins, batch["next", "done"][:, :-1, 0])
 
 
 def test_an_action_that_the_environment_does_not_have_is_refused():

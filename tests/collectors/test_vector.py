@@ -19,9 +19,8 @@ from kit.envs import make_env
 from kit.modules import make_actor
 from kit.steps import SettingError
 from kit.testing import CollectorCase, counter_env
-from kit.testing.counter import COUNTER
 from tests.collectors.kinds import vector
-from tests.envs.odd_envs import ManySpaces, Masked, Steps
+from tests.envs.odd_envs import Steps
 from tests.tiny import assert_same
 
 CASE = CollectorCase()
@@ -108,29 +107,6 @@ def test_all_copies_begin_new_episodes_with_each_batch_where_that_is_asked_for()
         assert batch["observation"][0].flatten().tolist() == [0, 1, 2, 0]
     assert collector.episodes == 4
     assert [e.length for e in collector.take_episodes()] == [3] * 4
-
-
-def test_dict_spaces_of_all_kinds_are_collected_as_they_are():
-    env = make_env(ManySpaces, 2, seed=3)
-    batch = VectorCollector(env, steps_per_env=5).collect()
-    for leaf in env.observation_leaves:
-        for values in (batch[leaf.key], batch.get("next").get(leaf.key)):
-            assert values.shape == (2, 5, *leaf.shape)
-            assert values.numpy().dtype == leaf.dtype
-    assert batch["action", "force"].shape == (2, 5, 2)
-
-
-def test_masked_actions_are_never_taken_at_random():
-    batch = VectorCollector(make_env(Masked, 2), steps_per_env=12).collect()  # it would raise
-    assert batch["action_mask"].gather(-1, batch["action"].unsqueeze(-1)).all()
-
-
-def test_normalised_rewards_are_reported_as_they_were():
-    env = make_env(Steps, 2, normalize_reward=True, normalize_observation=True)
-    collector = VectorCollector(env, steps_per_env=6)
-    batch = collector.collect()
-    assert not torch.equal(batch["next", "reward"], torch.ones(2, 6, 1))
-    assert [e.episode_return for e in collector.take_episodes()] == [3.0] * 4
 
 
 # ---------------------------------------------------------------------- memory and seeds
@@ -332,15 +308,6 @@ def test_an_entry_replaced_in_a_batch_is_not_in_the_next():
         batch["note"] = batch["observation"]
 
 
-def test_memory_may_be_shared_from_one_batch_to_the_next():
-    collector, copied = steps(steps_per_env=2), steps(steps_per_env=2)
-    for number in range(12):
-        collector.reuse = number % 3 > 0
-        assert_same(collector.collect().to_dict(), copied.collect().to_dict())
-    assert collector.take_episodes() == copied.take_episodes()
-    assert collector.env_steps == copied.env_steps == 48
-
-
 def test_the_last_batch_of_shared_memory_stays_once_it_is_not_shared():
     collector = steps(steps_per_env=2, reuse=True)
     collector.collect()
@@ -361,12 +328,6 @@ def test_what_a_receiver_writes_is_in_no_later_batch():
             value.fill_(1)
     assert collector.take_episodes() == copied.take_episodes()
     assert collector.env_steps == copied.env_steps == 12
-
-
-def test_reused_memory_forgets_how_episodes_ended():
-    collector = steps(steps_per_env=4, reuse=True)
-    ends = [collector.collect()["next", "done"][0].flatten().int().tolist() for _ in range(3)]
-    assert ends == [[0, 0, 1, 0], [0, 1, 0, 0], [1, 0, 0, 1]]
 
 
 def test_every_batch_draws_new_random_numbers():
@@ -437,8 +398,3 @@ def test_where_an_environment_cannot_give_its_state_its_episodes_are_closed_and_
     assert (going_on.policy_steps, going_on.episodes) == (12, 2)
     # The one that was open is not reported: nobody knows how it would have ended.
     assert [e.length for e in going_on.take_episodes()] == [4, 4]
-
-
-def test_copies_have_seeds_of_their_own():
-    batch = VectorCollector(make_env(COUNTER, 8), steps_per_env=1).collect()
-    assert len(np.unique(batch["observation"][:, 0, 0].numpy())) == 8

@@ -253,7 +253,6 @@ class TestDreamer:
 
 @pytest.mark.parametrize("algo", ["dqn", "dqn_atari", "ddpg", "ddpg_continuous_action"])
 def test_dqn_and_ddpg_of_cleanrl_have_one_environment(algo):
-    algo.partition("_")[0].upper()
     with raises_setting("num_envs"):
         CleanRL(algo=algo, num_envs=2).to_plan()
 

@@ -99,11 +99,6 @@ def test_a_reward_that_ends_the_run_is_a_number():
     assert "An initial test that reaches stop_rew ends" in told
 
 
-def test_the_buffer_holds_equally_many_transitions_of_each_environment():
-    settings = Tianshou(buffer_size=31, num_train_envs=3)
-    assert settings.resolved().sampling().capacity == 33
-
-
 def test_a_recipe_refuses_the_fields_that_mean_nothing_for_its_algorithm():
     settings = Tianshou(update_per_step=0.5, num_train_envs=1)
     with raises_setting("update_per_step"):

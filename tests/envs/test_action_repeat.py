@@ -160,24 +160,3 @@ def test_a_collector_counts_policy_steps_and_env_steps_apart():
     episodes = collector.take_episodes()
     assert [one[1:] for one in episodes] == [(28.0, 3, 7, True, {"note": 7.0})] * 4
     collector.shutdown()
-
-
-def test_a_time_limit_counts_policy_steps_not_env_steps():
-    env = make_env(lambda: Rewards(1_000), 1, action_repeat=3, max_episode_steps=2)
-    collector = collector_of(env, 4)
-    (batch,) = collector
-    assert batch["next", "truncated"].flatten().tolist() == [False, True, False, True]
-    assert batch["next", "observation"].flatten().tolist() == [3, 6, 3, 6]
-    collector.shutdown()
-
-
-def test_a_registered_time_limit_counts_env_steps():
-    gym.register("odd/Rewards-v0", entry_point=lambda: Rewards(1_000), max_episode_steps=7)
-    try:
-        collector = collector_of(make_env("odd/Rewards-v0", 1, action_repeat=3), 6)
-        (batch,) = collector
-    finally:
-        del gym.registry["odd/Rewards-v0"]
-    assert batch["next", "truncated"].flatten().tolist() == [False, False, True] * 2
-    assert collector.env_steps == 14
-    collector.shutdown()

@@ -149,18 +149,6 @@ def test_an_environment_that_says_nothing_has_no_info():
     assert env.take_infos() == {}
 
 
-# ---------------------------------------------------------------------- another interface
-
-
-def takes_arrays() -> bool:
-    """Whether this NumPy takes an array of one number for the number, as older ones do."""
-    try:
-        np.zeros(1)[0] = np.ones(1)
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
 # ---------------------------------------------------------------------- masks
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 def test_a_mask_in_info_is_an_observation_of_the_policy(vectorization):

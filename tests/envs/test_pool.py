@@ -14,7 +14,6 @@ import torch
 
 from kit.collectors import EpisodeCollector, VectorCollector, make_collector
 from kit.envs import make_env
-from kit.envs.tensor import make_tensor_env
 from kit.steps import SettingError, StepPlan
 from tests.errors import raises_setting
 from tests.waiting import wait_until
@@ -34,28 +33,6 @@ def batches(env, count=2, steps=60, **kwargs):
 
 
 # ---------------------------------------------------------------------- what it gives
-def test_every_transition_is_one_of_cartpole_the_last_of_an_episode_too():
-    (batch,), _ = batches(pool(), count=1)
-    assert batch["next", "done"].any()
-    rows = batch.reshape(-1)
-    cartpole = make_tensor_env("CartPole-v1", len(rows), dtype=torch.float64)
-    after, _, terminated = cartpole.transition(rows["observation"].double().T, rows["action"])
-    torch.testing.assert_close(rows["next", "observation"], after.T.float(), rtol=0, atol=1e-5)
-    assert torch.equal(rows["next", "terminated"].squeeze(-1), terminated)
-    assert (rows["next", "reward"] == 1).all()
-
-
-def test_the_next_episode_begins_without_a_step_of_its_own():
-    (batch,), collector = batches(pool(), count=1)
-    for copy in batch:
-        done = copy["next", "done"].squeeze(-1)[:-1]
-        seen, following = copy["observation"][1:], copy["next", "observation"][:-1]
-        assert ((seen == following).all(-1) == ~done).all()
-        assert (seen[done].abs() <= 0.05).all()
-    assert collector.policy_steps == collector.env_steps == 180
-    assert collector.episodes == int(batch["next", "done"].sum())
-
-
 def test_a_time_limit_truncates_and_does_not_terminate():
     (batch,), collector = batches(pool(max_episode_steps=5), count=1, steps=15)
     assert not batch["next", "terminated"].any()
@@ -117,14 +94,6 @@ def test_images_are_bytes_in_the_shape_that_envpool_stacks():
     (batch,), _ = batches(pool("Pong-v5", 2), count=1, steps=3)
     assert batch["observation"].shape == (2, 3, 4, 84, 84)
     assert batch["observation"].dtype == torch.uint8
-
-
-def test_the_same_seed_gives_the_same_batches_and_another_one_others():
-    def observations(seed):
-        return torch.stack([batch["observation"] for batch in batches(pool(seed=seed))[0]])
-
-    assert torch.equal(observations(1), observations(1))
-    assert not torch.equal(observations(1), observations(2))
 
 
 def test_seeding_begins_anew():

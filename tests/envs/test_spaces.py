@@ -5,7 +5,6 @@ from __future__ import annotations
 import gymnasium as gym
 import numpy as np
 import pytest
-import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text
 from hypothesis import given
 from hypothesis import strategies as st
@@ -136,11 +135,6 @@ def test_choices_that_the_environment_does_not_have_are_refused(space, values, s
         converter.rows({"action": np.asarray(values)})
 
 
-def test_discrete_actions_are_shifted_by_start():
-    assert _convert(Discrete(3, start=5), [0, 2]).tolist() == [5, 7]
-    assert _convert(MultiDiscrete([2, 3], start=[1, -1]), [[0, 2]]).tolist() == [[1, 1]]
-
-
 def test_rows_are_what_gymnasium_takes():
     converter = ActionConverter(Discrete(2), leaves(Discrete(2), "action", ""), 2)
     assert converter.rows({"action": np.array([0, 1])}) == [0, 1]
@@ -157,8 +151,3 @@ def test_rows_are_what_gymnasium_takes():
 def test_actions_of_another_shape_are_refused(values):
     with raises_setting("action"):
         _convert(Box(-1, 1, (3,)), values)
-
-
-def test_specs_live_where_they_are_asked_to():
-    (leaf,) = leaves(Discrete(2), "action", "action_space")
-    assert to_spec(leaf, 2, torch.device("cpu")).device == torch.device("cpu")

@@ -232,12 +232,6 @@ def test_names_in_several_layers_of_one_thing_stay_so():
     assert again.kept is not env.kept
 
 
-def test_the_length_that_a_deque_may_have_is_kept():
-    env, again = LastFew(), LastFew()
-    goes_on(env, again)
-    assert again.few.maxlen == 3
-
-
 def test_an_object_that_others_share_is_left_alone():
     shared = Kept()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from tensordict import TensorDict
-from torchrl.collectors import Collector
 from torchrl.envs import Compose, RewardSum, StepCounter, TransformedEnv
 from torchrl.envs.utils import check_env_specs
 
@@ -99,17 +98,6 @@ def test_tensordicts_are_not_changed_by_later_steps():
     kept = data.clone()
     env.step(env.rand_action(data["next"].clone()))
     assert (data == kept).all()
-
-
-def test_torchrls_collector_collects():
-    env = make_tensor_env("CartPole-v1", 16, seed=0)
-    collector = Collector(env, frames_per_batch=320, total_frames=960)
-    batches = list(collector)
-    assert [batch.shape for batch in batches] == [(16, 20)] * 3
-    done = torch.cat([batch["next", "done"] for batch in batches], 1)
-    assert done.any()
-    assert (torch.cat([batch["next", "reward"] for batch in batches], 1) == 1).all()
-    collector.shutdown()
 
 
 @every_env

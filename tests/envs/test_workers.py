@@ -111,16 +111,13 @@ def test_normalised_copies_that_are_left_out_keep_the_normalised_observation(wor
     assert result.observation["observation"][1] == seen[1]
 
 
-def test_there_is_a_process_for_as_many_copies_as_are_asked_for(workers):
+@pytest.mark.parametrize(("copies", "asked", "expected"), [(3, 2, 2), (1, 4, 1)])
+def test_there_are_as_many_processes_as_asked_for_but_no_more_than_copies(
+    workers, copies, asked, expected
+):
     before = processes()
-    workers(Steps, 3, num_workers=2)
-    assert len(processes() - before) == 2
-
-
-def test_there_are_no_more_processes_than_copies(workers):
-    before = processes()
-    workers(Steps, 1, num_workers=4)
-    assert len(processes() - before) == 1
+    workers(Steps, copies, num_workers=asked)
+    assert len(processes() - before) == expected
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's list of libraries")
@@ -135,21 +132,6 @@ def test_a_worker_does_not_load_torch(workers):
 # ---------------------------------------------------------------------- faults
 def raising(tmp_path, *at, **kwargs):
     return functools.partial(Raises, at=at, path=str(tmp_path / "calls"), **kwargs)
-
-
-def test_a_copy_that_raises_is_rebuilt_and_its_episode_truncated(workers, tmp_path):
-    env = workers(raising(tmp_path, 3), 2, num_workers=1, restart_on_error=1)
-    env.start()
-    step(env)
-    with pytest.warns(RuntimeWarning, match=r"env 0: step\(\) raised OSError: the simulator fell"):
-        result = step(env)  # calls 3 and 4
-    assert result.truncated.tolist() == [True, False]
-    assert result.terminated.tolist() == [False, False]
-    assert result.reward.tolist() == [0, 1]
-    assert result.next_observation["observation"][:, 0].tolist() == [1, 2]
-    assert result.observation["observation"][:, 0].tolist() == [0, 2]
-    assert result.env_steps.tolist() == [1, 1]
-    assert env.backend.faults == 1
 
 
 def test_a_normalised_copy_that_raises_repeats_the_normalised_observation(workers, tmp_path):
@@ -197,24 +179,6 @@ def test_a_worker_that_dies_between_episodes_is_started_anew_by_the_reset(worker
     with pytest.warns(RuntimeWarning, match="SIGKILL"):
         assert env.restart()["observation"][:, 0].tolist() == [0, 0]
     assert env.backend.faults == 1
-
-
-def test_the_simulator_that_ends_its_process_is_named_with_the_exit_code(workers, tmp_path):
-    env = workers(raising(tmp_path, 1, how="die"), 1)
-    env.start()
-    with pytest.raises(EnvironmentFault, match=r"process of envs 0 to 0 died \(exit code 3\)"):
-        step(env)
-
-
-def test_the_fault_after_the_last_restart_is_raised_with_the_message_of_the_environment(
-    workers, tmp_path
-):
-    env = workers(raising(tmp_path, 1, 2), 1, restart_on_error=1)
-    env.start()
-    with pytest.warns(RuntimeWarning, match="1 of 1"):
-        step(env)
-    with pytest.raises(EnvironmentFault, match="raised OSError: the simulator fell over"):
-        step(env)
 
 
 def test_keyboard_interrupt_of_an_environment_is_a_fault(workers, tmp_path):

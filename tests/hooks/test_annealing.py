@@ -87,20 +87,6 @@ def test_what_environments_count_is_followed_whenever_rows_are_written(counter, 
     assert used == pytest.approx([1 - count / 100 for count in counts])
 
 
-def test_all_groups_of_an_optimiser_or_one_of_them_are_set():
-    one, two = (torch.nn.Parameter(torch.zeros(1)) for _ in range(2))
-    trainer = ppo_trainer(on_policy_plan())
-    optimizer = torch.optim.Adam([{"params": [one]}, {"params": [two]}], lr=0.1)
-    half = make_schedule("constant", 0.5, 0.5, 1)
-    trainer.add(Anneal(optimizer.param_groups[1], "lr", half, name="second"))
-    trainer.run()
-    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.5]
-    again = ppo_trainer(on_policy_plan())
-    again.add(AnnealLearningRate(optimizer, half))
-    again.run()
-    assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.5]
-
-
 def test_a_tensor_is_filled_where_it_is_and_a_number_is_replaced():
     class Target:
         def __init__(self) -> None:
@@ -127,23 +113,6 @@ def test_what_a_loss_reads_is_annealed_although_the_loss_is_traced():
     assert fractions[-1] > 0.5
 
 
-def test_a_resumed_run_goes_on_with_the_value_it_had(tmp_path):
-    def annealed(**parts):
-        trainer = ppo_trainer(on_policy_plan(), log_every=16, **parts)
-        schedule = make_schedule("linear", 1.0, 0.0, 64)
-        return trainer, AnnealLearningRate(trainer.optimizer, schedule)
-
-    first, hook = annealed(folder=tmp_path, checkpoint_every=32)
-    first.add(hook)
-    first.run()
-    checkpoint = sorted((tmp_path / "checkpoints").iterdir())[0]
-    again, hook = annealed()
-    again.add(hook)
-    again.load(checkpoint)
-    rows = rows_of(again)
-    assert [row["schedule/learning_rate"] for row in rows] == [0.5, 0.25]
-
-
 def test_a_learning_rate_that_an_earlier_run_has_annealed_to_0_is_refused():
     trainer = ppo_trainer(on_policy_plan())
     trainer.optimizer.param_groups[0]["lr"] = 0.0
@@ -152,17 +121,13 @@ def test_a_learning_rate_that_an_earlier_run_has_annealed_to_0_is_refused():
     trainer.add(AnnealLearningRate(trainer.optimizer, "linear", end=0.1))
 
 
-@pytest.mark.parametrize("counter", ["env_steps", "episodes", "update_epochs"])
-def test_a_counter_whose_end_no_plan_knows_has_no_schedule_by_name(counter):
+@pytest.mark.parametrize(
+    "counter", ["env_steps", "episodes", "update_epochs", "random_policy_steps"]
+)
+def test_a_counter_without_a_known_end_has_no_schedule_by_name(counter):
     trainer = ppo_trainer(on_policy_plan())
     with raises_setting("counter"):
         trainer.add(AnnealLearningRate(trainer.optimizer, "linear", counter=counter))
-
-
-def test_a_counter_that_stays_0_has_no_schedule_by_name():
-    trainer = ppo_trainer(on_policy_plan())
-    with raises_setting("counter"):
-        trainer.add(AnnealLearningRate(trainer.optimizer, "linear", counter="random_policy_steps"))
 
 
 @pytest.mark.parametrize("counter", ["evaluations", "evaluation_episodes"])
@@ -222,17 +187,6 @@ def test_whole_episodes_of_unknown_length_are_followed_by_iterations():
     assert hook.counter == "iterations"
     with raises_setting("counter"):
         trainer.add(AnnealExploration(egreedy(), counter="gradient_steps"))
-
-
-def test_a_constant_learning_rate_is_logged_and_left_to_others():
-    trainer = ppo_trainer(on_policy_plan(), log_every=16)
-    optimizer = trainer.optimizer
-    for group in optimizer.param_groups:
-        group["lr"] = 0.5
-    trainer.add(AnnealLearningRate(optimizer, "constant"))
-    trainer.add(AnnealLearningRate(optimizer, "linear", name="own"))
-    rows = rows_of(trainer)
-    assert columns(rows, "own") == [0.5, 0.375, 0.25, 0.125]
 
 
 # ---------------------------------------------------------------------- alone

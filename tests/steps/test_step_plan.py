@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -38,20 +37,6 @@ def test_an_off_policy_run_trains_from_the_end_of_the_iteration_that_reaches_lea
     assert plan.random_steps == 16
 
 
-def test_the_replay_ratio_counts_from_the_start_of_the_first_iteration_that_trains():
-    plan = StepPlan(
-        total_policy_steps=10, learning_starts=3, replay_ratio=Fraction(1, 2), minibatch_size=1
-    )
-    assert [plan.gradient_steps(k) for k in range(1, 11)] == [0, 0, 0, 1, 0, 1, 0, 1, 0, 1]
-
-
-def test_pretraining_comes_once_and_on_top():
-    plan = StepPlan(
-        total_policy_steps=5, learning_starts=2, replay_ratio=1, pretrain_steps=7, minibatch_size=1
-    )
-    assert [plan.gradient_steps(k) for k in range(1, 6)] == [0, 8, 1, 1, 1]
-
-
 def test_processes_count_together_unless_the_count_is_local():
     plan = StepPlan(
         iterations=3, num_envs=2, steps_per_env=5, world_size=3, update_epochs=1, minibatch_size=5
@@ -77,12 +62,6 @@ def test_an_episode_can_end_inside_a_repeat(length, repeat, limit, env_steps):
     assert plan.env_steps_after(10, length) == env_steps
 
 
-def test_whole_episodes_are_collected_until_both_minima_are_met():
-    plan = StepPlan(iterations=2, min_steps=30, min_episodes=4, episode_length=20)
-    assert plan.frames_per_batch == 80
-    assert plan.total_policy_steps == 160
-
-
 def test_episodes_of_unknown_length_leave_the_counts_open():
     plan = StepPlan(iterations=2, min_episodes=4)
     assert not plan.is_exact
@@ -94,21 +73,6 @@ def test_episodes_of_unknown_length_leave_the_counts_open():
 def test_an_iteration_that_is_not_in_the_plan_is_refused(iteration):
     with raises_setting("iteration"):
         StepPlan(iterations=3).after(iteration)
-
-
-def test_a_prefill_that_is_the_first_iteration_trains():
-    plan = StepPlan(
-        iterations=3,
-        min_episodes=1,
-        episode_length=10,
-        prefill_steps=25,
-        prefill_is_iteration=True,
-        gradient_steps_per_iteration=2,
-        minibatch_size=4,
-    )
-    assert [plan.policy_steps_after(k) for k in range(4)] == [0, 30, 40, 50]
-    assert [plan.gradient_steps(k) for k in (1, 2, 3)] == [2, 2, 2]
-    assert plan.random_steps_until(50) == 30
 
 
 def test_a_prefill_can_be_part_of_the_first_on_policy_batch():
@@ -195,23 +159,6 @@ def test_offline_evaluations_are_counted_by_gradient_steps():
 def test_offline_counts_of_policy_steps_are_refused(settings, message):
     with pytest.raises(SettingError, match=message):
         StepPlan(iterations=3, steps_per_env=0, minibatch_size=8, **settings)
-
-
-def test_evaluations_come_at_the_multiples_that_iterations_cross():
-    plan = StepPlan(total_policy_steps=100, num_envs=10, evaluation_every=25)
-    assert [k for k in range(11) if plan.evaluations(k)] == [3, 5, 8, 10]
-
-
-def test_evaluations_can_be_counted_in_iterations_and_come_before_the_update():
-    after = StepPlan(iterations=4, evaluation_every_iterations=2, final_evaluation=False)
-    assert [after.evaluations(k) for k in range(5)] == [0, 0, 1, 0, 1]
-    before = StepPlan(
-        iterations=4,
-        evaluation_every_iterations=2,
-        evaluation_before_update=True,
-        final_evaluation=False,
-    )
-    assert [before.evaluations(k) for k in range(5)] == [1, 0, 1, 0, 0]
 
 
 # -------------------------------------------------------------------- simulation

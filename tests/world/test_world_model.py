@@ -104,15 +104,8 @@ def test_bounded_actions_are_read_from_minus_one_to_one():
     torch.testing.assert_close(beyond, torch.tensor([[0.0, 2.0]]))
 
 
-def test_unbounded_actions_stay_as_they_are():
-    code = ActionCode(env_of(action=spaces.Box(-np.inf, np.inf, (2,))))
-    action = torch.tensor([[-30.0, 4.5]])
-    torch.testing.assert_close(code.encode(action), action)
-    torch.testing.assert_close(code.decode(action), action)
-
-
-def test_the_largest_floats_are_no_bounds_to_scale_by():
-    limit = np.finfo(np.float32).max
+@pytest.mark.parametrize("limit", [np.inf, np.finfo(np.float32).max])
+def test_actions_without_bounds_to_scale_by_stay_as_they_are(limit):
     code = ActionCode(env_of(action=spaces.Box(-limit, limit, (2,))))
     action = torch.tensor([[-30.0, 4.5]])
     torch.testing.assert_close(code.encode(action), action)
