@@ -230,8 +230,9 @@ def test_where_recipes_first_update_a_target_is_told_if_the_library_does_it_else
     config = small(dqn, steps)
     config.env.id = "CartPole-v1"
     trainer = dqn.build(config)
-    copy = trainer.update._update_targets
-    trainer.update._update_targets = lambda: (updated.append(trainer.policy_steps), copy())
+    targets = trainer.update._targets
+    copy = targets._update
+    targets._update = lambda: (updated.append(trainer.policy_steps), copy())
     trainer.run()
     assert updated[0] == first
     notes = " ".join(steps.notes())
@@ -319,10 +320,3 @@ def test_pyrados_longest_rollout_is_the_time_limit_of_the_environment():
     ledger = trainer.run()
     assert (ledger.policy_steps, ledger.episodes) == (120, 6)
     assert ledger.compare(trainer.plan) == []
-
-
-def test_what_would_train_too_early_is_not_told_of_a_field_that_its_words_lack() -> None:
-    steps = Tianshou(step_per_epoch=100, num_epochs=1, step_per_collect=2, num_train_envs=2,
-                     batch_size=8, update_per_step=0.5, start_timesteps=0)  # fmt: skip
-    with raises_setting("n_step"):
-        dqn.build(dqn.Config(steps=steps, n_step=3, runs=None, progress=False))

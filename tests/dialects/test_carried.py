@@ -410,8 +410,8 @@ def test_many_caveats_are_the_command_that_shows_them(capsys):
             "policy_kwargs",
         ),
         (SB3(policy_kwargs={"net_arch": 8}), "policy_kwargs"),
-        (SB3(policy_kwargs={"net_arch": None}), r"policy_kwargs=\{'net_arch': None\} is more than"),
-        (SB3(policy_kwargs={}), r"policy_kwargs=\{\} is more than"),
+        (SB3(policy_kwargs={"net_arch": None}), "policy_kwargs"),
+        (SB3(policy_kwargs={}), "policy_kwargs"),
         (SB3(use_sde=True, algo="ppo"), "use_sde"),
         (Tianshou(stop_rew=3.0), "stop_rew"),
         (

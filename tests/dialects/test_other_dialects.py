@@ -125,7 +125,7 @@ class TestSB3:
         settings = {"algo": "sac", "train_freq": (2, "episode"), "gradient_steps": -1}
         plan = SB3(**settings, episode_length=5, learning_starts=7, total_timesteps=60).to_plan()
         assert gradient_steps(plan) == [10] * 6
-        with raises_setting("n_envs"):
+        with raises_setting("train_freq"):
             SB3(**settings, n_envs=2).to_plan()
 
     def test_n_steps_of_an_off_policy_algorithm_are_those_of_a_return(self):

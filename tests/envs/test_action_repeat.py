@@ -109,7 +109,7 @@ def test_a_repeat_of_one_changes_nothing():
 def test_a_repeat_that_is_no_count_is_refused(repeat):
     with raises_setting("action_repeat"):
         ActionRepeat(Rewards(), repeat)
-    with raises_setting("action_repeat"):
+    with raises_setting("env.action_repeat"):
         make_env(Rewards, action_repeat=repeat)
 
 

@@ -60,12 +60,6 @@ def test_what_is_no_seed_is_refused():
         Evaluator(env, make_actor(env), seed="1")
 
 
-def test_a_policy_of_another_environment_is_refused():
-    evaluator = Evaluator(make_env("CartPole-v1"), make_actor(make_env("Acrobot-v1")))
-    with raises_setting("policy"):
-        evaluator()
-
-
 def test_hidden_state_is_reset_where_an_episode_begins():
     policy, seen = recurrent()
 

@@ -133,9 +133,9 @@ def test_a_counting_rule_names_what_it_needs(counting, settings, field, works):
     if not {"replay_ratio", "update_epochs"} & set(settings):
         settings = {"gradient_steps_per_iteration": 1, **settings}
     given = {"steps_per_env": 4, "iterations": 2, "counting": counting, **settings}
-    with raises_setting("counting") as refused:
+    with raises_setting(field) as refused:
         StepPlan(**given)
-    assert (refused.value.field, refused.value.works) == (field, works)
+    assert refused.value.works == works
 
 
 def test_a_budget_of_policy_steps_is_none_where_nothing_is_collected():
