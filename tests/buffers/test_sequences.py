@@ -69,8 +69,8 @@ def test_a_minibatch_before_a_sequence_is_stored_is_refused():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"n_step": 3}, "n_step=3 is not possible with sequence_length=4"),
-        ({"sampler": "own"}, "sampler='RandomSampler' is not possible with sequence_length"),
+        ({"n_step": 3}, "n_step"),
+        ({"sampler": "own"}, "sampler"),
         ({"sequence_length": 0}, "sequence_length"),
     ],
 )

@@ -374,7 +374,7 @@ def test_observations_are_counted_from_0_whatever_the_start_of_their_space(stepp
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"id": "CartPole-v2"}, "env.id='CartPole-v2' cannot be made: .*; what works: CartPole-v"),
+        ({"id": "CartPole-v2"}, "env.id"),
         ({"id": "CartPole-v1", "num_envs": 0}, "env.num_envs"),
         ({"id": "CartPole-v1", "max_episode_steps": -3}, "env.max_episode_steps"),
         ({"id": "CartPole-v1", "vectorization": "fast"}, "env.vectorization"),
