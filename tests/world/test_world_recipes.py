@@ -301,7 +301,7 @@ def test_dreamerv3_answers_what_it_has_seen_eight_steps_before(monkeypatch, reme
 
 # ---------------------------------------------------------------------- refusals
 def test_settings_that_cannot_work_are_refused():
-    with raises_setting("steps.sequence_length"):
+    with raises_setting("learning_starts"):
         build(recipes.dreamerv3, learning_starts=4).run()
     with raises_setting("sequence_length"):
         build(recipes.dreamerv3, sequence_length=1)
