@@ -224,16 +224,9 @@ def test_an_entry_that_stored_transitions_do_not_have_is_refused(buffer):
 
 @pytest.mark.parametrize("buffer", [ReplayBatches(torchrls(6, 4)), make_replay_buffer(6, 4)])
 @pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        (None, r"entry='action' is missing in a batch, and int64 \[\] in stored"),
-        (torch.full((2, 3), 0.5), r"entry='action' is float32 \[\] in a batch, .* int64 \[\]"),
-        (torch.ones(2, 3, 1, dtype=torch.long), r"entry='action' is int64 \[1\] in a batch"),
-    ],
+    "changed", [None, torch.full((2, 3), 0.5), torch.ones(2, 3, 1, dtype=torch.long)]
 )
-def test_what_would_leave_or_change_numbers_of_stored_transitions_is_refused(
-    buffer, changed, message
-):
+def test_what_would_leave_or_change_numbers_of_stored_transitions_is_refused(buffer, changed):
     buffer.extend(batch(0))
     other = batch(6).exclude("action")
     with raises_setting("entry"):

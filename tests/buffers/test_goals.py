@@ -72,31 +72,16 @@ def test_sac_relabels_goals_with_the_rewards_of_the_environment(strategy):
 
 
 @pytest.mark.parametrize(
-    ("env", "message"),
-    [
-        (
-            EnvConfig(id="Pendulum-v1", num_envs=2),
-            "needs observations achieved_goal and desired_goal",
-        ),
-        (
-            EnvConfig(id=REACH, num_envs=2, action_repeat=2),
-            "and they differ; use env.action_repeat=1",
-        ),
-    ],
+    "env",
+    [EnvConfig(id="Pendulum-v1", num_envs=2), EnvConfig(id=REACH, num_envs=2, action_repeat=2)],
 )
-def test_hindsight_is_rejected_when_rewards_cannot_be_computed(env, message):
+def test_hindsight_is_rejected_when_rewards_cannot_be_computed(env):
     with raises_setting("hindsight"):
         recipes.sac.build(configured(env=env, hindsight="final"))
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (Glimpse, "needs observations achieved_goal and desired_goal. Glimpse has none"),
-        (lambda: Doubled(Reach()), "compute_reward that returns the rewards of .*they differ"),
-    ],
-)
-def test_goal_reward_is_rejected_when_it_is_not_the_environments(make, message):
+@pytest.mark.parametrize("make", [Glimpse, lambda: Doubled(Reach())])
+def test_goal_reward_is_rejected_when_it_is_not_the_environments(make):
     with raises_setting("hindsight") as refused:
         GoalReward(make_env(make), "future")
     assert refused.value.field == "hindsight"

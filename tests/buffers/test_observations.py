@@ -269,13 +269,7 @@ def test_they_stay_on_the_host_and_minibatches_go_to_the_device(monkeypatch):
     assert {value.device.type for value in buffer._rows(0).values(True, True)} == {"cpu"}
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"n_step": 3},
-        {"sequence_length": 4},
-    ],
-)
+@pytest.mark.parametrize("given", [{"n_step": 3}, {"sequence_length": 4}])
 def test_what_needs_both_observations_is_refused(given):
     with raises_setting(*given):
         make_replay_buffer(20, 4, **ONCE, **given)

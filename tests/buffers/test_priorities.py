@@ -356,15 +356,8 @@ def test_errors_with_their_sign_are_refused(any_tree):
     assert sampler._sum_tree.values.tolist() == [0, 0, 0, 0]
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "why"),
-    [
-        ("alpha", -0.1, "is less than 0"),
-        ("beta", 4, "is more than 1; what works: 1"),
-        ("eps", -1, "is less than 0"),
-    ],
-)
-def test_numbers_out_of_range_are_refused(name, value, why):
+@pytest.mark.parametrize(("name", "value"), [("alpha", -0.1), ("beta", 4), ("eps", -1)])
+def test_numbers_out_of_range_are_refused(name, value):
     with raises_setting(name):
         PrioritizedSampler(**{"max_capacity": 4, "alpha": 1.0, "beta": 1.0, name: value})
 

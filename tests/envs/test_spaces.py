@@ -114,22 +114,18 @@ def test_fractions_are_no_choices(space):
 
 
 @pytest.mark.parametrize(
-    ("space", "values", "said"),
+    ("space", "values"),
     [
-        (Discrete(2), [1, 2], "action=2 is no action of the .* 0 to 1; what works: 1"),
-        (Discrete(2), [-1, 0], "action=-1 is no action of the .* 0 to 1; what works: 0"),
-        (Discrete(2), [1.0, 2.0], "action=2.0 is no action"),
-        (Discrete(3, start=2), [2, 3], "action=3 is no action of the .* 0 to 2; what works: 2"),
-        (MultiBinary(2), [[0, 1], [0, 2]], "action=2 is no action of the .* 0 to 1"),
-        (MultiDiscrete([5, 2]), [[4, 1], [1, 3]], "action=3 is no action of the .* 0 to 1"),
-        (
-            Box(-1, 3, (2,), np.int64),
-            [[0, -1], [-2, 0]],
-            "action=-2 is no action of the .* -1 to 3",
-        ),
+        (Discrete(2), [1, 2]),
+        (Discrete(2), [-1, 0]),
+        (Discrete(2), [1.0, 2.0]),
+        (Discrete(3, start=2), [2, 3]),
+        (MultiBinary(2), [[0, 1], [0, 2]]),
+        (MultiDiscrete([5, 2]), [[4, 1], [1, 3]]),
+        (Box(-1, 3, (2,), np.int64), [[0, -1], [-2, 0]]),
     ],
 )
-def test_choices_that_the_environment_does_not_have_are_refused(space, values, said):
+def test_choices_that_the_environment_does_not_have_are_refused(space, values):
     converter = ActionConverter(space, leaves(space, "action", ""), 2)
     with raises_setting("action"):
         converter.rows({"action": np.asarray(values)})

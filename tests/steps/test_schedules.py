@@ -93,25 +93,22 @@ def test_pieces_are_factors_of_the_start_from_a_share_of_the_run_on():
 
 
 @pytest.mark.parametrize(
-    ("kind", "message"),
+    "kind",
     [
-        ("warmup", "share of the run that is not between 0 and 1"),
-        ("warmup 1.5 linear", "share of the run that is not between 0 and 1"),
-        ("warmup 0.1 lineal", "'lineal' is not a schedule"),
-        ("piecewise 0.5 x", "makes factor=nan"),
-        ("piecewise 0.5 0.1 0.4 0.1", r"='piece.*' makes boundaries=\(4, 3\), which does not incr"),
-        (
-            "piecewise 0.5 0.1 0.7",
-            r"='piece.*' makes values=\(1.0, 0.1\), which has 2 values for",
-        ),
-        ("piecewise 0.5 -1", r"='piece.*' makes factor=-1.0, which is less than 0; what works: 0"),
-        ("exponential", "='exponential' makes end=0.0, which cannot be reached by a constant fact"),
-        ("warmup 0.1 exponential", "='exponential' makes end=0.0, which cannot be reached"),
-        ("exponentail", "what works: constant or cosine or linear or warmup"),
-        ("", "is not a schedule"),
+        "warmup",
+        "warmup 1.5 linear",
+        "warmup 0.1 lineal",
+        "piecewise 0.5 x",
+        "piecewise 0.5 0.1 0.4 0.1",
+        "piecewise 0.5 0.1 0.7",
+        "piecewise 0.5 -1",
+        "exponential",
+        "warmup 0.1 exponential",
+        "exponentail",
+        "",
     ],
 )
-def test_a_schedule_that_cannot_be_read_is_refused(kind, message):
+def test_a_schedule_that_cannot_be_read_is_refused(kind):
     with raises_setting("anneal") as refused:
         make_schedule(kind, 1.0, 0.0, 8, "anneal")
     assert refused.value.field == "anneal"

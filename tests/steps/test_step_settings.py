@@ -38,15 +38,15 @@ def test_a_number_of_minibatches_needs_no_size():
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    "settings",
     [
-        ({"minibatches": 3}, r"minibatches=3 does not divide the 16 of one batch .*: 2 or 4\."),
-        ({"minibatches": 17}, r"minibatches=17 does not divide the 16 .*: 8 or 16\."),
-        ({"minibatches": 0}, r"minibatches=0 is less than 1; what works: 1\."),
-        ({"minibatches": 2, "minibatch_size": 4}, r"minibatches=2 contradicts minibatch_size=4"),
+        {"minibatches": 3},
+        {"minibatches": 17},
+        {"minibatches": 0},
+        {"minibatches": 2, "minibatch_size": 4},
     ],
 )
-def test_minibatches_that_a_batch_does_not_make_are_refused(settings, message):
+def test_minibatches_that_a_batch_does_not_make_are_refused(settings):
     with raises_setting("minibatches"):
         on_policy(**settings).to_plan(num_envs=2)
 

@@ -326,15 +326,8 @@ def test_more_starts_of_imagination_than_a_sequence_has_are_refused(recipe):
     assert build(recipe, imagination_starts=recipe.Config().imagination_starts)  # all of them
 
 
-@pytest.mark.parametrize(
-    ("steps", "what"),
-    [
-        (0, "=0 leaves the explorer nothing to do"),
-        (41, "=41 is not a multiple of the 2 .*; what works: 40 or 42"),
-        (64, "=64 leaves the explorer nothing to do: .* trained after 64 policy steps"),
-    ],
-)
-def test_an_exploration_that_cannot_be_is_refused_by_the_name_of_its_setting(steps, what):
+@pytest.mark.parametrize("steps", [0, 41, 64])
+def test_an_exploration_that_cannot_be_is_refused_by_the_name_of_its_setting(steps):
     two = EnvConfig(id="CartPole-v1", num_envs=2)
     with raises_setting("steps.exploration_steps"):
         build(recipes.plan2explore, env=two, exploration_steps=steps)
