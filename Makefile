@@ -43,6 +43,7 @@ test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -n auto --dist worksteal -m slow
 
 durations: $(VENV)/.dev
+	rm -f tests/durations.json
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not nightly and not gpu" --durations-file
 
 nightly: $(VENV)/.dev

@@ -188,7 +188,7 @@ def test_a_saved_run_is_played_where_its_data_set_is_not(name, best, stored, mon
 def test_a_trainer_without_its_data_set_is_not_trained(stored, tmp_path):
     trainer = built("bc", runs=str(tmp_path))
     trainer.run()
-    with raises_setting("dataset"):
+    with raises_setting("learning_starts"):
         SavedRun(trainer.folder).trainer.run()
 
 

@@ -47,7 +47,9 @@ def seconds(nodeid: str, durations: Mapping[str, Mapping[str, float]]) -> float 
 
 
 def write(measured: Mapping[str, float], guards: set[str]) -> None:
-    """Write the durations of all tests.
+    """Write the durations of the tests that ran, and keep those of others.
+
+    The sums of the tiers are those of the first run without a file, which is one of all tests.
 
     Args:
         measured: CPU seconds by node id.
@@ -56,14 +58,18 @@ def write(measured: Mapping[str, float], guards: set[str]) -> None:
     tests: dict[str, dict[str, float]] = {}
     for nodeid, cpu in measured.items():
         tests.setdefault(nodeid.partition("[")[0], {})[nodeid] = round(cpu, 2)
-    durations: dict[str, dict[str, float]] = {}
+    durations = read()
     for name, cases in tests.items():
         slowest = max(cases.values())
+        file, _, test = name.partition("::")
+        recorded = durations.setdefault(file, {})
+        for old in [one for one in recorded if one.partition("[")[0] == test]:
+            del recorded[old]
         for nodeid, cpu in {name: slowest}.items() if slowest <= LIMIT else cases.items():
-            file, _, test = nodeid.partition("::")
-            durations.setdefault(file, {})[test] = cpu
+            recorded[nodeid.partition("::")[2]] = cpu
     fast = sum(cpu for nodeid, cpu in measured.items() if cpu <= LIMIT or nodeid in guards)
-    durations["suite"] = {"fast": round(fast), "slow": round(sum(measured.values()) - fast)}
+    sums = {"fast": round(fast), "slow": round(sum(measured.values()) - fast)}
+    durations.setdefault("suite", sums)
     FILE.write_text(json.dumps(durations, indent=0, sort_keys=True) + "\n")
 
 
