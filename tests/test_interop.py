@@ -409,6 +409,22 @@ def test_held_actions_of_torchrl_are_env_steps():
     assert ledger.random_policy_steps == 20
 
 
+def held() -> EnvBase:
+    return TransformedEnv(gym_env(), FrameSkipTransform(3))
+
+
+def held_in_the_kit() -> EnvBase:
+    return make_env(CARTPOLE, 1, action_repeat=3)
+
+
+@pytest.mark.parametrize("env", [held, held_in_the_kit])
+def test_plan_rejects_another_action_repeat_in_processes(env):
+    amounts = {"frames_per_batch": 16, "total_frames": 64, "cat_results": "stack"}
+    collector = NotStarted([env, env], policy=another_policy(), **amounts)
+    with raises_setting("env.action_repeat"):
+        kit_trainer(lambda actor: collector)
+
+
 @pytest.mark.nightly
 def test_processes_of_torchrl_run_in_the_kits_trainer_with_the_newest_weights():
     trainer = kit_trainer(

@@ -717,6 +717,10 @@ def test_the_command_refuses_in_one_line_before_it_plays(stored, tmp_path, monke
         error = capsys.readouterr().err
         assert error.startswith(f"\nerror: to='{tmp_path / name}' {why}")
         assert error.count("\n") == 2
+    for share in ("nan", "-1", "2"):
+        with pytest.raises(SystemExit):
+            main(["record", str(run.folder), "--to", str(tmp_path / "few-v0"), f"--random={share}"])
+        assert "error: random=" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["data", "running"])

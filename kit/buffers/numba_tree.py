@@ -67,7 +67,7 @@ class NumbaPriorityTree(PriorityTree):
         return torch.from_numpy(self[np.arange(self.size)])
 
     def array(self, tensor: Tensor) -> NDArray[Any]:
-        """A tensor in host memory as an array of NumPy."""
+        """Return a NumPy array that shares memory with a tensor on the host."""
         return tensor.numpy()
 
     def tensor(self, array: NDArray[Any], dtype: torch.dtype | None = None) -> Tensor:

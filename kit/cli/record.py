@@ -26,6 +26,7 @@ from kit.envs.normalize import Normalizer
 from kit.hooks import Evaluator
 from kit.modules.world import Player
 from kit.runs.saved_policy import SavedRun
+from kit.steps import SettingError
 
 
 def record(run: SavedRun, folder: Path, *, episodes: int, random: float, seed: int) -> int:
@@ -42,6 +43,9 @@ def record(run: SavedRun, folder: Path, *, episodes: int, random: float, seed: i
         SettingError: if it cannot be written; before it is played.
     """
     own = run.trainer.evaluate
+    if not 0 <= random <= 1:
+        works = [1.0 if random > 1 else 0.0]
+        raise SettingError("random", random, "is not a probability", works)
     # All is recorded as the environment gives it, and its metadata are those of one that is not
     # vectorised.
     raw = {"normalize_reward": False, "normalize_observation": False}

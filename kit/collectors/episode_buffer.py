@@ -157,7 +157,7 @@ class _Places:
         self.numbers, self._steps, self._envs = numbers.clone(), steps, envs
 
     def of(self, values: Tensor) -> Tensor:
-        """Pick from values ``[steps, num_envs, ...]``; zero in the padding."""
+        """Select entries of values ``[steps, num_envs, ...]``; padding is zero."""
         device = values.device
         picked = values[self._steps.to(device), self._envs.to(device)]
         if self.mask is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,7 +28,8 @@ def in_collector(plan: StepPlan, collector: Any, *, joins_steps: bool) -> Iterat
         joins_steps: whether the buffer joins steps of an environment across batches.
     """
     yield from _in_restarts(plan, collector, joins_steps)
-    yield from _in_environment(plan, collector)
+    with _environment_of(collector) as env:
+        yield from _in_environment(plan, collector, env)
     if plan.collects_episodes:
         yield from _in_episodes(plan, collector)
 
@@ -55,16 +57,34 @@ def _in_restarts(plan: StepPlan, collector: Any, joins_steps: bool) -> Iterator[
         yield "split_trajs", True, why, "leave it out: they do not pass the end of an episode"
 
 
-def _in_environment(plan: StepPlan, collector: Any) -> Iterator[Refusal]:
-    """Yield counts of the environments in this process that contradict the plan."""
-    if isinstance(collector, MultiCollector):  # its environments are in other processes
+@contextlib.contextmanager
+def _environment_of(collector: Any) -> Iterator[Any]:
+    """Yield a collector's environment; create one if its environments are in other processes.
+
+    Batches of processes do not report env steps. An action repeat that differs from the plan's
+    would go unnoticed, and all env steps would be wrong.
+    """
+    if not isinstance(collector, MultiCollector):
+        yield getattr(collector, "env", None)
         return
-    env = getattr(collector, "env", None)
+    make, arguments = collector.create_env_fn[0], collector.create_env_kwargs[0]
+    env = make if isinstance(make, EnvBase) else make(**arguments)
+    try:
+        yield env
+    finally:
+        if env is not make:
+            env.close(raise_if_closed=False)
+
+
+def _in_environment(plan: StepPlan, collector: Any, env: Any) -> Iterator[Refusal]:
+    """Yield counts of a collector's environments that contradict the plan."""
     base: Any = base_env_of(env)
     again = base.make_again if isinstance(base, VectorEnv) else None
     made = getattr(again, "keywords", {})  # arguments of make_env
+    num_envs = getattr(collector, "num_envs", getattr(base, "num_envs", None))
+    several = isinstance(collector, MultiCollector)  # the first batch shows how many
     found = {
-        "num_envs": getattr(collector, "num_envs", getattr(base, "num_envs", None)),
+        "num_envs": None if several else num_envs,
         "action_repeat": made.get("action_repeat") or _frame_skip_of(env, base),
     }
     if plan.max_episode_steps is not None and made:

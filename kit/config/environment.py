@@ -72,7 +72,7 @@ def check_actions(env: Any, wanted: Actions | None, algorithm: str) -> None:
 
 
 def check_deviation(cfg: RunConfig, env: Any) -> None:
-    """Refuse settings of continuous actions where all actions are choices."""
+    """Reject settings of continuous actions if all actions are discrete."""
     if isinstance(cfg, ActorCriticConfig) and all(x.dtype.kind != "f" for x in env.action_leaves):
         names = [name for name in ("initial_log_std", "squash_actions") if hasattr(cfg, name)]
         unused(cfg, names, f"{env.name} has no continuous actions")

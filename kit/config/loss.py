@@ -167,7 +167,7 @@ def _check_temperature(loss: nn.Module, initial: float | None) -> None:
 def unchanged(*modules: object) -> Iterator[None]:
     """Restore random numbers and the modules' buffers (running moments, say) at the end.
 
-    A module may have put another tensor in the place of one.
+    A module may have replaced a tensor by another one.
     """
     given = [module for module in modules if isinstance(module, nn.Module)]
     before = [(buffer, buffer.clone()) for module in given for buffer in module.buffers()]

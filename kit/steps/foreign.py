@@ -30,7 +30,7 @@ class ForeignSteps(GivenFields, ABC):
 
     @abstractmethod
     def algorithm_for(self, algo: str | None, family: str | None) -> str | None:
-        """Return the library's algorithm that stands for a recipe's algorithm, or the family."""
+        """Return the library's algorithm for a recipe, or the algorithm family."""
 
     @classmethod
     @abstractmethod

@@ -48,11 +48,11 @@ def in_learning_rates(update: Any, modules: Mapping[str, Any]) -> Iterator[Refus
         optimizer = getattr(getattr(hook, "scheduler", None), "optimizer", None)
         owners = [value.owner for value in hook.values] if isinstance(hook, Anneal) else [optimizer]
         for owner in owners:
-            # A hook may step one of its own, but not with these weights.
+            # A hook may step its own optimiser, but not with these weights.
             own = owner.param_groups if isinstance(owner, Optimizer) else ()
             weights = {id(weight) for group in own for weight in group["params"]}
             if weights & trained and not any(owner is one for one in stepping):
-                why = "is of an optimiser that steps nothing: that of the update has its weights"
+                why = "sets the learning rate of an optimiser that makes no steps"
                 yield "hook", type(hook).__name__, why, "give it the optimiser of the update"
         for name, other in modules.items():
             if optimizer and isinstance(other, Anneal) and other.sets(optimizer, "lr"):
@@ -109,7 +109,7 @@ def _in_accumulation(plan: StepPlan, stepper: OptimizationStepper) -> Iterator[R
 
 
 def _in_reward_changes(advantage: Any, loss_module: Any, stages: Stages) -> Iterator[Refusal]:
-    """Hooks that change the rewards of minibatches, where none is read any more."""
+    """Yield hooks that change rewards of minibatches after advantages were estimated."""
     before = [*map(owner_of, (*stages["batch_process"], *stages["pre_epoch"]))]
     estimated = advantage is not None or any(isinstance(o, ValueEstimatorHook) for o in before)
     if not estimated or reads_advantage(loss_module) is None:
@@ -162,11 +162,11 @@ def _memory_of(weight: nn.Parameter) -> int:
 
 
 def in_rewards(buffer: Any, stages: Stages) -> Iterator[Refusal]:
-    """Hooks that change the rewards of minibatches, where these have none or sums of them."""
+    """Yield hooks that change rewards which minibatches store elsewhere or as n-step sums."""
     n_step = buffer.summed.steps if isinstance(buffer, ReplayBatches) and buffer.summed else 1
     for hook in map(owner_of, stages["process_optim_batch"]):
         if isinstance(hook, (ScaleReward, SignReward)) and isinstance(buffer, SequenceReplay):
-            why = "changes rewards after actions, and records have those of their observations"
+            why = "expects the reward after each action, but records store the reward before it"
             yield "hook", type(hook).__name__, why, _OF_THE_ENVIRONMENT
         if isinstance(hook, SignReward) and n_step > 1:
             why = f"takes the sign of sums of n_step={n_step} rewards, not of each reward"
@@ -269,7 +269,7 @@ def in_hooks(plan: StepPlan, update: Any, buffer: Any, stages: Stages) -> Iterat
         return
     for stage in ("process_loss", "optimizer", "post_backward"):
         for operation in stages[stage]:
-            itself = f"{type(update).__name__} goes from loss to optimiser by itself"
+            itself = f"{type(update).__name__} calls no hook between loss and optimiser"
             why = f"never runs, so {operation.name} never would: {itself}"
             yield "stage", stage, why, "use kit.update.Update, or leave out the stepper"
 

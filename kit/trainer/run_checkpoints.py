@@ -20,7 +20,7 @@ from kit.trainer.checks import Refusal
 from kit.trainer.pieces import check_state
 
 Parts = Callable[[], dict[str, Any]]
-"""Returns objects with ``state_dict`` and ``load_state_dict``, by name."""
+"""Return objects with ``state_dict`` and ``load_state_dict``, keyed by name."""
 
 
 class RunCheckpoints:
