@@ -96,14 +96,15 @@ def _enter_copy() -> None:
 
 
 def _survivor(job: tuple[MutationSpec, str]) -> str | None:
-    """Return the change of a mutant that all tests accept."""
+    """Print and return the change of a mutant that all tests accept."""
     mutation, tests = job
     command = (
         f"{sys.executable} -m pytest -x -p no:cacheprovider -m 'not nightly and not gpu' {tests}"
     )
     result = mutate_and_test([mutation], command, TIMEOUT)
-    print("S" if result.test_outcome == TestOutcome.SURVIVED else ".", end="", flush=True)
-    return result.diff if result.test_outcome == TestOutcome.SURVIVED else None
+    survived = result.test_outcome == TestOutcome.SURVIVED
+    print(f"\n{result.diff}" if survived else ".", end="", flush=True)
+    return result.diff if survived else None
 
 
 def main() -> None:
@@ -120,7 +121,7 @@ def main() -> None:
     jobs = [(random.choice(place), tests) for place, tests in drawn]
     with multiprocessing.Pool(options.jobs, initializer=_enter_copy) as pool:
         survivors = [diff for diff in pool.imap_unordered(_survivor, jobs) if diff]
-    print(f"\n{len(survivors)} of {len(jobs)} mutants survived\n", *survivors, sep="\n")
+    print(f"\n{len(survivors)} of {len(jobs)} mutants survived")
 
 
 if __name__ == "__main__":
