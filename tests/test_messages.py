@@ -42,6 +42,10 @@ EXAMPLES: list[tuple[Callable[[], Any], str]] = [
         lambda: make_env("Pendulum-v1", num_envs=0),
         "env.num_envs=0 is less than 1; what works: 1.",
     ),
+    (
+        lambda: make_env("Pendulum-v1", num_envs=1, normalize_reward="no"),
+        "env.normalize_reward='no' is neither true nor false; what works: True or False.",
+    ),
     (lambda: make_replay_buffer(0, 4), "buffer_size=0 is less than 1; what works: 1."),
 ]
 

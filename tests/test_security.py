@@ -11,6 +11,7 @@ import logging
 import os
 import py_compile
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -597,7 +598,6 @@ def test_wandb_reads_no_settings_of_a_run_folder(here, name, attack, wandb_setti
 @pytest.mark.parametrize("where", ["project", "run"])
 def test_settings_of_wandb_are_those_of_the_project(where, attack, wandb_settings, monkeypatch):
     """The installed W&B reads settings of the working folder, and none of the run folder."""
-    wandb_setup = pytest.importorskip("wandb.sdk.wandb_setup")
     run, _ = attack()
     project = run.parents[3]
     wandb_settings(project if where == "project" else run)
@@ -605,11 +605,10 @@ def test_settings_of_wandb_are_those_of_the_project(where, attack, wandb_setting
         monkeypatch.delenv(name)
     if where == "project":
         WandbLogger(run)
-    monkeypatch.chdir(project)
-    setup = wandb_setup._WandbSetup(os.getpid())
-    found = setup.settings.base_url
-    setup._asyncer.join() if hasattr(setup._asyncer, "join") else None
-    assert (found == "http://127.0.0.1:9") == (where == "project")
+    script = "import wandb; print(wandb.setup().settings.base_url)"
+    command = [sys.executable, "-c", script]
+    found = subprocess.run(command, cwd=project, capture_output=True, check=True, text=True).stdout
+    assert (found.strip() == "http://127.0.0.1:9") == (where == "project")
 
 
 def test_the_colon_of_a_device_or_of_a_folder_names_no_module(attack):

@@ -97,6 +97,7 @@ def test_pieces_are_factors_of_the_start_from_a_share_of_the_run_on():
     [
         "warmup",
         "warmup 1.5 linear",
+        "warmup 0 linear",
         "warmup 0.1 lineal",
         "piecewise 0.5 x",
         "piecewise 0.5 0.1 0.4 0.1",

@@ -132,6 +132,15 @@ def test_offline_nothing_is_collected():
     assert "stored (offline)" in plan.table()
 
 
+def test_sampled_minibatches_are_counted_for_each_gradient_step():
+    plan = StepPlan(
+        iterations=2, steps_per_env=4, gradient_steps_per_iteration=5, minibatch_size=8,
+        minibatches_per_gradient_step=3,
+    )  # fmt: skip
+    assert plan.minibatch_sizes(1) == [8] * 15
+    assert plan.minibatch_counts(2) == {8: 15}
+
+
 def test_offline_evaluations_are_counted_by_gradient_steps():
     plan = StepPlan(
         iterations=4, steps_per_env=0, gradient_steps_per_iteration=10, pretrain_steps=5,
