@@ -33,7 +33,7 @@ TIMEOUT = 900
 SUBJECTS = {
     "kit/steps/*.py": "tests/steps tests/collectors/test_vector.py",
     "kit/advantages.py": "tests/test_advantages.py tests/test_trainer.py",
-    "kit/buffers/*.py": "tests/buffers",
+    "kit/buffers/*.py": "tests/buffers tests/test_offline_recipes.py",
     "kit/collectors/rollout*.py": "tests/collectors/test_vector.py tests/collectors/test_episode.py"
     " tests/collectors/test_conformance.py",
     "kit/trainer/checkpoint.py": "tests/test_checkpoint.py tests/test_checkpoint_pieces.py",

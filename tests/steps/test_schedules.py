@@ -85,6 +85,7 @@ def test_a_warm_up_rises_from_0_and_then_leaves_the_schedule_alone():
         0.0, 0.5 * 0.875, *(1 - count / 8 for count in range(2, 9)),
     ]  # fmt: skip
     assert make_schedule("warmup 0.5", 2.0, 0.0, 4)(3) == 2.0
+    assert make_schedule("warmup 0.1", 2.0, 2.0, 4)(1) == 2.0  # at least one step
 
 
 def test_pieces_are_factors_of_the_start_from_a_share_of_the_run_on():
