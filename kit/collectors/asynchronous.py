@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import pickle
 import signal
 import statistics
@@ -28,7 +27,6 @@ from torchrl.envs import EnvBase
 from kit.collectors.base import KitCollector, PolicyFault
 from kit.collectors.policy import Policy
 from kit.collectors.rollout import VectorCollector
-from kit.config.devices import usable_device
 from kit.envs.backends.workers import how_it_ended, without_main
 from kit.envs.episodes import Episode
 from kit.envs.errors import EnvironmentFault
@@ -97,9 +95,8 @@ class AsyncCollector(KitCollector):
     ) -> None:
         self.env = create_env_fn if isinstance(create_env_fn, EnvBase) else None
         self.policy, self.reuse = policy, reuse
-        self.exploration_policy = kwargs.get("exploration_policy")
+        exploration_policy = kwargs.get("exploration_policy")
         self.max_staleness = whole_number("max_staleness", max_staleness)
-        self.storing_device = usable_device(storing_device=storing_device)
         self._slots: dict[int, TensorDictBase] = {}
         self._arrived: deque[dict[str, Any]] = deque()  # batches
         self._taken, self._published = 0, -1
@@ -107,11 +104,11 @@ class AsyncCollector(KitCollector):
         self._staleness_since_row: list[int] = []
         # As many versions as batches can be under way, each overwriting the oldest.
         versions = range(self.max_staleness + 1)
-        policies = _policies(policy, self.exploration_policy)
+        policies = _policies(policy, exploration_policy)
         self._weights = [[_shared(tensor) for tensor in _tensors(policies)] for _ in versions]
         self._settings = [_settings(policies) for _ in versions]
-        self._parts = _parts(policies)
-        how = collector, _maker(create_env_fn), policy, kwargs
+        make: Any = create_env_fn if self.env is None else self.env.make_again
+        how = collector, make, policy, kwargs
         self._start(pickle.dumps(CloudpickleWrapper(how)), threads)
         try:
             _, facts = self._receive()
@@ -121,6 +118,8 @@ class AsyncCollector(KitCollector):
         super().__init__(
             facts["num_envs"],
             total_frames=facts["total_frames"],
+            exploration_policy=exploration_policy,
+            storing_device=storing_device,
             pre_collect_hook=pre_collect_hook,
             post_collect_hook=post_collect_hook,
         )
@@ -169,15 +168,11 @@ class AsyncCollector(KitCollector):
 
         The first call after a batch counts; later ones before the next batch do nothing. Without
         any, weights are sent when the next batch is asked for.
-
-        Raises:
-            SettingError: if the policy has other modules or weights than the copy in the process.
         """
         if args or kwargs:
             super().update_policy_weights_(*args, **kwargs)
         if self._published < self._taken:
             policies = _policies(self.policy, self.exploration_policy)
-            _check_parts(self._parts, _parts(policies))
             slot = self._taken % len(self._weights)
             _copy(_tensors(policies), self._weights[slot])
             self._published = self._taken
@@ -309,22 +304,6 @@ class AsyncCollector(KitCollector):
         self.staleness, self._staleness_since_row = state_dict["staleness"]
 
 
-def _maker(create_env_fn: Any) -> Callable[[], EnvBase]:
-    """Return a factory of the environment for the other process.
-
-    Raises:
-        SettingError: if it is an environment that does not know how it was made.
-    """
-    if not isinstance(create_env_fn, EnvBase):
-        return create_env_fn  # type: ignore[no-any-return]
-    again = getattr(create_env_fn, "make_again", None)
-    if again is None:
-        why = "cannot be made again in the process that collects"
-        works = "pass a function that makes it, or an environment of make_env"
-        raise SettingError("env", type(create_env_fn).__name__, why, works)
-    return again  # type: ignore[no-any-return]
-
-
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
     """Hold Ctrl-C back while a message is read: what is read by half is lost, for the sender too.
@@ -375,25 +354,6 @@ def _plain(settings: dict[tuple[str, str], Any]) -> dict[tuple[str, str], Any]:
     return {n: v for n, v in settings.items() if type(v) in (bool, int, float, str)}
 
 
-def _parts(policies: nn.ModuleList) -> dict[str, Any]:
-    """Classes of the submodules of policies and shapes of their tensors, by name."""
-    tensors = itertools.chain(policies.named_parameters(), policies.named_buffers())
-    classes = {f"{name}.": type(module) for name, module in policies.named_modules()}
-    return classes | {name: [*tensor.shape] for name, tensor in tensors}
-
-
-def _check_parts(copied: dict[str, Any], present: dict[str, Any]) -> None:
-    """Refuse policies that no longer consist of what the process has copies of."""
-    if copied == present and [*copied] == [*present]:
-        return
-    names = {**copied, **present}
-    other = [name for name in names if copied.get(name) != present.get(name)]
-    part = (other or [*present])[0].strip(".").partition(".")[2]
-    works = "change it before the collector is made, or make another collector"
-    why = "is not as in the copy of the policy in the process that collects"
-    raise SettingError("policy", part, why, works)
-
-
 def _shared(tensor: Tensor) -> Tensor:
     copy = tensor.detach().cpu().clone()
     return copy.share_memory_()  # type: ignore[no-any-return, no-untyped-call]
@@ -401,7 +361,7 @@ def _shared(tensor: Tensor) -> Tensor:
 
 def _copy(source: Sequence[Tensor], target: Sequence[Tensor]) -> None:
     with torch.no_grad():
-        for one, other in zip(source, target):
+        for one, other in zip(source, target, strict=True):
             other.copy_(one)
 
 

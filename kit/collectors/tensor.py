@@ -10,18 +10,10 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.envs import EnvBase
-from torchrl.envs.utils import ExplorationType
 
 from kit.collectors.actor import Actor
 from kit.collectors.base import StepsCollector, check_policy
-from kit.collectors.policy import (
-    IS_INIT,
-    FastPolicy,
-    Policy,
-    PolicyRunner,
-    Tensors,
-    fast_policy_of,
-)
+from kit.collectors.policy import IS_INIT, Policy, PolicyRunner, Tensors
 from kit.config.devices import usable_device
 from kit.envs.episodes import Episode
 from kit.envs.errors import EnvironmentFault
@@ -51,19 +43,12 @@ class TensorCollector(StepsCollector):
         create_env_fn: a torch environment, or one of ``make_env(..., vectorization="tensor")``, or
             a function that makes one.
         policy: module from TensorDict to TensorDict; ``None`` acts at random.
-        exploration_policy: acts in place of the policy until ``exploration_frames``.
         reset_at_each_iter: whether all environments start a new episode with each batch.
-        seed: of policy and random actions; environments are seeded when they are made, or by
+        device: the environment's; no other is possible.
+        block: steps in one program; ``fast_policy="module"`` makes them one by one.
+        **settings: of :class:`~kit.collectors.StepsCollector`: ``frames_per_batch``,
+            ``total_frames``, ... Environments are seeded when they are made, or by
             :meth:`set_seed`.
-        device: the environment's; another one is refused.
-        storing_device: where batches are delivered; ``None``: the environment's device.
-        exploration_type: whether actions are sampled.
-        fast_policy: ``"auto"`` or ``"exact"``: blocks of steps are replayed; ``"module"``: the
-            policy is called as a TensorDict module, step by step.
-        block: steps in one program.
-        **counts: those of :class:`~kit.collectors.base.StepsCollector`: ``frames_per_batch``,
-            ``steps_per_env``, ``total_frames``, ``init_random_frames``, ``prefill_frames``,
-            ``exploration_frames``.
 
     Raises:
         SettingError: if the environment is not written in torch, or counts cannot be reached.
@@ -74,15 +59,10 @@ class TensorCollector(StepsCollector):
         create_env_fn: EnvBase | Callable[[], EnvBase],
         policy: Policy | None = None,
         *,
-        exploration_policy: Policy | None = None,
         reset_at_each_iter: bool = False,
-        seed: int = 0,
         device: torch.device | str | None = None,
-        storing_device: torch.device | str | None = None,
-        exploration_type: ExplorationType = ExplorationType.RANDOM,
-        fast_policy: FastPolicy | bool = "auto",
         block: int = 16,
-        **counts: Any,
+        **settings: Any,
     ) -> None:
         self.env, self._outer = as_tensor_env(create_env_fn)
         self.device = torch.device(self.env.device)
@@ -92,17 +72,11 @@ class TensorCollector(StepsCollector):
         self._ended = FinishedEpisodes(self.env.num_envs, self.device)
         self._env_steps = torch.zeros((), dtype=torch.int64, device=self.device)
         self._choices = torch.zeros(2, dtype=torch.int64, device=self.device)  # lowest, highest
-        super().__init__(
-            self.env.num_envs,
-            seed=seed,
-            device=self.device,
-            **counts,
-        )
-        self.storing_device = usable_device(storing_device=storing_device, device=self.device)
+        super().__init__(self.env.num_envs, device=self.device, **settings)
         self.policy, self.reset_at_each_iter = policy, reset_at_each_iter
-        fast = fast_policy_of(fast_policy) != "module"
-        how: FastPolicy = "exact" if fast else "module"
-        self._let_act(exploration_policy, exploration_type, how)
+        fast = self._fast_policy != "module"
+        self._fast_policy = "exact" if fast else "module"
+        self._let_act()
         self._steps = TensorSteps(
             self.env,
             self._actor,
