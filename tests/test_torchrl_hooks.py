@@ -622,9 +622,6 @@ def test_early_stopping_waits_for_the_first_row_with_its_column(monitor):
 
 
 def test_early_stopping_names_a_metric_that_nobody_logs():
-    trainer = ppo_trainer(hooks=[EarlyStopping(monitor="rewrad", wait_for=0)])
-    with pytest.raises(HookError, match=r"EarlyStopping.*could not find monitored metric 'rewrad'"):
-        trainer.run()
     late = ppo_trainer(hooks=[EarlyStopping(monitor="episode/retrun", wait_for=0)])
     with pytest.warns(UserWarning, match="EarlyStopping never found 'episode/retrun'.*iterations"):
         late.run()

@@ -45,21 +45,19 @@ class AsyncCollector(KitCollector):
     """Collects in another process, so that the next batch is made while the learner works.
 
     Batch number ``b`` (from 0) is collected with the weights that the learner had when it asked for
-    batch ``b - max_staleness`` (the first ones: for batch 0). So the staleness of a batch, in
-    update phases, is known: it grows from 0 to ``max_staleness`` and stays there. It does not
-    depend on how fast either side is, and neither do the batches: a run is reproducible, and
-    resumes, bit by bit.
+    batch ``b - max_staleness`` (the first ones: for batch 0). The staleness of a batch, in update
+    phases, grows from 0 to ``max_staleness`` and stays there. It does not depend on the speed of
+    either side, so a run is reproducible, and resumes, bit by bit.
 
-    Weights go to the process when a batch is asked for, or earlier with
-    :meth:`update_policy_weights_`. Batches come back through ``max_staleness + 2`` buffers in
-    shared memory: as many as can be under way, and the one that is read meanwhile.
+    Weights are sent when a batch is asked for, or earlier with :meth:`update_policy_weights_`.
+    Batches come back through ``max_staleness + 2`` buffers in shared memory.
 
     Args:
         create_env_fn: function that makes the environment, in the process; or an environment of
             ``make_env``, which is made again there.
-        policy: module from TensorDict to TensorDict; the process has a copy, which gets parameters,
-            buffers, and numbers, flags and texts among its public attributes. So has it of an
-            ``exploration_policy``. What they consist of stays as it is.
+        policy: module from TensorDict to TensorDict. Its copy in the process, and that of an
+            ``exploration_policy``, get parameters, buffers, and numbers, flags and texts among the
+            public attributes, but no other modules.
         collector: class of the collector in the process.
         max_staleness: update phases that the policy of a batch may be behind; 0 collects while the
             learner waits.
@@ -190,10 +188,9 @@ class AsyncCollector(KitCollector):
         return float(self._in_step)
 
     def deliver_raw(self, raw: bool) -> bool:
-        """Set whether the collector process delivers raw batches.
+        """Set whether the process delivers raw batches; return whether it can.
 
-        Returns:
-            Whether it can, and the statistics of the process are known here.
+        Raw batches need the statistics of the process in this one.
         """
         self._send(("raw", raw))
         delivered = bool(self._await("raw"))
@@ -256,10 +253,7 @@ class AsyncCollector(KitCollector):
             self.env.close(raise_if_closed=False)
 
     def state_dict(self) -> OrderedDict[str, Any]:
-        """Return counters, the state of the collector in the process, and batches under way.
-
-        Waits until the process has made all the batches for which it has weights.
-        """
+        """Return counters, the state in the process once it is idle, and batches under way."""
         state = super().state_dict()
         self._send(("state",))
         state["collector"] = self._await("state")
@@ -279,11 +273,7 @@ class AsyncCollector(KitCollector):
         return state
 
     def load_state_dict(self, state_dict: OrderedDict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned.
-
-        Raises:
-            SettingError: if ``max_staleness`` is more: there are no such old weights.
-        """
+        """Restore what :meth:`state_dict` returned; ``max_staleness`` must not be larger."""
         if self.max_staleness > (most := int(state_dict["max_staleness"])):
             why = "is more than that of the saved collector, whose older weights are gone"
             raise SettingError("max_staleness", self.max_staleness, why, [most])
@@ -306,11 +296,7 @@ class AsyncCollector(KitCollector):
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Hold Ctrl-C back while a message is read: what is read by half is lost, for the sender too.
-
-    Memory that a message brings is handed over by a thread of the sender, which would print its own
-    error.
-    """
+    """Delay Ctrl-C while a message is read, as the rest of the message would be lost."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -429,14 +415,10 @@ _FACTS = (
 
 
 class _Served:
-    """A collector that makes one batch after the other, as far as it has weights.
+    """A collector that makes one batch after the other while it has weights.
 
-    Args:
-        pipe: to the learner.
-        collector: makes the batches.
-        policies: that act in it.
-        weights: one version more of the policy's weights than its staleness can be; version ``v``
-            is that of batch ``v``.
+    There is one version more of ``weights`` than the largest staleness; version ``v`` is that of
+    batch ``v``.
     """
 
     def __init__(

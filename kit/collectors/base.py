@@ -220,23 +220,15 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
 
         Args:
             policy_or_weights: a module, its ``state_dict``, or a TensorDict of its parameters.
-            **kwargs: as TorchRL has them; of ``weights_dict``, the entry ``policy`` is taken.
+            **kwargs: ``weights``, ``policy`` or ``weights_dict``, as in TorchRL.
 
         Raises:
             SettingError: if they are not weights of this policy.
         """
-        by_name = kwargs.pop("weights_dict", None)
-        given = by_name.get("policy") if by_name else policy_or_weights
-        if given is not None or kwargs:
-            super().update_policy_weights_(given, **kwargs)
-
-    def _maybe_fallback_update(
-        self, policy_or_weights: Any = None, *, model_id: Any = None
-    ) -> None:
-        """Where TorchRL's collectors without a scheme for sending weights take them."""
-        del model_id
-        if policy_or_weights is not None:
-            copy_weights(policy_or_weights, self.policy)
+        named = kwargs.get("weights_dict") or kwargs
+        for given in (policy_or_weights, named.get("policy"), named.get("weights")):
+            if given is not None:
+                copy_weights(given, self.policy)
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seed random actions, the policy's sampling and the environments.

@@ -75,28 +75,25 @@ class _Value:
 class Anneal(KitHook):
     """Sets an attribute of an object to a schedule's value, once per iteration.
 
-    In each iteration the value is the schedule's at the counter's value before it: the first
-    iteration has the start value, and when the run has ended the value is exactly the end value.
-    It follows from the counter alone, so a resumed run continues where it was.
+    The first iteration has the start value, and when the run has ended the value is exactly the end
+    value. The value depends on the counter alone, so a resumed run continues where it was.
 
     Args:
-        target: the object: a loss, a module, an optimiser, one of its parameter groups.
-        attribute: what is set: a number, a tensor (filled in place), or ``lr`` of an optimiser
-            (of all its groups, each from its own start value).
+        target: a loss, a module, an optimiser or one of its parameter groups.
+        attribute: a number, a tensor (filled in place), or ``lr`` of an optimiser (of all its
+            groups, each from its own start value).
         schedule: value by counter; or a name such as ``"linear"`` or ``"warmup 0.1 cosine"`` (see
             :func:`~kit.steps.make_schedule`): from the value at registration to ``end``.
             ``"constant"`` sets nothing and logs the value.
         end: last value of a schedule given by name.
         share_of_run: share of the run, in (0, 1], after which a schedule given by name ends.
-        counter: counter of the ledger that is followed: ``policy_steps``, ``gradient_steps``,
-            ``iterations``. By default ``policy_steps``, offline ``gradient_steps``, or
-            ``iterations`` where a plan does not know its policy steps beforehand and the schedule
-            is given by name. ``env_steps`` and ``episodes`` of environments on a GPU are waited for
-            in every iteration.
+        counter: counter of the ledger. By default ``policy_steps``, offline ``gradient_steps``; for
+            a schedule given by name ``iterations`` if the policy steps are not known beforehand.
+            ``env_steps`` and ``episodes`` on a GPU are waited for in every iteration.
         name: under which the value is logged.
 
     Raises:
-        SettingError: if the counter stays 0 in the run or is one of evaluations, the schedule is
+        SettingError: if the counter stays 0 in the run or counts evaluations, the schedule is
             unknown, or something else sets the same value.
     """
 
@@ -182,11 +179,7 @@ class Anneal(KitHook):
         self.set()
 
     def step(self) -> None:
-        """Set the values for the next iteration.
-
-        Raises:
-            SettingError: if something else has set one of them in the meantime.
-        """
+        """Set the values for the next iteration; raise if something else has set one."""
         for value in self.values:
             if value.schedule is not None and (present := value.readable()) != value.written:
                 why = f"was set by something else during the run, and {self.name} would overrule it"
@@ -223,7 +216,7 @@ class AnnealLearningRate(Anneal):
         optimizer: all its parameter groups are set, each from its own initial learning rate.
         schedule: as in :class:`Anneal`.
         name: under which the learning rate is logged.
-        **settings: ``end``, ``share_of_run`` and ``counter`` of :class:`Anneal`.
+        **settings: other arguments of :class:`Anneal`.
 
     Examples:
         >>> from torch import nn
@@ -248,7 +241,7 @@ def anneal_coefficients(loss: nn.Module, **schedules: str) -> list[Anneal]:
 
     Args:
         loss: with a tensor for each coefficient, as TorchRL's losses have them.
-        **schedules: by name of the coefficient, as in :class:`Anneal`; ``"constant"`` makes none.
+        **schedules: by name of the coefficient, as in :class:`Anneal`.
 
     Raises:
         SettingError: if a coefficient that is to change is 0, where the loss has no such term.
@@ -264,8 +257,8 @@ def anneal_coefficients(loss: nn.Module, **schedules: str) -> list[Anneal]:
 class AnnealExploration(Anneal):
     """Lowers exploration noise from its initial to its final value, once per iteration.
 
-    Both values are the noise module's own (``eps_init`` and ``eps_end``, or ``sigma_init`` and
-    ``sigma_end``), so TorchRL's ``step()`` and ``annealing_num_steps`` are not needed.
+    The values are ``eps_init`` and ``eps_end``, or ``sigma_init`` and ``sigma_end``, of the noise
+    module. Its ``step()`` and ``annealing_num_steps`` are not needed.
 
     Args:
         policy: TorchRL's ``EGreedyModule``, ``AdditiveGaussianModule`` or
@@ -305,7 +298,7 @@ class AnnealExploration(Anneal):
             self.values.append(_Value(module, noise, start=start, end=end))
 
     def end(self) -> None:
-        """Set the final values, unless none are set: those of a policy that is only played."""
+        """Set the final values, with which a policy is played after training."""
         for value in self.values:
             if value.schedule is not None:
                 value.set(value.end)
@@ -318,16 +311,15 @@ def scales_of(module: nn.Module) -> list[str]:
 
 
 def anneal_epsilon(explore: nn.Module, cfg: Any, plan: StepPlan) -> AnnealExploration:
-    """The hook that lowers epsilon as the settings of DQN say.
+    """Return the hook that lowers epsilon according to the settings of DQN.
 
     Args:
-        explore: the module of the policy that acts at random with probability epsilon.
+        explore: module of the policy that acts at random with probability epsilon.
         cfg: settings with ``epsilon_start`` and ``epsilon_decay``, or ``exploration_share``.
-        plan: of the run; a decay begins after an iteration that fills the buffer at random.
+        plan: a decay begins after an iteration that fills the buffer at random.
 
     Raises:
-        SettingError: if the share of the linear fall is given beside ``epsilon_decay`` or where
-            epsilon does not fall.
+        SettingError: if ``exploration_share`` has no effect.
     """
     if cfg.epsilon_decay is None:
         falls = cfg.epsilon_start != cfg.epsilon_end  # else a schedule of one's own may set it

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import torch
 from tensordict import TensorDictBase
@@ -77,9 +76,9 @@ class Evaluator:
     ) -> None:
         if env.backend.learns is not None:
             why = "would learn in evaluations, whose statistics are not those of training"
-            works = "freeze() it, or give normalize_observation=True to make_env(...) in its place"
-            if env.backend.learns == gym.wrappers.NormalizeReward.__name__:
-                works = "give normalize_reward=True to make_env(...) in its place"
+            works = (
+                "freeze() it, or use normalize_observation and normalize_reward of make_env(...)"
+            )
             raise SettingError("evaluate", env.backend.learns, why, works)
         self.env = env.eval()
         self.particles = particles

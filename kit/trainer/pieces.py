@@ -95,10 +95,6 @@ def check_state(part: Any, name: str) -> None:
         works = "repair it, or give folder=None (in a recipe runs=null): no checkpoints"
         raise SettingError(name, type(part).__name__, f"{why}{place_of(error)}", works) from error
     _refuse_unreadable(state, name)
-    if not (isinstance(part, nn.Module) or _is_read_back(state)):  # modules have tensors alone
-        why = "has a state that cannot be read back from a checkpoint"
-        works = "give tensors and plain values in state_dict()"
-        raise SettingError(name, type(part).__name__, why, works)
 
 
 def _encoded(value: Any) -> Any:
