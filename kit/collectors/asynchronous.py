@@ -239,18 +239,10 @@ class AsyncCollector(KitCollector):
         self._send(("seed", seed))
         self._await("seeded")
 
-    def shutdown(
-        self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
-    ) -> None:
-        """End the process; the collector cannot be used afterwards."""
-        del timeout, raise_on_error
-        if self.closed:
-            return
-        self.closed = True
+    def _release(self) -> None:
+        """End the process."""
         self._closing()
         self._slots.clear()
-        if close_env and self.env is not None:
-            self.env.close(raise_if_closed=False)
 
     def state_dict(self) -> OrderedDict[str, Any]:
         """Return counters, the state in the process once it is idle, and batches under way."""

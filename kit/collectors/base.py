@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -245,6 +246,22 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
         """Seed the environments; they are reset before the next batch."""
 
     # ------------------------------------------------------------------ in and out
+    def shutdown(
+        self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
+    ) -> None:
+        """Close the environments; the collector cannot be used afterwards."""
+        del timeout
+        if self.closed:
+            return
+        self.closed = True
+        self._release()
+        if close_env and self.env is not None:
+            with contextlib.nullcontext() if raise_on_error else contextlib.suppress(Exception):
+                self.env.close(raise_if_closed=False)
+
+    def _release(self) -> None:
+        """Release what the collector has besides its environments; nothing by default."""
+
     _COUNTERS = (
         "policy_steps",
         "random_policy_steps",

@@ -155,8 +155,6 @@ class EpisodeCollector(KitCollector):
         self._actor.seeded()
         self._strayed[...] = False
 
-    shutdown = VectorCollector.shutdown
-
     def state_dict(self) -> OrderedDict[str, Any]:
         """Return counters, random numbers and the state of the environments."""
         state = super().state_dict()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -272,18 +271,6 @@ class VectorCollector(StepsCollector):
     def _seed_environments(self, seed: int) -> None:
         self.env.set_seed(seed)
         self._actor.seeded()
-
-    def shutdown(
-        self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
-    ) -> None:
-        """Close the environments; the collector cannot be used afterwards."""
-        del timeout
-        if self.closed:
-            return
-        self.closed = True
-        if close_env:
-            with contextlib.nullcontext() if raise_on_error else contextlib.suppress(Exception):
-                self.env.close(raise_if_closed=False)
 
     def state_dict(self) -> OrderedDict[str, Any]:
         """Return counters, random numbers, open episodes and the state of the environments."""

@@ -168,17 +168,9 @@ class Evaluator:
             raise SettingError("env", self.env.name, why, works)
         made = self.env.make_again(**env)
         made.normalizer = self.env.normalizer
-        return Evaluator(
-            made,
-            self.policy,
-            episodes=episodes,
-            max_steps=self.max_steps,
-            seed=seed,
-            exploration_type=self.exploration_type,
-            device=self.device,
-            particles=self.particles,
-            fast_policy=self.fast_policy,
-        )
+        names = ("max_steps", "exploration_type", "device", "particles", "fast_policy")
+        same = {name: getattr(self, name) for name in names}
+        return Evaluator(made, self.policy, episodes=episodes, seed=seed, **same)
 
     @property
     def faults(self) -> int:

@@ -27,6 +27,7 @@ from torchrl.trainers import (
 from kit.buffers import ReplayBatches, RolloutBatches, SequenceReplay, SequenceSampler
 from kit.collectors.asynchronous import AsyncCollector
 from kit.collectors.base import KitCollector
+from kit.collectors.plan_fit import Refusal
 from kit.envs.backends.torchrl_layers import base_env_of
 from kit.envs.vector_env import VectorEnv
 from kit.hooks.annealing import Anneal
@@ -34,7 +35,7 @@ from kit.hooks.evaluation import Evaluator
 from kit.hooks.rewards import ScaleReward, SignReward
 from kit.steps import StepPlan
 from kit.trainer.checkpoint import normalizer_of
-from kit.trainer.checks import ADDING, Refusal, reads_advantage, unestimated
+from kit.trainer.checks import ADDING, reads_advantage, unestimated
 from kit.trainer.stages import Stages, declares
 from kit.update import TrustRegion, Update
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -218,10 +217,10 @@ def _name(function: Any) -> str:
 
 
 def _takes(function: Callable[..., Any], count: int, keywords: dict[str, Any]) -> bool:
-    with contextlib.suppress(TypeError, ValueError):  # some builtins have no signature
-        signature = inspect.signature(function)
-        try:
-            signature.bind(*([None] * count), **keywords)
-        except TypeError:
-            return False
+    try:
+        inspect.signature(function).bind(*([None] * count), **keywords)
+    except TypeError:
+        return False
+    except ValueError:
+        return True  # some builtins have no signature
     return True

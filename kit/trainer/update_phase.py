@@ -66,7 +66,9 @@ class UpdatePhase:
             self._metrics = MetricMeans()
         trainer.stages.fire("pre_optim_steps")
         if trainer.advantage is not None:
-            batch = self._estimated(batch)
+            estimated: TensorDictBase = trainer.advantage(batch)
+            checks.refuse(checks.in_estimated(estimated, batch, trainer))
+            batch = estimated
         made: int | None = None
         while due and not trainer.skips_rest_of_update:
             trainer.log("pre_epoch_log", batch)
@@ -86,14 +88,6 @@ class UpdatePhase:
         if trainer.stages["post_optim_complete_log"]:
             steps, means = trainer.ledger.local_gradient_steps, self._metrics.peek()
             trainer.log("post_optim_complete_log", steps, TensorDict(means))
-
-    def _estimated(self, batch: TensorDictBase) -> TensorDictBase:
-        """The batch with advantages."""
-        trainer = self.trainer
-        estimated: TensorDictBase = trainer.advantage(batch)
-        parts = (estimated, batch, trainer.advantage, trainer.loss_module, trainer.stages)
-        checks.refuse(checks.in_estimated(*parts))
-        return estimated
 
     def processed(self, stage: str, batch: TensorDictBase) -> TensorDictBase:
         """The batch as the hooks of a stage return it, before it is stored or trained on."""
