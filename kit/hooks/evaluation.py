@@ -54,7 +54,7 @@ class Evaluator:
         device: where the policy runs; that of its parameters by default.
         particles: of the policy, see :class:`~kit.modules.particles.Particles`; the mean return of
             each and the best of these are columns of their own, where there are several.
-        fast_policy: how the policy is called, see :class:`~kit.collectors.VectorCollector`.
+        fast_policy: how the policy is called, see :class:`~kit.collectors.KitCollector`.
 
     Raises:
         SettingError: if a transform of TorchRL or a wrapper of Gymnasium would go on learning in
