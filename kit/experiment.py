@@ -171,8 +171,10 @@ class Experiment:
             "max_episode_steps": plan.max_episode_steps,
             "seed": cfg.seed,
             "gamma": getattr(cfg, "gamma", 1.0),  # of rewards, which cloning does not see
-            "normalization_steps": self._normalization_steps() or None,
+            "normalization_steps": None,
         }
+        if isinstance(cfg.steps, OnPolicySteps):  # those of nip are part of no total
+            settings["normalization_steps"] = cfg.steps.num_normalization_steps or None
         kwargs = settings.pop("kwargs")
         check_arguments(cfg, settings)
         if isinstance(cfg, OfflineConfig):
@@ -186,11 +188,6 @@ class Experiment:
         check_deviation(cfg, env)
         self._env = env
         return env
-
-    def _normalization_steps(self) -> int:
-        """Of the kit's own words: those of nip with this name are part of no total."""
-        steps = self.cfg.steps
-        return steps.num_normalization_steps if isinstance(steps, OnPolicySteps) else 0
 
     def make_evaluation_env(self, env: VectorEnv) -> VectorEnv:
         """Make environments to evaluate in: those of ``env``, with its running normalisation.
@@ -516,11 +513,12 @@ class Experiment:
         """What writes videos and the policy to the run folder, where it is asked for."""
         cfg, hooks = self.cfg, list[Hook]()
         if self.folder is None:
-            for name in ("video_every", "save_policy"):
-                checks.unused(cfg, [name], "it needs a run folder (runs='runs')")
-        if self.folder is not None and cfg.video_every is not None:
+            names = ["video_every", "save_policy"]
+            checks.unused(cfg, names, "it needs a run folder (runs='runs')")
+            return hooks
+        if cfg.video_every is not None:
             hooks.append(RecordVideo(self.folder / "videos", cfg.video_every))
-        if self.folder is not None and cfg.save_policy:
+        if cfg.save_policy:
             hooks.append(SavePolicy(self.folder / "policy"))
         return hooks
 

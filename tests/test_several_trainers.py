@@ -153,11 +153,9 @@ def test_steps_of_trainers_that_take_turns_with_one_buffer_are_not_joined():
     assert torch.equal(rows["trainer"], rows["next", "trainer"])
 
 
-@pytest.mark.parametrize("given", ["the kit's", "TorchRL's"])
-def test_a_sequence_of_trainers_that_take_turns_with_one_buffer_begins_anew_between_them(given):
+def test_a_sequence_of_trainers_that_take_turns_with_one_buffer_begins_anew_between_them():
     buffer = make_replay_buffer(100, 4, sequence_length=3)
-    shared = buffer if given == "the kit's" else buffer.buffer
-    begin_and_take_turns(stores(1, shared, sequence_length=3), stores(2, shared, sequence_length=3))
+    begin_and_take_turns(stores(1, buffer, sequence_length=3), stores(2, buffer, sequence_length=3))
     rows = buffer.buffer[:]
     changes = rows["trainer"][:-1] != rows["trainer"][1:]
     assert changes.any()

@@ -48,7 +48,7 @@ class Actor:
         device: where the policies run.
         storing_device: where outputs are wanted: on the host, they are copied there step by step,
             as actions are anyhow; ``None``: where the policies run.
-        fast_policy: see :class:`~kit.collectors.VectorCollector`.
+        fast_policy: see :class:`~kit.collectors.KitCollector`.
         keeps_outputs: whether outputs become entries of batches.
 
     Attributes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import pickle
 import signal
 import statistics
@@ -28,7 +27,6 @@ from torchrl.envs import EnvBase
 from kit.collectors.base import KitCollector, PolicyFault
 from kit.collectors.policy import Policy
 from kit.collectors.rollout import VectorCollector
-from kit.config.devices import usable_device
 from kit.envs.backends.workers import how_it_ended, without_main
 from kit.envs.episodes import Episode
 from kit.envs.errors import EnvironmentFault
@@ -47,21 +45,19 @@ class AsyncCollector(KitCollector):
     """Collects in another process, so that the next batch is made while the learner works.
 
     Batch number ``b`` (from 0) is collected with the weights that the learner had when it asked for
-    batch ``b - max_staleness`` (the first ones: for batch 0). So the staleness of a batch, in
-    update phases, is known: it grows from 0 to ``max_staleness`` and stays there. It does not
-    depend on how fast either side is, and neither do the batches: a run is reproducible, and
-    resumes, bit by bit.
+    batch ``b - max_staleness`` (the first ones: for batch 0). The staleness of a batch, in update
+    phases, grows from 0 to ``max_staleness`` and stays there. It does not depend on the speed of
+    either side, so a run is reproducible, and resumes, bit by bit.
 
-    Weights go to the process when a batch is asked for, or earlier with
-    :meth:`update_policy_weights_`. Batches come back through ``max_staleness + 2`` buffers in
-    shared memory: as many as can be under way, and the one that is read meanwhile.
+    Weights are sent when a batch is asked for, or earlier with :meth:`update_policy_weights_`.
+    Batches come back through ``max_staleness + 2`` buffers in shared memory.
 
     Args:
         create_env_fn: function that makes the environment, in the process; or an environment of
             ``make_env``, which is made again there.
-        policy: module from TensorDict to TensorDict; the process has a copy, which gets parameters,
-            buffers, and numbers, flags and texts among its public attributes. So has it of an
-            ``exploration_policy``. What they consist of stays as it is.
+        policy: module from TensorDict to TensorDict. Its copy in the process, and that of an
+            ``exploration_policy``, get parameters, buffers, and numbers, flags and texts among the
+            public attributes, but no other modules.
         collector: class of the collector in the process.
         max_staleness: update phases that the policy of a batch may be behind; 0 collects while the
             learner waits.
@@ -97,9 +93,8 @@ class AsyncCollector(KitCollector):
     ) -> None:
         self.env = create_env_fn if isinstance(create_env_fn, EnvBase) else None
         self.policy, self.reuse = policy, reuse
-        self.exploration_policy = kwargs.get("exploration_policy")
+        exploration_policy = kwargs.get("exploration_policy")
         self.max_staleness = whole_number("max_staleness", max_staleness)
-        self.storing_device = usable_device(storing_device=storing_device)
         self._slots: dict[int, TensorDictBase] = {}
         self._arrived: deque[dict[str, Any]] = deque()  # batches
         self._taken, self._published = 0, -1
@@ -107,11 +102,11 @@ class AsyncCollector(KitCollector):
         self._staleness_since_row: list[int] = []
         # As many versions as batches can be under way, each overwriting the oldest.
         versions = range(self.max_staleness + 1)
-        policies = _policies(policy, self.exploration_policy)
+        policies = _policies(policy, exploration_policy)
         self._weights = [[_shared(tensor) for tensor in _tensors(policies)] for _ in versions]
         self._settings = [_settings(policies) for _ in versions]
-        self._parts = _parts(policies)
-        how = collector, _maker(create_env_fn), policy, kwargs
+        make: Any = create_env_fn if self.env is None else self.env.make_again
+        how = collector, make, policy, kwargs
         self._start(pickle.dumps(CloudpickleWrapper(how)), threads)
         try:
             _, facts = self._receive()
@@ -121,6 +116,8 @@ class AsyncCollector(KitCollector):
         super().__init__(
             facts["num_envs"],
             total_frames=facts["total_frames"],
+            exploration_policy=exploration_policy,
+            storing_device=storing_device,
             pre_collect_hook=pre_collect_hook,
             post_collect_hook=post_collect_hook,
         )
@@ -169,15 +166,11 @@ class AsyncCollector(KitCollector):
 
         The first call after a batch counts; later ones before the next batch do nothing. Without
         any, weights are sent when the next batch is asked for.
-
-        Raises:
-            SettingError: if the policy has other modules or weights than the copy in the process.
         """
         if args or kwargs:
             super().update_policy_weights_(*args, **kwargs)
         if self._published < self._taken:
             policies = _policies(self.policy, self.exploration_policy)
-            _check_parts(self._parts, _parts(policies))
             slot = self._taken % len(self._weights)
             _copy(_tensors(policies), self._weights[slot])
             self._published = self._taken
@@ -195,10 +188,9 @@ class AsyncCollector(KitCollector):
         return float(self._in_step)
 
     def deliver_raw(self, raw: bool) -> bool:
-        """Set whether the collector process delivers raw batches.
+        """Set whether the process delivers raw batches; return whether it can.
 
-        Returns:
-            Whether it can, and the statistics of the process are known here.
+        Raw batches need the statistics of the process in this one.
         """
         self._send(("raw", raw))
         delivered = bool(self._await("raw"))
@@ -247,24 +239,13 @@ class AsyncCollector(KitCollector):
         self._send(("seed", seed))
         self._await("seeded")
 
-    def shutdown(
-        self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
-    ) -> None:
-        """End the process; the collector cannot be used afterwards."""
-        del timeout, raise_on_error
-        if self.closed:
-            return
-        self.closed = True
+    def _release(self) -> None:
+        """End the process."""
         self._closing()
         self._slots.clear()
-        if close_env and self.env is not None:
-            self.env.close(raise_if_closed=False)
 
     def state_dict(self) -> OrderedDict[str, Any]:
-        """Return counters, the state of the collector in the process, and batches under way.
-
-        Waits until the process has made all the batches for which it has weights.
-        """
+        """Return counters, the state in the process once it is idle, and batches under way."""
         state = super().state_dict()
         self._send(("state",))
         state["collector"] = self._await("state")
@@ -284,11 +265,7 @@ class AsyncCollector(KitCollector):
         return state
 
     def load_state_dict(self, state_dict: OrderedDict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned.
-
-        Raises:
-            SettingError: if ``max_staleness`` is more: there are no such old weights.
-        """
+        """Restore what :meth:`state_dict` returned; ``max_staleness`` must not be larger."""
         if self.max_staleness > (most := int(state_dict["max_staleness"])):
             why = "is more than that of the saved collector, whose older weights are gone"
             raise SettingError("max_staleness", self.max_staleness, why, [most])
@@ -309,29 +286,9 @@ class AsyncCollector(KitCollector):
         self.staleness, self._staleness_since_row = state_dict["staleness"]
 
 
-def _maker(create_env_fn: Any) -> Callable[[], EnvBase]:
-    """Return a factory of the environment for the other process.
-
-    Raises:
-        SettingError: if it is an environment that does not know how it was made.
-    """
-    if not isinstance(create_env_fn, EnvBase):
-        return create_env_fn  # type: ignore[no-any-return]
-    again = getattr(create_env_fn, "make_again", None)
-    if again is None:
-        why = "cannot be made again in the process that collects"
-        works = "pass a function that makes it, or an environment of make_env"
-        raise SettingError("env", type(create_env_fn).__name__, why, works)
-    return again  # type: ignore[no-any-return]
-
-
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Hold Ctrl-C back while a message is read: what is read by half is lost, for the sender too.
-
-    Memory that a message brings is handed over by a thread of the sender, which would print its own
-    error.
-    """
+    """Delay Ctrl-C while a message is read, as the rest of the message would be lost."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -375,25 +332,6 @@ def _plain(settings: dict[tuple[str, str], Any]) -> dict[tuple[str, str], Any]:
     return {n: v for n, v in settings.items() if type(v) in (bool, int, float, str)}
 
 
-def _parts(policies: nn.ModuleList) -> dict[str, Any]:
-    """Classes of the submodules of policies and shapes of their tensors, by name."""
-    tensors = itertools.chain(policies.named_parameters(), policies.named_buffers())
-    classes = {f"{name}.": type(module) for name, module in policies.named_modules()}
-    return classes | {name: [*tensor.shape] for name, tensor in tensors}
-
-
-def _check_parts(copied: dict[str, Any], present: dict[str, Any]) -> None:
-    """Refuse policies that no longer consist of what the process has copies of."""
-    if copied == present and [*copied] == [*present]:
-        return
-    names = {**copied, **present}
-    other = [name for name in names if copied.get(name) != present.get(name)]
-    part = (other or [*present])[0].strip(".").partition(".")[2]
-    works = "change it before the collector is made, or make another collector"
-    why = "is not as in the copy of the policy in the process that collects"
-    raise SettingError("policy", part, why, works)
-
-
 def _shared(tensor: Tensor) -> Tensor:
     copy = tensor.detach().cpu().clone()
     return copy.share_memory_()  # type: ignore[no-any-return, no-untyped-call]
@@ -401,7 +339,7 @@ def _shared(tensor: Tensor) -> Tensor:
 
 def _copy(source: Sequence[Tensor], target: Sequence[Tensor]) -> None:
     with torch.no_grad():
-        for one, other in zip(source, target):
+        for one, other in zip(source, target, strict=True):
             other.copy_(one)
 
 
@@ -469,14 +407,10 @@ _FACTS = (
 
 
 class _Served:
-    """A collector that makes one batch after the other, as far as it has weights.
+    """A collector that makes one batch after the other while it has weights.
 
-    Args:
-        pipe: to the learner.
-        collector: makes the batches.
-        policies: that act in it.
-        weights: one version more of the policy's weights than its staleness can be; version ``v``
-            is that of batch ``v``.
+    There is one version more of ``weights`` than the largest staleness; version ``v`` is that of
+    batch ``v``.
     """
 
     def __init__(

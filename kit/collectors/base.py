@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -17,6 +18,7 @@ from torchrl.envs.utils import ExplorationType
 
 from kit.collectors.actor import Actor
 from kit.collectors.policy import FastPolicy, Policy, PolicyPath, fast_policy_of
+from kit.config.devices import usable_device
 from kit.envs.episodes import Episode
 from kit.envs.normalize import Normalizer
 from kit.envs.spaces import Key
@@ -34,10 +36,18 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
         total_frames: policy steps in all; -1 never ends.
         init_random_frames: policy steps with random actions at the beginning; ``None``: as many
             as the plan of a trainer says, or none without a trainer.
-        exploration_frames: policy steps, counted from the beginning, until which an exploration
-            policy acts in place of the policy.
+        exploration_frames: policy steps, counted from the beginning, until which
+            ``exploration_policy`` acts in place of the policy.
+        exploration_policy: acts in place of the policy at the beginning.
+        exploration_type: whether actions are sampled.
+        fast_policy: how the policy is called. ``"auto"``: NumPy computes the actions of a small
+            network, which rounds differently (on a GPU, with weights copied to the host once per
+            batch); other policies run as recorded tensor operations. ``"exact"``: recorded tensor
+            operations, bitwise those of the module. ``"module"``: the TensorDict module.
         seed: of the random numbers that policy and random actions use in this collector.
-        device: where the policy runs, whose random numbers are this collector's.
+        device: where batches are delivered and the policy runs; ``None``: the CPU.
+        policy_device: where the policy runs, if not on ``device``.
+        storing_device: where batches are delivered, if not on ``device``.
         pre_collect_hook: called without arguments before each batch is collected.
         post_collect_hook: called with each batch before it is returned; it may change the batch.
 
@@ -64,7 +74,6 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
     env: Any = None
     _actor: Actor
     policy: Any = None
-    exploration_policy: Any = None
     frames_per_batch = requested_frames_per_batch = -1
     prefill_frames = 0
     exact_resume = True
@@ -80,8 +89,13 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
         total_frames: int = -1,
         init_random_frames: int | None = None,
         exploration_frames: int = 0,
+        exploration_policy: Policy | None = None,
+        exploration_type: ExplorationType = ExplorationType.RANDOM,
+        fast_policy: FastPolicy | bool = "auto",
         seed: int = 0,
         device: torch.device | str | None = None,
+        policy_device: torch.device | str | None = None,
+        storing_device: torch.device | str | None = None,
         pre_collect_hook: Callable[[], None] | None = None,
         post_collect_hook: Callable[[TensorDictBase], None] | None = None,
     ) -> None:
@@ -91,34 +105,30 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
         self.follows_plan = init_random_frames is None
         self.init_random_frames = whole_number("init_random_frames", init_random_frames or 0)
         self.exploration_frames = whole_number("exploration_frames", exploration_frames)
+        self.exploration_policy, self._exploration_type = exploration_policy, exploration_type
+        self._fast_policy = fast_policy_of(fast_policy)
+        self.policy_device = usable_device(policy_device=policy_device, device=device)
+        self.storing_device = usable_device(storing_device=storing_device, device=device)
         for name in self._COUNTERS:
             setattr(self, name, 0)
         self._finished: list[Episode] = []
         self._iter = -1
         self.closed = False
-        self._random_numbers = RandomNumbers(seed, torch.device(device or "cpu"))
+        self._random_numbers = RandomNumbers(seed, self.policy_device)
 
-    def _let_act(
-        self,
-        exploration_policy: Policy | None,
-        exploration_type: ExplorationType,
-        fast_policy: FastPolicy | bool,
-        storing_device: torch.device | None = None,
-    ) -> None:
-        """Have ``policy`` act in ``env``, or what acts before it."""
-        how = fast_policy_of(fast_policy)
-        self.exploration_policy = exploration_policy
-        self.exact_policy = how != "auto"
+    def _let_act(self) -> None:
+        """Create the actor, which acts in ``env`` with the policies."""
+        self.exact_policy = self._fast_policy != "auto"
         self._actor = Actor(
             self.env,
             self.policy,
-            exploration_policy,
+            self.exploration_policy,
             init_random_frames=self.init_random_frames,
             exploration_frames=self.exploration_frames,
-            exploration_type=exploration_type,
-            device=self._random_numbers.device,
-            storing_device=storing_device,
-            fast_policy=how,
+            exploration_type=self._exploration_type,
+            device=self.policy_device,
+            storing_device=self.storing_device,
+            fast_policy=self._fast_policy,
         )
 
     def act_at_random(self, policy_steps: int) -> None:
@@ -211,23 +221,15 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
 
         Args:
             policy_or_weights: a module, its ``state_dict``, or a TensorDict of its parameters.
-            **kwargs: as TorchRL has them; of ``weights_dict``, the entry ``policy`` is taken.
+            **kwargs: ``weights``, ``policy`` or ``weights_dict``, as in TorchRL.
 
         Raises:
             SettingError: if they are not weights of this policy.
         """
-        by_name = kwargs.pop("weights_dict", None)
-        given = by_name.get("policy") if by_name else policy_or_weights
-        if given is not None or kwargs:
-            super().update_policy_weights_(given, **kwargs)
-
-    def _maybe_fallback_update(
-        self, policy_or_weights: Any = None, *, model_id: Any = None
-    ) -> None:
-        """Where TorchRL's collectors without a scheme for sending weights take them."""
-        del model_id
-        if policy_or_weights is not None:
-            copy_weights(policy_or_weights, self.policy)
+        named = kwargs.get("weights_dict") or kwargs
+        for given in (policy_or_weights, named.get("policy"), named.get("weights")):
+            if given is not None:
+                copy_weights(given, self.policy)
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seed random actions, the policy's sampling and the environments.
@@ -244,6 +246,22 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
         """Seed the environments; they are reset before the next batch."""
 
     # ------------------------------------------------------------------ in and out
+    def shutdown(
+        self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
+    ) -> None:
+        """Close the environments; the collector cannot be used afterwards."""
+        del timeout
+        if self.closed:
+            return
+        self.closed = True
+        self._release()
+        if close_env and self.env is not None:
+            with contextlib.nullcontext() if raise_on_error else contextlib.suppress(Exception):
+                self.env.close(raise_if_closed=False)
+
+    def _release(self) -> None:
+        """Release what the collector has besides its environments; nothing by default."""
+
     _COUNTERS = (
         "policy_steps",
         "random_policy_steps",

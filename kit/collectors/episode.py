@@ -7,17 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from tensordict import TensorDictBase
 from torchrl.envs import EnvBase
-from torchrl.envs.utils import ExplorationType
 
 from kit.collectors.base import KitCollector, check_policy
 from kit.collectors.episode_buffer import EpisodeBuffer, Span
-from kit.collectors.policy import FastPolicy, Policy, Tensors
+from kit.collectors.policy import Policy, Tensors
 from kit.collectors.rollout import Schedule, VectorCollector, as_vector_env, rollout
 from kit.collectors.rollout_buffer import MaskCheck
-from kit.config.devices import usable_device
 from kit.envs.backends.base import Mask, StepArrays
 from kit.envs.errors import EnvironmentFault
 from kit.envs.spaces import Arrays, some
@@ -52,16 +49,8 @@ class EpisodeCollector(KitCollector):
             ``flat``: ``[policy steps]``, one episode after the other.
         prefill_frames: least policy steps of a first batch of its own; 0 for none.
         prefill_random: whether all actions of that batch are random, however long its episodes are.
-        device: where batches are delivered and, unless given, the policy runs.
-        policy_device: where the policy runs.
-        storing_device: where batches are delivered.
-        exploration_policy: acts in place of the policy until ``exploration_frames``.
-        exploration_type: whether actions are sampled.
-        fast_policy: how the policy is called: ``"auto"``, ``"exact"`` or ``"module"``, as by
-            :class:`VectorCollector`.
-        **counts: of :class:`~kit.collectors.KitCollector`: ``total_frames`` (policy steps after
-            which no further batch begins), ``init_random_frames``, ``exploration_frames``,
-            ``seed``.
+        **settings: of :class:`~kit.collectors.KitCollector`: ``total_frames`` (policy steps after
+            which no further batch begins), ``seed``, ``device``, ...
 
     Attributes:
         idle_env_steps: env steps of environments that could not stand still.
@@ -85,13 +74,7 @@ class EpisodeCollector(KitCollector):
         layout: Layout = "padded",
         prefill_frames: int = 0,
         prefill_random: bool = False,
-        device: torch.device | str | None = None,
-        policy_device: torch.device | str | None = None,
-        storing_device: torch.device | str | None = None,
-        exploration_policy: Policy | None = None,
-        exploration_type: ExplorationType = ExplorationType.RANDOM,
-        fast_policy: FastPolicy | bool = "auto",
-        **counts: Any,
+        **settings: Any,
     ) -> None:
         if min_episodes is None and min_steps is None:
             raise SettingError(
@@ -103,12 +86,10 @@ class EpisodeCollector(KitCollector):
         self.prefill_frames = whole_number("prefill_frames", prefill_frames)
         self.prefill_random = prefill_random
         self.layout = one_of("layout", layout, ("padded", "flat"))
-        self.policy_device = usable_device(policy_device=policy_device, device=device)
-        self.storing_device = usable_device(storing_device=storing_device, device=device)
         self.env, self.policy = as_vector_env(create_env_fn), policy
-        super().__init__(self.env.num_envs, device=self.policy_device, **counts)
+        super().__init__(self.env.num_envs, **settings)
         self.idle_env_steps = 0
-        self._let_act(exploration_policy, exploration_type, fast_policy, self.storing_device)
+        self._let_act()
         self._check_masks = MaskCheck(self.env)
         self._strayed = np.zeros(self.num_envs, np.bool_)
 
@@ -173,8 +154,6 @@ class EpisodeCollector(KitCollector):
         self.env.set_seed(seed)
         self._actor.seeded()
         self._strayed[...] = False
-
-    shutdown = VectorCollector.shutdown
 
     def state_dict(self) -> OrderedDict[str, Any]:
         """Return counters, random numbers and the state of the environments."""

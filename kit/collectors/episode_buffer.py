@@ -163,6 +163,3 @@ class _Places:
         if self.mask is not None:
             picked[~self.mask.to(device)] = 0
         return picked
-
-
-# ---------------------------------------------------------------------- arrays

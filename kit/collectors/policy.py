@@ -50,11 +50,6 @@ def fast_policy_of(fast_policy: FastPolicy | bool) -> FastPolicy:
     return fast_policy
 
 
-def exploration_type_of(kind: ExplorationType | str) -> ExplorationType:
-    """Return how actions are chosen, also by the name of the type."""
-    return ExplorationType(kind)
-
-
 class PolicyRunner:
     """Calls a policy with the tensors it reads and returns the tensors it writes.
 
@@ -99,7 +94,7 @@ class PolicyRunner:
     ) -> None:
         self.policy = policy
         self.num_envs = num_envs
-        self.exploration_type = exploration_type_of(exploration_type)
+        self.exploration_type = ExplorationType(exploration_type)
         self.out_keys: list[Key] = []
         self.is_recurrent = True
         self._was_recurrent = True  # in the checkpoint

@@ -71,18 +71,14 @@ def make_collector(
         kwargs["exploration_policy"] = exploration_policy
     if make is Collector:
         return _torchrl(env, policy, plan, device, **kwargs)
-    kwargs |= {"seed": process_seed(seed, rank), "device": device}
+    own_seed = derived_seed(seed, rank) if rank else seed
+    kwargs |= {"seed": own_seed, "device": device}
     if is_async:
         kwargs = {"storing_device": device or "cpu", **kwargs, "policy_device": device}
         del kwargs["device"]
     if issubclass(kind, TensorCollector):
         env = _written_in_torch(env, device)
     return make(env, policy, **_amounts(plan), **kwargs)
-
-
-def process_seed(seed: int, rank: int) -> int:
-    """Return the seed of a process: that of the run for the first one."""
-    return derived_seed(seed, rank) if rank else seed
 
 
 def _named(collector: str | Callable[..., BaseCollector]) -> Any:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-import torch
 from tensordict import TensorDictBase
 from torchrl.envs import EnvBase
-from torchrl.envs.utils import ExplorationType
 
 from kit.collectors.actor import NO_CONTEXT, Actor
 from kit.collectors.base import StepsCollector, check_policy
-from kit.collectors.policy import FastPolicy, Policy, Tensors
+from kit.collectors.policy import Policy, Tensors
 from kit.collectors.rollout_buffer import (
     CHUNK,
     SMALL,
@@ -25,7 +22,6 @@ from kit.collectors.rollout_buffer import (
     RolloutBuffer,
     Row,
 )
-from kit.config.devices import usable_device
 from kit.envs.backends.base import Mask, StepArrays
 from kit.envs.episodes import Episode, EpisodeStatistics
 from kit.envs.errors import EnvironmentFault
@@ -98,20 +94,11 @@ class VectorCollector(StepsCollector):
         create_env_fn: the environment, or a function that makes it; one of TorchRL is taken too,
             at TorchRL's cost.
         policy: module from TensorDict to TensorDict; ``None`` acts at random.
-        device: where batches are delivered and, unless given, the policy runs.
-        policy_device: where the policy runs.
-        storing_device: where batches are delivered.
-        exploration_policy: acts in place of the policy until ``exploration_frames``.
-        exploration_type: whether actions are sampled.
         reuse: whether all batches share one memory, each overwriting the one before. Otherwise a
             batch belongs to the receiver.
-        fast_policy: how the policy is called. ``"auto"``: NumPy computes the actions of a small
-            network, which rounds differently (on a GPU, with weights copied to the host once per
-            batch); other policies run as recorded tensor operations. ``"exact"``: recorded tensor
-            operations, bitwise those of the module. ``"module"``: the TensorDict module.
         reset_at_each_iter: whether all envs start a new episode with each batch.
-        **counts: of :class:`~kit.collectors.StepsCollector`: ``frames_per_batch``,
-            ``total_frames``, ...
+        **settings: of :class:`~kit.collectors.StepsCollector`: ``frames_per_batch``,
+            ``total_frames``, ``device``, ...
 
     Raises:
         SettingError: if counts cannot be reached exactly or the policy does not fit.
@@ -136,23 +123,15 @@ class VectorCollector(StepsCollector):
         create_env_fn: EnvBase | Callable[[], EnvBase],
         policy: Policy | None = None,
         *,
-        device: torch.device | str | None = None,
-        policy_device: torch.device | str | None = None,
-        storing_device: torch.device | str | None = None,
-        exploration_policy: Policy | None = None,
-        exploration_type: ExplorationType = ExplorationType.RANDOM,
         reuse: bool = False,
-        fast_policy: FastPolicy | bool = "auto",
         reset_at_each_iter: bool = False,
-        **counts: Any,
+        **settings: Any,
     ) -> None:
-        self.policy_device = usable_device(policy_device=policy_device, device=device)
-        self.storing_device = usable_device(storing_device=storing_device, device=device)
         env = as_vector_env(create_env_fn)
-        super().__init__(env.num_envs, device=self.policy_device, **counts)
+        super().__init__(env.num_envs, **settings)
         self.env, self.policy, self.reuse = env, policy, reuse
         self.reset_at_each_iter = reset_at_each_iter
-        self._let_act(exploration_policy, exploration_type, fast_policy, self.storing_device)
+        self._let_act()
         self._check_masks = MaskCheck(env)
         self._statistics = EpisodeStatistics(self.num_envs)
         self._infos: dict[tuple[int, int], Mapping[str, float]] = {}  # of what is not counted yet
@@ -292,18 +271,6 @@ class VectorCollector(StepsCollector):
     def _seed_environments(self, seed: int) -> None:
         self.env.set_seed(seed)
         self._actor.seeded()
-
-    def shutdown(
-        self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
-    ) -> None:
-        """Close the environments; the collector cannot be used afterwards."""
-        del timeout
-        if self.closed:
-            return
-        self.closed = True
-        if close_env:
-            with contextlib.nullcontext() if raise_on_error else contextlib.suppress(Exception):
-                self.env.close(raise_if_closed=False)
 
     def state_dict(self) -> OrderedDict[str, Any]:
         """Return counters, random numbers, open episodes and the state of the environments."""

@@ -42,22 +42,22 @@ Row = tuple[Arrays, StepArrays]
 class RolloutBuffer:
     """Memory of one batch, time first, that environments write to.
 
-    Its rows are made once; a batch is a copy (see :class:`Batches`), or this memory itself.
+    A batch is a copy (see :class:`Batches`), or this memory itself. Arrays are
+    ``[steps, num_envs, ...]``.
 
     Args:
-        env: whose observations and rewards are written.
+        env: its observations and rewards are written.
         steps: time steps of a batch.
-        actions: key, shape ``[num_envs, ...]`` and type of actions that the policy writes here;
-            ``None``: it does not.
+        actions: key, shape ``[num_envs, ...]`` and type of actions if the policy writes them here.
 
     Attributes:
         rows: one for each time step.
-        whole: arrays of all steps but for what is acted on, ``[steps, num_envs, ...]``.
-        acted_on: observations, ``[steps, num_envs, ...]``.
-        actions: where the policy writes its actions, ``[steps, num_envs, ...]``, or ``None``.
-        done: whether each step ended an episode, ``[steps, num_envs]``.
-        any_done: whether one did.
-        episode_ids: number of each step's episode where one ended, ``[steps, num_envs]``.
+        whole: results of all steps.
+        acted_on: observations.
+        actions: actions, if the policy writes them here.
+        done: whether each step ended an episode.
+        any_done: whether a step did.
+        episode_ids: number of each step's episode, if a step ended one.
     """
 
     def __init__(
@@ -91,11 +91,7 @@ class RolloutBuffer:
         self.rows: list[Row] = list(zip(rows_of(self.acted_on), self.whole.rows()))
 
     def begin(self, *, shown: bool = False) -> None:
-        """Begin a batch: what is acted on first is copied here.
-
-        Args:
-            shown: whether the batch before was this memory, whose receiver may have written flags.
-        """
+        """Begin a batch with the present observation; ``shown`` resets flags of the last one."""
         present, first = self.env.start(), self.rows[0][0]
         for key, row in first.items():
             row[...] = present[key]
@@ -105,7 +101,7 @@ class RolloutBuffer:
             self._ended[...] = self.done[...] = False
 
     def end(self, episodes: EpisodeIds) -> None:
-        """Note which steps ended an episode, and to which episode each belongs."""
+        """Record which steps ended an episode, and the number of each step's episode."""
         whole = self.whole
         self.any_done = some(self._ended)
         if self.any_done:
@@ -143,15 +139,12 @@ class RolloutBuffer:
         return found or any(map(may_be_infinite, self.whole.next_observation.values()))
 
     def check_finite(self, name: str, statistics: EpisodeStatistics, taken: int) -> None:
-        """Refuse infinity and NaN, naming environment and step.
+        """Raise ``EnvironmentFault`` at the first observation or reward that is not finite.
 
         Args:
             name: of the environment.
             statistics: of the episodes that were open before this batch.
             taken: time steps before this batch.
-
-        Raises:
-            EnvironmentFault: if an observation or reward is one of them.
         """
         whole = self.whole
         for what, values in (("reward", whole.reward), *whole.next_observation.items()):
@@ -171,13 +164,12 @@ class RolloutBuffer:
 
 
 class Batches:
-    """Batches of a rollout buffer, a number of them.
+    """Batches of a rollout buffer.
 
     Args:
-        buffer: what they are of.
-        count: batches for which there is memory: that of the counts, and of copies.
-        copied: whether each is a copy, the receiver's own; those of few steps share an allocation.
-            Otherwise all are the buffer's own memory.
+        buffer: memory that environments write to.
+        count: batches for which memory is allocated.
+        copied: whether each batch is a copy that belongs to the receiver, or the buffer's memory.
     """
 
     def __init__(self, buffer: RolloutBuffer, count: int, *, copied: bool) -> None:
@@ -218,16 +210,13 @@ class Batches:
         return (self._used - self._counted) * self.steps
 
     def again(self) -> None:
-        """Begin again, all batches having been counted: they are the buffer's own memory."""
+        """Begin again after all batches, which are the buffer's memory, have been counted."""
         self._used = self._counted = 0
 
     def take(self, outputs: Tensors, episodes: EpisodeIds) -> TensorDictBase:
         """Return the batch in the buffer, ``[num_envs, steps]``.
 
-        Args:
-            outputs: of the policy, ``[num_envs, steps, ...]``; entries under ``next`` go there.
-                Actions that are in the buffer may be left out.
-            episodes: numbers of the episodes.
+        ``outputs`` of the policy are ``[num_envs, steps, ...]``.
         """
         buffer, number = self._buffer, self._used
         self._used += 1
@@ -250,10 +239,9 @@ class Batches:
         return batch
 
     def uncounted(self) -> list[NDArray[Any]]:
-        """Rewards before normalisation, terminated, truncated and env steps since the last call.
+        """Return raw rewards, terminated, truncated and env steps since the last call.
 
-        Returns:
-            Arrays ``[steps, num_envs]``, those of several batches one after the other.
+        Each is ``[steps, num_envs]``.
         """
         new, shape = slice(self._counted, self._used), (-1, self._buffer.env.num_envs)
         self._counted = self._used
@@ -261,11 +249,11 @@ class Batches:
 
 
 class EpisodeIds:
-    """Numbers of episodes through the whole run: a new one for each that begins.
+    """Numbers of the episodes of a run.
 
     Attributes:
-        present: of the open episodes, ``[num_envs]``.
-        changes: of ``present`` so far.
+        present: numbers of the open episodes, ``[num_envs]``.
+        changes: number of changes of ``present`` so far.
     """
 
     def __init__(self, num_envs: int) -> None:
@@ -273,12 +261,7 @@ class EpisodeIds:
         self.changes = 0
 
     def number(self, done: Mask, ids: NDArray[np.int64]) -> None:
-        """Write the number of each step's episode.
-
-        Args:
-            done: whether each step ended an episode, ``[steps, num_envs]``.
-            ids: written to, ``[steps, num_envs]``.
-        """
+        """Write the number of each step's episode to ``ids``; both are ``[steps, num_envs]``."""
         self.changes += 1
         ids[...] = self.present
         following = int(self.present.max()) + 1
@@ -305,15 +288,10 @@ def _aligned(count: int, shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[
 
 
 def _zeros(*groups: Mapping[Any, Any]) -> tuple[list[NDArray[Any]], list[dict[Any, NDArray[Any]]]]:
-    """Arrays of zeros, those of one type in one memory, each at a multiple of 16 bytes.
+    """Return memory for arrays of zeros, and the arrays by name for each group.
 
-    Large ones lie alone: they are given away, and who keeps one is not to keep all.
-
-    Args:
-        *groups: shape and type by name.
-
-    Returns:
-        All memory; the arrays by name, for each group.
+    Arrays of one type share memory, each at a multiple of 16 bytes. Large ones, which are given
+    away, do not.
     """
     sizes: dict[np.dtype[Any], int] = defaultdict(int)
     for shape, dtype in chain.from_iterable(group.values() for group in groups):
@@ -339,16 +317,12 @@ def _padded(shape: Sequence[int], dtype: np.dtype[Any]) -> int:
 
 
 def may_be_infinite(values: NDArray[Any]) -> bool:
-    """Whether an entry is infinite or NaN: then the product with itself is, a call of BLAS."""
+    """Return whether any entry may be infinite or NaN, by the dot product with itself."""
     return values.dtype.kind == "f" and not np.vdot(values, values) < np.inf
 
 
 class MaskCheck:
-    """Refuses states in which the action mask forbids every action.
-
-    Args:
-        env: whose mask it is, if it has one.
-    """
+    """Rejects states in which the action mask of an environment forbids every action."""
 
     def __init__(self, env: VectorEnv) -> None:
         self._name = env.name
@@ -360,11 +334,7 @@ class MaskCheck:
         self._starts = np.cumsum([0, *choices[:-1]]) if several else None
 
     def __call__(self, acted_on: Arrays, taken: int) -> None:
-        """Look at the masks of observations ``[steps, num_envs, ...]``.
-
-        Raises:
-            EnvironmentFault: if one allows no action.
-        """
+        """Raise ``EnvironmentFault`` if a mask of ``[steps, num_envs, ...]`` allows no action."""
         if self._key is None:
             return
         mask = acted_on[self._key]
@@ -379,10 +349,9 @@ class MaskCheck:
 
 
 def first_infinite(values: NDArray[Any]) -> tuple[int, int, str] | None:
-    """Step and environment of the first entry of ``[steps, num_envs, ...]`` that is not finite.
+    """Return step, environment and name of the first entry that is not finite, if there is one.
 
-    Returns:
-        Step, environment and what it is in words; ``None`` if all are finite.
+    ``values`` are ``[steps, num_envs, ...]``.
     """
     if not may_be_infinite(values):
         return None

@@ -10,18 +10,10 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.envs import EnvBase
-from torchrl.envs.utils import ExplorationType
 
 from kit.collectors.actor import Actor
 from kit.collectors.base import StepsCollector, check_policy
-from kit.collectors.policy import (
-    IS_INIT,
-    FastPolicy,
-    Policy,
-    PolicyRunner,
-    Tensors,
-    fast_policy_of,
-)
+from kit.collectors.policy import IS_INIT, Policy, PolicyRunner, Tensors
 from kit.config.devices import usable_device
 from kit.envs.episodes import Episode
 from kit.envs.errors import EnvironmentFault
@@ -40,30 +32,21 @@ Named = dict[tuple[str, Any], Tensor]
 class TensorCollector(StepsCollector):
     """Steps an environment written in torch, with nothing on the host in between.
 
-    Several steps of policy, sampling, environment and the writing of the batch run as one flat
-    program (on a GPU as one CUDA graph). Env steps, finished episodes and returns stay on the
-    device until they are read. On a CPU a batch is checked for NaN, infinity and actions that the
-    environment does not have; on a GPU, where that would wait, returns and actions are checked when
-    episodes are read. Running normalisation that ``make_env`` was given is part of the program,
-    too.
+    Several steps of policy, sampling, environment, running normalisation and the writing of the
+    batch run as one flat program (on a GPU as one CUDA graph). Counts and returns stay on the
+    device until they are read. On a CPU a batch is checked for NaN, infinity and invalid actions;
+    on a GPU, where that would wait, returns and actions are checked when episodes are read.
 
     Args:
         create_env_fn: a torch environment, or one of ``make_env(..., vectorization="tensor")``, or
             a function that makes one.
         policy: module from TensorDict to TensorDict; ``None`` acts at random.
-        exploration_policy: acts in place of the policy until ``exploration_frames``.
         reset_at_each_iter: whether all environments start a new episode with each batch.
-        seed: of policy and random actions; environments are seeded when they are made, or by
+        device: the environment's; no other is possible.
+        block: steps in one program; ``fast_policy="module"`` makes them one by one.
+        **settings: of :class:`~kit.collectors.StepsCollector`: ``frames_per_batch``,
+            ``total_frames``, ... Environments are seeded when they are made, or by
             :meth:`set_seed`.
-        device: the environment's; another one is refused.
-        storing_device: where batches are delivered; ``None``: the environment's device.
-        exploration_type: whether actions are sampled.
-        fast_policy: ``"auto"`` or ``"exact"``: blocks of steps are replayed; ``"module"``: the
-            policy is called as a TensorDict module, step by step.
-        block: steps in one program.
-        **counts: those of :class:`~kit.collectors.base.StepsCollector`: ``frames_per_batch``,
-            ``steps_per_env``, ``total_frames``, ``init_random_frames``, ``prefill_frames``,
-            ``exploration_frames``.
 
     Raises:
         SettingError: if the environment is not written in torch, or counts cannot be reached.
@@ -74,15 +57,10 @@ class TensorCollector(StepsCollector):
         create_env_fn: EnvBase | Callable[[], EnvBase],
         policy: Policy | None = None,
         *,
-        exploration_policy: Policy | None = None,
         reset_at_each_iter: bool = False,
-        seed: int = 0,
         device: torch.device | str | None = None,
-        storing_device: torch.device | str | None = None,
-        exploration_type: ExplorationType = ExplorationType.RANDOM,
-        fast_policy: FastPolicy | bool = "auto",
         block: int = 16,
-        **counts: Any,
+        **settings: Any,
     ) -> None:
         self.env, self._outer = as_tensor_env(create_env_fn)
         self.device = torch.device(self.env.device)
@@ -92,21 +70,15 @@ class TensorCollector(StepsCollector):
         self._ended = FinishedEpisodes(self.env.num_envs, self.device)
         self._env_steps = torch.zeros((), dtype=torch.int64, device=self.device)
         self._choices = torch.zeros(2, dtype=torch.int64, device=self.device)  # lowest, highest
-        super().__init__(
-            self.env.num_envs,
-            seed=seed,
-            device=self.device,
-            **counts,
-        )
-        self.storing_device = usable_device(storing_device=storing_device, device=self.device)
+        super().__init__(self.env.num_envs, device=self.device, **settings)
         self.policy, self.reset_at_each_iter = policy, reset_at_each_iter
-        fast = fast_policy_of(fast_policy) != "module"
-        how: FastPolicy = "exact" if fast else "module"
-        self._let_act(exploration_policy, exploration_type, how)
+        fast = self._fast_policy != "module"
+        self._fast_policy = "exact" if fast else "module"
+        self._let_act()
         self._steps = TensorSteps(
             self.env,
             self._actor,
-            self._any_normalizer(),
+            self.normalizer or Normalizer([], self.num_envs, observation=False, reward=False),
             block=whole_number("block", block, at_least=1),
             fast=fast,
         )
@@ -163,12 +135,6 @@ class TensorCollector(StepsCollector):
             self._steps.raw = raw
             self._steps.clear()
         return True
-
-    def _any_normalizer(self) -> Normalizer:
-        """The environment's normaliser, or one that changes nothing."""
-        if self.normalizer is None:
-            return Normalizer([], self.num_envs, observation=False, reward=False)
-        return self.normalizer
 
     def _begin(self) -> bool:
         """Take in the observations of a reset; return whether statistics change with the batch."""
@@ -248,11 +214,7 @@ class TensorCollector(StepsCollector):
         assert value == 0 or self._ended.count() == value
 
     def take_episodes(self) -> list[Episode]:
-        """The episodes that ended since the last call, at most the last 65,536; all are counted.
-
-        Raises:
-            SettingError: if the policy chose an action that the environment does not have.
-        """
+        """Return the episodes that ended since the last call, at most the last 65,536."""
         self._check_choices()
         self._finished += self._ended.take()
         return super().take_episodes()
@@ -305,11 +267,7 @@ class TensorCollector(StepsCollector):
 
 
 def as_tensor_env(create_env_fn: Any) -> tuple[TensorEnv, VectorEnv | None]:
-    """The torch environment, made if need be, and the vector environment around it.
-
-    Raises:
-        SettingError: if it is another kind of environment.
-    """
+    """Return the torch environment, created if need be, and the vector environment around it."""
     env = create_env_fn if isinstance(create_env_fn, EnvBase) else create_env_fn()
     outer = None
     if isinstance(env, VectorEnv) and isinstance(env.backend, TensorBackend):
@@ -324,18 +282,11 @@ def as_tensor_env(create_env_fn: Any) -> tuple[TensorEnv, VectorEnv | None]:
 class TensorSteps:
     """Steps of policy and environment, written to a batch's memory without the host.
 
-    Args:
-        env: the environment.
-        actor: chooses the actions.
-        normalizer: normalises observations and rewards.
-        block: steps in one program.
-        fast: whether there are programs at all.
-
-    Attributes:
-        raw: whether observations and rewards are written as the environment gives them.
+    There are ``block`` steps in one program, if it is ``fast``.
     """
 
     raw = False
+    """Whether observations and rewards are written before normalisation."""
 
     def __init__(
         self, env: TensorEnv, actor: Actor, normalizer: Normalizer, *, block: int, fast: bool
@@ -374,14 +325,14 @@ class TensorSteps:
         steps: range,
         learn: bool,
     ) -> int:
-        """Take the next of ``steps``, one program at most, and return how many.
+        """Take the next of ``steps``, one program at most, and return their number.
 
         Args:
             runner: acts; ``None``: random actions.
             memory: written to.
             uniform: random numbers of the whole batch, ``[steps, uniform_size, num_envs]``.
-            steps: which steps of the batch are to be taken.
-            learn: whether running statistics take the steps in.
+            steps: remaining steps of the batch.
+            learn: whether running statistics are updated.
         """
         fast = self.fast and (runner is None or runner.replays)
         start, count = steps.start, min(self.block, len(steps)) if fast else 1
@@ -412,11 +363,9 @@ class TensorSteps:
     def _function(
         self, runner: PolicyRunner | None, count: int, fast: bool, learn: bool
     ) -> Callable[[Named], Mapping[Any, Tensor]]:
-        """``count`` steps of policy and environment as a function of named tensors.
+        """Return ``count`` steps of policy and environment as a function of named tensors.
 
-        It takes the state of the environments, running statistics, uniform random numbers, the
-        policy's hidden state (but of a runner that is not traced, which keeps it), and memory to
-        write to; it returns the state of the environments, the statistics, and the hidden state.
+        The function returns the state of the environments, the statistics and the hidden state.
         """
         env, actor, normalizer = self.env, self.actor, self.normalizer
         known, raw = normalizer.statistics, self.raw
@@ -490,8 +439,7 @@ class TensorMemory:
         repeats: whether a policy step may make several env steps.
 
     Attributes:
-        step: fields of :class:`~kit.envs.tensor.TensorStep` by name, but that ``observation`` is
-            what is acted on.
+        step: fields of :class:`~kit.envs.tensor.TensorStep`; ``observation`` is acted on.
         written: outputs of the policy by key, ``[steps, num_envs, ...]``.
     """
 
@@ -527,11 +475,7 @@ class TensorMemory:
         return self.step["terminated"] | self.step["truncated"]
 
     def tensordict(self, trajectories: Tensor) -> TensorDictBase:
-        """The batch, ``[num_envs, steps]``.
-
-        Args:
-            trajectories: number of each step's episode, ``[steps, num_envs]``.
-        """
+        """Return the batch, ``[num_envs, steps]``, with ``trajectories`` ``[steps, num_envs]``."""
         shape = [self.num_envs, self.steps]
         batch = TensorDict({"next": TensorDict({}, shape)}, shape)
         batch["observation"] = self.step["observation"].permute(2, 0, 1)
@@ -546,15 +490,7 @@ class TensorMemory:
 
 
 class FinishedEpisodes:
-    """A list of finished episodes on the device, read only on demand.
-
-    It holds the last ``capacity`` episodes that were not taken; all are counted.
-
-    Args:
-        num_envs: number of environments.
-        device: where batches come from.
-        capacity: episodes it holds.
-    """
+    """The last ``capacity`` finished episodes, on the device until they are read."""
 
     def __init__(self, num_envs: int, device: torch.device, capacity: int = 2**16) -> None:
         self.num_envs, self.capacity = num_envs, capacity

@@ -20,39 +20,30 @@ if TYPE_CHECKING:
 
 _OF_ENVIRONMENTS = ("env_steps", "episodes", "environment_errors")
 """Counters that the ledger otherwise has up to date with each row and checkpoint alone."""
-_OF_EVALUATIONS = ("evaluations", "evaluation_episodes")
-"""Counters that go on after an iteration has ended, when the value of the next one is set."""
 _ALONE = (
     "leave one of the two out; recipes leave theirs out with anneal=constant, "
     "and that of epsilon where epsilon_start=epsilon_end"
 )
 
 
-def _readable(present: Any) -> float | None:
-    on_device = isinstance(present, Tensor) and not present.is_cpu
-    return None if on_device else float(present)
-
-
 @dataclass
 class _Value:
-    """A number that a hook sets: an attribute, or an entry of an optimiser's parameter group."""
+    """A number that a hook sets: an attribute of ``owner``, or an entry of a parameter group.
+
+    ``group`` is the place of a parameter group in an optimiser, which replaces its groups when it
+    is loaded. ``start`` and ``end`` belong to a schedule given by name.
+    """
 
     owner: Any
-    """object with the attribute, parameter group, or optimiser."""
     name: str
-    """attribute or entry."""
     group: int | None = None
-    """place of the parameter group in an optimiser, which replaces its groups when it is loaded."""
     start: float | None = None
-    """value at the beginning of a schedule that was given by name; ``None``: as registered."""
     end: float = 0.0
-    """value at the end of a schedule that was given by name."""
     schedule: Schedule | None = None
-    """value by counter; ``None`` leaves it alone."""
     asked: float | None = None
-    """last value set, in double precision."""
+    """Last value set, in double precision."""
     written: float | None = None
-    """the same as it is kept; ``None`` on a device, which would have to be waited for."""
+    """The same value as it is stored; ``None`` on a device, where reading would wait."""
 
     @property
     def holder(self) -> Any:
@@ -60,7 +51,7 @@ class _Value:
         return self.owner if self.group is None else self.owner.param_groups[self.group]
 
     def get(self) -> Any:
-        """The number or the tensor as it is now."""
+        """Return the present number or tensor."""
         holder = self.holder
         return holder[self.name] if isinstance(holder, dict) else getattr(holder, self.name)
 
@@ -68,44 +59,41 @@ class _Value:
         """Fill a tensor in place, replace a number."""
         self.asked, present = value, self.get()
         if isinstance(present, Tensor):
-            (present.detach() if present.requires_grad else present).fill_(value)
+            present.detach().fill_(value)
         elif isinstance(self.holder, dict):
-            self.holder[self.name] = present = value
+            self.holder[self.name] = value
         else:
             setattr(self.holder, self.name, value)
-            present = self.get()
-        self.written = _readable(present)
+        self.written = self.readable()
 
     def readable(self) -> float | None:
-        """The number, unless it is on a device that would have to be waited for."""
-        return _readable(self.get())
+        """Return the present number, unless it is on a device."""
+        present = self.get()
+        return None if isinstance(present, Tensor) and not present.is_cpu else float(present)
 
 
 class Anneal(KitHook):
     """Sets an attribute of an object to a schedule's value, once per iteration.
 
-    In each iteration the value is the schedule's at the counter's value before it: the first
-    iteration has the start value, and when the run has ended the value is exactly the end value.
-    It follows from the counter alone, so a resumed run continues where it was.
+    The first iteration has the start value, and when the run has ended the value is exactly the end
+    value. The value depends on the counter alone, so a resumed run continues where it was.
 
     Args:
-        target: the object: a loss, a module, an optimiser, one of its parameter groups.
-        attribute: what is set: a number, a tensor (filled in place), or ``lr`` of an optimiser
-            (of all its groups, each from its own start value).
+        target: a loss, a module, an optimiser or one of its parameter groups.
+        attribute: a number, a tensor (filled in place), or ``lr`` of an optimiser (of all its
+            groups, each from its own start value).
         schedule: value by counter; or a name such as ``"linear"`` or ``"warmup 0.1 cosine"`` (see
             :func:`~kit.steps.make_schedule`): from the value at registration to ``end``.
             ``"constant"`` sets nothing and logs the value.
         end: last value of a schedule given by name.
         share_of_run: share of the run, in (0, 1], after which a schedule given by name ends.
-        counter: counter of the ledger that is followed: ``policy_steps``, ``gradient_steps``,
-            ``iterations``. By default ``policy_steps``, offline ``gradient_steps``, or
-            ``iterations`` where a plan does not know its policy steps beforehand and the schedule
-            is given by name. ``env_steps`` and ``episodes`` of environments on a GPU are waited for
-            in every iteration.
+        counter: counter of the ledger. By default ``policy_steps``, offline ``gradient_steps``; for
+            a schedule given by name ``iterations`` if the policy steps are not known beforehand.
+            ``env_steps`` and ``episodes`` on a GPU are waited for in every iteration.
         name: under which the value is logged.
 
     Raises:
-        SettingError: if the counter stays 0 in the run or is one of evaluations, the schedule is
+        SettingError: if the counter stays 0 in the run or counts evaluations, the schedule is
             unknown, or something else sets the same value.
     """
 
@@ -139,33 +127,27 @@ class Anneal(KitHook):
         return f"anneal_{self.label}"
 
     def register(self, trainer: HookedTrainer, name: str | None = None) -> None:
-        """Give every value its schedule, and register; the column has the name that is given."""
+        """Set the schedule of every value and register, with a column named ``name``."""
         self.label = (name or self.label).removeprefix("anneal_")
-        others = {n: h for n, h in trainer.registered_modules.items() if isinstance(h, Anneal)}
-        for other, hook in others.items():
-            same = any(hook.sets(value.holder, value.name) for value in self.values)
-            if same and self.schedule != "constant":
-                why = f"is registered already: {other} sets the same value"
-                raise SettingError("hook", self.name, why, _ALONE)
-            if hook.label == self.label and other != (name or self.name):
-                why = f"has the column of {other}, schedule/{self.label}"
-                works = "choose another name: add(hook, name)"
-                raise SettingError("hook", name or self.name, why, works)
-        unusable = (*_OF_EVALUATIONS, *(["policy_steps"] if trainer.plan.offline else []))
-        if self.counter in unusable and self.schedule != "constant":
-            why = "has no new value when the value of the next iteration is set"
-            raise SettingError("counter", self.counter, why, ["gradient_steps", "iterations"])
-        self._resolve(trainer)
-        super().register(trainer, name)
+        if self.schedule != "constant":
+            for other, hook in trainer.registered_modules.items():
+                if isinstance(hook, Anneal) and any(map(hook.sets, self.values)):
+                    why = f"is registered already: {other} sets the same value"
+                    raise SettingError("hook", self.name, why, _ALONE)
+            late = ("evaluations", "evaluation_episodes")
+            if self.counter in (*late, *(["policy_steps"] if trainer.plan.offline else [])):
+                why = "has no new value when the value of the next iteration is set"
+                raise SettingError("counter", self.counter, why, ["gradient_steps", "iterations"])
+        self._set_schedules(trainer)
+        super().register(trainer, self.name)
 
-    def sets(self, target: Any, attribute: str) -> bool:
-        """Whether an attribute of an object (of an optimiser: of any group) is set by this hook."""
-        owners = [target, *getattr(target, "param_groups", ())]
-        names = [value.name for value in self.values if any(value.holder is o for o in owners)]
-        return attribute in names and self.schedule != "constant"
+    def sets(self, value: _Value) -> bool:
+        """Return whether this hook sets a value of another hook."""
+        same = (one.holder is value.holder and one.name == value.name for one in self.values)
+        return self.schedule != "constant" and any(same)
 
-    def _resolve(self, trainer: HookedTrainer) -> None:
-        """Give every value its schedule: length and start value are known from here on."""
+    def _set_schedules(self, trainer: HookedTrainer) -> None:
+        """Set the schedule of every value: length and start value are fixed from here on."""
         self.counter = self.counter or _default_counter(self.schedule, trainer.plan)
         for optimizer in getattr(trainer.update, "optimizers", {}).values():
             for place, group in enumerate(optimizer.param_groups):
@@ -185,7 +167,7 @@ class Anneal(KitHook):
             starts = [float(one.get() if one.start is None else one.start) for one in self.values]
             if not any(starts) and all(one.start is None and not one.end for one in self.values):
                 why = f"would go from 0 to 0 by the schedule {self.schedule!r}"
-                works = "set it anew, as after a run that has annealed it, or give end"
+                works = "set it again, as after a run that has annealed it, or give end"
                 raise SettingError(self.label, 0.0, why, works)
             for value, start in zip(self.values, starts):
                 value.schedule = make_schedule(self.schedule, start, value.end, duration)
@@ -197,11 +179,7 @@ class Anneal(KitHook):
         self.set()
 
     def step(self) -> None:
-        """Set the values for the next iteration.
-
-        Raises:
-            SettingError: if something else has set one of them in the meantime.
-        """
+        """Set the values for the next iteration; raise if something else has set one."""
         for value in self.values:
             if value.schedule is not None and (present := value.readable()) != value.written:
                 why = f"was set by something else during the run, and {self.name} would overrule it"
@@ -238,7 +216,7 @@ class AnnealLearningRate(Anneal):
         optimizer: all its parameter groups are set, each from its own initial learning rate.
         schedule: as in :class:`Anneal`.
         name: under which the learning rate is logged.
-        **settings: ``end``, ``share_of_run`` and ``counter`` of :class:`Anneal`.
+        **settings: other arguments of :class:`Anneal`.
 
     Examples:
         >>> from torch import nn
@@ -263,7 +241,7 @@ def anneal_coefficients(loss: nn.Module, **schedules: str) -> list[Anneal]:
 
     Args:
         loss: with a tensor for each coefficient, as TorchRL's losses have them.
-        **schedules: by name of the coefficient, as in :class:`Anneal`; ``"constant"`` makes none.
+        **schedules: by name of the coefficient, as in :class:`Anneal`.
 
     Raises:
         SettingError: if a coefficient that is to change is 0, where the loss has no such term.
@@ -279,8 +257,8 @@ def anneal_coefficients(loss: nn.Module, **schedules: str) -> list[Anneal]:
 class AnnealExploration(Anneal):
     """Lowers exploration noise from its initial to its final value, once per iteration.
 
-    Both values are the noise module's own (``eps_init`` and ``eps_end``, or ``sigma_init`` and
-    ``sigma_end``), so TorchRL's ``step()`` and ``annealing_num_steps`` are not needed.
+    The values are ``eps_init`` and ``eps_end``, or ``sigma_init`` and ``sigma_end``, of the noise
+    module. Its ``step()`` and ``annealing_num_steps`` are not needed.
 
     Args:
         policy: TorchRL's ``EGreedyModule``, ``AdditiveGaussianModule`` or
@@ -320,7 +298,7 @@ class AnnealExploration(Anneal):
             self.values.append(_Value(module, noise, start=start, end=end))
 
     def end(self) -> None:
-        """Set the final values, unless none are set: those of a policy that is only played."""
+        """Set the final values, with which a policy is played after training."""
         for value in self.values:
             if value.schedule is not None:
                 value.set(value.end)
@@ -333,16 +311,15 @@ def scales_of(module: nn.Module) -> list[str]:
 
 
 def anneal_epsilon(explore: nn.Module, cfg: Any, plan: StepPlan) -> AnnealExploration:
-    """The hook that lowers epsilon as the settings of DQN say.
+    """Return the hook that lowers epsilon according to the settings of DQN.
 
     Args:
-        explore: the module of the policy that acts at random with probability epsilon.
+        explore: module of the policy that acts at random with probability epsilon.
         cfg: settings with ``epsilon_start`` and ``epsilon_decay``, or ``exploration_share``.
-        plan: of the run; a decay begins after an iteration that fills the buffer at random.
+        plan: a decay begins after an iteration that fills the buffer at random.
 
     Raises:
-        SettingError: if the share of the linear fall is given beside ``epsilon_decay`` or where
-            epsilon does not fall.
+        SettingError: if ``exploration_share`` has no effect.
     """
     if cfg.epsilon_decay is None:
         falls = cfg.epsilon_start != cfg.epsilon_end  # else a schedule of one's own may set it

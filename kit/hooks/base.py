@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, get_args
+from typing import Any, ClassVar, Literal, Protocol
 
 from torch import Tensor
 from torchrl.trainers import TrainerHookBase
 
 from kit.logging.journal import Journal
 from kit.steps import RunSchedule, SettingError, StepLedger, StepPlan
-from kit.steps.errors import one_of
 
 Kind = Literal["step", "observer"]
 
@@ -33,30 +32,14 @@ class HookedTrainer(Protocol):
     evaluate: Any
     schedule: RunSchedule
 
-    @property
-    def policy_steps(self) -> int:
-        """Policy steps so far."""
-
-    def policy_parts(self) -> dict[str, Any]:
-        """Objects with the state that a policy acts by, by name: weights and normalisation."""
-
-    def save_policy(self, folder: Path) -> Path:
-        """Write the policy alone."""
-
-    def register_op(self, dest: str, op: Callable[..., Any], **kwargs: Any) -> None:
-        """Register a function at a stage."""
-
-    def register_module(self, module_name: str, module: Any) -> None:
-        """Make the state of an object part of checkpoints."""
-
-    def request_stop(self, reason: str | None = None) -> None:
-        """End the run after this iteration."""
-
-    def request_checkpoint(self) -> None:
-        """Write a checkpoint after this iteration."""
-
-    def skip_rest_of_update(self) -> None:
-        """End this update phase after this epoch."""
+    policy_steps: int
+    policy_parts: Callable[[], dict[str, Any]]
+    save_policy: Callable[[Path], Path]
+    register_op: Callable[..., None]
+    register_module: Callable[[str, Any], None]
+    request_stop: Callable[[str], None]
+    request_checkpoint: Callable[[], None]
+    skip_rest_of_update: Callable[[], None]
 
 
 def snake_case(cls: type) -> str:
@@ -76,6 +59,8 @@ class Hook(TrainerHookBase):
     kind: Kind = "observer"
     operations: ClassVar[Mapping[str, str]] = {}
     """Names of its methods by the stage at which each is registered."""
+    saved: ClassVar[Sequence[str]] = ()
+    """Names of the attributes that are its state in checkpoints: tensors and plain values."""
     trainer: HookedTrainer
 
     @property
@@ -87,24 +72,24 @@ class Hook(TrainerHookBase):
         """Register the operations of this hook; subclasses may extend it with ``register_op``.
 
         Raises:
-            SettingError: if its kind does not exist, or it is another trainer's, whose best policy,
-                counts and trainer it would go on with.
+            SettingError: if it is another trainer's, whose state it has.
         """
         if getattr(self, "trainer", trainer) is not trainer:
             why = "is a hook of another trainer, and would mix the two"
             raise SettingError("hook", type(self).__name__, why, "make a new one for each trainer")
-        one_of(f"{type(self).__name__}.kind", self.kind, get_args(Kind))
         self.trainer = trainer
         trainer.register_module(name or self.name, self)
         for stage, method in self.operations.items():
             trainer.register_op(stage, getattr(self, method))
 
     def state_dict(self) -> dict[str, Any]:
-        """The state that a resumed run needs; nothing by default."""
-        return {}
+        """Return the state that a resumed run needs: the attributes in ``saved``."""
+        return {name: getattr(self, name) for name in self.saved}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state of :meth:`state_dict`."""
+        for name in self.saved:
+            setattr(self, name, state_dict[name])
 
 
 class KitHook(Hook):

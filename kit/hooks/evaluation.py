@@ -9,7 +9,6 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import torch
 from tensordict import TensorDictBase
@@ -55,7 +54,7 @@ class Evaluator:
         device: where the policy runs; that of its parameters by default.
         particles: of the policy, see :class:`~kit.modules.particles.Particles`; the mean return of
             each and the best of these are columns of their own, where there are several.
-        fast_policy: how the policy is called, see :class:`~kit.collectors.VectorCollector`.
+        fast_policy: how the policy is called, see :class:`~kit.collectors.KitCollector`.
 
     Raises:
         SettingError: if a transform of TorchRL or a wrapper of Gymnasium would go on learning in
@@ -77,9 +76,9 @@ class Evaluator:
     ) -> None:
         if env.backend.learns is not None:
             why = "would learn in evaluations, whose statistics are not those of training"
-            works = "freeze() it, or give normalize_observation=True to make_env(...) in its place"
-            if env.backend.learns == gym.wrappers.NormalizeReward.__name__:
-                works = "give normalize_reward=True to make_env(...) in its place"
+            works = (
+                "freeze() it, or use normalize_observation and normalize_reward of make_env(...)"
+            )
             raise SettingError("evaluate", env.backend.learns, why, works)
         self.env = env.eval()
         self.particles = particles
@@ -169,17 +168,9 @@ class Evaluator:
             raise SettingError("env", self.env.name, why, works)
         made = self.env.make_again(**env)
         made.normalizer = self.env.normalizer
-        return Evaluator(
-            made,
-            self.policy,
-            episodes=episodes,
-            max_steps=self.max_steps,
-            seed=seed,
-            exploration_type=self.exploration_type,
-            device=self.device,
-            particles=self.particles,
-            fast_policy=self.fast_policy,
-        )
+        names = ("max_steps", "exploration_type", "device", "particles", "fast_policy")
+        same = {name: getattr(self, name) for name in names}
+        return Evaluator(made, self.policy, episodes=episodes, seed=seed, **same)
 
     @property
     def faults(self) -> int:

@@ -103,6 +103,7 @@ class StopWhen(KitHook):
 
     kind = "step"
     operations: ClassVar = {"log_row": "look", "shutdown": "end"}
+    saved = ("best", "waited")
 
     def __init__(
         self,
@@ -150,14 +151,6 @@ class StopWhen(KitHook):
             self.trainer.request_stop(
                 f"{self.metric} has not been better than {best * self.sign:g} {since}"
             )
-
-    def state_dict(self) -> dict[str, Any]:
-        """The best value and how many rows ago it was."""
-        return {"best": self.best, "waited": self.waited}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a state of :meth:`state_dict`."""
-        self.best, self.waited = state_dict["best"], int(state_dict["waited"])
 
 
 class TargetKL(KitHook):

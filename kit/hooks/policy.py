@@ -31,9 +31,11 @@ class BestPolicy(KitHook):
         value: of the metric; ``None`` before the first evaluation.
         policy_steps: after which it was measured.
         gradient_steps: after which it was measured.
+        states: of the best policy, by part.
     """
 
     operations: ClassVar = {"log_row": "look", "shutdown": "end"}
+    saved = ("value", "policy_steps", "gradient_steps", "states")
 
     def __init__(
         self, metric: str = "evaluation/return", *, mode: Literal["max", "min"] = "max"
@@ -41,7 +43,7 @@ class BestPolicy(KitHook):
         self.metric, self.mode = metric, one_of("mode", mode, ("max", "min"))
         self.value: float | None = None
         self.policy_steps = self.gradient_steps = 0
-        self._states: dict[str, Any] = {}
+        self.states: dict[str, Any] = {}
         self._columns: set[str] = set()
 
     def end(self) -> None:
@@ -61,7 +63,7 @@ class BestPolicy(KitHook):
         self.value = float(value)
         self.policy_steps, self.gradient_steps = row["policy_steps"], row["gradient_steps"]
         parts = self.trainer.policy_parts()
-        self._states = {name: copy.deepcopy(part.state_dict()) for name, part in parts.items()}
+        self.states = {name: copy.deepcopy(part.state_dict()) for name, part in parts.items()}
 
     def _is_better(self, value: float) -> bool:
         if self.value is None:
@@ -75,23 +77,11 @@ class BestPolicy(KitHook):
             SettingError: if there has been no evaluation, or the trainer has other parts.
         """
         parts = self.trainer.policy_parts()
-        if parts.keys() != self._states.keys():
-            why = f"was kept with {sorted(self._states)}, and the trainer has {sorted(parts)}"
+        if parts.keys() != self.states.keys():
+            why = f"was kept with {sorted(self.states)}, and the trainer has {sorted(parts)}"
             raise SettingError("best", self.metric, why, "build the trainer as it was built then")
         for name, part in parts.items():
-            part.load_state_dict(copy.deepcopy(self._states[name]))
-
-    def state_dict(self) -> dict[str, Any]:
-        """The value, the steps after which it was measured, and the states."""
-        names = ("value", "policy_steps", "gradient_steps")
-        return {name: getattr(self, name) for name in names} | {"states": dict(self._states)}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a state of :meth:`state_dict`."""
-        self.value = state_dict["value"]
-        self.policy_steps = int(state_dict["policy_steps"])
-        self.gradient_steps = int(state_dict["gradient_steps"])
-        self._states = dict(state_dict["states"])
+            part.load_state_dict(copy.deepcopy(self.states[name]))
 
 
 class SavePolicy(KitHook):

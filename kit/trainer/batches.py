@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -92,22 +91,10 @@ class CountedBatches:
         why = f"gave a batch of {self.collected} policy steps, shape {tuple(batch.shape)}"
         raise SettingError(field, value, f"{why}, where the plan has {expected}", works)
 
-    @contextlib.contextmanager
-    def sharing_memory(self, may: Callable[[], bool]) -> Iterator[None]:
-        """Let all batches within share one memory, where a collector of the kit can.
-
-        Args:
-            may: asked before each batch, whether nothing keeps it.
-        """
-        before = getattr(self.collector, "reuse", None)
-        if before is not False or not isinstance(self.collector, KitCollector):
-            yield  # it was asked for already, or there is nothing to ask for
-            return
-        self._may_share = may
-        try:
-            yield
-        finally:
-            self._may_share, self.collector.reuse = None, before
+    def share_memory(self, may: Callable[[], bool]) -> None:
+        """Let batches share memory if a collector of the kit can; ``may`` is asked before each."""
+        if getattr(self.collector, "reuse", None) is False:
+            self._may_share = may
 
     # ------------------------------------------------------------------ at log points
     def count_environment(self, ledger: StepLedger) -> None:
@@ -118,7 +105,7 @@ class CountedBatches:
 
     def metrics(self) -> dict[str, float]:
         """The collector's own metrics: ``collector/staleness``, for one."""
-        return dict(self.collector.metrics())
+        return dict(getattr(self.collector, "metrics", dict)())
 
     def take_episodes(self) -> list[Episode]:
         """The episodes that ended since the last call, as far as they are known.
@@ -150,11 +137,6 @@ class CountedBatches:
         return list(self.collector.take_episodes())
 
     # ------------------------------------------------------------------ in and out
-    @property
-    def exact_resume(self) -> bool:
-        """Whether the collector continued exactly where it was saved."""
-        return bool(getattr(self.collector, "exact_resume", False))
-
     @property
     def _evaluation_faults(self) -> int:
         return int(getattr(self.evaluate, "faults", 0))
@@ -199,9 +181,6 @@ class NoCollector(KitCollector):
 
     def _seed_environments(self, seed: int) -> None:
         """There are none."""
-
-    def shutdown(self, **kwargs: Any) -> None:
-        """Nothing to release."""
 
 
 def size_of(batch: TensorDictBase) -> int:

@@ -46,18 +46,17 @@ class Damaged(SettingError):
 
 
 class Checkpoints:
-    """The checkpoints of one run: the newest few, each a folder that is complete or not there.
+    """The newest checkpoints of one run, each a folder that is written atomically.
 
-    Each has checksums of its files, the list of them included; files that differ by one bit, that
-    are missing or that were added are refused before anything is read from them. Loading executes
-    no code: PyTorch's restricted unpickler reads files of tensors and plain values, and no other
-    format is read.
+    A checkpoint is rejected before anything is read from it if one of its files has changed, is
+    missing or was added. Loading executes no code: PyTorch's restricted unpickler reads tensors and
+    plain values.
 
     Args:
-        folder: where they are.
+        folder: of the checkpoints.
         parts: objects with ``state_dict`` and ``load_state_dict``, by name.
-        keep: how many of the newest are kept.
-        last: the last one that was written or read, with which the next shares what has not changed
+        keep: number of checkpoints that are kept.
+        last: checkpoint that was written or read last. The next one links to its unchanged pieces
             of large tensors, such as rows of a replay buffer.
     """
 
@@ -72,13 +71,11 @@ class Checkpoints:
             self._checkpoint.register(name, part, adapter=StateFile(lambda: self._last, name))
 
     def save(self, steps: int, metadata: Mapping[str, Any]) -> Path:
-        """Write a checkpoint, and drop older ones and any of later steps.
-
-        Later ones are there where the run was resumed from an older checkpoint.
+        """Write a checkpoint, and remove older ones and those of later steps.
 
         Args:
             steps: policy steps of the run (offline: gradient steps), which name the checkpoint.
-            metadata: kept in its manifest: plain values.
+            metadata: plain values for its manifest.
 
         Raises:
             NotSaved: if it could not be written; earlier ones are untouched.
@@ -115,9 +112,8 @@ class Checkpoints:
 
         Args:
             path: of the checkpoint.
-            whole: whether the parts should be all that it has. States of hooks that are not there
-                any more are left out with a warning.
-            needed: names of those that should be among the parts if it has them.
+            whole: whether every state in it has to be loaded; of hooks, a warning is enough.
+            needed: names of states that have to be loaded if the checkpoint has them.
 
         Raises:
             Damaged: if its files are not those that were written.
@@ -141,13 +137,11 @@ class Checkpoints:
 
     @staticmethod
     def latest(folder: Path) -> Path | None:
-        """The newest undamaged checkpoint in ``folder``, if there is any checkpoint.
-
-        A warning names those that are newer and damaged.
+        """Return the newest undamaged checkpoint in ``folder``; warn of newer, damaged ones.
 
         Raises:
             Damaged: if all are damaged.
-            SettingError: if files cannot be read, which does not mean that they are damaged.
+            SettingError: if files cannot be read.
         """
         damages: list[Damaged] = []
         for path in reversed(saved_in(folder)):
@@ -170,15 +164,9 @@ class Checkpoints:
 
     @staticmethod
     def read_latest(folder: Path, read: Callable[[Path], _Read]) -> _Read | None:
-        """Read the newest undamaged checkpoint of a run that may still be running.
+        """Return what ``read`` returns for the newest undamaged checkpoint, if there is one.
 
-        Args:
-            folder: of the checkpoints.
-            read: reads a checkpoint. It is called again if the run has dropped that checkpoint for
-                a newer one.
-
-        Returns:
-            What ``read`` returned; ``None`` if there is no checkpoint.
+        ``read`` is called again if a run in progress has replaced that checkpoint by a newer one.
 
         Raises:
             SettingError: if none can be read.
@@ -193,11 +181,9 @@ class Checkpoints:
 
     @staticmethod
     def tidy(folder: Path, last: Path | None) -> None:
-        """Remove what a kill has left while a checkpoint was written, or older ones dropped.
+        """Remove what a killed run has left in ``folder``, and all but the newest up to ``last``.
 
-        Args:
-            folder: of the checkpoints.
-            last: from which the run is resumed; later ones stay until the next is saved.
+        Later checkpoints stay until the next one is saved.
         """
         for older in [path for path in saved_in(folder) if last and path <= last][:-_KEPT]:
             older.rename(folder / f".{older.name}")
@@ -287,12 +273,7 @@ def _sealed(lines: list[str]) -> str:
 
 
 def check_whole(path: Path) -> None:
-    """Refuse a checkpoint with changed files.
-
-    Raises:
-        Damaged: naming the first file that differs, is missing, or was added.
-        SettingError: if a file cannot be read.
-    """
+    """Raise ``Damaged`` if a file of a checkpoint differs, is missing, or was added."""
     with _readable(path):
         try:
             text = (path / _SUMS).read_bytes().decode(errors="replace")
@@ -342,31 +323,28 @@ def _why_not_written(error: BaseException) -> str | None:
 def stateful_parts(
     parts: Mapping[str, Any], collector: Any, evaluate: Any, hooks: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The components of a trainer with a state that a resumed run needs, by name.
+    """Return the components of a trainer with a state that a resumed run needs, by name.
 
     Args:
         parts: of the trainer, with and without state.
-        collector: whose normalisation and policies have states of their own.
-        evaluate: whose normalisation it is where there is no collector.
-        hooks: registered modules; those without a state, such as observers, may differ in a
-            resumed run.
+        collector: its normalisation and policies have states of their own.
+        evaluate: its normalisation counts where there is no collector.
+        hooks: registered modules; those without a state may differ in a resumed run.
     """
     found = {name: part for name, part in parts.items() if hasattr(part, "load_state_dict")}
     found |= normalization_of(collector, evaluate)
     found["policies"] = PolicyState(collector, evaluate, parts["loss_module"])
     for name, hook in hooks.items():
-        stateless = getattr(type(hook), "state_dict", None) is Hook.state_dict
+        stateless = getattr(type(hook), "state_dict", None) is Hook.state_dict and not hook.saved
         if hasattr(hook, "load_state_dict") and not stateless:
             found[f"{_HOOK}{name}"] = hook
     return found
 
 
 def make_parts_when_loaded(loss_module: Any) -> None:
-    """Have losses make the parts whose states they load before.
+    """Have losses create the parts that they otherwise create in their first call.
 
-    TorchRL's make a value estimator in their first call, unless ``make_value_estimator`` was
-    called, and some a target entropy; lazy layers have no shapes before. PyTorch would take these
-    states for those of another loss.
+    PyTorch would reject the states of a value estimator, a target entropy or lazy layers.
     """
     modules = loss_module.modules() if isinstance(loss_module, nn.Module) else ()
     for one in (module for module in modules if isinstance(module, LossModule)):
@@ -389,23 +367,16 @@ def _make_parts(loss: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> 
 
 
 def _views_of_parameters(loss: Any) -> list[str]:
-    """Names of buffers that repeat a parameter, which is loaded itself.
-
-    With ``separate_losses=True`` critics see those of the actor's weights that they share so.
-    """
+    """Return names of buffers that repeat a parameter (``separate_losses=True``)."""
     trained = {one.data_ptr() for one in loss.parameters() if not is_lazy(one)}
     named = [(name, one) for name, one in loss.named_buffers() if not is_lazy(one)]
     return [name for name, one in named if one.data_ptr() in trained and 0 in one.stride()]
 
 
 class PolicyState:
-    """What policies hold besides the weights that a loss trains: parts of their own, noise scales.
+    """State of the policies of collector and evaluator that is not in the loss module.
 
-    Args:
-        collector: whose policies act.
-        evaluate: whose policy is measured.
-        loss_module: whose parameters and buffers are saved elsewhere.
-        with_noise: whether epsilon and other scales that a run changes are among it.
+    ``with_noise`` includes epsilon and other scales that a run changes.
     """
 
     def __init__(
@@ -439,10 +410,7 @@ def _memory(value: Any) -> Any:
 
 
 def normalization_of(collector: Any, evaluate: Any) -> dict[str, Any]:
-    """The normalisation of the environments; it can be loaded without the rest.
-
-    Offline it is that of the evaluation, by the statistics of the data set: nothing is collected.
-    """
+    """Return the running normalisation of training, offline that of the evaluation."""
     normalizer = normalizer_of(evaluate if collector is None else collector)
     return {} if normalizer is None else {"normalization": normalizer}
 

@@ -10,14 +10,11 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from kit.collectors.plan_fit import Refusal
 from kit.envs.spaces import path_of
 from kit.fast.nested import entry, leaves
 from kit.steps import SettingError
 from kit.trainer.batches import size_of
-from kit.trainer.stages import Stages
-
-Refusal = tuple[Any, ...]
-"""Arguments of a ``SettingError``."""
 
 
 def refuse(*refusals: Iterable[Refusal]) -> None:
@@ -47,18 +44,16 @@ def unestimated(loss_module: Any) -> str:
     return f"{name} without advantages, which it would estimate from shuffled minibatches"
 
 
-def in_estimated(
-    batch: TensorDictBase, before: TensorDictBase, advantage: Any, loss_module: Any, stages: Stages
-) -> Iterator[Refusal]:
-    """What an estimator of advantages has made of a batch: nothing that can be trained on."""
-    name = getattr(advantage, "__name__", type(advantage).__name__)
+def in_estimated(batch: TensorDictBase, before: TensorDictBase, trainer: Any) -> Iterator[Refusal]:
+    """Yield missing transitions or advantages in a batch from the estimator of advantages."""
+    name = getattr(trainer.advantage, "__name__", type(trainer.advantage).__name__)
     if batch.numel() != before.numel():
         why = f"returned {batch.numel()} of the {before.numel()} transitions of a batch"
         yield "advantage", name, why, "return all of them, which the plan trains on"
-    key = reads_advantage(loss_module)
-    adds = any(stages[stage] for stage in ADDING)
+    key = reads_advantage(trainer.loss_module)
+    adds = any(trainer.stages[stage] for stage in ADDING)
     if key is not None and not adds and entry(batch, key) is None:
-        why = f"wrote no {key!r} and leaves {unestimated(loss_module)}"
+        why = f"wrote no {key!r} and leaves {unestimated(trainer.loss_module)}"
         yield "advantage", name, why, "write it, or name it: loss.set_keys(advantage=...)"
 
 
@@ -67,14 +62,8 @@ def in_processed(
 ) -> Iterator[Refusal]:
     """Yield another number of transitions than planned, or missing advantages.
 
-    Of update epochs over more or fewer as many gradient steps would be made, and so other epochs.
-
-    Args:
-        stage: of the hooks.
-        before: transitions that they were given.
-        paths: of the entries that they were given.
-        batch: that they returned.
-        trainer: its plan, loss and stages.
+    Update epochs are planned for ``before`` transitions, those that hooks of ``stage`` received
+    with entries at ``paths``.
     """
     if trainer.plan.on_policy and (after := size_of(batch)) != before:
         why = f"has hooks that returned {after} transitions for the {before} of a batch"
@@ -88,12 +77,6 @@ def in_left_out(
     """Yield advantages that hooks have removed: the loss would estimate them from minibatches.
 
     Other missing entries raise in the loss.
-
-    Args:
-        stage: of the hooks.
-        paths: of the entries that they received.
-        batch: that they returned.
-        trainer: its loss and stages.
     """
     key, later = reads_advantage(trainer.loss_module), ADDING[ADDING.index(stage) + 1 :]
     added_later = any(trainer.stages[one] for one in later)

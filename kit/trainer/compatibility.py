@@ -27,6 +27,7 @@ from torchrl.trainers import (
 from kit.buffers import ReplayBatches, RolloutBatches, SequenceReplay, SequenceSampler
 from kit.collectors.asynchronous import AsyncCollector
 from kit.collectors.base import KitCollector
+from kit.collectors.plan_fit import Refusal
 from kit.envs.backends.torchrl_layers import base_env_of
 from kit.envs.vector_env import VectorEnv
 from kit.hooks.annealing import Anneal
@@ -34,13 +35,13 @@ from kit.hooks.evaluation import Evaluator
 from kit.hooks.rewards import ScaleReward, SignReward
 from kit.steps import StepPlan
 from kit.trainer.checkpoint import normalizer_of
-from kit.trainer.checks import ADDING, Refusal, reads_advantage, unestimated
+from kit.trainer.checks import ADDING, reads_advantage, unestimated
 from kit.trainer.stages import Stages, declares
 from kit.update import TrustRegion, Update
 
 
 def in_learning_rates(update: Any, modules: Mapping[str, Any]) -> Iterator[Refusal]:
-    """Hooks that set a learning rate that another sets, or that of an idle optimiser."""
+    """Yield hooks that set the learning rate of an idle optimiser."""
     groups = update.groups if isinstance(update, Update) else ()
     stepping = [group.optimizer for group in groups]
     trained = {id(weight) for group in groups for weight in group.parameters}
@@ -54,11 +55,6 @@ def in_learning_rates(update: Any, modules: Mapping[str, Any]) -> Iterator[Refus
             if weights & trained and not any(owner is one for one in stepping):
                 why = "sets the learning rate of an optimiser that makes no steps"
                 yield "hook", type(hook).__name__, why, "give it the optimiser of the update"
-        for name, other in modules.items():
-            if optimizer and isinstance(other, Anneal) and other.sets(optimizer, "lr"):
-                why = f"sets the learning rate that {name} sets too"
-                works = "leave one of the two out; recipes leave theirs out with anneal=constant"
-                yield "hook", type(hook).__name__, why, works
 
 
 def in_updates(

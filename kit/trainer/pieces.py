@@ -24,7 +24,6 @@ from torchrl.objectives import LossModule
 from kit.buffers.disk import zeros_on_disk
 from kit.config.memory import memory_of_machine
 from kit.steps import SettingError
-from kit.steps.errors import place_of
 
 LARGE = 2**25
 """Bytes from which on a tensor is written in pieces."""
@@ -84,21 +83,11 @@ def check_state(part: Any, name: str) -> None:
     """Check that a checkpoint can hold the state of a part, by writing and reading it in memory.
 
     Raises:
-        SettingError: if the part gives no state, or one that could not be read back.
+        SettingError: if the part has a state that could not be read back.
     """
     if isinstance(part, nn.Module) and any(map(is_lazy, part.parameters())):
         return  # lazy layers have no shapes before their first call
-    try:
-        state = _encoded(part.state_dict())
-    except Exception as error:
-        why = f"raises {type(error).__name__} in state_dict(), which checkpoints call: {error}"
-        works = "repair it, or give folder=None (in a recipe runs=null): no checkpoints"
-        raise SettingError(name, type(part).__name__, f"{why}{place_of(error)}", works) from error
-    _refuse_unreadable(state, name)
-    if not (isinstance(part, nn.Module) or _is_read_back(state)):  # modules have tensors alone
-        why = "has a state that cannot be read back from a checkpoint"
-        works = "give tensors and plain values in state_dict()"
-        raise SettingError(name, type(part).__name__, why, works)
+    _refuse_unreadable(_encoded(part.state_dict()), name)
 
 
 def _encoded(value: Any) -> Any:
@@ -106,10 +95,15 @@ def _encoded(value: Any) -> Any:
     if isinstance(value, TensorDictBase):
         entries = {name: _encoded(inner) for name, inner in value.items()}
         return {_ENTRIES: entries, "batch_size": [*value.batch_size]}
+    return _mapped(_encoded, value)
+
+
+def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """Apply a function to the entries of a dictionary, list or tuple."""
     if type(value) is dict:
-        return {name: _encoded(inner) for name, inner in value.items()}
+        return {name: function(inner) for name, inner in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_encoded(inner) for inner in value)
+        return type(value)(function(inner) for inner in value)
     return value
 
 
@@ -117,11 +111,9 @@ _ANY = "of any shape"
 
 
 def _check_weights(loss: LossModule, state: dict[str, Any], path: Path) -> None:
-    """Refuse weights of other networks, of which TensorDict takes what it can.
+    """Reject weights of other networks, which TensorDict broadcasts, ignores or leaves out.
 
-    It repeats those that fit by broadcasting (of one action for two of them), passes over those of
-    which it has none, and leaves its own as they are where none are given. Other parts of a loss
-    are PyTorch's, which refuses, or made later, as an estimator of values.
+    PyTorch rejects those of other parts of a loss.
     """
     parts = loss.named_modules()
     lenient = tuple(f"{name}." for name, part in parts if isinstance(part, TensorDictParams))
@@ -194,11 +186,7 @@ def _apart(value: Any, folder: Path, known: Path | None) -> Any:
         value = value.as_subclass(Tensor) if mapped else value
         whole = value.nbytes == value.untyped_storage().nbytes() and not mapped
         return value if whole else value.clone()
-    if type(value) is dict:
-        return {name: _apart(inner, folder, known) for name, inner in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_apart(inner, folder, known) for inner in value)
-    return value
+    return _mapped(lambda inner: _apart(inner, folder, known), value)
 
 
 def _written(tensor: Tensor, folder: Path, known: Path | None) -> dict[str, Any]:
@@ -221,13 +209,7 @@ def _written(tensor: Tensor, folder: Path, known: Path | None) -> dict[str, Any]
 
 
 def _empty_like(like: Tensor, rows: int, folder: Path) -> Tensor:
-    """A tensor of so many rows, on the disk if memory may not hold it beside that which it is for.
-
-    Args:
-        like: the same without rows.
-        rows: of the tensor.
-        folder: on the disk.
-    """
+    """Return a tensor with ``rows`` rows, on the disk if it is too large for the memory."""
     shape = rows, *like.shape[1:]
     if math.prod(shape) * like.itemsize > memory_of_machine()[0] * IN_MEMORY:
         return zeros_on_disk(shape, like.dtype, folder)
@@ -249,8 +231,4 @@ def _together(value: Any, folder: Path) -> Any:
         return whole.to(like.device)
     if isinstance(value, dict) and _ENTRIES in value:
         return TensorDict(_together(value[_ENTRIES], folder), value["batch_size"])
-    if type(value) is dict:
-        return {name: _together(inner, folder) for name, inner in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_together(inner, folder) for inner in value)
-    return value
+    return _mapped(lambda inner: _together(inner, folder), value)

@@ -31,11 +31,6 @@ class OwnNumbers:
         self._state, self._outside = GlobalRNGState().state_dict(), {"threads": 0}
         self._depth = 0
 
-    @property
-    def inside(self) -> bool:
-        """Whether the process draws from these now."""
-        return self._depth > 0
-
     def __enter__(self) -> None:
         """Let the process draw from these.
 
@@ -95,8 +90,6 @@ def with_own_numbers(method: Method) -> Method:
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.numbers.inside:
-            return method(self, *args, **kwargs)
         with self.numbers:
             return method(self, *args, **kwargs)
 

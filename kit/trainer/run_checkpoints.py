@@ -13,10 +13,10 @@ from torchrl.data import ReplayBufferEnsemble
 
 from kit.buffers import ReplayBatches
 from kit.collectors.asynchronous import AsyncCollector
+from kit.collectors.plan_fit import Refusal
 from kit.hooks.policy import BestPolicy
 from kit.steps import SettingError, StepLedger, StepPlan
 from kit.trainer.checkpoint import NORMALIZATION, Checkpoints, saved_in
-from kit.trainer.checks import Refusal
 from kit.trainer.pieces import check_state
 
 Parts = Callable[[], dict[str, Any]]
@@ -43,11 +43,6 @@ class RunCheckpoints:
         self.saved_at = 0
 
     # ------------------------------------------------------------------ the whole run
-    @property
-    def is_first(self) -> bool:
-        """Whether the next checkpoint is the first one that is written."""
-        return self._writer is None
-
     def save(self, folder: Path, steps: int, counters: Mapping[str, Any]) -> Path:
         """Write a checkpoint and return it.
 

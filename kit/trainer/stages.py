@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from tensordict import TensorDictBase
 
 from kit.steps import SettingError
 from kit.steps.errors import place_of
-
-Signature = Literal[
-    "fire", "pipe", "log", "losses", "optimizer", "summary", "row", "path", "episodes",
-    "evaluation", "error",
-]  # fmt: skip
-Needs = Literal["", "update", "collection"]
 
 
 @dataclass(frozen=True)
@@ -26,15 +19,15 @@ class Stage:
 
     name: str
     """TorchRL's name, if TorchRL has the stage."""
-    signature: Signature
+    signature: str
     """arguments and result of its hooks; see ``SIGNATURES``."""
     when: str
     """when it runs."""
-    needs: Needs = ""
+    needs: str = ""
     """where it runs: only with gradient steps (``update``), only with collected batches."""
 
 
-SIGNATURES: dict[Signature, tuple[str, int]] = {
+SIGNATURES: dict[str, tuple[str, int]] = {
     "fire": ("() -> None", 0),
     "pipe": ("(batch) -> batch or None", 1),
     "log": ("(batch) -> dict of metrics or None", 1),
@@ -123,7 +116,7 @@ class Stages(dict[str, list[_Operation]]):
     """
 
     def __init__(self, *, updates: bool = True, collections: bool = True) -> None:
-        self._missing: dict[Needs, str] = {
+        self._missing: dict[str, str] = {
             "update": "" if updates else "the plan trains nothing",
             "collection": "" if collections else "the plan collects nothing (offline)",
         }
@@ -224,10 +217,10 @@ def _name(function: Any) -> str:
 
 
 def _takes(function: Callable[..., Any], count: int, keywords: dict[str, Any]) -> bool:
-    with contextlib.suppress(TypeError, ValueError):  # some builtins have no signature
-        signature = inspect.signature(function)
-        try:
-            signature.bind(*([None] * count), **keywords)
-        except TypeError:
-            return False
+    try:
+        inspect.signature(function).bind(*([None] * count), **keywords)
+    except TypeError:
+        return False
+    except ValueError:
+        return True  # some builtins have no signature
     return True

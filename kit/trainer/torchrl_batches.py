@@ -96,10 +96,6 @@ class TorchRLBatches(CountedBatches):
         ledger.local_env_steps = taken_to_be if self._own is None else self._env_steps
         ledger.local_episodes = int(self._ended)
 
-    def metrics(self) -> dict[str, float]:
-        """None."""
-        return {}
-
     def _episodes(self) -> list[Episode]:
         if self._own is not None:  # it knows rewards before normalisation
             return self._own.take_episodes()

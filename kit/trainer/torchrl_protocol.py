@@ -20,8 +20,6 @@ from kit.logging.loggers import RowLogger
 from kit.steps import SettingError, StepLedger, StepPlan
 from kit.trainer.stages import Stages
 
-_COLUMN_GROUPS = ("episode/", "evaluation/", "train/", "time/", "collector/", "schedule/")
-
 
 class TorchRLProtocol:
     """What TorchRL's hook objects find in a trainer, so that they register unchanged.
@@ -178,16 +176,11 @@ class TorchRLProtocol:
 
 
 def _once_logged(hook: Any, trainer: TorchRLProtocol) -> Callable[[Any], None]:
-    """TorchRL's early stopping, which begins when its column of the kit's rows is there.
-
-    TorchRL raises where the metric is unknown; the kit's columns come with the first row, with the
-    first finished episode or with the first evaluation.
-    """
+    """Return TorchRL's early stopping, which raises without its column, from its first row on."""
     known, monitor = trainer._log_dict, str(hook.monitor)
-    to_come = monitor in trainer.ledger.counters() or monitor.startswith(_COLUMN_GROUPS)
 
     def look(batch: Any) -> None:
-        if monitor in known or not to_come:
+        if monitor in known:
             hook(batch)
 
     def end() -> None:

@@ -170,7 +170,6 @@ class Trainer(TorchRLProtocol):
         if progress and not any(isinstance(hook, Console) for hook in given):
             self.add(Console(progress if isinstance(progress, str) else ""))
         checks.refuse(
-            compatibility.in_learning_rates(update, self.registered_modules),
             compatibility.in_updates(plan, update, self.loss_module, advantage, self.stages),
             compatibility.in_networks(update, collector, evaluate, advantage, self.stages),
             compatibility.in_priorities(self.buffer, self.loss_module),
@@ -211,7 +210,8 @@ class Trainer(TorchRLProtocol):
             last = self.last_checkpoint
             again = "" if last is None else f" with resume_from={str(last)!r}"
             raise SettingError("trainer", "Trainer", why, f"build another one{again}")
-        with self._lifecycle(), self.batches.sharing_memory(self._nothing_keeps_a_batch):
+        self.batches.share_memory(self._nothing_keeps_a_batch)
+        with self._lifecycle():
             if self.ledger.iterations == 0:
                 if not self._stop_training:  # at stage setup
                     self.begin()
@@ -359,7 +359,7 @@ class Trainer(TorchRLProtocol):
         checks.refuse(in_saving(self.batches.iteration, self.ledger))
         self.stages.fire("save")
         self.batches.count_environment(self.ledger)
-        if self.checkpoints.is_first:
+        if self.last_checkpoint is None:
             optimizers = [self.optimizer, *getattr(self.update, "optimizers", {}).values()]
             warn_of_lost_optimizers(self.registered_modules.values(), optimizers)
         folder, counters = self.folder / "checkpoints", self.ledger.counters()
@@ -376,7 +376,7 @@ class Trainer(TorchRLProtocol):
         self.last_checkpoint = Path(checkpoint)
         self.checkpoints.load(self.last_checkpoint)
         checks.refuse(in_resumed(self.plan, self.ledger, checkpoint))
-        if not self.batches.exact_resume:
+        if not getattr(self.batches.collector, "exact_resume", False):
             warn_of_lost_environments(self.batches.not_resumable() or "nothing gives its state")
             # A batch of whole episodes leaves none open.
             if hasattr(self.buffer, "close_open_episodes") and not self.plan.collects_episodes:

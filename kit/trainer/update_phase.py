@@ -6,7 +6,6 @@ import contextlib
 import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
@@ -31,8 +30,6 @@ _WITHIN_EPOCHS = (*_GIVEN_MINIBATCHES, "post_backward", "post_optim")
 """Stages between the gradient steps of an epoch."""
 _WITHIN_PHASES = (*_WITHIN_EPOCHS, "post_epoch_log", "post_epoch", "pre_epoch_log")
 """Stages between the gradient steps of an update phase."""
-_WRITERS: WeakKeyDictionary[Any, object] = WeakKeyDictionary()
-"""By what joins steps to those that follow: the trainer that has written to it last."""
 
 
 class UpdatePhase:
@@ -69,7 +66,9 @@ class UpdatePhase:
             self._metrics = MetricMeans()
         trainer.stages.fire("pre_optim_steps")
         if trainer.advantage is not None:
-            batch = self._estimated(batch)
+            estimated: TensorDictBase = trainer.advantage(batch)
+            checks.refuse(checks.in_estimated(estimated, batch, trainer))
+            batch = estimated
         made: int | None = None
         while due and not trainer.skips_rest_of_update:
             trainer.log("pre_epoch_log", batch)
@@ -89,14 +88,6 @@ class UpdatePhase:
         if trainer.stages["post_optim_complete_log"]:
             steps, means = trainer.ledger.local_gradient_steps, self._metrics.peek()
             trainer.log("post_optim_complete_log", steps, TensorDict(means))
-
-    def _estimated(self, batch: TensorDictBase) -> TensorDictBase:
-        """The batch with advantages."""
-        trainer = self.trainer
-        estimated: TensorDictBase = trainer.advantage(batch)
-        parts = (estimated, batch, trainer.advantage, trainer.loss_module, trainer.stages)
-        checks.refuse(checks.in_estimated(*parts))
-        return estimated
 
     def processed(self, stage: str, batch: TensorDictBase) -> TensorDictBase:
         """The batch as the hooks of a stage return it, before it is stored or trained on."""
@@ -120,26 +111,16 @@ class UpdatePhase:
         trainer.buffer.extend(batch, keys)
 
     def _end_episodes_of_others(self) -> None:
-        """Let no step of another trainer that shares the buffer be joined to those of this one."""
-        joining = self._joining
-        if joining is None or _WRITERS.setdefault(joining, self._writer) is self._writer:
-            return
-        self.trainer.buffer.close_open_episodes(self.trainer.plan.num_envs)
-        self.take_over()
+        """Close episodes that another trainer with the same buffer has left open in it."""
+        buffer = self.trainer.buffer
+        if getattr(buffer, "joins_steps", False):
+            if getattr(buffer, "written_by", self._writer) is not self._writer:
+                buffer.close_open_episodes(self.trainer.plan.num_envs)
+            self.take_over()
 
     def take_over(self) -> None:
-        """Take the steps in the buffer for those of this trainer, with which it goes on."""
-        if (joining := self._joining) is not None:
-            _WRITERS[joining] = self._writer
-
-    @property
-    def _joining(self) -> Any:
-        """What joins steps to those that follow; ``None`` if nothing does."""
-        buffer = self.trainer.buffer
-        if not getattr(buffer, "joins_steps", False):
-            return None
-        own = getattr(buffer, "n_step", None) is not None  # steps wait beside TorchRL's buffer
-        return buffer if own else getattr(buffer, "buffer", buffer)
+        """Mark the steps in the buffer as those of this trainer."""
+        self.trainer.buffer.written_by = self._writer
 
     def _epoch(self, due: int) -> int:
         """Make the gradient steps of one update epoch, at most ``due``; return how many."""
