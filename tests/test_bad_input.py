@@ -78,7 +78,7 @@ REFUSED = {
     "ppo env.id=nowhere_at_all:Bar-v0": "cannot be made: No module named 'nowhere_at_all'",
     "ppo env.id=Blackjack-v1": "observation_space=Tuple(Discrete(32), Discrete(11), Discrete(2)) "
     "is a space this kit has no array for; use Box, Discrete, MultiDiscrete, MultiBinary",
-    "sac env=Pendulum-v1": "env='Pendulum-v1' is not a group of settings; use env.id=Pendulum-v1",
+    "sac env=Pendulum-v1": "env='Pendulum-v1' is not a group of settings; use env=EnvConfig(...)",
     "sac env.id=CartPole-v1": "env.id='CartPole-v1' has actions that are not continuous "
     "(Discrete(2)), and sac ",
     "ppo env.kwargs.foo=1": "making it raised TypeError: ",

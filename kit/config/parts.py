@@ -32,21 +32,15 @@ def resolve(name: str | Any) -> Any:
             class itself.
 
     Raises:
-        SettingError: if there is no such class; the nearest spelling comes first.
+        SettingError: if there is no such class.
     """
     if not isinstance(name, str):
         return name
-    module_name, attribute = module_and_name(name)
+    module, attribute = module_and_name(name)
     try:
-        module = importlib.import_module(module_name or "torchrl.objectives")
-    except ImportError as error:
+        found = getattr(importlib.import_module(module or "torchrl.objectives"), attribute)
+    except (ImportError, AttributeError) as error:
         raise SettingError("loss", name, f"cannot be imported: {error}") from None
-    if not hasattr(module, attribute):
-        names = [entry for entry in dir(module) if not entry.startswith("_")]
-        known = [entry for entry in names if isinstance(getattr(module, entry, None), type)]
-        works: Any = nearest_first(attribute, known)[:3]
-        raise SettingError("loss", name, f"is not in {module.__name__}", works)
-    found = getattr(module, attribute)
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         works = "use a loss of torchrl.objectives, or module:Class of your own"
         raise SettingError("loss", name, "is no class of loss modules", works)
@@ -109,7 +103,7 @@ class Replacements:
             self._acting |= names
             return make(*arguments, **settings)
         self._idle |= dict.fromkeys(names, part)
-        return self._made(part, arguments[0])
+        return self.given[part](arguments[0])
 
     def pair(self, make: Callable[..., Any], *arguments: Any, **settings: Any) -> tuple[Any, Any]:
         """Create actor and critic by one factory of the recipe, or replace one or both.
@@ -123,7 +117,7 @@ class Replacements:
         names = _names_of(make, *arguments, **settings)
         if len(replaced) == 2:
             self._idle |= dict.fromkeys(names, "make_actor")
-            return self._made("make_actor", arguments[0]), self._made("make_critic", arguments[0])
+            return self.given["make_actor"](arguments[0]), self.given["make_critic"](arguments[0])
         made = make(*arguments, **settings)
         if not replaced:
             self._acting |= names
@@ -135,11 +129,8 @@ class Replacements:
         own = {"make_actor": {"initial_log_std"}, "make_critic": {"critic_hidden_sizes"}}
         self._idle |= dict.fromkeys(own[replaced[0]], replaced[0])
         self._acting |= names - own[replaced[0]]
-        new = self._made(replaced[0], arguments[0])
+        new = self.given[replaced[0]](arguments[0])
         return (new, made[1]) if replaced == ["make_actor"] else (made[0], new)
-
-    def _made(self, part: str, env: Any) -> Any:
-        return self.given[part](env)
 
     def optimizer(
         self, make: type[Optimizer], parameters: Iterable[Any], **settings: Any
@@ -187,11 +178,6 @@ def _names_of(make: Callable[..., Any], *arguments: Any, **settings: Any) -> set
 
 REPLACED = ("make_actor", "make_critic", "optimizer")
 """Parts that a recipe asks for while it makes networks and optimizers."""
-PARTS = (
-    "collector", "update", "buffer", "advantage", "evaluate", "exploration_policy", "hooks",
-    "logger", "loss_module", *REPLACED,
-)  # fmt: skip
-"""Parts that the caller of a recipe's ``build`` may give."""
 PARTS = (
     "collector", "update", "buffer", "advantage", "evaluate", "exploration_policy", "hooks",
     "logger", "loss_module", *REPLACED,

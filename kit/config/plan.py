@@ -45,7 +45,6 @@ def make_plan(cfg: AnyConfig, algorithm: str) -> StepPlan:
             max_episode_steps=plan.max_episode_steps or env.max_episode_steps,
         )
     _check_learning(plan, cfg)
-    _check_imagination(plan, cfg)
     _check_stop(plan, cfg)
     return plan
 
@@ -105,11 +104,3 @@ def _check_stop(plan: StepPlan, cfg: RunConfig) -> None:
         why = "has no effect: nothing is evaluated before the end of the run"
         works = "use steps.evaluation_every, or another library's word for it"
         raise SettingError("stop_at_return", cfg.stop_at_return, why, works)
-
-
-def _check_imagination(plan: StepPlan, cfg: Any) -> None:
-    """Refuse more starts of imagination than sequences have time steps, but for the default."""
-    length, starts = plan.sequence_length, getattr(cfg, "imagination_starts", None)
-    if length and starts and starts > max(length, type(cfg)().imagination_starts or 0):
-        why = f"is more than the {length} time steps of a sequence"
-        raise SettingError("imagination_starts", starts, why, [length, None])
