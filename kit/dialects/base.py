@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import Any, ClassVar, Self
 
 from kit.dialects.fields import fact, uses
-from kit.steps.errors import SettingError, one_of
+from kit.steps.errors import SettingError, close_to, one_of
 from kit.steps.foreign import ForeignSteps
 from kit.steps.plan import StepPlan
 from kit.steps.same_run import differing_settings
@@ -344,11 +344,9 @@ class Dialect(ForeignSteps):
     @classmethod
     def unknown(cls, name: str, value: Any, known: list[str]) -> SettingError:
         """The error of an unknown setting, with its name in this version or the nearest one."""
-        from difflib import get_close_matches  # only for an error: importing it takes milliseconds
-
         last = name.rpartition(".")[2]
         why = f"is no setting of {cls.LIBRARY} that is known here"
-        near = get_close_matches(last[:100], known)
+        near = close_to(last, known)
         if last in cls.RENAMED:
             why, near = f"is not a setting of {cls.LIBRARY} {cls().version}", [cls.RENAMED[last]]
         return SettingError(name, value, why, near or f"see `kit steps words {cls.NAME}`")
