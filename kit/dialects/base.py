@@ -329,22 +329,42 @@ class Dialect(ForeignSteps):
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> Self:
-        """Make the dialect from settings by name.
-
-        Raises:
-            SettingError: if a name is no field; the nearest spelling comes first.
-        """
-        known = cls.names()
-        made = {str(name).replace("-", "_"): value for name, value in settings.items()}
-        for name, value in made.items():
-            if name not in known:
-                raise cls.unknown(name, value, known)
-        return cls(**made)
+        """Make the dialect from settings by name; raises errors as :meth:`named`."""
+        return cls(**cls.named(settings))
 
     @classmethod
-    def unknown(cls, name: str, value: Any, known: list[str]) -> SettingError:
+    def named(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings under the names of the dialect's fields; groups of it stay groups.
+
+        Raises:
+            SettingError: if a name means no field; the nearest spelling comes first.
+        """
+        made, others = cls.placed({str(n).replace("-", "_"): v for n, v in settings.items()})
+        for name, value in others.items():
+            raise cls._unknown(name, value)
+        return made
+
+    @classmethod
+    def placed(cls, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Map dotted names of the library's configuration to fields; also return the others."""
+        made: dict[str, Any] = {}
+        others: dict[str, Any] = {}
+        for name, value in values.items():
+            section, _, last = name.rpartition(".")
+            own = last if section in cls.SECTIONS and last in cls.names() else None
+            group, _, rest = name.partition(".")
+            if field := cls.PATHS.get(name, own):
+                made[field] = value
+            elif rest and group in cls.GROUPS:
+                made.setdefault(group, {})[rest] = value
+            else:
+                others[name] = value
+        return made, others
+
+    @classmethod
+    def _unknown(cls, name: str, value: Any) -> SettingError:
         """The error of an unknown setting, with its name in this version or the nearest one."""
-        last = name.rpartition(".")[2]
+        last, known = name.rpartition(".")[2], sorted({*cls.names(), *cls.PATHS})
         why = f"is no setting of {cls.LIBRARY} that is known here"
         near = close_to(last, known)
         if last in cls.RENAMED:

@@ -47,19 +47,6 @@ _UNSAID: dict[str, dict[str, Any]] = {
 }
 
 
-def _rows(value: Any, settings: Any) -> str | None:
-    """The rows over which pyrado's ``RunningStandardizer`` standardises advantages."""
-    return "running" if value else None
-
-
-def _standardizes(value: Any, settings: Any) -> Any:
-    return value or settings.algo == "ppo2"  # which sets it to true
-
-
-def _log_std(value: Any, settings: Any) -> float:
-    return log(value)
-
-
 def _of_critic(name: str) -> Callable[[Any, Any], Any]:
     """The value of a setting of the critic's own updates."""
 
@@ -117,9 +104,13 @@ class GAE(GivenFields):
     """passes over the collected rollouts in one update of the critic."""
     batch_size: Count = acts("critic_minibatch_size", 64, _of_critic("batch_size"), also=_EPOCHS)
     """transitions in a minibatch of the critic."""
-    standardize_adv: bool = acts("normalize_advantage", True, _standardizes)
+    standardize_adv: bool = acts(
+        "normalize_advantage", True, lambda value, given: value or given.algo == "ppo2"
+    )
     """whether advantages get mean 0 and standard deviation 1; in PPO2 they always do."""
-    standardizer: Literal["RunningStandardizer"] | None = acts("normalize_over", None, _rows)
+    standardizer: Literal["RunningStandardizer"] | None = acts(
+        "normalize_over", None, lambda value, _: "running" if value else None
+    )
     """``RunningStandardizer``: of all advantages so far; ``None``: of those of each batch."""
     max_grad_norm: float | None = acts("max_grad_norm", None, _critic_norm, also=_EPOCHS)
     """largest norm of the gradients of the critic's own updates (PPO); ``None``: any."""
@@ -212,7 +203,7 @@ class Pyrado(WrappedDialect):
     entropy_coeff: float = acts("entropy_coeff", 1e-3, only=_JOINT)
     """weight of the entropy (PPO2, A2C)."""
     std_init: Annotated[float, Limits(0, open=True)] = acts(
-        "initial_log_std", 1.0, _log_std, only=ON_POLICY
+        "initial_log_std", 1.0, lambda value, _: log(value), only=ON_POLICY
     )
     """first standard deviation of the actions."""
     max_grad_norm: float | None = acts("max_grad_norm", None, _norm)

@@ -49,11 +49,6 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 # fmt: on
 
 
-def _hidden_sizes(value: Any, settings: Any) -> list[int]:
-    """``net_arch`` of ``policy_kwargs``: the actor's widths."""
-    return _net_arch(value, settings)[0]
-
-
 def _critic_hidden_sizes(value: Any, settings: Any) -> list[int] | None:
     """``net_arch`` of ``policy_kwargs``: the critics' widths, if they are others."""
     actor, critic = _net_arch(value, settings)
@@ -98,21 +93,12 @@ def _target_period(value: Any, settings: Any) -> int:
     return int(steps)
 
 
-def _alpha(value: Any, settings: Any) -> float:
+def _alpha(value: Any, settings: Any = None) -> float:
     """The entropy coefficient of SAC: its first value where it is learnt, such as ``auto_0.1``."""
-    return _first_alpha(value)
-
-
-def _first_alpha(value: Any) -> float:
     name, _, first = str(value).partition("_")
     if name != "auto":
         return real_number("ent_coef", value)
     return _read("ent_coef", value, first or "1", "auto_0.1")
-
-
-def _is_fixed(value: Any, settings: Any) -> bool | None:
-    """Whether the entropy coefficient of SAC is a number, and stays as it is."""
-    return None if str(value).startswith("auto") else True
 
 
 def _first_of(field: str) -> Callable[[Any, Any], float]:
@@ -138,6 +124,7 @@ def _schedule(value: Any, settings: Any) -> str | None:
     return "linear" if str(value).startswith("lin_") else None
 
 
+_FIXED = Acts("fixed_alpha", lambda value, _: None if str(value).startswith("auto") else True)
 _UNSAID_ACTOR_CRITIC: dict[str, Any] = {**RAW, "anneal": "constant", "hidden_sizes": [64, 64]}
 _CRITICS: dict[str, Any] = {"n_step": 1, "activation": "relu"}
 _UNSAID: dict[str, dict[str, Any]] = {
@@ -224,7 +211,10 @@ class SB3(WrappedDialect):
     )
     """class of networks; ``MlpPolicy`` is what recipes make."""
     policy_kwargs: Mapping[str, Any] | str | None = acts(
-        "hidden_sizes", None, _hidden_sizes, also=Acts("critic_hidden_sizes", _critic_hidden_sizes)
+        "hidden_sizes",
+        None,
+        lambda value, given: _net_arch(value, given)[0],
+        also=Acts("critic_hidden_sizes", _critic_hidden_sizes),
     )
     """arguments of the networks: ``{net_arch: [64, 64]}``, widths of the hidden layers; a text such
     as ``dict(...)`` of RL Zoo counts nothing, and is refused in a run."""
@@ -251,7 +241,7 @@ class SB3(WrappedDialect):
         "entropy_coeff",
         only=(ON_POLICY, "sac"),
         family=ON_POLICY,
-        otherwise=Acts("initial_alpha", _alpha, also=Acts("fixed_alpha", _is_fixed)),
+        otherwise=Acts("initial_alpha", _alpha, also=_FIXED),
     )
     """weight of the entropy; for SAC also ``auto``: learnt, from 1, or ``auto_0.1``: from 0.1."""
     vf_coef: float = acts("critic_coeff", only=ON_POLICY)
@@ -299,7 +289,7 @@ class SB3(WrappedDialect):
                 real_number(name, _first_of(name)(value, made))
         if made.ent_coef is not None:
             on_policy = made.family == ON_POLICY
-            real_number("ent_coef", made.ent_coef if on_policy else _first_alpha(made.ent_coef))
+            real_number("ent_coef", made.ent_coef if on_policy else _alpha(made.ent_coef))
         if made.target_entropy not in (None, "auto"):
             real_number("target_entropy", made.target_entropy)
         return made
