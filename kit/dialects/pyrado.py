@@ -369,15 +369,9 @@ class Pyrado(WrappedDialect):
         if self.rollout_length is None:
             yield "Without the length of a rollout its counts are known only as they come."
         elif self.min_steps is not None and plan.frames_per_batch != self.min_steps:
-            yield (
-                f"A collection is {plan.frames_per_batch} steps, not {self.min_steps}: whole "
-                f"rollouts of {self.rollout_length} steps."
-            )
+            yield f"A collection is {plan.frames_per_batch} steps: whole rollouts."
         if self.num_workers > 1 and self.min_steps != 1:
-            yield (
-                "Several workers run rollouts that are then dropped: more env steps than are "
-                "counted."
-            )
+            yield "Several workers drop surplus rollouts: there are more env steps than counted."
         yield from (self._on_policy_notes if plan.on_policy else self._value_based_notes)(plan)
         if self.env_max_steps is not None:
             yield (
@@ -401,9 +395,7 @@ class Pyrado(WrappedDialect):
                     "leaves the first as it is; recipes take those of all advantages."
                 )
         elif self.algo == "ppo2":
-            yield (
-                "Policy and critic share one optimiser; the critic's epochs and batches are unused."
-            )
+            yield "One optimiser trains both networks; the critic's epochs and batches are unused."
         elif self.algo == "svpg":
             yield (
                 f"The gradients of a pass are averaged into one gradient step of each of "

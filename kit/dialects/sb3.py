@@ -390,15 +390,9 @@ class SB3(WrappedDialect):
             )
         yield from self._schedule_notes(plan)
         if self.eval_freq is not None and self.n_envs > 1:
-            yield (
-                f"eval_freq counts vector steps: {self.eval_freq:,} of them are "
-                f"{self.eval_freq * self.n_envs:,} timesteps."
-            )
+            yield f"eval_freq counts vector steps: {self.eval_freq * self.n_envs:,} timesteps."
         if self.eval_freq is not None and trains(plan):
-            yield (
-                "Stable-Baselines3 plays an evaluation before the gradient steps of its rollout; "
-                "here it follows them."
-            )
+            yield "Stable-Baselines3 makes evaluations before gradient steps; here they follow."
         yield from self._evaluations(plan)
         yield from (self._on_policy_notes if plan.on_policy else self._off_policy_notes)(plan)
 
@@ -456,16 +450,10 @@ class SB3(WrappedDialect):
         if steps == 0:
             yield "gradient_steps=0 never trains."
         if starts % self.n_envs:
-            yield (
-                f"learning_starts={starts} is rounded up to vector steps: {plan.random_steps} "
-                "timesteps have random actions."
-            )
+            yield f"learning_starts is rounded up to {plan.random_steps} timesteps: vector steps."
         if trains(plan) and starts and steps:
             first = plan.policy_steps_after(plan.first_training_iteration)
-            yield (
-                f"Training begins strictly after learning_starts={starts:,}: first at {first:,} "
-                "timesteps."
-            )
+            yield f"Training begins strictly after learning_starts: at {first:,} timesteps."
         if self.algo == "dqn":
             calls = max(self.target_update_interval // self.n_envs, 1)
             yield (
@@ -480,10 +468,7 @@ class SB3(WrappedDialect):
                     f"{rollout:,} timesteps, at what it is before."
                 )
         elif self.algo == "sac" and self.target_update_interval > 1:
-            yield (
-                f"target_update_interval={self.target_update_interval} counts anew in each call of "
-                "train(), whose first gradient step updates the targets."
-            )
+            yield "target_update_interval counts anew in each call of train(), from an update on."
 
     def _target_notes(self, plan: StepPlan) -> Iterator[str]:
         """When recipes first update DQN's target, where that is not when the library does."""

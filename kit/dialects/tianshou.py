@@ -375,16 +375,10 @@ class Sampling:
             yield "Offline, an epoch is so many gradient steps; nothing is collected."
             return
         if self.collected != self.collect:
-            yield (
-                f"A collection is {self.collected} environment steps, not {self.collect}: "
-                f"equally many from each of {self.envs} environments."
-            )
+            yield f"A collection is {self.collected} steps: equally many of each environment."
         epoch = self.trainings_per_epoch * self.collected
         if epoch != self.epoch_steps:
-            yield (
-                f"An epoch is {epoch:,} environment steps, not {self.epoch_steps:,}: "
-                f"{self.trainings_per_epoch:,} whole collections."
-            )
+            yield f"An epoch is {epoch:,} steps: {self.trainings_per_epoch:,} whole collections."
         if self.epochs_run != self.epochs:
             yield "num_epochs=0 still runs one epoch."
         if INITIAL_TESTS[self.version] == 2:
@@ -450,16 +444,10 @@ class Sampling:
 
     def _batch_notes(self) -> Iterator[str]:
         if self.capacity < self.collected:
-            yield (
-                f"The buffer holds {self.capacity} transitions, fewer than a collection: only the "
-                "newest are trained on, without a word."
-            )
+            yield f"The buffer holds only the newest {self.capacity} transitions of a collection."
         rows, size = min(self.collected, self.capacity), self.batch_size
         if size is not None and rows % size and rows > size:
-            yield (
-                f"The last minibatch takes the remainder: {size + rows % size} transitions, not "
-                f"{size}."
-            )
+            yield f"The last minibatch takes the remainder: {size + rows % size} transitions."
 
 
 def _said(made: Sampling, generation: type[Any]) -> dict[str, Any]:
