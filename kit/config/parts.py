@@ -70,7 +70,6 @@ class Replacements:
 
     Attributes:
         asked: names of parts that the recipe can replace.
-        without_effect: settings that act through replaced parts alone, with the part of each.
     """
 
     def __init__(self, given: Mapping[str, Any]) -> None:

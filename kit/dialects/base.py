@@ -292,15 +292,10 @@ class Dialect(ForeignSteps):
         return not only or not named.isdisjoint(only)
 
     @classmethod
-    def applicable_fields(cls, algo: str) -> frozenset[str]:
-        """Fields with an effect in an algorithm or a family."""
-        return frozenset(f.name for f in fields(cls) if cls.applies(f.name, algo))
-
-    @classmethod
     def counting_fields(cls, algo: str) -> frozenset[str]:
         """Fields of the library itself that count in an algorithm or a family."""
-        facts = {f.name for f in fields(cls) if f.kw_only}
-        return cls.applicable_fields(algo) - facts - set(uses(cls)) - set(cls.GROUPS)
+        own = {f.name for f in fields(cls) if not f.kw_only and cls.applies(f.name, algo)}
+        return frozenset(own - set(uses(cls)) - set(cls.GROUPS))
 
     def idle_settings(self, algo: str | None = None) -> list[str]:
         """Changed fields without effect for the algorithm."""

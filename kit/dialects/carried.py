@@ -180,13 +180,9 @@ def carry(given: Dialect, config: Any, algo: str | None = None) -> tuple[dict[st
 def _defaults(
     said: Dialect, own: Collection[str], config: Any, unchanged: Any
 ) -> tuple[dict[str, Any], list[str]]:
-    """The values that the library's defaults act as, and those of them that do not act.
+    """Return the values that the library's defaults act as, and the defaults that do not act.
 
-    Args:
-        said: resolved settings of the library.
-        own: names of the fields that are no defaults.
-        config: settings of the recipe.
-        unchanged: the same with its own defaults; ``None``: the library's defaults do not act.
+    Fields in ``own`` are no defaults. Without ``unchanged``, the recipe's defaults, none acts.
     """
     values: dict[str, Any] = {}
     kept = []

@@ -274,12 +274,7 @@ class CleanRL(WrappedDialect):
             yield "Its loss is the mean of squared errors, that of recipes the Huber loss."
 
     def _target_notes(self, first: int, every: int) -> Iterator[str]:
-        """When recipes first update targets, where that is not when the file does.
-
-        Args:
-            first: global step of the first gradient step, counted from 0.
-            every: global steps between gradient steps.
-        """
+        """When recipes first update targets, if they differ; from global step ``first`` on."""
         period = self.target_network_frequency
         if period is None or period % every:  # a recipe says so
             return

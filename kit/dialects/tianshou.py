@@ -103,6 +103,12 @@ class TianshouSettings(Dialect):
     """frames that the buffer stacks into one observation; with ``save_only_last_obs``, as many as
     the environment stacks: what is learned from is what was acted on."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        envs = self.neutral()["envs"]
+        if getattr(self, envs) == -1:
+            setattr(self, envs, os.cpu_count() or 1)
+
     @classmethod
     def neutral(cls) -> dict[str, str]:
         """Names in common to both generations, and the fields of this one."""
@@ -166,11 +172,6 @@ class Tianshou(TianshouSettings):
     test_return: float | None = fact()
     """return of every test episode, where it is known beforehand."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.num_train_envs == -1:
-            self.num_train_envs = os.cpu_count() or 1
-
     @property
     def test_seed(self) -> int:
         """Seed of the test environments."""
@@ -224,8 +225,6 @@ class Tianshou2(TianshouSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.num_training_envs == -1:
-            self.num_training_envs = os.cpu_count() or 1
         if self.test_step_num_episodes == -1:
             self.test_step_num_episodes = self.num_test_envs
 

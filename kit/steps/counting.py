@@ -123,9 +123,6 @@ class ReplayRatio(CountingRule):
         steps = first + (trainings - 1) * policy_steps
         return self.ratio.numerator * steps // self.ratio.denominator
 
-    def __repr__(self) -> str:
-        return f"ReplayRatio({self.ratio})"
-
 
 def as_fraction(field: str, value: Any) -> Fraction:
     """The rational number that ``value`` means.
