@@ -374,10 +374,7 @@ class Pyrado(WrappedDialect):
             yield "Several workers drop surplus rollouts: there are more env steps than counted."
         yield from (self._on_policy_notes if plan.on_policy else self._value_based_notes)(plan)
         if self.env_max_steps is not None:
-            yield (
-                f"A rollout cut after env_max_steps={self.env_max_steps} counts as terminated: "
-                "its last value is not bootstrapped, as it is in recipes."
-            )
+            yield "A rollout cut after env_max_steps counts as terminated; in recipes it does not."
 
     def _on_policy_notes(self, plan: StepPlan) -> Iterator[str]:
         if self.algo == "ppo":
@@ -413,11 +410,7 @@ class Pyrado(WrappedDialect):
             yield f"The warm-up is {plan.local_prefill_steps} steps, in whole rollouts."
         yield "The first iteration is the warm-up with random actions, and already trains."
         if self.num_updates_per_step is None and self.min_steps is not None:
-            yield (
-                f"num_updates_per_step is guessed as ceil({self.min_steps} / "
-                f"{self.env_max_steps}) = {self.updates_per_iteration} from the greatest "
-                "length of a rollout, however long they are."
-            )
+            yield f"num_updates_per_step={self.updates_per_iteration} follows from env_max_steps."
         period = self.target_update_intvl
         counted = f"target_update_intvl={period} counts gradient steps, not iterations"
         if period > 1:

@@ -135,6 +135,12 @@ class TianshouSettings(Dialect):
     def _plan(self) -> dict[str, Any]:
         return self.sampling().plan()
 
+    @classmethod
+    def _from(cls, plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
+        said = _said_for(plan)
+        made = {own: said[neutral] for neutral, own in cls.neutral().items()}
+        return made | {"algo": settings.get("algo", said["family"])}
+
     def _notes(self, plan: StepPlan) -> Iterator[str]:
         return self.sampling().notes()
 
@@ -186,10 +192,6 @@ class Tianshou(TianshouSettings):
         if stop is not None:
             made.stops = known is not None and known >= stop
         return made
-
-    @staticmethod
-    def _from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
-        return _said(_sampling_from(plan, settings.get("algo")), Tianshou)
 
 
 @dataclass
@@ -245,10 +247,6 @@ class Tianshou2(TianshouSettings):
             hint = "give collection_step_num_env_steps"
             raise SettingError("collection_step_num_episodes", episodes, why, [None], hint)
         return super().sampling()
-
-    @staticmethod
-    def _from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
-        return _said(_sampling_from(plan, settings.get("algo")), Tianshou2)
 
 
 def _renamed(old: type[Any], new: type[Any]) -> dict[str, str]:
@@ -402,10 +400,7 @@ class Sampling:
     def _start_notes(self) -> Iterator[str]:
         if not self.start:
             return
-        yield (
-            f"start_timesteps: {self.up(self.start):,} environment steps before training are "
-            "part of no epoch, and the environments are reset after them."
-        )
+        yield f"start_timesteps: {self.up(self.start):,} steps before the epochs, then a reset."
         if self.family == ON_POLICY:
             yield "They are trained on as part of the first batch."
 
@@ -449,12 +444,8 @@ class Sampling:
             yield f"The last minibatch takes the remainder: {size + rows % size} transitions."
 
 
-def _said(made: Sampling, generation: type[Any]) -> dict[str, Any]:
-    names = generation.neutral().items()
-    return {own: getattr(made, neutral) for neutral, own in names} | {"algo": made.family}
-
-
-def _sampling_from(plan: StepPlan, algo: str | None) -> Sampling:
+def _said_for(plan: StepPlan) -> dict[str, Any]:
+    """Settings of a plan under names common to both generations, and the family."""
     rows = plan.frames_per_batch
     family = ON_POLICY if plan.on_policy else OFF_POLICY if rows else OFFLINE
     every = plan.evaluation_every_iterations
@@ -463,18 +454,17 @@ def _sampling_from(plan: StepPlan, algo: str | None) -> Sampling:
     every = min(every or plan.iterations, plan.iterations) or 1
     tests = plan.evaluations_after(plan.iterations) > 0
     capacity = plan.train_on_newest or max(rows + plan.local_prefill_steps, 1)
-    return Sampling(
-        family=algo or family,
-        version="",
-        epochs=-(-plan.iterations // every),
-        epoch_steps=every * (rows or plan.gradient_steps_per_iteration or 1),
-        envs=plan.num_envs,
-        collect=rows or 1,
-        batch_size=plan.minibatch_size,
-        repeat=plan.update_epochs if plan.on_policy else 1,
-        per_sample=1.0 if plan.on_policy else float(ratio_of(plan)),
-        start=plan.local_prefill_steps,
-        start_random=plan.prefill_random and plan.prefill_steps > 0,
-        test_episodes=plan.evaluation_episodes if tests else 1,
-        buffer=capacity if plan.on_policy else BUFFER_SIZE,
-    )
+    return {
+        "family": family,
+        "epochs": -(-plan.iterations // every),
+        "epoch_steps": every * (rows or plan.gradient_steps_per_iteration or 1),
+        "envs": plan.num_envs,
+        "collect": rows or 1,
+        "batch_size": plan.minibatch_size,
+        "repeat": plan.update_epochs if plan.on_policy else 1,
+        "per_sample": 1.0 if plan.on_policy else float(ratio_of(plan)),
+        "start": plan.local_prefill_steps,
+        "start_random": plan.prefill_random and plan.prefill_steps > 0,
+        "test_episodes": plan.evaluation_episodes if tests else 1,
+        "buffer": capacity if plan.on_policy else BUFFER_SIZE,
+    }
