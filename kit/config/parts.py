@@ -139,9 +139,8 @@ class Replacements:
             given = getattr(optim, given)
         rates: dict[str, Any] = {k: v for k, v in settings.items() if k in ("lr", "fused")}
         self._idle |= dict.fromkeys(OPTIMIZER, "optimizer")
-        if _is_optimizer(given):
-            chosen: type[Optimizer] = given
-            return chosen(groups, **{k: v for k, v in rates.items() if accepts(given, k)})
+        if isinstance(given, type) and issubclass(given, Optimizer) and given is not Optimizer:
+            return given(groups, **{k: v for k, v in rates.items() if accepts(given, k)})
         self._idle |= dict.fromkeys(RATES, "optimizer")
         flat = [one for g in groups for one in (g["params"] if isinstance(g, dict) else [g])]
         made: Optimizer = given(flat) if callable(given) else given
@@ -151,10 +150,6 @@ class Replacements:
             works = "pass a class, a name of torch.optim, or a function of the parameters"
             raise SettingError("optimizer", type(made).__name__, why, works)
         return made
-
-
-def _is_optimizer(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer
 
 
 def _names_of(make: Callable[..., Any], *arguments: Any, **settings: Any) -> set[str]:

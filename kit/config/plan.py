@@ -51,17 +51,13 @@ def make_plan(cfg: AnyConfig, algorithm: str) -> StepPlan:
 
 def _check_family(plan: StepPlan, family: str) -> None:
     """Refuse a plan of another family than the recipe's."""
-    found: tuple[str, Any, str] | None = None
+    why = f"contradicts this recipe, which is {family.replace('_', '-')}"
     if family == "on_policy" and plan.replay_ratio is not None:
-        found = "replay_ratio", plan.replay_ratio, "use update_epochs"
-    elif family == "off_policy" and plan.update_epochs is not None:
-        found = "update_epochs", plan.update_epochs, "use replay_ratio"
-    elif family == "offline" and not plan.offline:
-        found = "steps_per_env", plan.steps_per_env, "use 0"
-    if found is not None:
-        field, value, works = found
-        kind = family.replace("_", "-")
-        raise SettingError(field, value, f"contradicts this recipe, which is {kind}", works)
+        raise SettingError("replay_ratio", plan.replay_ratio, why, "use update_epochs")
+    if family == "off_policy" and plan.update_epochs is not None:
+        raise SettingError("update_epochs", plan.update_epochs, why, "use replay_ratio")
+    if family == "offline" and not plan.offline:
+        raise SettingError("steps_per_env", plan.steps_per_env, why, "use 0")
 
 
 def _check_limits(plan: StepPlan, cfg: Any) -> None:

@@ -271,8 +271,7 @@ class ActorCriticConfig(OnPolicyConfig):
     @property
     def horizon(self) -> dict[str, Any]:
         """Arguments of :class:`~kit.advantages.GAE`."""
-        weights = {"gamma": self.gamma, "lmbda": self.gae_lambda}
-        return {**weights, "standardize": self.standardize}
+        return {"gamma": self.gamma, "lmbda": self.gae_lambda, "standardize": self.standardize}
 
     @property
     def schedules(self) -> dict[str, str]:

@@ -248,9 +248,8 @@ class Dialect(ForeignSteps):
         for name, (wanted, why) in cls.CANNOT.items():
             if getattr(plan, name) != wanted:
                 episodes = "steps_per_env" if wanted else "min_episodes"
-                shown = {"on_policy": "update_epochs", "collects_episodes": episodes}.get(
-                    name, name
-                )
+                names = {"on_policy": "update_epochs", "collects_episodes": episodes}
+                shown = names.get(name, name)
                 why = f"cannot be expressed in {cls.LIBRARY}: {why}"
                 raise SettingError(shown, getattr(plan, shown), why)
 

@@ -63,10 +63,8 @@ def _net_arch(value: Any, settings: Any) -> tuple[list[int], list[int]]:
     if isinstance(sizes, Mapping) and {*sizes} == {"pi", of_critic} and settings.algo != "dqn":
         each = [sizes["pi"], sizes[of_critic]]
     if {*value} != {"net_arch"} or not all(isinstance(one, (list, tuple)) for one in each):
-        why, works = "is more than the widths of hidden layers", "use {net_arch: [64, 64]}"
-        if settings.algo != "dqn":
-            works += f" or {{net_arch: {{pi: [64, 64], {of_critic}: [64, 64]}}}}"
-        raise SettingError("policy_kwargs", value, why, works)
+        why = "is more than the widths of hidden layers"
+        raise SettingError("policy_kwargs", value, why, "use {net_arch: [64, 64]}")
     return [*each[0]], [*each[1]]
 
 

@@ -199,9 +199,7 @@ class Tianshou2(TianshouSettings):
     """``OnPolicyTrainingConfig`` and ``OffPolicyTrainingConfig`` of tianshou 2.x in one."""
 
     NAME = "tianshou2"
-    VERSIONS: ClassVar = {
-        "2.0.1": "the code of 2.0.1; one test before training",
-    }
+    VERSIONS: ClassVar = {"2.0.1": "the code of 2.0.1; one test before training"}
     SECTIONS = frozenset({"", "training_config", "training"})
 
     max_epochs: Natural = _as("epochs", 100)

@@ -36,9 +36,7 @@ class TorchRL(Dialect):
 
     NAME = "torchrl"
     LIBRARY = "TorchRL"
-    VERSIONS: ClassVar = {
-        "0.14.1": "the code of 0.14.1",
-    }
+    VERSIONS: ClassVar = {"0.14.1": "the code of 0.14.1"}
     ALGORITHMS: ClassVar = {
         **dict.fromkeys(("ppo", "a2c", "reinforce"), ON_POLICY),
         **dict.fromkeys(("sac", "dqn", "td3", "ddpg", "redq", "iql", "cql"), OFF_POLICY),

@@ -90,8 +90,7 @@ class Limits:
         if value > self.high:
             raise SettingError(field, value, f"is more than {high}", [self.high])
         if value < self.low + (SMALLEST_FLOAT if self.open else 0):
-            rounded = " in float32" if value > self.low else ""
-            why = f"is not above {self.low:g}{rounded}" if self.open else f"is less than {low}"
+            why = f"is not above {self.low:g}" if self.open else f"is less than {low}"
             works = f"use a number {self}" if self.open else [self.low]
             raise SettingError(field, value, why, works)
 

@@ -229,9 +229,11 @@ def _sequences(plan: PlannedCounts, batches: tuple[int, int], length: int) -> No
     steps = sorted({rows // plan.num_envs for rows in batches})
     if not any(number % length for number in steps):
         return
+    most = min(length, gcd(*steps))
+    factor = next((n for n in range(most, max(most - 10_000, 1), -1) if gcd(*steps) % n == 0), 1)
     found = " or ".join(map(str, steps))
     why = f"does not divide the {found} policy steps of each env in a batch into whole sequences"
-    raise _error(plan, "sequence_length", why, [gcd(length, *steps)])
+    raise _error(plan, "sequence_length", why, [factor])
 
 
 def _evaluation(plan: PlannedCounts) -> None:

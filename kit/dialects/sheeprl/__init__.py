@@ -245,13 +245,11 @@ class Sheeprl(Dialect):
         if self.algo in DECOUPLED and self.version == "0.8.4":
             why = "is gone from sheeprl 0.8.4"
             raise SettingError("algo", self.algo, why, ["ppo", "sac"], "or version=0.5.7")
-        limit = self.max_episode_steps
-        if limit is not None and limit < 1:
-            limit = None
+        limit = self.max_episode_steps or 0
         return {
             "world_size": self.processes,
             "action_repeat": max(self.action_repeat, 1),
-            "max_episode_steps": limit,
+            "max_episode_steps": limit if limit > 0 else None,
             "evaluation_episodes": 1,
             **(self._on_policy() if self.family == ON_POLICY else self._off_policy()),
         }
