@@ -136,8 +136,7 @@ class Experiment:
         if cfg.runs is None and cfg.resume is not None:
             why = "goes on in its run folder, and this run has none"
             raise SettingError("resume", cfg.resume, why, "leave out runs=null, or use start_from")
-        with checks.usable_folder(cfg.runs):
-            self._run = None if cfg.runs is None else RunFolder(recipe, cfg)
+        self._run = None if cfg.runs is None else RunFolder(recipe, cfg)
         self.folder: Path | None = None
         self.plan = make_plan(cfg, self.algorithm)
         if self._run is not None:  # another library's settings may say another number

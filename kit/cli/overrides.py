@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from kit.config import RunConfig, checks
+from kit.config import RunConfig
 from kit.config.plain import from_plain, settings, to_plain
 from kit.dialects import DIALECTS, dialect
 from kit.dialects.files import load
@@ -207,8 +207,7 @@ def _resumed(
             why = "cannot be chosen again for a run that is resumed"
             raise SettingError(name, chosen[name], why, "leave it out")
     runs = chosen.get("runs") or "runs"
-    with checks.usable_folder(runs):
-        folder = find_run(str(chosen["resume"]), Path(str(runs)), recipe.name)
+    folder = find_run(str(chosen["resume"]), Path(str(runs)), recipe.name)
     check_same_recipe(folder, recipe)
     saved = read_config(folder)
     saved.pop("recipe", None)

@@ -15,7 +15,7 @@ from kit.dialects import DIALECTS, as_plan, dialect
 from kit.dialects.base import Dialect
 from kit.dialects.carried import flat, use_of
 from kit.dialects.explain import explain
-from kit.dialects.files import left_unread, make, named, settings_of
+from kit.dialects.files import left_unread, make, settings_of
 from kit.dialects.translate import compare_text, translate
 from kit.steps.errors import SettingError
 from kit.steps.plan import StepPlan
@@ -109,7 +109,7 @@ def _translate(given: argparse.Namespace) -> str:
     source = _settings(given.words)
     if name == KIT:
         return _to_kit(source, given.json)
-    made = translate(source, dialect(name), named(dialect(name), settings_of(words)))
+    made = translate(source, dialect(name), settings_of(words))
     made.left_out |= _unread(given.words)
     made.typed = _typed(given.words)
     return _json(made.to_dict()) if given.json else made.text()

@@ -47,17 +47,6 @@ def memory(plan: StepPlan, cfg: RunConfig, env: Any, latent: int = 0) -> None:
 
 
 @contextlib.contextmanager
-def usable_folder(runs: str | None) -> Iterator[None]:
-    """Refuse a name of a folder that is empty, or that the system does not take."""
-    if runs == "":
-        raise SettingError("runs", runs, "is no name of a folder", ["runs", ".", None])
-    try:
-        yield
-    except OSError as error:
-        raise SettingError("runs", runs, f"cannot be used: {error.strerror}", ["runs"]) from None
-
-
-@contextlib.contextmanager
 def reported_as(
     field: str, value: Any, why: str, works: Any = (), *, unless: tuple[type[Exception], ...] = ()
 ) -> Iterator[None]:

@@ -30,27 +30,11 @@ def resolve(name: str | Any) -> Any:
     Args:
         name: one of TorchRL's losses (``ClipPPOLoss``), a full name (``my_module:MyLoss``), or the
             class itself.
-
-    Raises:
-        SettingError: if there is no such class; the nearest spelling comes first.
     """
     if not isinstance(name, str):
         return name
-    module_name, attribute = module_and_name(name)
-    try:
-        module = importlib.import_module(module_name or "torchrl.objectives")
-    except ImportError as error:
-        raise SettingError("loss", name, f"cannot be imported: {error}") from None
-    if not hasattr(module, attribute):
-        names = [entry for entry in dir(module) if not entry.startswith("_")]
-        known = [entry for entry in names if isinstance(getattr(module, entry, None), type)]
-        works: Any = nearest_first(attribute, known)[:3]
-        raise SettingError("loss", name, f"is not in {module.__name__}", works)
-    found = getattr(module, attribute)
-    if not (isinstance(found, type) and issubclass(found, nn.Module)):
-        works = "use a loss of torchrl.objectives, or module:Class of your own"
-        raise SettingError("loss", name, "is no class of loss modules", works)
-    return found
+    module, attribute = module_and_name(name)
+    return getattr(importlib.import_module(module or "torchrl.objectives"), attribute)
 
 
 def name_of(make: Callable[..., Any]) -> str:
@@ -86,7 +70,6 @@ class Replacements:
 
     Attributes:
         asked: names of parts that the recipe can replace.
-        without_effect: settings that act through replaced parts alone, with the part of each.
     """
 
     def __init__(self, given: Mapping[str, Any]) -> None:
@@ -109,7 +92,7 @@ class Replacements:
             self._acting |= names
             return make(*arguments, **settings)
         self._idle |= dict.fromkeys(names, part)
-        return self._made(part, arguments[0])
+        return self.given[part](arguments[0])
 
     def pair(self, make: Callable[..., Any], *arguments: Any, **settings: Any) -> tuple[Any, Any]:
         """Create actor and critic by one factory of the recipe, or replace one or both.
@@ -123,7 +106,7 @@ class Replacements:
         names = _names_of(make, *arguments, **settings)
         if len(replaced) == 2:
             self._idle |= dict.fromkeys(names, "make_actor")
-            return self._made("make_actor", arguments[0]), self._made("make_critic", arguments[0])
+            return self.given["make_actor"](arguments[0]), self.given["make_critic"](arguments[0])
         made = make(*arguments, **settings)
         if not replaced:
             self._acting |= names
@@ -135,11 +118,8 @@ class Replacements:
         own = {"make_actor": {"initial_log_std"}, "make_critic": {"critic_hidden_sizes"}}
         self._idle |= dict.fromkeys(own[replaced[0]], replaced[0])
         self._acting |= names - own[replaced[0]]
-        new = self._made(replaced[0], arguments[0])
+        new = self.given[replaced[0]](arguments[0])
         return (new, made[1]) if replaced == ["make_actor"] else (made[0], new)
-
-    def _made(self, part: str, env: Any) -> Any:
-        return self.given[part](env)
 
     def optimizer(
         self, make: type[Optimizer], parameters: Iterable[Any], **settings: Any
@@ -159,9 +139,8 @@ class Replacements:
             given = getattr(optim, given)
         rates: dict[str, Any] = {k: v for k, v in settings.items() if k in ("lr", "fused")}
         self._idle |= dict.fromkeys(OPTIMIZER, "optimizer")
-        if _is_optimizer(given):
-            chosen: type[Optimizer] = given
-            return chosen(groups, **{k: v for k, v in rates.items() if accepts(given, k)})
+        if isinstance(given, type) and issubclass(given, Optimizer) and given is not Optimizer:
+            return given(groups, **{k: v for k, v in rates.items() if accepts(given, k)})
         self._idle |= dict.fromkeys(RATES, "optimizer")
         flat = [one for g in groups for one in (g["params"] if isinstance(g, dict) else [g])]
         made: Optimizer = given(flat) if callable(given) else given
@@ -171,10 +150,6 @@ class Replacements:
             works = "pass a class, a name of torch.optim, or a function of the parameters"
             raise SettingError("optimizer", type(made).__name__, why, works)
         return made
-
-
-def _is_optimizer(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer
 
 
 def _names_of(make: Callable[..., Any], *arguments: Any, **settings: Any) -> set[str]:
@@ -187,11 +162,6 @@ def _names_of(make: Callable[..., Any], *arguments: Any, **settings: Any) -> set
 
 REPLACED = ("make_actor", "make_critic", "optimizer")
 """Parts that a recipe asks for while it makes networks and optimizers."""
-PARTS = (
-    "collector", "update", "buffer", "advantage", "evaluate", "exploration_policy", "hooks",
-    "logger", "loss_module", *REPLACED,
-)  # fmt: skip
-"""Parts that the caller of a recipe's ``build`` may give."""
 PARTS = (
     "collector", "update", "buffer", "advantage", "evaluate", "exploration_policy", "hooks",
     "logger", "loss_module", *REPLACED,

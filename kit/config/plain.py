@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import difflib
 import functools
 import inspect
 import textwrap
@@ -14,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from kit.steps import SettingError, StepPlan
-from kit.steps.errors import show
+from kit.steps.errors import check_fields, show
 from kit.steps.foreign import ForeignSteps
 from kit.steps.given import GivenFields
 from kit.steps.registry import dialect
@@ -71,22 +70,9 @@ def from_plain(cls: type, values: Mapping[str, Any], path: str = "") -> Any:
     Raises:
         SettingError: at the first name that is no field or value of another type.
     """
+    check_fields(values, cls, f"is not a setting of {cls.__name__}", path)
     hints = type_hints(cls)
-    known = [f.name for f in dataclasses.fields(cls)]
-    made: dict[str, Any] = {}
-    for name, value in values.items():
-        if name not in known:
-            raise _unknown(path, name, value, cls)
-        made[name] = _made(f"{path}{name}", value, hints[name])
-    return cls(**made)
-
-
-def _unknown(path: str, name: str, value: Any, cls: type) -> SettingError:
-    """The error of a name that no setting has."""
-    known = [f.name for f in dataclasses.fields(cls)]
-    near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.55)
-    why = f"is not a setting of {cls.__name__}"
-    return SettingError(f"{path}{name}", value, why, near or known)
+    return cls(**{n: _made(f"{path}{n}", value, hints[n]) for n, value in values.items()})
 
 
 def check(config: Any, path: str = "") -> None:
@@ -97,9 +83,8 @@ def check(config: Any, path: str = "") -> None:
     """
     cls: type = type(config)
     hints = type_hints(cls)
-    for name, value in vars(config).items():
-        if not (name in hints or hasattr(cls, name) or name.startswith("_")):
-            raise _unknown(path, name, value, cls)
+    attributes = {n: v for n, v in vars(config).items() if not hasattr(cls, n) and n[:1] != "_"}
+    check_fields(attributes, cls, f"is not a setting of {cls.__name__}", path)
     for f in dataclasses.fields(config):
         value, group = getattr(config, f.name), _group(hints[f.name])
         if group is not None and isinstance(value, Mapping):
@@ -170,14 +155,7 @@ def _no_vocabulary(path: str, name: Any, group: type) -> SettingError:
 
 def _no_group(path: str, value: Any, group: type) -> SettingError:
     """The error of a value in place of a group of settings."""
-    name = group.__name__
-    works = f"use {path}.name=value (in Python {name}(...))"
-    if isinstance(value, Mapping):
-        works = f"use {path}={name}({', '.join(f'{key}=...' for key in value)})"
-    elif _has_steps(group):
-        works = f"use {name}(...), a StepPlan, or a dialect of kit.dialects"
-    elif isinstance(value, str) and "id" in {f.name for f in dataclasses.fields(group)}:
-        works = f"use {path}.id={value} (in Python {path}={name}(id={value!r}))"
+    works = f"use {path}={group.__name__}(...), or {path}.name=value on the command line"
     return SettingError(path, value, "is not a group of settings", works)
 
 

@@ -45,24 +45,19 @@ def make_plan(cfg: AnyConfig, algorithm: str) -> StepPlan:
             max_episode_steps=plan.max_episode_steps or env.max_episode_steps,
         )
     _check_learning(plan, cfg)
-    _check_imagination(plan, cfg)
     _check_stop(plan, cfg)
     return plan
 
 
 def _check_family(plan: StepPlan, family: str) -> None:
     """Refuse a plan of another family than the recipe's."""
-    found: tuple[str, Any, str] | None = None
+    why = f"contradicts this recipe, which is {family.replace('_', '-')}"
     if family == "on_policy" and plan.replay_ratio is not None:
-        found = "replay_ratio", plan.replay_ratio, "use update_epochs"
-    elif family == "off_policy" and plan.update_epochs is not None:
-        found = "update_epochs", plan.update_epochs, "use replay_ratio"
-    elif family == "offline" and not plan.offline:
-        found = "steps_per_env", plan.steps_per_env, "use 0"
-    if found is not None:
-        field, value, works = found
-        kind = family.replace("_", "-")
-        raise SettingError(field, value, f"contradicts this recipe, which is {kind}", works)
+        raise SettingError("replay_ratio", plan.replay_ratio, why, "use update_epochs")
+    if family == "off_policy" and plan.update_epochs is not None:
+        raise SettingError("update_epochs", plan.update_epochs, why, "use replay_ratio")
+    if family == "offline" and not plan.offline:
+        raise SettingError("steps_per_env", plan.steps_per_env, why, "use 0")
 
 
 def _check_limits(plan: StepPlan, cfg: Any) -> None:
@@ -105,11 +100,3 @@ def _check_stop(plan: StepPlan, cfg: RunConfig) -> None:
         why = "has no effect: nothing is evaluated before the end of the run"
         works = "use steps.evaluation_every, or another library's word for it"
         raise SettingError("stop_at_return", cfg.stop_at_return, why, works)
-
-
-def _check_imagination(plan: StepPlan, cfg: Any) -> None:
-    """Refuse more starts of imagination than sequences have time steps, but for the default."""
-    length, starts = plan.sequence_length, getattr(cfg, "imagination_starts", None)
-    if length and starts and starts > max(length, type(cfg)().imagination_starts or 0):
-        why = f"is more than the {length} time steps of a sequence"
-        raise SettingError("imagination_starts", starts, why, [length, None])

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
-from dataclasses import MISSING, dataclass, field, fields
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from dataclasses import MISSING, dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
 
 from kit.config.limits import (
     Finite,
@@ -119,24 +118,6 @@ class RunConfig(GivenFields):
             if isinstance(default, GivenFields) and isinstance(value, type(default)):
                 value = completed(value, default, is_default)
         super().__setattr__(name, value)
-
-    if not TYPE_CHECKING:  # which knows what is declared
-
-        def __getattr__(self, name: str) -> Any:
-            """Refuse to read what the settings do not have."""
-            if isinstance(computed := getattr(type(self), name, None), property):
-                return computed.fget(self)  # what it misses is what is to be named
-            if name.startswith("_"):
-                raise AttributeError(name)
-            why = f"has no setting {name!r}, which the recipe reads"
-            near = difflib.get_close_matches(name, [one.name for one in fields(self)], n=1)
-            owner = f"{type(self).__module__}.{type(self).__qualname__}"
-            works = "give the recipe its own Config, or declare the setting there"
-            raise NoSuchSetting("cfg", owner, why, near or works)
-
-
-class NoSuchSetting(SettingError, AttributeError):
-    """A setting that a recipe reads, and the given configuration does not have."""
 
 
 @dataclass
@@ -290,8 +271,7 @@ class ActorCriticConfig(OnPolicyConfig):
     @property
     def horizon(self) -> dict[str, Any]:
         """Arguments of :class:`~kit.advantages.GAE`."""
-        weights = {"gamma": self.gamma, "lmbda": self.gae_lambda}
-        return {**weights, "standardize": self.standardize}
+        return {"gamma": self.gamma, "lmbda": self.gae_lambda, "standardize": self.standardize}
 
     @property
     def schedules(self) -> dict[str, str]:

@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import Any, ClassVar, Self
 
 from kit.dialects.fields import fact, uses
-from kit.steps.errors import SettingError, one_of
+from kit.steps.errors import SettingError, close_to, one_of
 from kit.steps.foreign import ForeignSteps
 from kit.steps.plan import StepPlan
 from kit.steps.same_run import differing_settings
@@ -248,9 +248,8 @@ class Dialect(ForeignSteps):
         for name, (wanted, why) in cls.CANNOT.items():
             if getattr(plan, name) != wanted:
                 episodes = "steps_per_env" if wanted else "min_episodes"
-                shown = {"on_policy": "update_epochs", "collects_episodes": episodes}.get(
-                    name, name
-                )
+                names = {"on_policy": "update_epochs", "collects_episodes": episodes}
+                shown = names.get(name, name)
                 why = f"cannot be expressed in {cls.LIBRARY}: {why}"
                 raise SettingError(shown, getattr(plan, shown), why)
 
@@ -292,15 +291,10 @@ class Dialect(ForeignSteps):
         return not only or not named.isdisjoint(only)
 
     @classmethod
-    def applicable_fields(cls, algo: str) -> frozenset[str]:
-        """Fields with an effect in an algorithm or a family."""
-        return frozenset(f.name for f in fields(cls) if cls.applies(f.name, algo))
-
-    @classmethod
     def counting_fields(cls, algo: str) -> frozenset[str]:
         """Fields of the library itself that count in an algorithm or a family."""
-        facts = {f.name for f in fields(cls) if f.kw_only}
-        return cls.applicable_fields(algo) - facts - set(uses(cls)) - set(cls.GROUPS)
+        own = {f.name for f in fields(cls) if not f.kw_only and cls.applies(f.name, algo)}
+        return frozenset(own - set(uses(cls)) - set(cls.GROUPS))
 
     def idle_settings(self, algo: str | None = None) -> list[str]:
         """Changed fields without effect for the algorithm."""
@@ -329,26 +323,44 @@ class Dialect(ForeignSteps):
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> Self:
-        """Make the dialect from settings by name.
-
-        Raises:
-            SettingError: if a name is no field; the nearest spelling comes first.
-        """
-        known = cls.names()
-        made = {str(name).replace("-", "_"): value for name, value in settings.items()}
-        for name, value in made.items():
-            if name not in known:
-                raise cls.unknown(name, value, known)
-        return cls(**made)
+        """Make the dialect from settings by name; raises errors as :meth:`named`."""
+        return cls(**cls.named(settings))
 
     @classmethod
-    def unknown(cls, name: str, value: Any, known: list[str]) -> SettingError:
-        """The error of an unknown setting, with its name in this version or the nearest one."""
-        from difflib import get_close_matches  # only for an error: importing it takes milliseconds
+    def named(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings under the names of the dialect's fields; groups of it stay groups.
 
-        last = name.rpartition(".")[2]
+        Raises:
+            SettingError: if a name means no field; the nearest spelling comes first.
+        """
+        made, others = cls.placed({str(n).replace("-", "_"): v for n, v in settings.items()})
+        for name, value in others.items():
+            raise cls._unknown(name, value)
+        return made
+
+    @classmethod
+    def placed(cls, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Map dotted names of the library's configuration to fields; also return the others."""
+        made: dict[str, Any] = {}
+        others: dict[str, Any] = {}
+        for name, value in values.items():
+            section, _, last = name.rpartition(".")
+            own = last if section in cls.SECTIONS and last in cls.names() else None
+            group, _, rest = name.partition(".")
+            if field := cls.PATHS.get(name, own):
+                made[field] = value
+            elif rest and group in cls.GROUPS:
+                made.setdefault(group, {})[rest] = value
+            else:
+                others[name] = value
+        return made, others
+
+    @classmethod
+    def _unknown(cls, name: str, value: Any) -> SettingError:
+        """The error of an unknown setting, with its name in this version or the nearest one."""
+        last, known = name.rpartition(".")[2], sorted({*cls.names(), *cls.PATHS})
         why = f"is no setting of {cls.LIBRARY} that is known here"
-        near = get_close_matches(last[:100], known)
+        near = close_to(last, known)
         if last in cls.RENAMED:
             why, near = f"is not a setting of {cls.LIBRARY} {cls().version}", [cls.RENAMED[last]]
         return SettingError(name, value, why, near or f"see `kit steps words {cls.NAME}`")

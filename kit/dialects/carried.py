@@ -90,14 +90,7 @@ def typed(settings: Dialect) -> set[str]:
 
 
 def take(steps: Any, config: Any, algo: str | None = None, family: str | None = None) -> list[str]:
-    """Set the recipe's settings that fields of a dialect act as.
-
-    Returns:
-        Lines for the table of the run; none where ``steps`` are no settings of another library.
-
-    Raises:
-        SettingError: as :func:`carry`.
-    """
+    """Set the recipe's settings by :func:`carry`; return the lines for the table of the run."""
     if not isinstance(steps, Dialect):
         return []
     values, lines = carry(steps, config, steps.algorithm_for(algo, family))
@@ -127,14 +120,7 @@ def caveats(steps: Any, algo: str | None = None, family: str | None = None) -> l
 def carry(given: Dialect, config: Any, algo: str | None = None) -> tuple[dict[str, Any], list[str]]:
     """The values that fields of a dialect act as, and the lines for the table of the run.
 
-    Args:
-        given: settings of another library.
-        config: settings of the recipe, a dataclass of which every field has a default.
-        algo: algorithm of the recipe.
-
-    Returns:
-        Values by the name of the recipe's setting (dotted in groups: ``env.normalize_reward``),
-        and the lines.
+    Values are by the name of the recipe's setting, dotted in groups: ``env.normalize_reward``.
 
     Raises:
         SettingError: if a field contradicts a setting of the recipe that was given or changed, or
@@ -180,13 +166,9 @@ def carry(given: Dialect, config: Any, algo: str | None = None) -> tuple[dict[st
 def _defaults(
     said: Dialect, own: Collection[str], config: Any, unchanged: Any
 ) -> tuple[dict[str, Any], list[str]]:
-    """The values that the library's defaults act as, and those of them that do not act.
+    """Return the values that the library's defaults act as, and the defaults that do not act.
 
-    Args:
-        said: resolved settings of the library.
-        own: names of the fields that are no defaults.
-        config: settings of the recipe.
-        unchanged: the same with its own defaults; ``None``: the library's defaults do not act.
+    Fields in ``own`` are no defaults. Without ``unchanged``, the recipe's defaults, none acts.
     """
     values: dict[str, Any] = {}
     kept = []

@@ -258,10 +258,7 @@ class CleanRL(WrappedDialect):
                 yield f"{left:,} of total_timesteps do not fill a batch: never played."
             rows = plan.frames_per_batch
             if rows % (rows // self.num_minibatches):
-                yield (
-                    f"num_minibatches={self.num_minibatches} does not divide {rows} steps: there "
-                    "is one more minibatch, a smaller one."
-                )
+                yield f"num_minibatches does not divide {rows} steps: a smaller minibatch is added."
             if self.anneal_lr:
                 yield "anneal_lr ends at lr / iterations in the last iteration, not at 0."
             return
@@ -270,22 +267,14 @@ class CleanRL(WrappedDialect):
         first += self.train_frequency - 1 if dqn else 0
         yield f"Training begins strictly after learning_starts: with policy step {first:,}."
         if self.num_envs > 1:
-            yield (
-                f"total_timesteps and learning_starts count vector steps of {self.num_envs} "
-                f"environments: {plan.total_policy_steps:,} policy steps."
-            )
+            yield f"Steps are vector steps: the run has {plan.total_policy_steps:,} policy steps."
         yield from self._target_notes(first - 1, self.train_frequency if dqn else 1)
         if dqn:
             yield "Random actions come from epsilon-greedy exploration and are not counted."
             yield "Its loss is the mean of squared errors, that of recipes the Huber loss."
 
     def _target_notes(self, first: int, every: int) -> Iterator[str]:
-        """When recipes first update targets, where that is not when the file does.
-
-        Args:
-            first: global step of the first gradient step, counted from 0.
-            every: global steps between gradient steps.
-        """
+        """When recipes first update targets, if they differ; from global step ``first`` on."""
         period = self.target_network_frequency
         if period is None or period % every:  # a recipe says so
             return

@@ -88,13 +88,13 @@ def make(cls: type[Dialect], given: Mapping[str, Any], path: str | None = None) 
     typed = cls.CONFIGS.keys() & settings.keys() - {"algo"}
     configs = {name: settings.pop(name) for name in typed}
     if path is None:
-        return cls.from_settings(_configured(cls, configs) | named(cls, settings))
+        return cls(**_configured(cls, configs) | cls.named(settings))
     if "exp" in configs:
         why = "and a file are two experiments"
         raise SettingError("exp", configs["exp"], why, "leave one of them out")
     choice = settings.pop("env", None)
     from_file = read(cls, Path(path), choice, configs)
-    return cls.from_settings(from_file | named(cls, settings))
+    return cls(**from_file | cls.named(settings))
 
 
 def _configured(cls: type[Dialect], configs: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,35 +114,6 @@ def _configured(cls: type[Dialect], configs: Mapping[str, Any]) -> dict[str, Any
             else:
                 made[name] = value
     return made
-
-
-def named(cls: type[Dialect], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings under the names of the dialect's fields; groups of it stay groups.
-
-    Raises:
-        SettingError: if a name means no field; the nearest spelling comes first.
-    """
-    made, unknown = _placed(cls, {name.replace("-", "_"): v for name, v in settings.items()})
-    for name, value in unknown.items():
-        raise cls.unknown(name, value, sorted({*cls.names(), *cls.PATHS}))
-    return made
-
-
-def _placed(cls: type[Dialect], values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Settings by field of dotted names of the library's configuration, and those of no field."""
-    made: dict[str, Any] = {}
-    others: dict[str, Any] = {}
-    for name, value in values.items():
-        section, _, last = name.rpartition(".")
-        own = last if section in cls.SECTIONS and last in cls.names() else None
-        group, _, rest = name.partition(".")
-        if field := cls.PATHS.get(name, own):
-            made[field] = value
-        elif rest and group in cls.GROUPS:
-            made.setdefault(group, {})[rest] = value
-        else:
-            others[name] = value
-    return made, others
 
 
 # -------------------------------------------------------------------- files
@@ -169,7 +140,7 @@ def read(
     resolved = {name: _resolved(value, values) for name, value in values.items()}
     # Left out are values that are missing, and interpolations that lead nowhere.
     known = {n: v for n, v in resolved.items() if v != "???" and not str(v).startswith("${")}
-    settings, _ = _placed(cls, known)
+    settings, _ = cls.placed(known)
     if not settings:
         names = sorted(cls.names())[:8]
         raise SettingError("file", str(path), f"has no settings of {cls.LIBRARY}", names)
@@ -185,7 +156,7 @@ MANY = 12
 
 def left_unread(cls: type[Dialect], path: Path, choice: str | None = None) -> dict[str, Any]:
     """The settings of a file that no field means; of many, those that are spelt like one."""
-    _, unread = _placed(cls, flat(_chosen(load(path), cls, choice, path)))
+    _, unread = cls.placed(flat(_chosen(load(path), cls, choice, path)))
     if cls.CONFIGS and "defaults" in unread:
         _, unread["defaults"] = _listed(cls, unread)
         unread = {name: value for name, value in unread.items() if value != []}

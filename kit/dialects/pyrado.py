@@ -47,19 +47,6 @@ _UNSAID: dict[str, dict[str, Any]] = {
 }
 
 
-def _rows(value: Any, settings: Any) -> str | None:
-    """The rows over which pyrado's ``RunningStandardizer`` standardises advantages."""
-    return "running" if value else None
-
-
-def _standardizes(value: Any, settings: Any) -> Any:
-    return value or settings.algo == "ppo2"  # which sets it to true
-
-
-def _log_std(value: Any, settings: Any) -> float:
-    return log(value)
-
-
 def _of_critic(name: str) -> Callable[[Any, Any], Any]:
     """The value of a setting of the critic's own updates."""
 
@@ -117,9 +104,13 @@ class GAE(GivenFields):
     """passes over the collected rollouts in one update of the critic."""
     batch_size: Count = acts("critic_minibatch_size", 64, _of_critic("batch_size"), also=_EPOCHS)
     """transitions in a minibatch of the critic."""
-    standardize_adv: bool = acts("normalize_advantage", True, _standardizes)
+    standardize_adv: bool = acts(
+        "normalize_advantage", True, lambda value, given: value or given.algo == "ppo2"
+    )
     """whether advantages get mean 0 and standard deviation 1; in PPO2 they always do."""
-    standardizer: Literal["RunningStandardizer"] | None = acts("normalize_over", None, _rows)
+    standardizer: Literal["RunningStandardizer"] | None = acts(
+        "normalize_over", None, lambda value, _: "running" if value else None
+    )
     """``RunningStandardizer``: of all advantages so far; ``None``: of those of each batch."""
     max_grad_norm: float | None = acts("max_grad_norm", None, _critic_norm, also=_EPOCHS)
     """largest norm of the gradients of the critic's own updates (PPO); ``None``: any."""
@@ -212,7 +203,7 @@ class Pyrado(WrappedDialect):
     entropy_coeff: float = acts("entropy_coeff", 1e-3, only=_JOINT)
     """weight of the entropy (PPO2, A2C)."""
     std_init: Annotated[float, Limits(0, open=True)] = acts(
-        "initial_log_std", 1.0, _log_std, only=ON_POLICY
+        "initial_log_std", 1.0, lambda value, _: log(value), only=ON_POLICY
     )
     """first standard deviation of the actions."""
     max_grad_norm: float | None = acts("max_grad_norm", None, _norm)
@@ -378,21 +369,12 @@ class Pyrado(WrappedDialect):
         if self.rollout_length is None:
             yield "Without the length of a rollout its counts are known only as they come."
         elif self.min_steps is not None and plan.frames_per_batch != self.min_steps:
-            yield (
-                f"A collection is {plan.frames_per_batch} steps, not {self.min_steps}: whole "
-                f"rollouts of {self.rollout_length} steps."
-            )
+            yield f"A collection is {plan.frames_per_batch} steps: whole rollouts."
         if self.num_workers > 1 and self.min_steps != 1:
-            yield (
-                "Several workers run rollouts that are then dropped: more env steps than are "
-                "counted."
-            )
+            yield "Several workers drop surplus rollouts: there are more env steps than counted."
         yield from (self._on_policy_notes if plan.on_policy else self._value_based_notes)(plan)
         if self.env_max_steps is not None:
-            yield (
-                f"A rollout cut after env_max_steps={self.env_max_steps} counts as terminated: "
-                "its last value is not bootstrapped, as it is in recipes."
-            )
+            yield "A rollout cut after env_max_steps counts as terminated; in recipes it does not."
 
     def _on_policy_notes(self, plan: StepPlan) -> Iterator[str]:
         if self.algo == "ppo":
@@ -410,9 +392,7 @@ class Pyrado(WrappedDialect):
                     "leaves the first as it is; recipes take those of all advantages."
                 )
         elif self.algo == "ppo2":
-            yield (
-                "Policy and critic share one optimiser; the critic's epochs and batches are unused."
-            )
+            yield "One optimiser trains both networks; the critic's epochs and batches are unused."
         elif self.algo == "svpg":
             yield (
                 f"The gradients of a pass are averaged into one gradient step of each of "
@@ -430,11 +410,7 @@ class Pyrado(WrappedDialect):
             yield f"The warm-up is {plan.local_prefill_steps} steps, in whole rollouts."
         yield "The first iteration is the warm-up with random actions, and already trains."
         if self.num_updates_per_step is None and self.min_steps is not None:
-            yield (
-                f"num_updates_per_step is guessed as ceil({self.min_steps} / "
-                f"{self.env_max_steps}) = {self.updates_per_iteration} from the greatest "
-                "length of a rollout, however long they are."
-            )
+            yield f"num_updates_per_step={self.updates_per_iteration} follows from env_max_steps."
         period = self.target_update_intvl
         counted = f"target_update_intvl={period} counts gradient steps, not iterations"
         if period > 1:

@@ -49,11 +49,6 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 # fmt: on
 
 
-def _hidden_sizes(value: Any, settings: Any) -> list[int]:
-    """``net_arch`` of ``policy_kwargs``: the actor's widths."""
-    return _net_arch(value, settings)[0]
-
-
 def _critic_hidden_sizes(value: Any, settings: Any) -> list[int] | None:
     """``net_arch`` of ``policy_kwargs``: the critics' widths, if they are others."""
     actor, critic = _net_arch(value, settings)
@@ -68,10 +63,8 @@ def _net_arch(value: Any, settings: Any) -> tuple[list[int], list[int]]:
     if isinstance(sizes, Mapping) and {*sizes} == {"pi", of_critic} and settings.algo != "dqn":
         each = [sizes["pi"], sizes[of_critic]]
     if {*value} != {"net_arch"} or not all(isinstance(one, (list, tuple)) for one in each):
-        why, works = "is more than the widths of hidden layers", "use {net_arch: [64, 64]}"
-        if settings.algo != "dqn":
-            works += f" or {{net_arch: {{pi: [64, 64], {of_critic}: [64, 64]}}}}"
-        raise SettingError("policy_kwargs", value, why, works)
+        why = "is more than the widths of hidden layers"
+        raise SettingError("policy_kwargs", value, why, "use {net_arch: [64, 64]}")
     return [*each[0]], [*each[1]]
 
 
@@ -98,21 +91,12 @@ def _target_period(value: Any, settings: Any) -> int:
     return int(steps)
 
 
-def _alpha(value: Any, settings: Any) -> float:
+def _alpha(value: Any, settings: Any = None) -> float:
     """The entropy coefficient of SAC: its first value where it is learnt, such as ``auto_0.1``."""
-    return _first_alpha(value)
-
-
-def _first_alpha(value: Any) -> float:
     name, _, first = str(value).partition("_")
     if name != "auto":
         return real_number("ent_coef", value)
     return _read("ent_coef", value, first or "1", "auto_0.1")
-
-
-def _is_fixed(value: Any, settings: Any) -> bool | None:
-    """Whether the entropy coefficient of SAC is a number, and stays as it is."""
-    return None if str(value).startswith("auto") else True
 
 
 def _first_of(field: str) -> Callable[[Any, Any], float]:
@@ -138,6 +122,7 @@ def _schedule(value: Any, settings: Any) -> str | None:
     return "linear" if str(value).startswith("lin_") else None
 
 
+_FIXED = Acts("fixed_alpha", lambda value, _: None if str(value).startswith("auto") else True)
 _UNSAID_ACTOR_CRITIC: dict[str, Any] = {**RAW, "anneal": "constant", "hidden_sizes": [64, 64]}
 _CRITICS: dict[str, Any] = {"n_step": 1, "activation": "relu"}
 _UNSAID: dict[str, dict[str, Any]] = {
@@ -224,7 +209,10 @@ class SB3(WrappedDialect):
     )
     """class of networks; ``MlpPolicy`` is what recipes make."""
     policy_kwargs: Mapping[str, Any] | str | None = acts(
-        "hidden_sizes", None, _hidden_sizes, also=Acts("critic_hidden_sizes", _critic_hidden_sizes)
+        "hidden_sizes",
+        None,
+        lambda value, given: _net_arch(value, given)[0],
+        also=Acts("critic_hidden_sizes", _critic_hidden_sizes),
     )
     """arguments of the networks: ``{net_arch: [64, 64]}``, widths of the hidden layers; a text such
     as ``dict(...)`` of RL Zoo counts nothing, and is refused in a run."""
@@ -251,7 +239,7 @@ class SB3(WrappedDialect):
         "entropy_coeff",
         only=(ON_POLICY, "sac"),
         family=ON_POLICY,
-        otherwise=Acts("initial_alpha", _alpha, also=Acts("fixed_alpha", _is_fixed)),
+        otherwise=Acts("initial_alpha", _alpha, also=_FIXED),
     )
     """weight of the entropy; for SAC also ``auto``: learnt, from 1, or ``auto_0.1``: from 0.1."""
     vf_coef: float = acts("critic_coeff", only=ON_POLICY)
@@ -299,7 +287,7 @@ class SB3(WrappedDialect):
                 real_number(name, _first_of(name)(value, made))
         if made.ent_coef is not None:
             on_policy = made.family == ON_POLICY
-            real_number("ent_coef", made.ent_coef if on_policy else _first_alpha(made.ent_coef))
+            real_number("ent_coef", made.ent_coef if on_policy else _alpha(made.ent_coef))
         if made.target_entropy not in (None, "auto"):
             real_number("target_entropy", made.target_entropy)
         return made
@@ -400,15 +388,9 @@ class SB3(WrappedDialect):
             )
         yield from self._schedule_notes(plan)
         if self.eval_freq is not None and self.n_envs > 1:
-            yield (
-                f"eval_freq counts vector steps: {self.eval_freq:,} of them are "
-                f"{self.eval_freq * self.n_envs:,} timesteps."
-            )
+            yield f"eval_freq counts vector steps: {self.eval_freq * self.n_envs:,} timesteps."
         if self.eval_freq is not None and trains(plan):
-            yield (
-                "Stable-Baselines3 plays an evaluation before the gradient steps of its rollout; "
-                "here it follows them."
-            )
+            yield "Stable-Baselines3 makes evaluations before gradient steps; here they follow."
         yield from self._evaluations(plan)
         yield from (self._on_policy_notes if plan.on_policy else self._off_policy_notes)(plan)
 
@@ -466,16 +448,10 @@ class SB3(WrappedDialect):
         if steps == 0:
             yield "gradient_steps=0 never trains."
         if starts % self.n_envs:
-            yield (
-                f"learning_starts={starts} is rounded up to vector steps: {plan.random_steps} "
-                "timesteps have random actions."
-            )
+            yield f"learning_starts is rounded up to {plan.random_steps} timesteps: vector steps."
         if trains(plan) and starts and steps:
             first = plan.policy_steps_after(plan.first_training_iteration)
-            yield (
-                f"Training begins strictly after learning_starts={starts:,}: first at {first:,} "
-                "timesteps."
-            )
+            yield f"Training begins strictly after learning_starts: at {first:,} timesteps."
         if self.algo == "dqn":
             calls = max(self.target_update_interval // self.n_envs, 1)
             yield (
@@ -490,10 +466,7 @@ class SB3(WrappedDialect):
                     f"{rollout:,} timesteps, at what it is before."
                 )
         elif self.algo == "sac" and self.target_update_interval > 1:
-            yield (
-                f"target_update_interval={self.target_update_interval} counts anew in each call of "
-                "train(), whose first gradient step updates the targets."
-            )
+            yield "target_update_interval counts anew in each call of train(), from an update on."
 
     def _target_notes(self, plan: StepPlan) -> Iterator[str]:
         """When recipes first update DQN's target, where that is not when the library does."""

@@ -103,6 +103,12 @@ class TianshouSettings(Dialect):
     """frames that the buffer stacks into one observation; with ``save_only_last_obs``, as many as
     the environment stacks: what is learned from is what was acted on."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        envs = self.neutral()["envs"]
+        if getattr(self, envs) == -1:
+            setattr(self, envs, os.cpu_count() or 1)
+
     @classmethod
     def neutral(cls) -> dict[str, str]:
         """Names in common to both generations, and the fields of this one."""
@@ -128,6 +134,12 @@ class TianshouSettings(Dialect):
 
     def _plan(self) -> dict[str, Any]:
         return self.sampling().plan()
+
+    @classmethod
+    def _from(cls, plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
+        said = _said_for(plan)
+        made = {own: said[neutral] for neutral, own in cls.neutral().items()}
+        return made | {"algo": settings.get("algo", said["family"])}
 
     def _notes(self, plan: StepPlan) -> Iterator[str]:
         return self.sampling().notes()
@@ -166,11 +178,6 @@ class Tianshou(TianshouSettings):
     test_return: float | None = fact()
     """return of every test episode, where it is known beforehand."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.num_train_envs == -1:
-            self.num_train_envs = os.cpu_count() or 1
-
     @property
     def test_seed(self) -> int:
         """Seed of the test environments."""
@@ -186,19 +193,13 @@ class Tianshou(TianshouSettings):
             made.stops = known is not None and known >= stop
         return made
 
-    @staticmethod
-    def _from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
-        return _said(_sampling_from(plan, settings.get("algo")), Tianshou)
-
 
 @dataclass
 class Tianshou2(TianshouSettings):
     """``OnPolicyTrainingConfig`` and ``OffPolicyTrainingConfig`` of tianshou 2.x in one."""
 
     NAME = "tianshou2"
-    VERSIONS: ClassVar = {
-        "2.0.1": "the code of 2.0.1; one test before training",
-    }
+    VERSIONS: ClassVar = {"2.0.1": "the code of 2.0.1; one test before training"}
     SECTIONS = frozenset({"", "training_config", "training"})
 
     max_epochs: Natural = _as("epochs", 100)
@@ -224,8 +225,6 @@ class Tianshou2(TianshouSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.num_training_envs == -1:
-            self.num_training_envs = os.cpu_count() or 1
         if self.test_step_num_episodes == -1:
             self.test_step_num_episodes = self.num_test_envs
 
@@ -246,10 +245,6 @@ class Tianshou2(TianshouSettings):
             hint = "give collection_step_num_env_steps"
             raise SettingError("collection_step_num_episodes", episodes, why, [None], hint)
         return super().sampling()
-
-    @staticmethod
-    def _from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
-        return _said(_sampling_from(plan, settings.get("algo")), Tianshou2)
 
 
 def _renamed(old: type[Any], new: type[Any]) -> dict[str, str]:
@@ -375,16 +370,10 @@ class Sampling:
             yield "Offline, an epoch is so many gradient steps; nothing is collected."
             return
         if self.collected != self.collect:
-            yield (
-                f"A collection is {self.collected} environment steps, not {self.collect}: "
-                f"equally many from each of {self.envs} environments."
-            )
+            yield f"A collection is {self.collected} steps: equally many of each environment."
         epoch = self.trainings_per_epoch * self.collected
         if epoch != self.epoch_steps:
-            yield (
-                f"An epoch is {epoch:,} environment steps, not {self.epoch_steps:,}: "
-                f"{self.trainings_per_epoch:,} whole collections."
-            )
+            yield f"An epoch is {epoch:,} steps: {self.trainings_per_epoch:,} whole collections."
         if self.epochs_run != self.epochs:
             yield "num_epochs=0 still runs one epoch."
         if INITIAL_TESTS[self.version] == 2:
@@ -409,10 +398,7 @@ class Sampling:
     def _start_notes(self) -> Iterator[str]:
         if not self.start:
             return
-        yield (
-            f"start_timesteps: {self.up(self.start):,} environment steps before training are "
-            "part of no epoch, and the environments are reset after them."
-        )
+        yield f"start_timesteps: {self.up(self.start):,} steps before the epochs, then a reset."
         if self.family == ON_POLICY:
             yield "They are trained on as part of the first batch."
 
@@ -450,24 +436,14 @@ class Sampling:
 
     def _batch_notes(self) -> Iterator[str]:
         if self.capacity < self.collected:
-            yield (
-                f"The buffer holds {self.capacity} transitions, fewer than a collection: only the "
-                "newest are trained on, without a word."
-            )
+            yield f"The buffer holds only the newest {self.capacity} transitions of a collection."
         rows, size = min(self.collected, self.capacity), self.batch_size
         if size is not None and rows % size and rows > size:
-            yield (
-                f"The last minibatch takes the remainder: {size + rows % size} transitions, not "
-                f"{size}."
-            )
+            yield f"The last minibatch takes the remainder: {size + rows % size} transitions."
 
 
-def _said(made: Sampling, generation: type[Any]) -> dict[str, Any]:
-    names = generation.neutral().items()
-    return {own: getattr(made, neutral) for neutral, own in names} | {"algo": made.family}
-
-
-def _sampling_from(plan: StepPlan, algo: str | None) -> Sampling:
+def _said_for(plan: StepPlan) -> dict[str, Any]:
+    """Settings of a plan under names common to both generations, and the family."""
     rows = plan.frames_per_batch
     family = ON_POLICY if plan.on_policy else OFF_POLICY if rows else OFFLINE
     every = plan.evaluation_every_iterations
@@ -476,18 +452,17 @@ def _sampling_from(plan: StepPlan, algo: str | None) -> Sampling:
     every = min(every or plan.iterations, plan.iterations) or 1
     tests = plan.evaluations_after(plan.iterations) > 0
     capacity = plan.train_on_newest or max(rows + plan.local_prefill_steps, 1)
-    return Sampling(
-        family=algo or family,
-        version="",
-        epochs=-(-plan.iterations // every),
-        epoch_steps=every * (rows or plan.gradient_steps_per_iteration or 1),
-        envs=plan.num_envs,
-        collect=rows or 1,
-        batch_size=plan.minibatch_size,
-        repeat=plan.update_epochs if plan.on_policy else 1,
-        per_sample=1.0 if plan.on_policy else float(ratio_of(plan)),
-        start=plan.local_prefill_steps,
-        start_random=plan.prefill_random and plan.prefill_steps > 0,
-        test_episodes=plan.evaluation_episodes if tests else 1,
-        buffer=capacity if plan.on_policy else BUFFER_SIZE,
-    )
+    return {
+        "family": family,
+        "epochs": -(-plan.iterations // every),
+        "epoch_steps": every * (rows or plan.gradient_steps_per_iteration or 1),
+        "envs": plan.num_envs,
+        "collect": rows or 1,
+        "batch_size": plan.minibatch_size,
+        "repeat": plan.update_epochs if plan.on_policy else 1,
+        "per_sample": 1.0 if plan.on_policy else float(ratio_of(plan)),
+        "start": plan.local_prefill_steps,
+        "start_random": plan.prefill_random and plan.prefill_steps > 0,
+        "test_episodes": plan.evaluation_episodes if tests else 1,
+        "buffer": capacity if plan.on_policy else BUFFER_SIZE,
+    }

@@ -36,9 +36,7 @@ class TorchRL(Dialect):
 
     NAME = "torchrl"
     LIBRARY = "TorchRL"
-    VERSIONS: ClassVar = {
-        "0.14.1": "the code of 0.14.1",
-    }
+    VERSIONS: ClassVar = {"0.14.1": "the code of 0.14.1"}
     ALGORITHMS: ClassVar = {
         **dict.fromkeys(("ppo", "a2c", "reinforce"), ON_POLICY),
         **dict.fromkeys(("sac", "dqn", "td3", "ddpg", "redq", "iql", "cql"), OFF_POLICY),
@@ -213,10 +211,7 @@ class TorchRL(Dialect):
     # ------------------------------------------------------------------ caveats
     def _notes(self, plan: StepPlan) -> Iterator[str]:
         if self.collected != self.frames_per_batch:
-            yield (
-                f"A batch is {self.collected} frames, not {self.frames_per_batch}: equally "
-                f"many of each of {self.num_envs} environments."
-            )
+            yield f"A batch is {self.collected} frames: equally many of each environment."
         frames = plan.total_policy_steps * self.frame_skip
         if frames != self.total_frames:
             over = frames - self.total_frames
@@ -238,10 +233,7 @@ class TorchRL(Dialect):
                 f"{', '.join(map(str, steps))}, ..."
             )
         if self.sampler == "without_replacement" and not plan.on_policy:
-            yield (
-                "The buffer holds more than a batch: a new permutation is drawn whenever it has "
-                "grown, also in the middle of one."
-            )
+            yield "A new permutation is drawn whenever the buffer grows, even in the middle of one."
         if plan.train_on_newest is not None:
             yield (
                 f"The buffer holds {plan.train_on_newest} frames, less than a batch. TorchRL keeps "

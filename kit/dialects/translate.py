@@ -11,7 +11,7 @@ from kit.dialects import as_plan
 from kit.dialects.base import ON_POLICY, Dialect, Difference
 from kit.dialects.carried import changed, differing_meanings, flat, uncounted
 from kit.dialects.explain import explain, plain, plan_text, shown, totals
-from kit.dialects.files import make, named
+from kit.dialects.files import make
 from kit.steps.counts import FOLLOWED
 from kit.steps.errors import SettingError
 from kit.steps.plan import StepPlan
@@ -119,7 +119,8 @@ def translate(
         SettingError: if no settings of the target come near, or a setting to fix is unknown.
     """
     plan = as_plan(source)
-    given = _fixed(target, settings or {})
+    fixed = target.named(settings or {})
+    given = {name: getattr(target(**fixed), name) for name in fixed}
     if isinstance(source, target):
         same = copy.copy(source)
         vars(same).update(given)
@@ -135,13 +136,6 @@ def translate(
         left_out = {}
     made, differences = target.nearest(plan, **given)
     return Translation(source, made, differences, left_out=left_out)
-
-
-def _fixed(target: type[Dialect], settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings of the target to fix, under the names of its fields."""
-    given = named(target, settings)
-    made = target(**given)
-    return {name: getattr(made, name) for name in given}
 
 
 def _algorithm(source: Dialect, target: type[Dialect]) -> dict[str, str]:

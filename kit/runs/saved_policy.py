@@ -207,7 +207,7 @@ def _device_here(name: str) -> str:
     """The device of a run; the CPU where this machine does not have it."""
     try:
         usable_device(device=name)
-    except SettingError:
+    except (RuntimeError, AssertionError):  # AssertionError: PyTorch was built without CUDA
         return "cpu"
     return name
 

@@ -123,9 +123,6 @@ class ReplayRatio(CountingRule):
         steps = first + (trainings - 1) * policy_steps
         return self.ratio.numerator * steps // self.ratio.denominator
 
-    def __repr__(self) -> str:
-        return f"ReplayRatio({self.ratio})"
-
 
 def as_fraction(field: str, value: Any) -> Fraction:
     """The rational number that ``value`` means.
@@ -155,15 +152,13 @@ def _as_fraction(value: Any) -> Fraction:
     if isinstance(value, bool):
         value = None  # no number
     if isinstance(value, str) and "e" not in value.lower():
-        fraction = Fraction(value.strip())
-    elif isinstance(value, (int, Fraction)):
-        fraction = Fraction(value)
-    else:
-        # "1e999999999" too: as an exact integer it would have a billion digits.
-        number = float(value)
-        simplest = Fraction(number).limit_denominator(_LARGEST_DENOMINATOR)
-        fraction = simplest if float(simplest) == number else Fraction(repr(number))
-    return fraction
+        return Fraction(value.strip())
+    if isinstance(value, (int, Fraction)):
+        return Fraction(value)
+    # "1e999999999" too: as an exact integer it would have a billion digits.
+    number = float(value)
+    simplest = Fraction(number).limit_denominator(_LARGEST_DENOMINATOR)
+    return simplest if float(simplest) == number else Fraction(repr(number))
 
 
 def needed(plan: Any, field: str) -> Any:

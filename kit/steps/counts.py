@@ -436,9 +436,9 @@ class PlannedCounts:
     @property
     def length(self) -> int | None:
         """What ``axis`` reaches; ``None`` where only the number of iterations is known."""
-        return (
-            self.gradient_steps_after(self.iterations) if self.offline else self.total_policy_steps
-        )
+        if self.offline:
+            return self.gradient_steps_after(self.iterations)
+        return self.total_policy_steps
 
     def after(self, iteration: int) -> Counts:
         """The counts at the end of ``iteration``; 0 is the start of the run.

@@ -90,8 +90,7 @@ class Limits:
         if value > self.high:
             raise SettingError(field, value, f"is more than {high}", [self.high])
         if value < self.low + (SMALLEST_FLOAT if self.open else 0):
-            rounded = " in float32" if value > self.low else ""
-            why = f"is not above {self.low:g}{rounded}" if self.open else f"is less than {low}"
+            why = f"is not above {self.low:g}" if self.open else f"is less than {low}"
             works = f"use a number {self}" if self.open else [self.low]
             raise SettingError(field, value, why, works)
 
@@ -207,10 +206,15 @@ def words(choices: Sequence[Any]) -> list[str]:
 
 def nearest_first(value: Any, choices: Sequence[str]) -> list[str]:
     """``choices`` with those spelled most like ``value`` first."""
+    close = close_to(value, choices)
+    return close + [choice for choice in choices if choice not in close]
+
+
+def close_to(value: Any, choices: Sequence[str]) -> list[str]:
+    """Return up to three of ``choices`` that are spelled like ``value``, the closest first."""
     from difflib import get_close_matches  # only for an error: importing it takes milliseconds
 
-    close = get_close_matches(str(value)[:100], choices, n=3, cutoff=0.6)
-    return close + [choice for choice in choices if choice not in close]
+    return get_close_matches(str(value)[:100], choices)
 
 
 def check_fields(values: Mapping[str, Any], cls: type, why: str, prefix: str = "") -> None:
@@ -218,7 +222,7 @@ def check_fields(values: Mapping[str, Any], cls: type, why: str, prefix: str = "
     known = [f.name for f in fields(cls)]
     for name, value in values.items():
         if name not in known:
-            raise SettingError(f"{prefix}{name}", value, why, nearest_first(name, known)[:3])
+            raise SettingError(f"{prefix}{name}", value, why, close_to(name, known) or known)
 
 
 def place_of(error: BaseException) -> str:

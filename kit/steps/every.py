@@ -44,9 +44,6 @@ class Every:
         """Restore a state of :meth:`state_dict`."""
         self.last = int(state_dict["last"])
 
-    def __repr__(self) -> str:
-        return f"Every({self.period}, last={self.last})"
-
 
 def multiples_crossed(period: int | None, before: int, now: int) -> int:
     """Return how many multiples of ``period`` lie in ``(before, now]``; none for ``None``."""

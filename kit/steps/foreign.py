@@ -21,12 +21,7 @@ class ForeignSteps(GivenFields, ABC):
 
     @abstractmethod
     def to_plan(self, algo: str | None = None, *, strict: bool = False) -> StepPlan:
-        """Return the plan of these settings.
-
-        Args:
-            algo: algorithm or family.
-            strict: whether settings without effect for the algorithm are refused.
-        """
+        """Return the plan of these settings; ``strict``: refuse settings without effect."""
 
     @abstractmethod
     def algorithm_for(self, algo: str | None, family: str | None) -> str | None:

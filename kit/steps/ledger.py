@@ -156,8 +156,7 @@ class StepLedger:
         Raises:
             PlanNotKept: if a count differs from what :meth:`compare` expects.
         """
-        differences = self.compare(plan)
-        if differences:
+        if differences := self.compare(plan):
             raise PlanNotKept(differences)
 
     def compare(self, plan: PlannedCounts) -> list[Difference]:

@@ -28,7 +28,7 @@ class Constant:
         object.__setattr__(self, "value", real_number("value", self.value))
 
     def __call__(self, count: int) -> float:
-        """The value, whatever ``count``."""
+        """The value at ``count``."""
         return self.value
 
 
@@ -54,10 +54,10 @@ class _Ramp:
             return self.start
         if count >= self.duration:
             return self.end
-        value = self.between(count / self.duration)
+        value = self._between(count / self.duration)
         return min(max(value, min(self.start, self.end)), max(self.start, self.end))
 
-    def between(self, progress: float) -> float:
+    def _between(self, progress: float) -> float:
         """The value at ``progress``, strictly between 0 and 1."""
         raise NotImplementedError
 
@@ -66,8 +66,7 @@ class _Ramp:
 class Linear(_Ramp):
     """A straight line from ``start`` to ``end``."""
 
-    def between(self, progress: float) -> float:
-        """Interpolate linearly."""
+    def _between(self, progress: float) -> float:
         return self.start + (self.end - self.start) * progress
 
 
@@ -75,8 +74,7 @@ class Linear(_Ramp):
 class Cosine(_Ramp):
     """Half a cosine from ``start`` to ``end`` (Loshchilov and Hutter 2017, eq. 5, one period)."""
 
-    def between(self, progress: float) -> float:
-        """Interpolate along a half cosine."""
+    def _between(self, progress: float) -> float:
         return self.end + 0.5 * (self.start - self.end) * (1 + math.cos(math.pi * progress))
 
 
@@ -91,8 +89,7 @@ class Exponential(_Ramp):
                 works = "use a positive value, or the linear schedule"
                 raise SettingError(field, value, "cannot be reached by a constant factor", works)
 
-    def between(self, progress: float) -> float:
-        """Interpolate the logarithm linearly."""
+    def _between(self, progress: float) -> float:
         return math.exp(math.log(self.start) + math.log(self.end / self.start) * progress)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import numbers
 import types
@@ -87,8 +88,9 @@ def convert(path: str, value: Any, hint: Any) -> Any:
     """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        made = _of_kind(path, value, hint)
-        arguments[1].check(path, made)
+        bare, limits = arguments
+        made = as_number(path, value) if bare is float else convert(path, value, bare)
+        limits.check(path, made)
         return made
     if origin in (typing.Union, types.UnionType):
         return _one_of(path, value, hint)
@@ -102,37 +104,22 @@ def convert(path: str, value: Any, hint: Any) -> Any:
 
 
 def _one_of(path: str, value: Any, hint: Any) -> Any:
-    """A value of the first of several types that it fits; the limits of this one hold."""
+    """Return a value as the first of several types that it fits."""
     if value is None and type(None) in typing.get_args(hint):
         return None
     options = [one for one in typing.get_args(hint) if one is not type(None)]
-    if len(options) == 1 and _kind(options[0]) in (Literal, Fraction):
+    if len(options) == 1:
         return convert(path, value, options[0])  # whose error is more precise
     for option in options:
-        try:
-            _of_kind(path, value, option)
-        except SettingError:
-            continue
-        return convert(path, value, option)
+        with contextlib.suppress(SettingError):
+            return convert(path, value, option)
     return _refuse(path, value, called(hint))
-
-
-def _of_kind(path: str, value: Any, hint: Any) -> Any:
-    """A value of a type without its limits."""
-    bare = typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
-    return as_number(path, value) if bare is float else convert(path, value, bare)
-
-
-def _kind(hint: Any) -> Any:
-    """``Literal`` or ``Fraction``, for types of these."""
-    origin = typing.get_origin(hint)
-    return typing.get_args(hint)[0] if origin is Annotated else origin or hint
 
 
 def _listed(path: str, value: Any, hint: Any) -> list[Any]:
     """The entries of a list or a tuple."""
     if not isinstance(value, (list, tuple)):
-        _refuse_entry(path, value, typing.get_args(hint)[0])
+        _refuse(path, value, called(hint))
     entries = _entries(hint) or [typing.get_args(hint)[0]] * len(value)
     if len(value) != len(entries):
         _refuse(path, value, called(hint))
@@ -144,15 +131,6 @@ def _entries(hint: Any) -> list[Any]:
     arguments = typing.get_args(hint)
     fixed = typing.get_origin(hint) is tuple and Ellipsis not in arguments
     return [*arguments] if fixed else []
-
-
-def _refuse_entry(path: str, value: Any, entry: Any) -> NoReturn:
-    """Refuse a value in place of a list; what could be an entry works as the only one."""
-    try:
-        only = show(convert(path, value, entry), text=True)
-    except SettingError:
-        _refuse(path, value, f"a list, each {called(entry)}")
-    raise SettingError(path, value, "is not a list", [f"[{only}]"])
 
 
 def _mapped(path: str, value: Any, hint: Any) -> dict[str, Any]:

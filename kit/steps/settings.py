@@ -6,9 +6,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from kit.steps.counts import Rounding
-from kit.steps.errors import SettingError, whole_number
+from kit.steps.errors import SettingError
 from kit.steps.given import GivenFields, given_fields
 from kit.steps.plan import StepPlan
+from kit.steps.schema import Count, Natural
 
 
 @dataclass
@@ -60,10 +61,6 @@ class _Steps(GivenFields):
 _EPISODES = ("min_episodes", "min_steps")
 
 
-def _collects_episodes(settings: dict[str, Any]) -> bool:
-    return any(settings[name] is not None for name in _EPISODES)
-
-
 @dataclass
 class OnPolicySteps(_Steps):
     """Steps of an on-policy recipe: each batch is trained on once collected, then discarded."""
@@ -79,9 +76,9 @@ class OnPolicySteps(_Steps):
     """transitions (with sequence_length: sequences) in a minibatch; null: the whole batch."""
     sequence_length: int | None = None
     """time steps of each sequence of a minibatch; null: single transitions."""
-    minibatches: int | None = None
+    minibatches: Count | None = None
     """equal minibatches of one epoch, in place of minibatch_size; null: as minibatch_size says."""
-    num_normalization_steps: int = 0
+    num_normalization_steps: Natural = 0
     """policy steps with random actions before the first iteration, part of the total, from which
     the statistics of observations are, for good; 0: they run along with training."""
 
@@ -97,8 +94,8 @@ class OnPolicySteps(_Steps):
 
     def _normalization_steps(self, settings: dict[str, Any]) -> int:
         """Take the steps of normalisation out of the settings of a plan."""
-        count = whole_number("num_normalization_steps", settings.pop("num_normalization_steps"))
-        if count and _collects_episodes(settings):
+        count: int = settings.pop("num_normalization_steps")
+        if count and any(settings[name] is not None for name in _EPISODES):
             why = "are no whole episodes, which are collected here"
             raise SettingError("num_normalization_steps", count, why, [0])
         envs = settings.get("num_envs", 1)
@@ -108,9 +105,8 @@ class OnPolicySteps(_Steps):
             raise SettingError("num_normalization_steps", count, why, near)
         return count
 
-    def _equal_part(self, plan: StepPlan, minibatches: int) -> int:
-        """The size of one of ``minibatches`` equal parts of a batch of ``plan``."""
-        count = whole_number("minibatches", minibatches, at_least=1)
+    def _equal_part(self, plan: StepPlan, count: int) -> int:
+        """The size of one of ``count`` equal parts of a batch of ``plan``."""
         if self.minibatch_size is not None and "minibatch_size" in given_fields(self):
             why = f"contradicts minibatch_size={self.minibatch_size}"
             raise SettingError("minibatches", count, why, [None])
@@ -177,9 +173,9 @@ class ExplorationSteps(SequenceSteps):
 class OfflineSteps(GivenFields):
     """Steps of a recipe that learns from a stored data set: gradient steps alone."""
 
-    gradient_steps: int = 20_000
+    gradient_steps: Count = 20_000
     """gradient steps of the run."""
-    gradient_steps_per_iteration: int = 100
+    gradient_steps_per_iteration: Count = 100
     """gradient steps between two checks of the time, of stop requests and of schedules."""
     minibatch_size: int = 256
     """transitions in a minibatch."""
@@ -191,10 +187,7 @@ class OfflineSteps(GivenFields):
     def to_plan(self, **environment: Any) -> StepPlan:
         """The plan of these settings, as for :class:`_Steps`."""
         settings = asdict(self)
-        total = whole_number("gradient_steps", settings.pop("gradient_steps"), at_least=1)
-        each = whole_number(
-            "gradient_steps_per_iteration", self.gradient_steps_per_iteration, at_least=1
-        )
+        total, each = settings.pop("gradient_steps"), self.gradient_steps_per_iteration
         if total % each:
             why = f"is not a whole number of iterations of {each} gradient steps"
             works = [max(each, total // each * each), (total // each + 1) * each]

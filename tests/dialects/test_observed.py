@@ -180,7 +180,7 @@ def test_evaluations_of_sb3_within_a_rollout_are_told():
     seldom = SB3(algo="ppo", n_steps=6, batch_size=6, total_timesteps=42, eval_freq=12)
     assert not any("evaluates" in note for note in seldom.notes())
     for settings in often, seldom:
-        assert any("before the gradient steps of its rollout" in note for note in settings.notes())
+        assert any("evaluations before gradient steps" in note for note in settings.notes())
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ class TestPyrado:
     def test_what_it_does_otherwise_and_has_no_field_for_is_told(self):
         told = " ".join(Pyrado(algo="ppo", min_steps=20, env_max_steps=20).notes())
         assert "values plus standardised advantages" in told
-        assert "env_max_steps=20 counts as terminated" in told
+        assert "env_max_steps counts as terminated" in told
         told = " ".join(Pyrado(algo="a2c", min_steps=20, env_max_steps=20).notes())
         assert "sums of rewards to the end, whatever critic.lamda" in told
 

@@ -80,8 +80,8 @@ def test_its_notes_say_what_the_settings_mean():
     ("settings", "note"),
     [
         ({"algo": "ppo", "action_repeat": 0}, "action_repeat=0 is taken as 1"),
-        ({"algo": "ppo", "per_rank_batch_size": 1000}, "=1000 is more than the 512 transitions"),
-        ({"algo": "a2c", "version": "0.5.7"}, "In 0.5.7 a minibatch of A2C is so many time steps"),
+        ({"algo": "ppo", "per_rank_batch_size": 1000}, "is more than a batch of 512"),
+        ({"algo": "a2c", "version": "0.5.7"}, "In 0.5.7 minibatches of A2C count time steps"),
         ({"algo": "sac", "version": "0.5.7"}, "SAC of 0.5.7 subtracts its prefill in iterations"),
         (
             {"algo": "dreamer_v3", "version": "0.5.7", "per_rank_pretrain_steps": 5},

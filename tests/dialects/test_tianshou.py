@@ -104,8 +104,8 @@ def test_a_recipe_refuses_the_fields_that_mean_nothing_for_its_algorithm():
     with raises_setting("update_per_step"):
         settings.to_plan("ppo", strict=True)
     assert settings.to_plan("sac", strict=True).gradient_steps(1) == 1024
-    assert "update_per_step" not in Tianshou.applicable_fields("ppo")
-    assert "repeat_per_collect" not in Tianshou.applicable_fields("off_policy")
+    assert "update_per_step" not in Tianshou.counting_fields("ppo")
+    assert "repeat_per_collect" not in Tianshou.counting_fields("off_policy")
 
 
 SCHEDULED = {"num_epochs": 1, "step_per_epoch": 48, "step_per_collect": 10}

@@ -42,7 +42,6 @@ def test_a_number_of_minibatches_needs_no_size():
     [
         {"minibatches": 3},
         {"minibatches": 17},
-        {"minibatches": 0},
         {"minibatches": 2, "minibatch_size": 4},
     ],
 )

@@ -319,13 +319,6 @@ def test_noise_that_choices_do_not_take_is_refused():
     assert build(recipes.dreamerv1, exploration_noise=0.9, env=PENDULUM).plan
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=named)
-def test_more_starts_of_imagination_than_a_sequence_has_are_refused(recipe):
-    with raises_setting("imagination_starts"):
-        build(recipe, imagination_starts=9)
-    assert build(recipe, imagination_starts=recipe.Config().imagination_starts)  # all of them
-
-
 @pytest.mark.parametrize("steps", [0, 41, 64])
 def test_an_exploration_that_cannot_be_is_refused_by_the_name_of_its_setting(steps):
     two = EnvConfig(id="CartPole-v1", num_envs=2)

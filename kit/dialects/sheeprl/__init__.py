@@ -242,23 +242,17 @@ class Sheeprl(Dialect):
 
     # ------------------------------------------------------------------ to a plan
     def _plan(self) -> dict[str, Any]:
-        if self.algo in DECOUPLED:
-            self._check_decoupled()
-        limit = self.max_episode_steps
-        if limit is not None and limit < 1:
-            limit = None
+        if self.algo in DECOUPLED and self.version == "0.8.4":
+            why = "is gone from sheeprl 0.8.4"
+            raise SettingError("algo", self.algo, why, ["ppo", "sac"], "or version=0.5.7")
+        limit = self.max_episode_steps or 0
         return {
             "world_size": self.processes,
             "action_repeat": max(self.action_repeat, 1),
-            "max_episode_steps": limit,
+            "max_episode_steps": limit if limit > 0 else None,
             "evaluation_episodes": 1,
             **(self._on_policy() if self.family == ON_POLICY else self._off_policy()),
         }
-
-    def _check_decoupled(self) -> None:
-        if self.version == "0.8.4":
-            why, works = "is gone from sheeprl 0.8.4", ["ppo", "sac"]
-            raise SettingError("algo", self.algo, why, works, "or version=0.5.7")
 
     def _on_policy(self) -> dict[str, Any]:
         old = self.version in ("0.5.7", "0.5.0")

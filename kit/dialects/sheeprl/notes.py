@@ -41,19 +41,11 @@ def notes(settings: Sheeprl, plan: StepPlan) -> Iterator[str]:
 def _on_policy(settings: Sheeprl, plan: StepPlan) -> Iterator[str]:
     rows = plan.frames_per_batch
     if settings.per_rank_batch_size > rows:
-        yield (
-            f"per_rank_batch_size={settings.per_rank_batch_size} is more than the {rows} "
-            "transitions of a process, which make one minibatch."
-        )
+        yield f"per_rank_batch_size is more than a batch of {rows}, which is one minibatch."
     if settings.algo == "a2c":
-        yield (
-            "A2C accumulates the gradients of all minibatches into one gradient step per iteration."
-        )
+        yield "A2C accumulates the gradients of all minibatches into one gradient step."
         if settings.version in ("0.5.7", "0.5.0"):
-            yield (
-                f"In {settings.version} a minibatch of A2C is so many time steps of all "
-                f"{settings.num_envs} environments, not transitions."
-            )
+            yield f"In {settings.version} minibatches of A2C count time steps of all environments."
         elif settings.anneal_lr:
             yield "A2C accepts anneal_lr and never steps its scheduler: lr is constant."
     elif settings.anneal_lr:
@@ -89,10 +81,7 @@ def _first_training(settings: Sheeprl, plan: StepPlan) -> Iterator[str]:
     elif settings.version == "0.5.0" and settings.algo == "sac_ae" and asked > 1:
         yield "Training begins one iteration before learning_starts."
     elif first > max(asked, 1):
-        yield (
-            f"Training waits for iteration {first}, until each environment has a sequence of "
-            f"{settings.per_rank_sequence_length} steps."
-        )
+        yield f"Training waits until each environment has a whole sequence: iteration {first}."
     elif plan.random_steps:
         yield "The last iteration with random actions already trains."
     if "finetuning" in str(settings.algo):

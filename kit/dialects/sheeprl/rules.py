@@ -87,12 +87,7 @@ class SheeprlRatio(CountingRule):
 
 
 def first_due(ratio: float, policy_steps: int) -> int:
-    """Iterations from the first training to the first gradient step that is due.
-
-    Args:
-        ratio: gradient steps per policy step of one process.
-        policy_steps: policy steps of one process in an iteration.
-    """
+    """Iterations of ``policy_steps`` from the first training to the first gradient step."""
     each = ratio * policy_steps
     if each >= 1:
         return 0
