@@ -894,12 +894,6 @@ def test_weights_that_are_freed_in_the_middle_of_a_run_are_refused_without_an_op
         update(TensorDict({"x": torch.ones(3)}, [3]))
 
 
-@pytest.mark.parametrize("result", [lambda a: a.sum(), lambda a: {"loss": a.sum()}])
-def test_a_loss_that_returns_no_tensordict_is_refused(result):
-    loss = Parts(result)
-    refused(loss, SGD([loss.a], lr=1.0), "loss_module='Parts' returns a .*, not a TensorDict")
-
-
 @pytest.mark.parametrize("named", [True, False])
 def test_an_update_names_a_loss_that_a_later_step_lacks(named):
     loss = Parts()

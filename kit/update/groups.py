@@ -89,19 +89,11 @@ def losses_among(names: Iterable[Any]) -> list[str]:
     return [name for name in names if isinstance(name, str) and name.startswith("loss")]
 
 
-def as_losses(loss_module: nn.Module, returned: Any) -> TensorDictBase:
-    """Return the outputs of a loss module with flat names.
-
-    Raises:
-        SettingError: if they are no TensorDict.
-    """
-    if not isinstance(returned, TensorDictBase):
-        why = f"returns a {type(returned).__name__}, not a TensorDict"
-        works = 'return TensorDict({"loss": loss}) with a loss that is one number'
-        raise SettingError("loss_module", type(loss_module).__name__, why, works)
-    if any(isinstance(value, TensorDictBase) for value in returned.values()):
-        return returned.flatten_keys(".")  # entropies of several actions: entropy.gear_entropy
-    return returned
+def flat(losses: TensorDictBase) -> TensorDictBase:
+    """Return the outputs of a loss module with flat names."""
+    if any(isinstance(value, TensorDictBase) for value in losses.values()):
+        return losses.flatten_keys(".")  # entropies of several actions: entropy.gear_entropy
+    return losses
 
 
 def total_of(losses: TensorDictBase, names: Sequence[str] = ()) -> Tensor:

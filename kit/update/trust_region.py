@@ -17,7 +17,7 @@ from kit.fast.vectors import parts_of, vector_of
 from kit.logging.metrics import scalar
 from kit.steps import SettingError
 from kit.steps.errors import whole_number
-from kit.update.groups import as_losses, losses_among, total_of
+from kit.update.groups import flat, losses_among, total_of
 
 _SMALLEST = 1e-12
 """Smallest divisor: where the gradient is zero, so is the step."""
@@ -136,7 +136,7 @@ class TrustRegion(OptimizationStepper):
 
     def _losses(self, batch: TensorDictBase) -> tuple[TensorDictBase, Tensor]:
         """What the loss returns, and the sum that is minimised."""
-        losses = as_losses(self.loss_module, self.loss_module(batch.copy()))
+        losses = flat(self.loss_module(batch.copy()))
         return losses, total_of(losses).reshape(())
 
     def _check(self, losses: TensorDictBase) -> None:

@@ -22,7 +22,7 @@ from kit.logging.metrics import scalar, weighted_mean
 from kit.losses.due import losses_due
 from kit.steps import SettingError
 from kit.steps.errors import one_of
-from kit.update.groups import Due, Group, LossChecks, as_losses, due_at, gradients_of, groups_of
+from kit.update.groups import Due, Group, LossChecks, due_at, flat, gradients_of, groups_of
 from kit.update.targets import TargetUpdates
 from kit.update.traced_step import TracedStep
 
@@ -140,9 +140,7 @@ class Update(OptimizationStepper):
             why = f"contradicts max_grad_norm={max_grad_norm}"
             raise SettingError("clip_value", clip_value, why)
         self.change_gradients = gradients
-        if compile not in (ways := ["auto", "exact", True, False]):
-            raise SettingError("compile", compile, "is not a way to run", ways)
-        self.compile = compile
+        self.compile = one_of("compile", compile, ["auto", "exact", True, False])
         self.optimizer_step_count = 0
         self._steps = [0] * len(self._groups)
         self._targets = TargetUpdates(target_updater, target_update_every, traces=bool(compile))
@@ -182,11 +180,11 @@ class Update(OptimizationStepper):
     @property
     def undisturbed(self) -> bool:
         """Whether nothing but gradient steps changes what these depend on, from now on."""
-        return self.traced_step.undisturbed
+        return self.traced_step.looked is not None
 
     @undisturbed.setter
     def undisturbed(self, value: bool) -> None:
-        self.traced_step.undisturbed = value
+        self.traced_step.looked = set() if value else None
 
     @property
     def keys_read(self) -> list[Any]:
@@ -229,12 +227,12 @@ class Update(OptimizationStepper):
             due_alone: whether those that are not due may be left out, as in a call.
         """
         if not due_alone:
-            return as_losses(self.loss_module, self.loss_module(minibatch))
+            return flat(self.loss_module(minibatch))
         return self._losses_due(self._due(), minibatch)
 
     def _losses_due(self, due: Due, minibatch: TensorDictBase) -> TensorDictBase:
         names = {name for number in due for name in self._groups[number].losses}
-        return as_losses(self.loss_module, losses_due(self.loss_module, minibatch, names))
+        return flat(losses_due(self.loss_module, minibatch, names))
 
     def minimize(self, losses: TensorDictBase) -> Metrics:
         """Make one gradient step on losses that were computed elsewhere, eagerly.
