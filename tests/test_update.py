@@ -16,7 +16,6 @@ from torch.optim import SGD, Adam, Optimizer
 from torchrl.objectives import HardUpdate, LossModule, SoftUpdate
 from torchrl.trainers.algorithms import DreamerV3Optimizer
 
-from kit.fast.program import State
 from kit.fast.traced import Traced
 from kit.logging.metrics import MetricMeans
 from kit.losses import losses_due
@@ -84,7 +83,7 @@ def test_trainer_verifies_again_with_whole_minibatches(trainer_of, monkeypatch):
     verify = Traced._verify
 
     def verify_again(self, program, inputs, values):
-        if program.state is State.VERIFIED and self.name.endswith("Loss"):
+        if program.verified and self.name.endswith("Loss"):
             sizes.append(len(inputs.keys(True, True)))
         return verify(self, program, inputs, values)
 

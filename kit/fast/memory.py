@@ -7,6 +7,7 @@ gradient step are gone, and with them a seventh of its time.
 
 from __future__ import annotations
 
+import copy
 import math
 import operator
 from typing import Any
@@ -45,14 +46,13 @@ def with_own_memory(
     """
     if any(_bytes(node) > SMALL for node in graph.nodes if node.op == "call_function"):
         return None
-    copy = fx.Graph()
-    copy.output(copy.graph_copy(graph, {}))
-    placeholders = [node for node in copy.nodes if node.op == "placeholder"]
+    own = copy.deepcopy(graph)
+    placeholders = [node for node in own.nodes if node.op == "placeholder"]
     known = dict(zip(placeholders[len(placeholders) - len(constants) :], constants))
-    planner = _Planner(copy)
+    planner = _Planner(own)
     planner.plan()
     known |= {node: value for node, value in planner.own.items() if isinstance(value, Tensor)}
-    return copy, [known[node] for node in copy.nodes if node in known]
+    return own, [known[node] for node in own.nodes if node in known]
 
 
 class _Planner:

@@ -74,10 +74,6 @@ class TracingPolicy:
             self._wasted = self._wasted + 1 if max(replays) < PATIENCE else 0
         self._eager_calls.clear()
 
-    def drops_unverified(self, count: int) -> bool:
-        """Return whether so many graphs whose signature never recurred are to be dropped."""
-        return count >= PATIENCE
-
     @property
     def wastes_traces(self) -> bool:
         """Whether rule 3 stops tracing."""

@@ -8,6 +8,7 @@ order, so results are rounded otherwise.
 
 from __future__ import annotations
 
+import copy
 import functools
 import platform
 from pathlib import Path
@@ -56,13 +57,12 @@ def with_fast_products(graph: fx.Graph) -> fx.Graph | None:
     """
     if not any(map(_is_large, graph.nodes)):
         return None
-    copy = fx.Graph()
-    copy.output(copy.graph_copy(graph, {}))
-    for node in [node for node in copy.nodes if _is_large(node)]:
-        with copy.inserting_before(node):
-            node.replace_all_uses_with(_product(copy, node))
-        copy.erase_node(node)
-    return copy
+    faster = copy.deepcopy(graph)
+    for node in [node for node in faster.nodes if _is_large(node)]:
+        with faster.inserting_before(node):
+            node.replace_all_uses_with(_product(faster, node))
+        faster.erase_node(node)
+    return faster
 
 
 def _is_large(node: fx.Node) -> bool:

@@ -41,8 +41,6 @@ _SEEN_BY_PYTHON = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_
 _PAST_OPERATIONS = frozenset({Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__})
 """Methods that read the memory of a tensor."""
 _READS = "reads a tensor on the host"
-
-
 _version = operator.attrgetter("_version")
 
 
@@ -101,10 +99,10 @@ class Recording:
         ]
 
     def is_valid(self) -> bool:
-        """Whether settings that Python has read, and addresses of views, are what they were.
+        """Return whether settings that Python has read, and addresses of views, are unchanged.
 
-        Settings on a device are known by their versions alone, which writing to ``data`` leaves as
-        they are: reading them would wait for the device.
+        Of settings on a device only the versions are compared, which miss changes of ``data``:
+        reading them would wait for the device.
         """
         return (
             [*map(_version, self._settings)] == self._versions
@@ -241,12 +239,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _node(self, tensor: Tensor) -> fx.Node:
         """Return the node of a tensor; one that is neither given nor made is a constant."""
         if id(tensor) not in self._nodes:
-            self._constants[self._placeholder(tensor, varies=tensor.requires_grad)] = None
+            self._constant(tensor, varies=tensor.requires_grad)
         return self._nodes[id(tensor)]
 
-    def _known_constant(self, value: Tensor) -> fx.Node:
-        """A placeholder for a tensor that is the same in every call."""
-        node = self._placeholder(value, varies=False)
+    def _constant(self, tensor: Tensor, varies: bool = False) -> fx.Node:
+        node = self._placeholder(tensor, varies)
         self._constants[node] = None
         return node
 
@@ -276,11 +273,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # ------------------------------------------------------------------ reads on the host
     def allow_read(self, tensor: Tensor, what: str = _READS) -> None:
-        """Take note of a tensor that Python sees.
-
-        Args:
-            tensor: of which values decide what is done.
-            what: is done with it, for the error.
+        """Record that Python reads a tensor; ``what`` describes the read in the error.
 
         Raises:
             NotTraceable: if it may differ in the next call.
@@ -323,7 +316,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return the recording, without operations whose results are unused or known already."""
         self._refuse_what_decides_otherwise_next_time()
         self.graph.output(tuple(self._node(tensor) for tensor in outputs))
-        simplify(self.graph, self._known_constant, _memories, _memories_written, self._replace)
+        simplify(self.graph, self._constant, _memories, _memories_written, self._replace)
         self.graph.eliminate_dead_code(lambda n: n.is_impure() or n.target in _UNDECLARED)
         work_in_place(self.graph, self._shown(_memories), self._shown(_memories_written))
         read = [number for number, node in enumerate(self._inputs) if node.users]
@@ -351,11 +344,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _PastOperations(TorchFunctionMode):
-    """Tells a recorder what NumPy and lists see of tensors: that is no operation.
-
-    Args:
-        recorder: raises an error if Python may not see it.
-    """
+    """Reports reads of tensors by NumPy and lists, which are no operations, to a recorder."""
 
     def __init__(self, recorder: _Recorder) -> None:
         super().__init__()
@@ -476,10 +465,7 @@ def _asks_whether_finite(node: fx.Node) -> bool:
 
 
 def _is_read_by_a_library() -> bool:
-    """Whether a library reads a tensor now: others may mend what is not finite, it gives up.
-
-    TorchRL's losses raise an error; PPO alone goes on, with an entropy that it estimates.
-    """
+    """Return whether a library reads a tensor now. Custom code may repair values not finite."""
     frame = sys._getframe(1)
     while frame.f_back and frame.f_globals["__name__"].startswith(("kit.fast.", "torch._")):
         frame = frame.f_back

@@ -59,7 +59,7 @@ class TracedStep:
     @property
     def keys_read(self) -> list[Any]:
         """Keys of a minibatch that are read; empty if unknown, or if a verification is due."""
-        if any(traced.check_is_due for traced in self.traced.values()):
+        if any(traced.policy.check_is_due for traced in self.traced.values()):
             return []
         read = []
         for due in self._ever_due:
