@@ -42,12 +42,7 @@ def groups_of(
     every: Mapping[str, int],
     loss_module: nn.Module,
 ) -> tuple[Group, ...]:
-    """Return optimisers with their losses and periods.
-
-    Raises:
-        SettingError: if a period is invalid, or ``""`` is given for a loss module that does not
-            declare its other losses.
-    """
+    """Return optimisers with their losses and periods."""
     named = {"": optimizer} if isinstance(optimizer, Optimizer) else optimizer
     for name in every:
         if name not in named:
@@ -106,11 +101,7 @@ def total_of(losses: TensorDictBase, names: Sequence[str] = ()) -> Tensor:
 def gradients_of(
     group: Group, losses: TensorDictBase, retain_graph: bool
 ) -> Sequence[Tensor | None]:
-    """Return the gradients of the sum of a group's losses.
-
-    Raises:
-        SettingError: if a parameter has a hook that would not be called.
-    """
+    """Return the gradients of the sum of a group's losses."""
     total, parameters = total_of(losses, group.losses), group.parameters
     learning = [p for p in parameters if p.requires_grad]  # others are frozen
     if not (learning and total.requires_grad):
@@ -127,16 +118,7 @@ def gradients_of(
 class LossChecks:
     """Checks that losses and optimisers fit together, before the first step of each optimiser.
 
-    The checks are repeated when a weight that was frozen begins to learn: it may be in no
-    optimiser.
-
-    Args:
-        groups: the optimisers.
-        loss_module: whose weights they change.
-
-    Raises:
-        SettingError: in any call, if weights would never change although losses reach them, or if a
-            loss has no optimiser.
+    The checks are repeated when a frozen weight begins to learn, as it may be in no optimiser.
     """
 
     def __init__(self, groups: Sequence[Group], loss_module: nn.Module) -> None:
@@ -181,11 +163,7 @@ class LossChecks:
         return {"loss_alpha"} if getattr(self.loss_module, "fixed_alpha", False) else set()
 
     def _check_reached(self, group: Group, losses: TensorDictBase, names: Sequence[str]) -> None:
-        """Raise an error if no loss of a group reaches weights of its optimiser by mistake.
-
-        Losses may leave weights alone that they do not use. But none of them may be cut off from
-        all weights, and no other output may be what reaches the weights.
-        """
+        """Raise an error if the losses of a group do not reach weights of its optimiser."""
         if all(not one.requires_grad for one in group.parameters):
             return  # frozen for now
         found = gradients_of(group, losses, retain_graph=True)

@@ -26,29 +26,27 @@ _SMALLEST = 1e-12
 class TrustRegion(OptimizationStepper):
     """Moves a policy along the natural gradient, as far as a bound on the KL divergence allows.
 
-    Trust region policy optimisation (Schulman et al. 2015, appendix C): the direction solves
-    ``F x = g`` by conjugate gradients, with the gradient g of the losses and the Fisher matrix F
-    of the policy, whose products with vectors are second derivatives of the mean divergence; the
-    step is the longest whose divergence is ``max_kl`` to second order. It is then shortened until
-    the divergence itself is within the bound and the losses are smaller. If no length does, the
-    policy stays as it is.
+    Trust region policy optimisation (Schulman et al. 2015, appendix C): conjugate gradients solve
+    ``F x = g`` for the gradient g of the losses and the Fisher matrix F of the policy. The step in
+    that direction has the divergence ``max_kl`` to second order. It is shortened until the
+    divergence is within the bound and the losses are smaller; if no length achieves this, the
+    policy is left unchanged.
 
-    It keeps nothing between steps, runs eagerly, and changes the policy's parameters alone: a
-    critic is fitted by :class:`~kit.hooks.FitCritic`.
+    It has no state and runs eagerly. A critic is fitted by :class:`~kit.hooks.FitCritic`.
 
     Args:
-        loss_module: returns a TensorDict of scalars; those named ``loss...`` are minimised (their
-            sum), such as the surrogate of TorchRL's ``PPOLoss``.
+        loss_module: returns a TensorDict of scalars. The sum of those named ``loss...`` is
+            minimised, such as the surrogate of TorchRL's ``PPOLoss``.
         policy: actor whose parameters are changed; not recurrent.
-        max_kl: largest mean divergence of the policy after a step from that before it.
+        max_kl: largest mean divergence of the policy after a step from the policy before it.
         damping: added to the diagonal of F.
         conjugate_gradient_steps: iterations of the method, each a product with F.
         line_search_steps: lengths that are tried.
-        shrinkage: of each length to the one before, in (0, 1).
+        shrinkage: ratio of each length to the previous one, in (0, 1).
 
     Raises:
         SettingError: if a setting is outside its limits; at the first step, if a loss does not
-            depend on the policy, as that of a critic would not.
+            depend on the policy.
     """
 
     def __init__(
@@ -91,9 +89,8 @@ class TrustRegion(OptimizationStepper):
         """Make one step on a batch of any size.
 
         Returns:
-            What the loss returned before the step; ``kl``, the mean divergence after it;
-            ``step_share``, its length as a share of the longest, 0 if none was taken; and
-            ``grad_norm``, the norm of the gradient.
+            Outputs of the loss before the step; ``kl``, the mean divergence after it;
+            ``step_share``, its share of the longest step; and ``grad_norm``.
         """
         before = self._distribution(batch)
         with torch.enable_grad():
