@@ -115,6 +115,15 @@ def gradients_of(
 
 
 # ---------------------------------------------------------------------- what fits together
+def reaches(outputs: Iterable[Tensor], weights: Sequence[Tensor]) -> list[bool]:
+    """Return whether outputs have a gradient to each of some weights."""
+    totals = [one.sum() for one in outputs if one.requires_grad]
+    if not (totals and weights):
+        return [False] * len(weights)
+    found = torch.autograd.grad(totals, weights, retain_graph=True, allow_unused=True)
+    return [gradient is not None for gradient in found]
+
+
 class LossChecks:
     """Checks that losses and optimisers fit together, before the first step of each optimiser.
 
@@ -164,19 +173,17 @@ class LossChecks:
 
     def _check_reached(self, group: Group, losses: TensorDictBase, names: Sequence[str]) -> None:
         """Raise an error if the losses of a group do not reach weights of its optimiser."""
-        if all(not one.requires_grad for one in group.parameters):
-            return  # frozen for now
-        found = gradients_of(group, losses, retain_graph=True)
-        if all(gradient is None for gradient in found):
+        own = group.losses or names
+        learning = [one for one in group.parameters if one.requires_grad]
+        found = reaches([losses[name] for name in own], learning)
+        if learning and not any(found):
             name = group.name or type(group.optimizer).__name__
-            why = f"is over parameters that {' and '.join(group.losses or names)} does not reach"
-            raise SettingError(
-                "optimizer", name, why, "give it those of the loss module's networks"
-            )
-        pairs = zip(group.parameters, found)
-        left = [one for one, gradient in pairs if one.requires_grad and gradient is None]
+            why = f"is over parameters that {' and '.join(own)} does not reach"
+            works = "give it those of the loss module's networks"
+            raise SettingError("optimizer", name, why, works)
+        left = [one for one, is_reached in zip(learning, found) if not is_reached]
         if left:
-            self._check_unreached(left, losses, names, group.losses or names)
+            self._check_unreached(left, losses, names, own)
 
     def _check_unreached(
         self, left: list[nn.Parameter], losses: TensorDictBase, names: Sequence[str], own: Any
@@ -190,11 +197,7 @@ class LossChecks:
                 works = "leave out detach() and no_grad(), or freeze it: requires_grad_(False)"
                 raise SettingError("loss_module", kind, why, works)
         for name in losses.keys():
-            if name in names or not losses[name].requires_grad:
-                continue
-            total = losses[name].sum()
-            reached = torch.autograd.grad(total, left, retain_graph=True, allow_unused=True)
-            if any(gradient is not None for gradient in reached):
+            if name not in names and any(reaches([losses[name]], left)):
                 why = f"returns {name}, which alone reaches {first} and is not minimised"
                 raise SettingError("loss_module", kind, why, f"call it loss_{name}, or detach it")
 
@@ -203,13 +206,8 @@ class LossChecks:
         owned = {id(one) for group in self.groups for one in group.parameters}
         named = self.loss_module.named_parameters()
         others = {k: one for k, one in named if one.requires_grad and id(one) not in owned}
-        totals = [losses[name] for name in names if losses[name].requires_grad]
-        if not others or not totals:
-            return
-        found = torch.autograd.grad(
-            totals, [*others.values()], retain_graph=True, allow_unused=True
-        )
-        stay = [name for name, gradient in zip(others, found) if gradient is not None]
+        found = reaches([losses[name] for name in names], [*others.values()])
+        stay = [name for name, is_reached in zip(others, found) if is_reached]
         if stay:
             optimizers = " and ".join(type(group.optimizer).__name__ for group in self.groups)
             several = "" if len(stay) == 1 else f" and {len(stay) - 1} more"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from kit.fast.vectors import parts_of, vector_of
 from kit.logging.metrics import scalar
 from kit.steps import SettingError
 from kit.steps.errors import whole_number
-from kit.update.groups import flat, losses_among, total_of
+from kit.update.groups import flat, losses_among, reaches, total_of
 
 _SMALLEST = 1e-12
 """Smallest divisor: where the gradient is zero, so is the step."""
@@ -137,16 +137,11 @@ class TrustRegion(OptimizationStepper):
         return losses, total_of(losses).reshape(())
 
     def _check(self, losses: TensorDictBase) -> None:
-        """Refuse, before the first step, a loss that no step of the policy would minimise."""
+        """Raise an error, before the first step, if a loss does not depend on the policy."""
         for name in losses_among(losses.keys()):
             loss = losses.get(name)
-            found: Sequence[Tensor | None] = (
-                torch.autograd.grad(loss, self.parameters, retain_graph=True, allow_unused=True)
-                if loss.requires_grad
-                else ()
-            )
             # A weight of 0 leaves a loss out.
-            if all(gradient is None for gradient in found) and bool(loss != 0):
+            if not any(reaches([loss], self.parameters)) and bool(loss != 0):
                 why = f"returns {name}, which depends on nothing that the policy's step changes"
                 works = "give it the same policy and no critic, and fit the critic by FitCritic"
                 raise SettingError("loss_module", type(self.loss_module).__name__, why, works)
