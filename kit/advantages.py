@@ -145,7 +145,7 @@ class Standardizer(nn.Module):
             mask: which steps are no padding, ``[num_envs, steps]``; ``None``: all.
         """
         if self.over == "batch":
-            return _standardized(advantage, mask, least=1e-6)
+            return _standardized(advantage, mask)
         weight, count, mean, centred = _centred(advantage, mask)
         known = Moments(self.mean, self.var, self.count)
         var = centred.double().square().sum() / count
@@ -166,11 +166,11 @@ def _centred(advantage: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Te
     return weight, count, mean, (advantage - mean) * weight
 
 
-def _standardized(advantage: Tensor, mask: Tensor | None, least: float) -> Tensor:
-    """Advantages of mean 0 and standard deviation 1, which counts as ``least`` at least."""
+def _standardized(advantage: Tensor, mask: Tensor | None) -> Tensor:
+    """Return advantages of mean 0 and standard deviation 1."""
     _, count, _, centred = _centred(advantage, mask)
     others = (count - 1).clamp_min(1)  # one advantage alone is 0
-    return centred / (centred.square().sum() / others).sqrt().clamp_min(least)
+    return centred / (centred.square().sum() / others).sqrt().clamp_min(1e-6)
 
 
 class GAE(torchrl_value.GAE):
@@ -186,7 +186,6 @@ class GAE(torchrl_value.GAE):
         gamma: discount, in [0, 1].
         lmbda: weight of longer estimates, in [0, 1].
         value_network: module from observations to values.
-        average_gae: whether advantages are standardised over each batch, as by TorchRL's class.
         n_step: rewards summed before bootstrapping, in place of ``lmbda``; ``None``: lambda.
         standardize: over what advantages are standardised, see :class:`Standardizer`; ``None``:
             they are not. (A loss standardises over minibatches with ``normalize_advantage``.)
@@ -201,15 +200,12 @@ class GAE(torchrl_value.GAE):
         gamma: float,
         lmbda: float = 1.0,
         value_network: Any,
-        average_gae: bool = False,
         n_step: int | None = None,
         standardize: Standardize | None = None,
     ) -> None:
         real_number("gamma", gamma, 0, 1)
         real_number("lmbda", lmbda, 0, 1)
-        super().__init__(
-            gamma=gamma, lmbda=lmbda, value_network=value_network, average_gae=average_gae
-        )
+        super().__init__(gamma=gamma, lmbda=lmbda, value_network=value_network)
         if n_step is not None:
             whole_number("n_step", n_step, at_least=1)
             if lmbda != 1.0:
@@ -261,8 +257,6 @@ class GAE(torchrl_value.GAE):
         ends = (reward, time_last(value), time_last(following), done, terminated)
         estimates = self._estimates(batch, ends, gamma)
         advantage, target = (estimate.movedim(-1, time) for estimate in estimates)
-        if self.average_gae:
-            advantage = _standardized(advantage, mask, least=1e-4)
         if self.standardizer is not None:
             advantage = self.standardizer(advantage, mask)
         return {
