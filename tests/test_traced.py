@@ -817,14 +817,6 @@ def test_a_program_that_is_not_compiled_says_what_its_compiler_lacks(monkeypatch
     assert all(torch.equal(one, torch.full((7,), 4.0)) for one in found)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit")
-def test_a_module_of_torchscript_runs_eagerly():
-    call = traced(nn.Sequential(torch.jit.script(nn.Linear(3, 2)), nn.Tanh()))
-    with pytest.warns(UserWarning, match="runs eagerly: it has a module of TorchScript"):
-        call({"x": torch.ones(1, 3)})
-    assert not call.refresh()
-
-
 # ---------------------------------------------------------------------- layouts
 def test_the_gradient_of_an_attention_keeps_the_layout_of_which_it_makes_views():
     attention = nn.MultiheadAttention(6, 2, batch_first=True)

@@ -20,6 +20,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Reversible, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -474,13 +475,8 @@ def _is_read_by_a_library() -> bool:
 
 def _place_in_python() -> str:
     """The file, the line and its text, of what is neither PyTorch's nor of this package."""
-    own = (_folder(torch.__file__), _folder(__file__))
+    own = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, __file__))
     frames = [f for f in traceback.extract_stack() if not f.filename.startswith(own)]
     where = frames[-1] if frames else None
     place = f"{where.filename.split('site-packages/')[-1]}:{where.lineno}" if where else "unknown"
     return f"{place}: {where.line if where else ''}"
-
-
-def _folder(file: str) -> str:
-    """The folder that a file is in, with what separates its name."""
-    return os.path.join(os.path.dirname(file), "")

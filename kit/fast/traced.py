@@ -237,8 +237,6 @@ class Traced:
         """Why the function is not recorded; empty if it is."""
         if self.watch.has_hooks():
             return "it has hooks, which no program would call"
-        if self.watch.has_scripts():
-            return "it has a module of TorchScript, which optimises itself"
         if self.policy.wastes_traces:
             return self._with_what("what it depends on changes again and again")
         return ""

@@ -12,7 +12,6 @@ from typing import Any
 
 from tensordict import TensorDictBase, TensorDictParams
 from torch import Tensor, nn
-from torch._C import ScriptModule
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
@@ -105,10 +104,6 @@ class Watch:
         of_modules = (place[name] for place in self._modules for name in _HOOKS)
         places = filter(None, chain(of_modules, _OF_ALL, *self._hooked))
         return any(is_foreign(hook) for place in places for hook in place.values())
-
-    def has_scripts(self) -> bool:
-        """Whether modules were of TorchScript, which optimises itself from call to call."""
-        return any(isinstance(place.get("_c"), ScriptModule) for place in self._modules)
 
     def values(self) -> list[Any]:
         """All that was watched in the last call."""
