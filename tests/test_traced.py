@@ -575,7 +575,8 @@ def test_what_is_made_in_the_first_call_is_recorded_in_the_second():
         x = torch.randn(3)
         assert torch.equal(call({"x": x})["y"], x * 2.0)
         assert call.replays == (step >= 2)
-    assert call.operations == ["aten.mul.Tensor"]
+    (program,) = call._programs.values()
+    assert program.recording.operations == ["aten.mul.Tensor"]
 
 
 def test_a_device_s_random_numbers_are_restored_to_verify(monkeypatch):

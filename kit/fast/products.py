@@ -51,9 +51,7 @@ def are_faster() -> bool:
 def with_fast_products(graph: fx.Graph) -> fx.Graph | None:
     """Return a copy of a graph whose large products are oneDNN's; ``None`` if there are none.
 
-    Args:
-        graph: of operations on the CPU, whose nodes' ``meta`` has the tensors' ``dtype``,
-            ``shape`` and ``stride``.
+    The graph has operations on the CPU, with ``dtype``, ``shape`` and ``stride`` in ``meta``.
     """
     if not any(map(_is_large, graph.nodes)):
         return None

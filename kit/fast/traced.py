@@ -122,11 +122,6 @@ class Traced:
         """Name of what executes the latest program; empty as long as there is none."""
         return next((p.executor for p in reversed(self._programs.values())), "")
 
-    @property
-    def operations(self) -> list[str]:
-        """Names of the operations of the latest program; empty as long as there is none."""
-        return next((p.recording.operations for p in reversed(self._programs.values())), [])
-
     def refresh(self) -> bool:
         """Drop the programs if anything that they depend on has changed; return whether it has.
 
