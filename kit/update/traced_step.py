@@ -61,12 +61,10 @@ class TracedStep:
         """Keys of a minibatch that are read; empty if unknown, or if a verification is due."""
         if any(traced.policy.check_is_due for traced in self.traced.values()):
             return []
-        read = []
-        for due in self._ever_due:
-            if not (keys := self._keys_of(due)):
-                return []
-            read.append(keys)
-        keys = read[0] if len(read) == 1 else sorted({k for keys in read for k in keys}, key=str)
+        read = [self._keys_of(due) for due in self._ever_due]
+        if not all(read):
+            return []
+        keys = sorted({key for keys in read for key in keys}, key=str)
         if keys != self._keys_read:  # readers recognise the list
             self._keys_read = keys
         return self._keys_read

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,7 @@ from torchrl.trainers import OptimizationStepper
 from kit.fast.vectors import parts_of, vector_of
 from kit.logging.metrics import scalar
 from kit.steps import SettingError
-from kit.steps.errors import whole_number
+from kit.steps.errors import Limits, real_number, whole_number
 from kit.update.groups import flat, losses_among, reaches, total_of
 
 _SMALLEST = 1e-12
@@ -63,15 +62,12 @@ class TrustRegion(OptimizationStepper):
         if "is_init" in policy.in_keys:
             works = "use recipes.ppo_recurrent"
             raise SettingError("policy", type(policy).__name__, "is recurrent", works)
-        for name, value, is_within in (
-            ("max_kl", max_kl, 0 < max_kl < math.inf),
-            ("damping", damping, 0 <= damping < math.inf),
-            ("shrinkage", shrinkage, 0 < shrinkage < 1),
-        ):
-            if not is_within:
-                raise SettingError(name, value, "is outside its limits")
+        Limits(0.0, open=True).check("max_kl", max_kl)
+        if not 0 < shrinkage < 1:
+            raise SettingError("shrinkage", shrinkage, "is not between 0 and 1", [0.8])
         self.loss_module, self.policy = loss_module, policy
-        self.max_kl, self.damping, self.shrinkage = max_kl, damping, shrinkage
+        self.max_kl, self.shrinkage = max_kl, shrinkage
+        self.damping = real_number("damping", damping, at_least=0.0)
         self.conjugate_gradient_steps = whole_number(
             "conjugate_gradient_steps", conjugate_gradient_steps, at_least=1
         )
