@@ -17,6 +17,8 @@ from kit.steps import SettingError
 from kit.steps.errors import one_of, real_number, whole_number
 
 Standardize = Literal["batch", "running"]
+Ends = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+"""Rewards, values, next values, ``done`` and ``terminated``, with time last."""
 
 
 def discounted_suffix_sums(values: Tensor, factors: Tensor) -> Tensor:
@@ -101,17 +103,10 @@ def vtrace(
 ) -> tuple[Tensor, Tensor]:
     """V-trace advantages and value targets (Espeholt et al. 2018, eq. 1 and section 4.2).
 
-    Args:
-        reward: ``[..., steps]``, like all that follow; see :func:`generalized_advantages`.
-        value: of the observations acted on.
-        next_value: of the observations that followed.
-        done: whether the episode ended with the step.
-        terminated: whether it ended by itself.
-        log_ratio: log-probability of the action now, minus that when it was taken.
-        gamma: discount, in [0, 1].
-        max_rho: largest importance weight of a temporal difference.
-        max_c: largest importance weight that is passed on to earlier steps.
-        lmbda: factor of the latter, in [0, 1] (remark 2).
+    ``log_ratio`` is the log-probability of the action now, minus that when it was taken;
+    ``max_rho`` is the largest importance weight of a temporal difference, ``max_c`` the largest one
+    that is passed on to earlier steps, and ``lmbda``, in [0, 1], a factor of the latter (remark 2).
+    The other arguments are those of :func:`generalized_advantages`.
     """
     ratio = log_ratio.exp()
     rho, c = ratio.clamp(max=max_rho), lmbda * ratio.clamp(max=max_c)
@@ -150,7 +145,7 @@ class Standardizer(nn.Module):
             mask: which steps are no padding, ``[num_envs, steps]``; ``None``: all.
         """
         if self.over == "batch":
-            return _standardized(advantage, mask, least=1e-6)
+            return _standardized(advantage, mask)
         weight, count, mean, centred = _centred(advantage, mask)
         known = Moments(self.mean, self.var, self.count)
         var = centred.double().square().sum() / count
@@ -171,25 +166,19 @@ def _centred(advantage: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Te
     return weight, count, mean, (advantage - mean) * weight
 
 
-def _standardized(advantage: Tensor, mask: Tensor | None, least: float) -> Tensor:
-    """Advantages of mean 0 and standard deviation 1, which counts as ``least`` at least."""
+def _standardized(advantage: Tensor, mask: Tensor | None) -> Tensor:
+    """Return advantages of mean 0 and standard deviation 1."""
     _, count, _, centred = _centred(advantage, mask)
     others = (count - 1).clamp_min(1)  # one advantage alone is 0
-    return centred / (centred.square().sum() / others).sqrt().clamp_min(least)
-
-
-_OF_TORCHRL = (
-    "differentiable", "shifted", "skip_existing", "time_dim", "auto_reset_env", "group_key",
-)  # fmt: skip
-"""Settings with which TorchRL's implementation estimates, if they are given."""
+    return centred / (centred.square().sum() / others).sqrt().clamp_min(1e-6)
 
 
 class GAE(torchrl_value.GAE):
     """TorchRL's generalised advantage estimation, without its reads of ``done`` on the host.
 
-    The same arguments, keys and numbers (up to the order of summation) as TorchRL's class, for
-    batches ``[num_envs, steps]``, padded episodes included, and ``[steps]``, where ``done`` parts
-    the episodes; of several agents, too, ``[num_envs, steps, agents, 1]``. It writes ``advantage``,
+    The same keys and numbers (up to the order of summation) as TorchRL's class, for batches
+    ``[num_envs, steps]``, padded episodes included, and ``[steps]``, where ``done`` parts the
+    episodes; of several agents, too, ``[num_envs, steps, agents, 1]``. It writes ``advantage``,
     ``value_target`` (the TD(lambda) return) and the values of both observations, all without
     gradients. The value network may be recurrent: its hidden state is that in the batch.
 
@@ -200,13 +189,9 @@ class GAE(torchrl_value.GAE):
         n_step: rewards summed before bootstrapping, in place of ``lmbda``; ``None``: lambda.
         standardize: over what advantages are standardised, see :class:`Standardizer`; ``None``:
             they are not. (A loss standardises over minibatches with ``normalize_advantage``.)
-        **kwargs: of TorchRL's class. Differentiable estimates, and those with ``shifted``,
-            ``skip_existing``, ``time_dim``, ``auto_reset_env``, ``group_key`` or without a network,
-            are left to its implementation.
 
     Raises:
-        SettingError: if ``n_step`` meets ``lmbda``, or either ``n_step`` or ``standardize`` meets
-            what is left to TorchRL.
+        SettingError: if a number is out of range, or ``n_step`` meets ``lmbda``.
     """
 
     def __init__(
@@ -217,11 +202,10 @@ class GAE(torchrl_value.GAE):
         value_network: Any,
         n_step: int | None = None,
         standardize: Standardize | None = None,
-        **kwargs: Any,
     ) -> None:
         real_number("gamma", gamma, 0, 1)
         real_number("lmbda", lmbda, 0, 1)
-        super().__init__(gamma=gamma, lmbda=lmbda, value_network=value_network, **kwargs)
+        super().__init__(gamma=gamma, lmbda=lmbda, value_network=value_network)
         if n_step is not None:
             whole_number("n_step", n_step, at_least=1)
             if lmbda != 1.0:
@@ -230,57 +214,19 @@ class GAE(torchrl_value.GAE):
         self.n_step = n_step
         self.standardizer = Standardizer(standardize) if standardize else None
         self._traced: Traced | None = None
-        if name := self._asks_for_torchrls():
-            self._refuse_own(f"estimates with {name}={getattr(self, name)}", f"leave out {name}")
-
-    def _asks_for_torchrls(self) -> str:
-        """The name of a setting that only TorchRL's implementation has, if there is one."""
-        if self.value_network is None:
-            return "value_network"
-        for name in _OF_TORCHRL:
-            value = getattr(self, name, None)
-            if value is not None and value is not False:  # the time may be dimension 0
-                return name
-        return ""
-
-    @property
-    def _own(self) -> dict[str, Any]:
-        """Settings that TorchRL's implementation does not have; ``None``: not used."""
-        over = None if self.standardizer is None else self.standardizer.over
-        return {"n_step": self.n_step, "standardize": over}
-
-    def _refuse_own(self, estimates: str, works: str) -> None:
-        """Refuse settings that estimates of TorchRL's implementation would leave out."""
-        for name, value in self._own.items():
-            if value is not None:
-                why = f"has no effect on {estimates}, which are TorchRL's"
-                raise SettingError(name, value, why, works)
 
     @property
     def _reads(self) -> list[Any]:
         """Keys that the value network reads."""
         return list(getattr(self.value_network, "in_keys", ()))
 
-    def forward(self, tensordict: TensorDictBase, *args: Any, **kwargs: Any) -> TensorDictBase:
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Add advantages, value targets and values to a batch ``[num_envs, steps]`` or ``[steps]``.
 
-        Calls with parameters, as a loss makes them, are left to TorchRL's implementation, and so
-        are batches whose names say that another dimension than the last is the time, and those of
-        transitions that join several steps (``steps_to_next_obs``).
-
-        Raises:
-            SettingError: if such a call meets a setting that TorchRL does not have.
+        Time is the last dimension of the batch, or the one with the name ``"time"``. Transitions
+        that join several steps (``steps_to_next_obs``) are discounted by all of them.
         """
-        elsewhere = _time_of(tensordict) != tensordict.ndim - 1
-        joined = tensordict.get(self.tensor_keys.steps_to_next_obs, None) is not None
-        if args or kwargs:
-            self._refuse_own("estimates by given parameters", "call it with a batch alone")
-        elif elsewhere:
-            self._refuse_own("estimates of batches without time last", "transpose the batch")
-        elif joined:
-            self._refuse_own("estimates of joined steps", "leave out steps_to_next_obs")
-        if args or kwargs or elsewhere or joined or self._asks_for_torchrls():
-            return super().forward(tensordict, *args, **kwargs)
+        self._time = _time_of(tensordict)
         if self._traced is None:
             self._traced = Traced(self._written, self, self.value_network, name="GAE")
         with torch.no_grad():
@@ -290,24 +236,27 @@ class GAE(torchrl_value.GAE):
         return tensordict
 
     def _written(self, batch: TensorDictBase) -> dict[Any, Tensor]:
-        """Advantages, value targets and the values of both observations, by key."""
-        names, reads = self.tensor_keys, self._reads
+        """Return advantages, value targets and the values of both observations, by key."""
+        names, reads, time = self.tensor_keys, self._reads, self._time
         end_keys = [("next", name) for name in (names.reward, names.done, names.terminated)]
+        others = (names.steps_to_next_obs, ("collector", "mask"))
         seen = [*reads, *(("next", key) for key in reads)]
-        batch = batch.select(*seen, *end_keys, ("collector", "mask"), strict=False)
+        batch = batch.select(*seen, *end_keys, *others, strict=False)
         value = self._values(batch.exclude("next"))
         following = batch.get("next").copy()
         if "is_init" in reads:  # the observation after a step begins no episode
             following.set("is_init", torch.zeros_like(following.get(names.done)))
         following = self._values(following)
-        time = batch.ndim - 1
-        ends = [_like(value, batch.get(key)) for key in end_keys]
-        with_time_last = (tensor.movedim(time, -1) for tensor in (*ends, value, following))
-        estimates = self._estimates(batch, *with_time_last)
+
+        def time_last(tensor: Tensor) -> Tensor:
+            return tensor.reshape(value.shape).movedim(time, -1)
+
+        reward, done, terminated = (time_last(batch.get(key)) for key in end_keys)
+        steps, mask = (batch.get(key, None) for key in others)
+        gamma = self.gamma if steps is None else self.gamma ** time_last(steps)
+        ends = (reward, time_last(value), time_last(following), done, terminated)
+        estimates = self._estimates(batch, ends, gamma)
         advantage, target = (estimate.movedim(-1, time) for estimate in estimates)
-        mask = batch.get(("collector", "mask"), None)
-        if self.average_gae:
-            advantage = _standardized(advantage, mask, least=1e-4)
         if self.standardizer is not None:
             advantage = self.standardizer(advantage, mask)
         return {
@@ -326,22 +275,13 @@ class GAE(torchrl_value.GAE):
             return network(seen).get(name)  # type: ignore[no-any-return]
         return network(seen.reshape(-1)).get(name).unflatten(0, seen.batch_size)  # type: ignore[no-any-return]
 
-    def _estimates(
-        self,
-        batch: TensorDictBase,
-        reward: Tensor,
-        done: Tensor,
-        terminated: Tensor,
-        value: Tensor,
-        following: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """Advantages and value targets, of the shape of the arguments, with time last."""
-        del batch
-        ends = (reward, value, following, done, terminated)
+    def _estimates(self, batch: TensorDictBase, ends: Ends, gamma: Tensor) -> tuple[Tensor, Tensor]:
+        """Return advantages and value targets, with time last."""
+        reward, value, following, done, terminated = ends
         if self.n_step is None:
-            advantage = generalized_advantages(*ends, self.gamma, self.lmbda)
+            advantage = generalized_advantages(*ends, gamma, self.lmbda)
             return advantage, advantage + value
-        target = n_step_returns(reward, following, done, terminated, self.gamma, self.n_step)
+        target = n_step_returns(reward, following, done, terminated, gamma, self.n_step)
         return target - value, target
 
 
@@ -355,11 +295,6 @@ def _time_of(batch: TensorDictBase) -> int:
     """The dimension that is the time: the one of this name, else the last."""
     names = list(batch.names)
     return names.index("time") if "time" in names else batch.ndim - 1
-
-
-def _like(values: Tensor, given: Tensor) -> Tensor:
-    """Rewards or flags in the shape of values."""
-    return given.reshape(values.shape)
 
 
 class VTrace(GAE):
@@ -399,26 +334,18 @@ class VTrace(GAE):
         (self._log_prob,) = actor_network.log_prob_keys
 
     @property
-    def _own(self) -> dict[str, Any]:
-        return {**super()._own, "actor_network": type(self.actor_network).__name__}
-
-    @property
     def _reads(self) -> list[Any]:
         """Keys that value network and policy read, and the policy's outputs."""
         reads = [*self.actor_network.in_keys, *self.actor_network.out_keys]
         return [*dict.fromkeys([*super()._reads, *reads])]
 
-    def _estimates(
-        self, batch: TensorDictBase, reward: Tensor, done: Tensor, terminated: Tensor,
-        value: Tensor, following: Tensor,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    def _estimates(self, batch: TensorDictBase, ends: Ends, gamma: Tensor) -> tuple[Tensor, Tensor]:
         rows = batch.exclude("next").reshape(-1)
         now = self.actor_network.get_dist(rows).log_prob(rows.get(self._action))
         before = batch.get(self._log_prob)
-        ratio = (now.reshape(before.shape) - before).movedim(batch.ndim - 1, -1)
-        ratio = ratio.reshape(reward.shape)
-        bounds = (self.gamma, self.max_rho, self.max_c, self.lmbda)
-        return vtrace(reward, value, following, done, terminated, ratio, *bounds)
+        ratio = (now.reshape(before.shape) - before).movedim(self._time, -1)
+        ratio = ratio.reshape(ends[0].shape)
+        return vtrace(*ends, ratio, gamma, self.max_rho, self.max_c, self.lmbda)
 
 
 class RewardToGo(nn.Module):
@@ -450,7 +377,7 @@ class RewardToGo(nn.Module):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Add returns and advantages to a batch ``[num_envs, steps]`` or ``[steps]``."""
         reward, time = tensordict.get(("next", "reward")), _time_of(tensordict)
-        done = _like(reward, tensordict.get(("next", "done"))).movedim(time, -1)
+        done = tensordict.get(("next", "done")).reshape(reward.shape).movedim(time, -1)
         factors = self.gamma * (~done).to(reward.dtype)
         returns = discounted_suffix_sums(reward.movedim(time, -1), factors).movedim(-1, time)
         advantage = returns

@@ -575,7 +575,8 @@ def test_what_is_made_in_the_first_call_is_recorded_in_the_second():
         x = torch.randn(3)
         assert torch.equal(call({"x": x})["y"], x * 2.0)
         assert call.replays == (step >= 2)
-    assert call.operations == ["aten.mul.Tensor"]
+    (program,) = call._programs.values()
+    assert program.recording.operations == ["aten.mul.Tensor"]
 
 
 def test_a_device_s_random_numbers_are_restored_to_verify(monkeypatch):
@@ -815,14 +816,6 @@ def test_a_program_that_is_not_compiled_says_what_its_compiler_lacks(monkeypatch
     with pytest.warns(UserWarning, match=r"eagerly: torch.compile fails \(.*C\+\+ compiler"):
         found = [call(given)["y"] for _ in range(3)]
     assert all(torch.equal(one, torch.full((7,), 4.0)) for one in found)
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit")
-def test_a_module_of_torchscript_runs_eagerly():
-    call = traced(nn.Sequential(torch.jit.script(nn.Linear(3, 2)), nn.Tanh()))
-    with pytest.warns(UserWarning, match="runs eagerly: it has a module of TorchScript"):
-        call({"x": torch.ones(1, 3)})
-    assert not call.refresh()
 
 
 # ---------------------------------------------------------------------- layouts

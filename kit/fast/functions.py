@@ -6,7 +6,7 @@ import functools
 import inspect
 import operator
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from types import CodeType, FunctionType, MethodType, ModuleType, NoneType
 from typing import Any
@@ -61,14 +61,10 @@ class Used:
 
 
 def _attributes(objects: Sequence[Any], names: set[str]) -> list[tuple[dict[str, Any], str]]:
-    """Return the attributes with these names of the values of such attributes, at any depth.
+    """Return dictionary and name of the attributes with these names of objects within objects.
 
-    Args:
-        objects: objects to start from. Their own attributes and attributes of modules are omitted.
-        names: names of attributes, or of properties; the code of a property names further ones.
-
-    Returns:
-        The dictionary and the name of each attribute.
+    The objects' own attributes and attributes of modules are omitted. Of a property, the names in
+    its code are followed.
     """
     found: list[tuple[dict[str, Any], str]] = []
     left = [(one, names) for one in objects]
@@ -89,24 +85,19 @@ def _attributes(objects: Sequence[Any], names: set[str]) -> list[tuple[dict[str,
     return found
 
 
-def reached(watched: Sequence[Any], modules: Callable[[nn.Module], Iterable[nn.Module]]) -> Any:
-    """Return objects, and all that the functions among them, and in them, use.
-
-    Args:
-        watched: objects.
-        modules: those that a module consists of.
-    """
+def reached(watched: Sequence[Any]) -> Any:
+    """Return objects, and all that the functions among them, and in them, use."""
     found: dict[int, Any] = {}
     left = [*watched]
     while left:
         one = _unwrapped(left.pop())
         if id(one) not in found and not isinstance(one, _KNOWN):
             found[id(one)] = one
-            left += _used_by(one, modules)
+            left += _used_by(one)
     return found.values()
 
 
-def _used_by(one: Any, modules: Callable[[nn.Module], Iterable[nn.Module]]) -> list[Any]:
+def _used_by(one: Any) -> list[Any]:
     """What a function uses; of an object, its functions and modules."""
     if isinstance(one, functools.partial):
         return [one.func, *one.args, one.keywords]
@@ -116,7 +107,7 @@ def _used_by(one: Any, modules: Callable[[nn.Module], Iterable[nn.Module]]) -> l
         of_file = one.__globals__
         return [v for v in Used([one]).values if getattr(v, "__globals__", of_file) is of_file]
     if isinstance(one, nn.Module):
-        parts = [*modules(one)]
+        parts = [*modules_of(one)]
         classes = {kind for part in parts for kind in type(part).__mro__}
         places: list[Any] = [vars(place).values() for place in (*classes, *parts)]
         return [value for values in places for value in values if _is_of_others(value)]
@@ -124,6 +115,30 @@ def _used_by(one: Any, modules: Callable[[nn.Module], Iterable[nn.Module]]) -> l
     values = entries.values() if isinstance(entries, dict) else entries
     several = isinstance(entries, (dict, list, tuple))
     return [v for v in values if isinstance(v, nn.Module) or _is_of_others(v)] if several else []
+
+
+def modules_of(watched: nn.Module) -> Iterator[nn.Module]:
+    """Yield a module, its submodules, and modules that are attributes only.
+
+    Losses of TorchRL keep their networks so, as their parameters are elsewhere. Lists hide a
+    network that is not to be trained.
+    """
+    found: set[int] = set()
+    left = [watched]
+    while left:
+        module = left.pop()
+        if id(module) not in found:
+            found.add(id(module))
+            yield module
+            attributes = (*module._modules.values(), *vars(module).values())
+            left += [one for value in attributes for one in _either(value)]
+
+
+def _either(value: Any) -> list[nn.Module]:
+    """A module, or the modules in a container."""
+    inside = value.values() if isinstance(value, dict) else value
+    several = inside if isinstance(value, (dict, list, tuple)) else [value]
+    return [one for one in several if isinstance(one, nn.Module)]
 
 
 def _is_of_others(function: Any) -> bool:

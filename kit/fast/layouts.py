@@ -28,12 +28,9 @@ Replace = Callable[[fx.Node, fx.Node], None]
 def use_better_layouts(
     graph: fx.Graph, touched: Callable[[fx.Node], bool], replace: Replace
 ) -> None:
-    """Compute products in the layout in which they are used.
+    """Compute products of a recorded graph in the layout in which they are used.
 
-    Args:
-        graph: whose nodes hold the ``value`` that they had when they were recorded.
-        touched: whether memory that a node shows is written to, or returned.
-        replace: uses the second node in place of the first.
+    ``touched`` returns whether memory that a node shows is written to, or returned.
     """
     for node in [node for node in graph.nodes if node.op == "call_function"]:
         if node.target not in _PRODUCTS or touched(node) or not node.users:

@@ -7,6 +7,7 @@ gradient step are gone, and with them a seventh of its time.
 
 from __future__ import annotations
 
+import copy
 import math
 import operator
 from typing import Any
@@ -31,46 +32,39 @@ _VIEWS = frozenset({operator.getitem, aten._unsafe_view.default})
 def with_own_memory(
     graph: fx.Graph, constants: list[Tensor]
 ) -> tuple[fx.Graph, list[Tensor]] | None:
-    """Return a graph whose results are in memory that it keeps, and its constants.
+    """Return a copy of a graph whose results are in memory that it keeps, and its constants.
 
-    What it returns is new in every call. Two calls at a time would disturb each other.
+    ``None`` if a result is large. Outputs are new in every call. Two calls at a time would disturb
+    each other.
 
     Args:
-        graph: of operations on the CPU, whose nodes' ``meta`` has the tensors' ``dtype``, ``shape``
-            and ``stride``; it is left as it is.
+        graph: operations on the CPU, with ``dtype``, ``shape`` and ``stride`` in ``meta``.
         constants: the tensors of its last placeholders.
-
-    Returns:
-        ``None`` where a result is large.
     """
     if any(_bytes(node) > SMALL for node in graph.nodes if node.op == "call_function"):
         return None
-    copy = fx.Graph()
-    copy.output(copy.graph_copy(graph, {}))
-    placeholders = [node for node in copy.nodes if node.op == "placeholder"]
+    own = copy.deepcopy(graph)
+    placeholders = [node for node in own.nodes if node.op == "placeholder"]
     known = dict(zip(placeholders[len(placeholders) - len(constants) :], constants))
-    planner = _Planner(copy)
+    planner = _Planner(own)
     planner.plan()
     known |= {node: value for node, value in planner.own.items() if isinstance(value, Tensor)}
-    return copy, [known[node] for node in copy.nodes if node in known]
+    return own, [known[node] for node in own.nodes if node in known]
 
 
 class _Planner:
-    """Replaces results by constants of a graph, and operations by those that write there.
-
-    Attributes:
-        own: memory of the graph's own by the placeholders for it; by operations that return several
-            views of it, these.
-    """
+    """Replaces results by constants of a graph, and operations by those that write there."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self.graph = graph
+        # Memory by its placeholder; views of it by the operation that returns several.
         self.own: dict[fx.Node, Any] = {}
         self._shown: dict[fx.Node, set[fx.Node]] = {}
         for node in graph.nodes:
             self._shown[node] = self._memories(node)
         *_, output = graph.nodes
-        reshaped = [node for node in graph.nodes if _is_reshaped(node)]
+        changes_shape = torch.Tag.inplace_view
+        reshaped = [n for n in graph.nodes if changes_shape in getattr(n.target, "tags", ())]
         left = [self._shown[node] for node in (*output.all_input_nodes, *reshaped)]
         self._left_alone = set().union(*left)
         order = {node: number for number, node in enumerate(graph.nodes)}
@@ -183,11 +177,6 @@ def _bytes(node: fx.Node) -> int:
     """Of a tensor; 0 where it is not known to be one."""
     kind = node.meta.get("dtype")
     return _size(node) * kind.itemsize if isinstance(kind, torch.dtype) else 0
-
-
-def _is_reshaped(node: fx.Node) -> bool:
-    """Whether an operation changes the shape of what it is given."""
-    return torch.Tag.inplace_view in getattr(node.target, "tags", ())
 
 
 def _told_where(target: Any) -> tuple[Any, str] | None:

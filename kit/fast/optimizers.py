@@ -70,37 +70,30 @@ _FUSED = (Adam, AdamW, SGD, Adagrad, RMSprop)
 
 
 def step_is_fixed(optimizers: Sequence[Optimizer]) -> bool:
-    """Whether the next step of each of the optimisers is the same list of operations as later ones.
+    """Return whether the next step of each optimiser has the same operations as later ones.
 
-    That of PyTorch's fused optimisers is, from the second step on, and without hooks.
+    Fused optimisers without hooks do, from the second step on.
     """
     for optimizer in optimizers:
-        if type(optimizer) not in _FUSED:
+        hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+        if type(optimizer) not in _FUSED or hooks:
             return False
-        if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        if not all(_is_fixed(optimizer, group) for group in optimizer.param_groups):
             return False
-        for group in optimizer.param_groups:
-            if not _is_fixed(optimizer, group):
-                return False
     return True
 
 
 def _is_fixed(optimizer: Optimizer, group: dict[str, Any]) -> bool:
     if not group.get("fused"):
         return False
-    for parameter in group["params"]:
-        if parameter in optimizer.state:
-            return True
-    return isinstance(optimizer, SGD) and not group["momentum"]
+    has_state = any(parameter in optimizer.state for parameter in group["params"])
+    return has_state or (isinstance(optimizer, SGD) and not group["momentum"])
 
 
 class FusedOptimizers:
-    """Keeps what fused optimisers read where programs see every change, and count it at once.
+    """Keeps learning rates of fused optimisers in tensors, and counters of a group in one tensor.
 
-    Learning rates are tensors; the counters of a group's parameters are elements of one tensor.
-
-    Args:
-        optimizers: those whose groups are looked after; others than fused ones are left alone.
+    Programs then see every change, and count all parameters at once.
     """
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
@@ -109,7 +102,7 @@ class FusedOptimizers:
         self.update()
 
     def update(self) -> None:
-        """Take over rates that were set to a number, and counters that are new."""
+        """Move rates that were set to a number, and new counters, to these tensors."""
         self.take_rates()
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
@@ -117,7 +110,7 @@ class FusedOptimizers:
                     _join(optimizer, group["params"], name)
 
     def take_rates(self) -> None:
-        """Take over rates that were set to a number."""
+        """Move rates that were set to a number to their tensors."""
         for number, optimizer in enumerate(self._optimizers):
             for place, group in enumerate(optimizer.param_groups):
                 if type(group["lr"]) is not Tensor and group.get("fused"):

@@ -10,7 +10,6 @@ PATIENCE = 20
 MOST_GRAPHS = 32
 FIRST_CALLS = 3
 FIRST_CHECK, LAST_CHECK = 64, 2_048
-_MOST_COUNTED = 1_000
 
 
 class TracingPolicy:
@@ -60,8 +59,6 @@ class TracingPolicy:
         """
         if self._trace_always or not graphs:
             return True
-        if len(self._eager_calls) >= _MOST_COUNTED:
-            self._eager_calls.clear()
         self._eager_calls[signature] += 1
         if self._eager_calls[signature] < max(2, graphs // 2):
             return False
@@ -73,10 +70,6 @@ class TracingPolicy:
         if replays:
             self._wasted = self._wasted + 1 if max(replays) < PATIENCE else 0
         self._eager_calls.clear()
-
-    def drops_unverified(self, count: int) -> bool:
-        """Return whether so many graphs whose signature never recurred are to be dropped."""
-        return count >= PATIENCE
 
     @property
     def wastes_traces(self) -> bool:

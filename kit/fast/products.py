@@ -8,6 +8,7 @@ order, so results are rounded otherwise.
 
 from __future__ import annotations
 
+import copy
 import functools
 import platform
 from pathlib import Path
@@ -50,19 +51,16 @@ def are_faster() -> bool:
 def with_fast_products(graph: fx.Graph) -> fx.Graph | None:
     """Return a copy of a graph whose large products are oneDNN's; ``None`` if there are none.
 
-    Args:
-        graph: of operations on the CPU, whose nodes' ``meta`` has the tensors' ``dtype``,
-            ``shape`` and ``stride``.
+    The graph has operations on the CPU, with ``dtype``, ``shape`` and ``stride`` in ``meta``.
     """
     if not any(map(_is_large, graph.nodes)):
         return None
-    copy = fx.Graph()
-    copy.output(copy.graph_copy(graph, {}))
-    for node in [node for node in copy.nodes if _is_large(node)]:
-        with copy.inserting_before(node):
-            node.replace_all_uses_with(_product(copy, node))
-        copy.erase_node(node)
-    return copy
+    faster = copy.deepcopy(graph)
+    for node in [node for node in faster.nodes if _is_large(node)]:
+        with faster.inserting_before(node):
+            node.replace_all_uses_with(_product(faster, node))
+        faster.erase_node(node)
+    return faster
 
 
 def _is_large(node: fx.Node) -> bool:

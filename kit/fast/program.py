@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import enum
+import pickle
+import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,16 +21,9 @@ from kit.fast.trace import Recording
 Key = Any
 Outputs = Mapping[Key, Tensor]
 
-
-class State(enum.Enum):
-    """How calls with one input signature run."""
-
-    EAGER = "eager"
-    """The function itself is called: there is no graph."""
-    TRACED = "traced"
-    """There is a graph; the next call runs it and the function, and compares both."""
-    VERIFIED = "verified"
-    """The graph is replayed instead of calling the function."""
+_RANDOM = (random.Random, np.random.Generator, np.random.RandomState)
+_OF_MODULES: list[Any] = [random._inst, np.random.mtrand._rand]  # type: ignore[attr-defined]
+"""Generators behind the functions of Python's and NumPy's modules."""
 
 
 class Program:
@@ -41,6 +36,10 @@ class Program:
         executor: that was asked for.
         fast_products: whether large matrix products may be rounded otherwise.
         keeps_memory: whether results may stay in memory of the program's own.
+
+    Attributes:
+        verified: whether it is replayed in place of the function. Otherwise the next call runs
+            both and compares them.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class Program:
         keeps_memory: bool,
     ) -> None:
         self.recording = recording
-        self.state = State.TRACED
+        self.verified = False
         self.rounds_otherwise = False
         self.replays = 0
         self.inputs_changed: list[Key] = []
@@ -117,3 +116,34 @@ class Program:
 def equal(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors are equal, NaN included."""
     return torch.equal(one, other) or torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+class RandomNumbers:
+    """States of random number generators: PyTorch's on all devices, Python's and NumPy's.
+
+    Args:
+        others: values; the generators of Python and NumPy among them are included.
+    """
+
+    def __init__(self, others: Sequence[Any]) -> None:
+        self._cpu = torch.get_rng_state()
+        used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        self._cuda = torch.cuda.get_rng_state_all() if used else []
+        found = [getattr(one, "bit_generator", one) for one in others if isinstance(one, _RANDOM)]
+        self._on_the_host = [*_OF_MODULES, *found]
+        self._states = self._host_states()
+
+    def _host_states(self) -> list[bytes]:
+        return [pickle.dumps(one.__getstate__()) for one in self._on_the_host]
+
+    def drawn_on_the_host(self) -> bool:
+        """Return whether Python or NumPy has drawn a random number since."""
+        return self._host_states() != self._states
+
+    def restore(self) -> None:
+        """Restore the states."""
+        torch.set_rng_state(self._cpu)
+        if self._cuda:
+            torch.cuda.set_rng_state_all(self._cuda)
+        for one, state in zip(self._on_the_host, self._states):
+            one.__setstate__(pickle.loads(state))

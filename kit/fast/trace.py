@@ -20,6 +20,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Reversible, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -41,8 +42,6 @@ _SEEN_BY_PYTHON = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_
 _PAST_OPERATIONS = frozenset({Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__})
 """Methods that read the memory of a tensor."""
 _READS = "reads a tensor on the host"
-
-
 _version = operator.attrgetter("_version")
 
 
@@ -101,10 +100,10 @@ class Recording:
         ]
 
     def is_valid(self) -> bool:
-        """Whether settings that Python has read, and addresses of views, are what they were.
+        """Return whether settings that Python has read, and addresses of views, are unchanged.
 
-        Settings on a device are known by their versions alone, which writing to ``data`` leaves as
-        they are: reading them would wait for the device.
+        Of settings on a device only the versions are compared, which miss changes of ``data``:
+        reading them would wait for the device.
         """
         return (
             [*map(_version, self._settings)] == self._versions
@@ -241,12 +240,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _node(self, tensor: Tensor) -> fx.Node:
         """Return the node of a tensor; one that is neither given nor made is a constant."""
         if id(tensor) not in self._nodes:
-            self._constants[self._placeholder(tensor, varies=tensor.requires_grad)] = None
+            self._constant(tensor, varies=tensor.requires_grad)
         return self._nodes[id(tensor)]
 
-    def _known_constant(self, value: Tensor) -> fx.Node:
-        """A placeholder for a tensor that is the same in every call."""
-        node = self._placeholder(value, varies=False)
+    def _constant(self, tensor: Tensor, varies: bool = False) -> fx.Node:
+        node = self._placeholder(tensor, varies)
         self._constants[node] = None
         return node
 
@@ -276,11 +274,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # ------------------------------------------------------------------ reads on the host
     def allow_read(self, tensor: Tensor, what: str = _READS) -> None:
-        """Take note of a tensor that Python sees.
-
-        Args:
-            tensor: of which values decide what is done.
-            what: is done with it, for the error.
+        """Record that Python reads a tensor; ``what`` describes the read in the error.
 
         Raises:
             NotTraceable: if it may differ in the next call.
@@ -323,7 +317,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return the recording, without operations whose results are unused or known already."""
         self._refuse_what_decides_otherwise_next_time()
         self.graph.output(tuple(self._node(tensor) for tensor in outputs))
-        simplify(self.graph, self._known_constant, _memories, _memories_written, self._replace)
+        simplify(self.graph, self._constant, _memories, _memories_written, self._replace)
         self.graph.eliminate_dead_code(lambda n: n.is_impure() or n.target in _UNDECLARED)
         work_in_place(self.graph, self._shown(_memories), self._shown(_memories_written))
         read = [number for number, node in enumerate(self._inputs) if node.users]
@@ -351,11 +345,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _PastOperations(TorchFunctionMode):
-    """Tells a recorder what NumPy and lists see of tensors: that is no operation.
-
-    Args:
-        recorder: raises an error if Python may not see it.
-    """
+    """Reports reads of tensors by NumPy and lists, which are no operations, to a recorder."""
 
     def __init__(self, recorder: _Recorder) -> None:
         super().__init__()
@@ -476,10 +466,7 @@ def _asks_whether_finite(node: fx.Node) -> bool:
 
 
 def _is_read_by_a_library() -> bool:
-    """Whether a library reads a tensor now: others may mend what is not finite, it gives up.
-
-    TorchRL's losses raise an error; PPO alone goes on, with an entropy that it estimates.
-    """
+    """Return whether a library reads a tensor now. Custom code may repair values not finite."""
     frame = sys._getframe(1)
     while frame.f_back and frame.f_globals["__name__"].startswith(("kit.fast.", "torch._")):
         frame = frame.f_back
@@ -488,13 +475,8 @@ def _is_read_by_a_library() -> bool:
 
 def _place_in_python() -> str:
     """The file, the line and its text, of what is neither PyTorch's nor of this package."""
-    own = (_folder(torch.__file__), _folder(__file__))
+    own = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, __file__))
     frames = [f for f in traceback.extract_stack() if not f.filename.startswith(own)]
     where = frames[-1] if frames else None
     place = f"{where.filename.split('site-packages/')[-1]}:{where.lineno}" if where else "unknown"
     return f"{place}: {where.line if where else ''}"
-
-
-def _folder(file: str) -> str:
-    """The folder that a file is in, with what separates its name."""
-    return os.path.join(os.path.dirname(file), "")

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from kit.fast.executors import Run
 from kit.fast.nested import Names, entry, has_only, names_of
-from kit.fast.policy import MOST_GRAPHS, TracingPolicy
+from kit.fast.policy import MOST_GRAPHS, PATIENCE, TracingPolicy
 from kit.fast.products import are_faster
-from kit.fast.program import Key, Outputs, Program, State, equal
-from kit.fast.random_numbers import RandomNumbers
+from kit.fast.program import Key, Outputs, Program, RandomNumbers, equal
 from kit.fast.trace import NotTraceable, Recording, record, share_no_memory
 from kit.fast.watch import Watch
 
@@ -35,43 +34,36 @@ class Traced:
     """A function of tensors that is recorded, verified once, and then replayed without Python.
 
     There is one program for each signature: shapes, types and strides of the inputs that are read.
-    The first call records the function while it runs, and so does the first with an input of
-    another name, which may be optional; other signatures are recorded when they come again, and the
-    later the more programs there are: of which 32 are kept. The next call runs both the program and
-    the function, from the same random numbers (of the CPU and of all devices) and the same values
-    of everything that they change in place, and compares all outputs and all changed tensors
-    bitwise; the function's results stay. From then on the program is replayed alone: same kernels,
-    same order, same random numbers, bitwise the same results.
-
-    The comparison is repeated after 64, 256, 1,024 and then every 2,048 calls, in a call that has
-    all inputs of the recording. It finds a value that the function reads and whose change was not
-    noticed. The results since the last comparison may have used the old value.
+    One call records the function while it runs. The next one runs both the program and the
+    function from the same random states and values, and compares bitwise all outputs and all that
+    they change in place. From then on the program alone is replayed: same kernels, same order, same
+    random numbers. :class:`~kit.fast.policy.TracingPolicy` decides when to record and when to
+    repeat the comparison, which finds a value that the function reads and whose change was not
+    noticed; results since the last comparison may have used the old value.
 
     A function that cannot be recorded (it decides something on the host, draws random numbers of
-    Python or NumPy, changes its own attributes), or that has hooks, or whose program does not
-    agree, runs eagerly from then on, as if it had never been recorded; ``reason`` says why, and a
-    warning says it once.
+    Python or NumPy, changes its own attributes), that has hooks, or whose program does not agree
+    runs eagerly from then on. ``reason`` says why, and so does one warning.
 
     It is called without gradients: those that the function itself computes are part of the program.
 
     Args:
         function: takes a dictionary or a TensorDict of tensors and returns a dictionary of tensors.
             It may write in place to its inputs, to parameters and to buffers. Entries that it sets
-            in what it was given are lost unless it returns them, and whatever else it does in
-            Python (print, say) happens in eager calls alone.
+            in its argument are lost unless it returns them, and other side effects (print, say)
+            happen in eager calls only.
         watched: modules, optimisers and other objects whose settings, parts and parameter objects
             the function depends on; see :class:`~kit.fast.watch.Watch`.
-        name: the function's name in the warning; empty: there is none.
+        name: the function's name in the warning; empty: no warning.
         executor: one of :data:`~kit.fast.executors.EXECUTORS`, or ``"auto"``. Programs of
             ``"inductor"`` round and draw differently; they are verified as they were recorded.
         read_only: whether outputs are only read. They are not copied then, but may be tensors of
             inference mode, which can neither be written to nor take part in gradients.
-        fast_products: whether large matrix products may be rounded otherwise, from the first call
-            on, where :mod:`kit.fast.products` has faster ones. The program that is verified has
-            PyTorch's own, and so has what runs eagerly. What has had faster ones is recorded as
-            often as need be, so that a resumed run rounds alike.
-        verify_again: whether the comparison is repeated; not for a function that is called with
-            the inputs alone that its program reads.
+        fast_products: whether large matrix products may round differently where
+            :mod:`kit.fast.products` has faster ones. Verification and eager calls use PyTorch's.
+            Each signature is then recorded in its first call, so that a resumed run rounds alike.
+        verify_again: whether the comparison is repeated; not for a function that is only called
+            with the inputs that its program reads.
 
     Attributes:
         reason: why the function runs eagerly; empty while it does not.
@@ -110,25 +102,15 @@ class Traced:
         self._programs: dict[Any, Program] = {}
 
     # ------------------------------------------------------------------ what is known
-    def state(self, signature: Any) -> State:
-        """How calls with an input signature run."""
-        program = self._programs.get(signature)
-        return State.EAGER if program is None else program.state
-
     @property
     def replays(self) -> bool:
         """Whether a program has been verified, so that calls replay it."""
-        return any(program.state is State.VERIFIED for program in self._programs.values())
+        return any(program.verified for program in self._programs.values())
 
     @property
     def keys_read(self) -> list[Key]:
         """Keys of the inputs that are read; empty as long as no program has been verified."""
         return self._keys if self.replays else []
-
-    @property
-    def check_is_due(self) -> bool:
-        """Whether the next call with all inputs is compared with the function again."""
-        return self.policy.check_is_due
 
     @property
     def programs(self) -> int:
@@ -140,19 +122,10 @@ class Traced:
         """Name of what executes the latest program; empty as long as there is none."""
         return next((p.executor for p in reversed(self._programs.values())), "")
 
-    @property
-    def operations(self) -> list[str]:
-        """Names of the operations of the latest program; empty as long as there is none."""
-        return next((p.recording.operations for p in reversed(self._programs.values())), [])
-
     def refresh(self) -> bool:
-        """Drop the programs if anything that they take for granted has changed.
+        """Drop the programs if anything that they depend on has changed; return whether it has.
 
-        To be called before a call wherever that may have happened: at every gradient step, with
-        every batch.
-
-        Returns:
-            Whether programs were dropped.
+        To be called before every call that such a change may precede.
         """
         if not self.watch.changed():
             for program in self._programs.values():
@@ -180,18 +153,20 @@ class Traced:
         program = self._programs.get(signature)
         again = self.policy.check_is_due and names_of(inputs, _NO_NAMES) == self._names
         self.policy.unchecked += 1
-        if program is None or program.state is State.TRACED or again:
+        if program is None or not program.verified or again:
             with torch.no_grad():
-                return self._not_replayed(inputs, values, signature)
+                return self._not_replayed(program, inputs, values, signature)
         outputs = program(values)
         if self.read_only or torch.is_inference_mode_enabled():
             return outputs
         return {key: writable(value) for key, value in outputs.items()}
 
-    def _not_replayed(self, inputs: Inputs, values: Sequence[Tensor], signature: Any) -> Outputs:
+    def _not_replayed(
+        self, program: Program | None, inputs: Inputs, values: Sequence[Tensor], signature: Any
+    ) -> Outputs:
         """Run the function, and do the next step towards replaying it."""
-        if self.state(signature) is not State.EAGER:
-            return self._verify(self._programs[signature], inputs, values)
+        if program is not None:
+            return self._verify(program, inputs, values)
         if not self.reason:
             self._forget_what_never_recurred()
         if self.reason or not self.policy.traces(signature, len(self._programs)):
@@ -200,8 +175,8 @@ class Traced:
 
     def _forget_what_never_recurred(self) -> None:
         """Drop programs of shapes that were seen once; run eagerly if there are no others."""
-        verified = {k: p for k, p in self._programs.items() if p.state is State.VERIFIED}
-        if not self.policy.drops_unverified(len(self._programs) - len(verified)):
+        verified = {k: p for k, p in self._programs.items() if p.verified}
+        if len(self._programs) - len(verified) < PATIENCE:
             return
         self._programs = verified
         if not (verified or self.policy.never_stop):
@@ -257,8 +232,6 @@ class Traced:
         """Why the function is not recorded; empty if it is."""
         if self.watch.has_hooks():
             return "it has hooks, which no program would call"
-        if self.watch.has_scripts():
-            return "it has a module of TorchScript, which optimises itself"
         if self.policy.wastes_traces:
             return self._with_what("what it depends on changes again and again")
         return ""
@@ -334,7 +307,7 @@ class Traced:
             return self._eagerly(_why_not_run(error), inputs)
         after = [tensor.clone() for tensor in changed]
         restore()
-        again, unchecked = program.state is State.VERIFIED, self.policy.unchecked - 1
+        again, unchecked = program.verified, self.policy.unchecked - 1
         if again:
             self.policy.count_check()
         else:
@@ -352,7 +325,7 @@ class Traced:
             self.is_stale = again
             self._stop(_STALE.format(unchecked) if again else _NOT_REPEATED)
             return expected
-        program.state = State.VERIFIED
+        program.verified = True
         if not program.rounds_otherwise:
             return expected
         restore()

@@ -9,21 +9,13 @@ from torch import Tensor
 
 
 def vector_of(tensors: Sequence[Tensor]) -> Tensor:
-    """The vector of these tensors: where they are its parts already, the memory itself.
-
-    Args:
-        tensors: of any shapes, one after the other.
-    """
+    """Return the vector of tensors of any shapes; without a copy if they are its parts already."""
     whole = joined(tensors)
     return torch.cat([one.flatten() for one in tensors]) if whole is None else whole
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor | None:
-    """The vector that consists of these tensors in this order; ``None`` if there is none.
-
-    Args:
-        parts: of one data type; views of all of one memory, or not.
-    """
+    """Return the vector whose parts are these tensors, in this order; ``None`` if there is none."""
     storage, place = parts[0].untyped_storage(), 0
     for part in parts:
         if (
@@ -38,6 +30,6 @@ def joined(parts: Sequence[Tensor]) -> Tensor | None:
 
 
 def parts_of(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """The parts of a vector, in the shapes and data types of these tensors."""
+    """Return the parts of a vector, in the shapes and data types of these tensors."""
     parts = torch.split(vector, [one.numel() for one in like])
     return [part.view(one.shape).to(one.dtype) for part, one in zip(parts, like)]

@@ -12,12 +12,11 @@ from typing import Any
 
 from tensordict import TensorDictBase, TensorDictParams
 from torch import Tensor, nn
-from torch._C import ScriptModule
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from kit.fast.functions import PLAIN, Used, is_foreign, reached, same
+from kit.fast.functions import PLAIN, Used, is_foreign, modules_of, reached, same
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _CONTAINERS = (dict, list, deque)
@@ -40,26 +39,28 @@ _hooks = operator.attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")
 class Watch:
     """Notices changes of modules, optimisers and other objects that Python code depends on.
 
-    A parameter changed in place goes unnoticed, as it should: programs read parameters where they
-    live. Noticed are: another value of an attribute (a coefficient kept as a float, training or
-    evaluation mode), or in an attribute that is a dictionary, a list, a deque or an object (without
-    slots) of a dataclass or another class that is no library's; an attribute of such a class of a
-    module; a submodule, or a module that is an attribute only, or in a list, tuple or dictionary
-    that is one; a hook (of a module, of a parameter, of all modules or optimisers), a parameter or
-    a buffer that was added, removed or replaced; whether a parameter requires gradients; other
-    settings or another state of an optimiser. Of functions (methods of modules, and functions in
-    these, too) it is what they are bound to, enclose, and name of the globals of their file, with
-    the attributes or entries of it, and attributes of objects of objects that their code names.
-    What changes inside of anything else goes unnoticed: in an array, in a set, in a list in a list,
-    behind a method of another object, in another file. :class:`~kit.fast.traced.Traced` finds it
-    when it verifies a program again.
+    Programs read parameters where they live, so a parameter changed in place is no change. Changes
+    are:
+
+    - another value of an attribute (a coefficient kept as a float, training or evaluation mode), or
+      in an attribute that is a dictionary, a list, a deque or an object (without slots) of a
+      dataclass or a custom class; an attribute of a module's custom class;
+    - a submodule, or a module that is an attribute or in a list, tuple or dictionary that is one; a
+      hook (of a module, a parameter, all modules or optimisers), a parameter or a buffer that was
+      added, removed or replaced; whether a parameter requires gradients;
+    - other settings or another state of an optimiser;
+    - of custom functions, also those in modules: closure cells, globals, the object they are bound
+      to, and attributes that their code names of these and of objects in them.
+
+    Other changes go unnoticed: in an array, in a set, in a list in a list, behind a method of
+    another object, in another file. :class:`~kit.fast.traced.Traced` finds them when it verifies a
+    program again.
 
     Args:
-        watched: ``nn.Module``s, optimisers, functions and other objects, of which attributes are
-            watched; what has no attributes never changes.
+        watched: modules, optimisers, functions and other objects with attributes.
 
     Attributes:
-        what: the name of something that was different in the last call that found a change.
+        what: name of the difference in the last call that found one.
     """
 
     what = ""
@@ -104,10 +105,6 @@ class Watch:
         places = filter(None, chain(of_modules, _OF_ALL, *self._hooked))
         return any(is_foreign(hook) for place in places for hook in place.values())
 
-    def has_scripts(self) -> bool:
-        """Whether modules were of TorchScript, which optimises itself from call to call."""
-        return any(isinstance(place.get("_c"), ScriptModule) for place in self._modules)
-
     def values(self) -> list[Any]:
         """All that was watched in the last call."""
         copies = self._copies + self._class_copies
@@ -121,7 +118,7 @@ class Watch:
         return [entry for entry in entries if isinstance(entry[2], PLAIN)]
 
     def _look(self) -> None:
-        found = reached(self.watched, modules_of)
+        found = reached(self.watched)
         self._used = Used(found)
         watched = [*found, *self._used.containers]
         self._places = [place for one in watched for place in _places(one)] + _OF_ALL
@@ -165,30 +162,6 @@ def _places(watched: Any) -> Iterator[Any]:
         yield from watched.state.values()
         for group in watched.param_groups:
             yield from _with_contents(group)
-
-
-def modules_of(watched: nn.Module) -> Iterator[nn.Module]:
-    """Yield a module, its submodules, and modules that are attributes only.
-
-    Losses of TorchRL keep their networks so, as their parameters are elsewhere. Lists hide a
-    network that is not to be trained.
-    """
-    found: set[int] = set()
-    left = [watched]
-    while left:
-        module = left.pop()
-        if id(module) not in found:
-            found.add(id(module))
-            yield module
-            attributes = (*module._modules.values(), *vars(module).values())
-            left += [one for value in attributes for one in _either(value)]
-
-
-def _either(value: Any) -> list[nn.Module]:
-    """A module, or the modules in a container."""
-    inside = value.values() if isinstance(value, dict) else value
-    several = inside if isinstance(value, (dict, list, tuple)) else [value]
-    return [one for one in several if isinstance(one, nn.Module)]
 
 
 def _own_classes(modules: list[nn.Module]) -> set[type]:

@@ -33,15 +33,15 @@ class DQNLoss(objectives.DQNLoss):
 
 
 class _DistributionalLoss(objectives.DQNLoss):
-    """What losses of a network that writes ``return_distribution`` ``[..., choices, atoms]`` share.
+    """Base of losses of a network that writes ``return_distribution`` ``[..., choices, atoms]``.
 
     Args:
-        value_network: of :func:`~kit.modules.make_q_network` with ``atoms``.
+        value_network: network of :func:`~kit.modules.make_q_network` with ``atoms``.
         **settings: ``double_dqn``, ``delay_value`` of TorchRL's ``DQNLoss``.
 
     Raises:
-        SettingError: if the network's atoms are not what the loss takes them for: returns, or
-            logits of those of a support.
+        SettingError: if the network's atoms are not those of the loss: quantiles of returns, or
+            logits of the probabilities of a support.
     """
 
     writes_squared_errors = False
@@ -52,11 +52,8 @@ class _DistributionalLoss(objectives.DQNLoss):
     def __init__(self, value_network: Any, **settings: Any) -> None:
         super().__init__(value_network, action_space="categorical", **settings)
         if (self._support() is not None) != self.of_support:
-            kinds = ["quantiles of returns", "logits of the probabilities of a support"]
-            taken, are = kinds[self.of_support], kinds[not self.of_support]
-            why = f"takes atoms for {taken}, and they are {are}"
-            works = ["CategoricalDQNLoss", "QuantileDQNLoss"][self.of_support]
-            raise SettingError("loss", type(self).__name__, why, [works])
+            works = "QuantileDQNLoss" if self.of_support else "CategoricalDQNLoss"
+            raise SettingError("loss", type(self).__name__, "is for other atoms", [works])
 
     def _support(self) -> Tensor | None:
         """Returns that the atoms stand for, of a network that has them."""

@@ -42,12 +42,7 @@ def groups_of(
     every: Mapping[str, int],
     loss_module: nn.Module,
 ) -> tuple[Group, ...]:
-    """Return optimisers with their losses and periods.
-
-    Raises:
-        SettingError: if a period is invalid, or ``""`` is given for a loss module that does not
-            declare its other losses.
-    """
+    """Return optimisers with their losses and periods."""
     named = {"": optimizer} if isinstance(optimizer, Optimizer) else optimizer
     for name in every:
         if name not in named:
@@ -89,19 +84,11 @@ def losses_among(names: Iterable[Any]) -> list[str]:
     return [name for name in names if isinstance(name, str) and name.startswith("loss")]
 
 
-def as_losses(loss_module: nn.Module, returned: Any) -> TensorDictBase:
-    """Return the outputs of a loss module with flat names.
-
-    Raises:
-        SettingError: if they are no TensorDict.
-    """
-    if not isinstance(returned, TensorDictBase):
-        why = f"returns a {type(returned).__name__}, not a TensorDict"
-        works = 'return TensorDict({"loss": loss}) with a loss that is one number'
-        raise SettingError("loss_module", type(loss_module).__name__, why, works)
-    if any(isinstance(value, TensorDictBase) for value in returned.values()):
-        return returned.flatten_keys(".")  # entropies of several actions: entropy.gear_entropy
-    return returned
+def flat(losses: TensorDictBase) -> TensorDictBase:
+    """Return the outputs of a loss module with flat names."""
+    if any(isinstance(value, TensorDictBase) for value in losses.values()):
+        return losses.flatten_keys(".")  # entropies of several actions: entropy.gear_entropy
+    return losses
 
 
 def total_of(losses: TensorDictBase, names: Sequence[str] = ()) -> Tensor:
@@ -114,11 +101,7 @@ def total_of(losses: TensorDictBase, names: Sequence[str] = ()) -> Tensor:
 def gradients_of(
     group: Group, losses: TensorDictBase, retain_graph: bool
 ) -> Sequence[Tensor | None]:
-    """Return the gradients of the sum of a group's losses.
-
-    Raises:
-        SettingError: if a parameter has a hook that would not be called.
-    """
+    """Return the gradients of the sum of a group's losses."""
     total, parameters = total_of(losses, group.losses), group.parameters
     learning = [p for p in parameters if p.requires_grad]  # others are frozen
     if not (learning and total.requires_grad):
@@ -132,19 +115,19 @@ def gradients_of(
 
 
 # ---------------------------------------------------------------------- what fits together
+def reaches(outputs: Iterable[Tensor], weights: Sequence[Tensor]) -> list[bool]:
+    """Return whether outputs have a gradient to each of some weights."""
+    totals = [one.sum() for one in outputs if one.requires_grad]
+    if not (totals and weights):
+        return [False] * len(weights)
+    found = torch.autograd.grad(totals, weights, retain_graph=True, allow_unused=True)
+    return [gradient is not None for gradient in found]
+
+
 class LossChecks:
     """Checks that losses and optimisers fit together, before the first step of each optimiser.
 
-    The checks are repeated when a weight that was frozen begins to learn: it may be in no
-    optimiser.
-
-    Args:
-        groups: the optimisers.
-        loss_module: whose weights they change.
-
-    Raises:
-        SettingError: in any call, if weights would never change although losses reach them, or if a
-            loss has no optimiser.
+    The checks are repeated when a frozen weight begins to learn, as it may be in no optimiser.
     """
 
     def __init__(self, groups: Sequence[Group], loss_module: nn.Module) -> None:
@@ -189,24 +172,18 @@ class LossChecks:
         return {"loss_alpha"} if getattr(self.loss_module, "fixed_alpha", False) else set()
 
     def _check_reached(self, group: Group, losses: TensorDictBase, names: Sequence[str]) -> None:
-        """Raise an error if no loss of a group reaches weights of its optimiser by mistake.
-
-        Losses may leave weights alone that they do not use. But none of them may be cut off from
-        all weights, and no other output may be what reaches the weights.
-        """
-        if all(not one.requires_grad for one in group.parameters):
-            return  # frozen for now
-        found = gradients_of(group, losses, retain_graph=True)
-        if all(gradient is None for gradient in found):
+        """Raise an error if the losses of a group do not reach weights of its optimiser."""
+        own = group.losses or names
+        learning = [one for one in group.parameters if one.requires_grad]
+        found = reaches([losses[name] for name in own], learning)
+        if learning and not any(found):
             name = group.name or type(group.optimizer).__name__
-            why = f"is over parameters that {' and '.join(group.losses or names)} does not reach"
-            raise SettingError(
-                "optimizer", name, why, "give it those of the loss module's networks"
-            )
-        pairs = zip(group.parameters, found)
-        left = [one for one, gradient in pairs if one.requires_grad and gradient is None]
+            why = f"is over parameters that {' and '.join(own)} does not reach"
+            works = "give it those of the loss module's networks"
+            raise SettingError("optimizer", name, why, works)
+        left = [one for one, is_reached in zip(learning, found) if not is_reached]
         if left:
-            self._check_unreached(left, losses, names, group.losses or names)
+            self._check_unreached(left, losses, names, own)
 
     def _check_unreached(
         self, left: list[nn.Parameter], losses: TensorDictBase, names: Sequence[str], own: Any
@@ -220,11 +197,7 @@ class LossChecks:
                 works = "leave out detach() and no_grad(), or freeze it: requires_grad_(False)"
                 raise SettingError("loss_module", kind, why, works)
         for name in losses.keys():
-            if name in names or not losses[name].requires_grad:
-                continue
-            total = losses[name].sum()
-            reached = torch.autograd.grad(total, left, retain_graph=True, allow_unused=True)
-            if any(gradient is not None for gradient in reached):
+            if name not in names and any(reaches([losses[name]], left)):
                 why = f"returns {name}, which alone reaches {first} and is not minimised"
                 raise SettingError("loss_module", kind, why, f"call it loss_{name}, or detach it")
 
@@ -233,13 +206,8 @@ class LossChecks:
         owned = {id(one) for group in self.groups for one in group.parameters}
         named = self.loss_module.named_parameters()
         others = {k: one for k, one in named if one.requires_grad and id(one) not in owned}
-        totals = [losses[name] for name in names if losses[name].requires_grad]
-        if not others or not totals:
-            return
-        found = torch.autograd.grad(
-            totals, [*others.values()], retain_graph=True, allow_unused=True
-        )
-        stay = [name for name, gradient in zip(others, found) if gradient is not None]
+        found = reaches([losses[name] for name in names], [*others.values()])
+        stay = [name for name, is_reached in zip(others, found) if is_reached]
         if stay:
             optimizers = " and ".join(type(group.optimizer).__name__ for group in self.groups)
             several = "" if len(stay) == 1 else f" and {len(stay) - 1} more"

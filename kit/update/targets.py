@@ -17,10 +17,10 @@ from kit.steps.every import Every
 
 
 def make_target_updater(loss: LossModule, tau: float | None, every: int = 1) -> TargetNetUpdater:
-    """Return TorchRL's soft update of a loss's target networks, or its copy of them.
+    """Return TorchRL's soft or hard update of a loss's target networks.
 
     Args:
-        loss: with target networks.
+        loss: loss with target networks.
         tau: Polyak coefficient, the share of the online network in a target network after an
             update (Lillicrap et al. 2016, algorithm 1); 1 copies it. ``None``: 0.005, or 1 if
             updates are rarer than gradient steps.
@@ -38,13 +38,10 @@ class TargetUpdates:
     Args:
         updater: TorchRL's; ``None``: there are no target networks.
         every: a number of gradient steps, or text such as ``"1_000 policy steps"``.
-        traces: whether a soft update, which is the same each time, is traced.
+        traces: whether a soft update is traced.
 
     Attributes:
         counts: ``"gradient"`` or ``"policy"``: the steps that are counted.
-
-    Raises:
-        SettingError: if ``every`` is not a number of steps, or contradicts the updater.
     """
 
     def __init__(self, updater: TargetNetUpdater | None, every: int | str, traces: bool) -> None:
@@ -67,22 +64,18 @@ class TargetUpdates:
             self._update = _traced(updater)
 
     def move_with(self, periods: list[int]) -> bool:
-        """Return whether optimisers' step includes a soft update each time.
-
-        Args:
-            periods: gradient steps between two steps of these optimisers, which step together.
-        """
+        """Return whether each joint step of optimisers with these periods has a soft update."""
         if type(self.updater) is not SoftUpdate or self.counts != "gradient":
             return False
         return self.period.period in (1, *periods)
 
     def count(self, kind: str, steps: int, updated: bool = False) -> None:
-        """Update the targets if it is their turn.
+        """Update the targets if they are due, unless the optimisers' step has updated them.
 
         Args:
             kind: ``"gradient"`` or ``"policy"``.
             steps: number of these steps so far.
-            updated: whether the targets were updated with the optimisers' step.
+            updated: whether the optimisers' step has updated them.
         """
         if kind != self.counts:
             return

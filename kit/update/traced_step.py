@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
-
-from torch import nn
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
 
 from kit.fast.optimizers import FusedOptimizers, step_is_fixed
 from kit.fast.program import Outputs
 from kit.fast.traced import Traced
-from kit.update.groups import Due, Group, ever_due
+from kit.update.groups import Due, ever_due
+
+if TYPE_CHECKING:
+    from kit.update.update import Update
 
 Kind = Literal["loss", "step"]
 Function = Callable[[Due, Any], Outputs]
@@ -20,35 +21,12 @@ TRACES_STEPS = ("auto", "exact")
 """Values of ``compile`` for which the whole gradient step is traced."""
 
 
-class Traceable(Protocol):
-    """Settings and parts of an update that its traced functions depend on."""
-
-    compile: Any
-    change_gradients: Any
-    post_backward: Callable[[], None] | None
-    shapes_vary: bool
-    target_updater: Any
-
-    @property
-    def loss_module(self) -> nn.Module:
-        """The loss."""
-
-    @property
-    def groups(self) -> Sequence[Group]:
-        """Optimisers with their losses."""
-
-    def targets_move_with(self, due: Due) -> bool:
-        """Return whether target networks are updated within the step."""
-
-
 class TracedStep:
     """The traced functions of an update: two for each set of optimisers that step together.
 
     ``"step"`` is the whole gradient step. It is used if the optimisers' steps are fixed lists of
     operations and nothing is called between gradients and optimisers. Otherwise ``"loss"`` is used:
-    loss and gradients, after which the optimisers step eagerly. Each
-    :class:`~kit.fast.traced.Traced` keeps the state of its input signatures, and its
-    :class:`~kit.fast.policy.TracingPolicy` decides when tracing is worth it.
+    loss and gradients, after which the optimisers step eagerly.
 
     Args:
         update: whose settings and parts the functions depend on.
@@ -57,9 +35,10 @@ class TracedStep:
 
     Attributes:
         traced: functions by due optimisers and kind.
+        looked: steps found unchanged in an undisturbed phase; ``None`` outside of one.
     """
 
-    def __init__(self, update: Traceable, loss: Function, step: Function) -> None:
+    def __init__(self, update: Update, loss: Function, step: Function) -> None:
         self.traced: dict[tuple[Due, Kind], Traced] = {}
         self._update = update
         self._functions: dict[Kind, Function] = {"loss": loss, "step": step}
@@ -67,7 +46,7 @@ class TracedStep:
         fused = update.compile in TRACES_STEPS
         self._fused = FusedOptimizers([g.optimizer for g in update.groups] if fused else [])
         self._owned: list[list[int]] = []  # parameters of each group when losses were traced
-        self._looked: set[Due] | None = None  # in an undisturbed phase: steps found unchanged
+        self.looked: set[Due] | None = None
         self._keys_read: list[Any] = []
 
     @property
@@ -78,25 +57,14 @@ class TracedStep:
         return next(filter(None, [*stale, *reasons]), "")
 
     @property
-    def undisturbed(self) -> bool:
-        """Whether nothing but gradient steps changes what these depend on, from now on."""
-        return self._looked is not None
-
-    @undisturbed.setter
-    def undisturbed(self, value: bool) -> None:
-        self._looked = set() if value else None
-
-    @property
     def keys_read(self) -> list[Any]:
         """Keys of a minibatch that are read; empty if unknown, or if a verification is due."""
-        if any(traced.check_is_due for traced in self.traced.values()):
+        if any(traced.policy.check_is_due for traced in self.traced.values()):
             return []
-        read = []
-        for due in self._ever_due:
-            if not (keys := self._keys_of(due)):
-                return []
-            read.append(keys)
-        keys = read[0] if len(read) == 1 else sorted({k for keys in read for k in keys}, key=str)
+        read = [self._keys_of(due) for due in self._ever_due]
+        if not all(read):
+            return []
+        keys = sorted({key for keys in read for key in keys}, key=str)
         if keys != self._keys_read:  # readers recognise the list
             self._keys_read = keys
         return self._keys_read
@@ -138,19 +106,16 @@ class TracedStep:
         return (loss is None or not loss.reason) and step_is_fixed(optimizers)
 
     def _is_known(self, due: Due, step: Traced) -> bool:
-        """Return whether a step can be replayed, and all that it depends on is unchanged.
-
-        In an undisturbed phase, changes are looked for once.
-        """
+        """Return whether a step can be replayed, and all that it depends on is unchanged."""
         if not step.replays:
             return False
-        if self._looked is not None and due in self._looked:
+        if self.looked is not None and due in self.looked:
             return True
         self._fused.take_rates()
         if step.refresh():
             return False
-        if self._looked is not None:
-            self._looked.add(due)
+        if self.looked is not None:
+            self.looked.add(due)
         return True
 
     def loss(self, due: Due) -> Traced:

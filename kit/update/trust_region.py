@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,8 +15,8 @@ from torchrl.trainers import OptimizationStepper
 from kit.fast.vectors import parts_of, vector_of
 from kit.logging.metrics import scalar
 from kit.steps import SettingError
-from kit.steps.errors import whole_number
-from kit.update.groups import as_losses, losses_among, total_of
+from kit.steps.errors import Limits, real_number, whole_number
+from kit.update.groups import flat, losses_among, reaches, total_of
 
 _SMALLEST = 1e-12
 """Smallest divisor: where the gradient is zero, so is the step."""
@@ -26,29 +25,27 @@ _SMALLEST = 1e-12
 class TrustRegion(OptimizationStepper):
     """Moves a policy along the natural gradient, as far as a bound on the KL divergence allows.
 
-    Trust region policy optimisation (Schulman et al. 2015, appendix C): the direction solves
-    ``F x = g`` by conjugate gradients, with the gradient g of the losses and the Fisher matrix F
-    of the policy, whose products with vectors are second derivatives of the mean divergence; the
-    step is the longest whose divergence is ``max_kl`` to second order. It is then shortened until
-    the divergence itself is within the bound and the losses are smaller. If no length does, the
-    policy stays as it is.
+    Trust region policy optimisation (Schulman et al. 2015, appendix C): conjugate gradients solve
+    ``F x = g`` for the gradient g of the losses and the Fisher matrix F of the policy. The step in
+    that direction has the divergence ``max_kl`` to second order. It is shortened until the
+    divergence is within the bound and the losses are smaller; if no length achieves this, the
+    policy is left unchanged.
 
-    It keeps nothing between steps, runs eagerly, and changes the policy's parameters alone: a
-    critic is fitted by :class:`~kit.hooks.FitCritic`.
+    It has no state and runs eagerly. A critic is fitted by :class:`~kit.hooks.FitCritic`.
 
     Args:
-        loss_module: returns a TensorDict of scalars; those named ``loss...`` are minimised (their
-            sum), such as the surrogate of TorchRL's ``PPOLoss``.
+        loss_module: returns a TensorDict of scalars. The sum of those named ``loss...`` is
+            minimised, such as the surrogate of TorchRL's ``PPOLoss``.
         policy: actor whose parameters are changed; not recurrent.
-        max_kl: largest mean divergence of the policy after a step from that before it.
+        max_kl: largest mean divergence of the policy after a step from the policy before it.
         damping: added to the diagonal of F.
         conjugate_gradient_steps: iterations of the method, each a product with F.
         line_search_steps: lengths that are tried.
-        shrinkage: of each length to the one before, in (0, 1).
+        shrinkage: ratio of each length to the previous one, in (0, 1).
 
     Raises:
         SettingError: if a setting is outside its limits; at the first step, if a loss does not
-            depend on the policy, as that of a critic would not.
+            depend on the policy.
     """
 
     def __init__(
@@ -65,15 +62,12 @@ class TrustRegion(OptimizationStepper):
         if "is_init" in policy.in_keys:
             works = "use recipes.ppo_recurrent"
             raise SettingError("policy", type(policy).__name__, "is recurrent", works)
-        for name, value, is_within in (
-            ("max_kl", max_kl, 0 < max_kl < math.inf),
-            ("damping", damping, 0 <= damping < math.inf),
-            ("shrinkage", shrinkage, 0 < shrinkage < 1),
-        ):
-            if not is_within:
-                raise SettingError(name, value, "is outside its limits")
+        Limits(0.0, open=True).check("max_kl", max_kl)
+        if not 0 < shrinkage < 1:
+            raise SettingError("shrinkage", shrinkage, "is not between 0 and 1", [0.8])
         self.loss_module, self.policy = loss_module, policy
-        self.max_kl, self.damping, self.shrinkage = max_kl, damping, shrinkage
+        self.max_kl, self.shrinkage = max_kl, shrinkage
+        self.damping = real_number("damping", damping, at_least=0.0)
         self.conjugate_gradient_steps = whole_number(
             "conjugate_gradient_steps", conjugate_gradient_steps, at_least=1
         )
@@ -91,9 +85,8 @@ class TrustRegion(OptimizationStepper):
         """Make one step on a batch of any size.
 
         Returns:
-            What the loss returned before the step; ``kl``, the mean divergence after it;
-            ``step_share``, its length as a share of the longest, 0 if none was taken; and
-            ``grad_norm``, the norm of the gradient.
+            Outputs of the loss before the step; ``kl``, the mean divergence after it;
+            ``step_share``, its share of the longest step; and ``grad_norm``.
         """
         before = self._distribution(batch)
         with torch.enable_grad():
@@ -136,20 +129,15 @@ class TrustRegion(OptimizationStepper):
 
     def _losses(self, batch: TensorDictBase) -> tuple[TensorDictBase, Tensor]:
         """What the loss returns, and the sum that is minimised."""
-        losses = as_losses(self.loss_module, self.loss_module(batch.copy()))
+        losses = flat(self.loss_module(batch.copy()))
         return losses, total_of(losses).reshape(())
 
     def _check(self, losses: TensorDictBase) -> None:
-        """Refuse, before the first step, a loss that no step of the policy would minimise."""
+        """Raise an error, before the first step, if a loss does not depend on the policy."""
         for name in losses_among(losses.keys()):
             loss = losses.get(name)
-            found: Sequence[Tensor | None] = (
-                torch.autograd.grad(loss, self.parameters, retain_graph=True, allow_unused=True)
-                if loss.requires_grad
-                else ()
-            )
             # A weight of 0 leaves a loss out.
-            if all(gradient is None for gradient in found) and bool(loss != 0):
+            if not any(reaches([loss], self.parameters)) and bool(loss != 0):
                 why = f"returns {name}, which depends on nothing that the policy's step changes"
                 works = "give it the same policy and no critic, and fit the critic by FitCritic"
                 raise SettingError("loss_module", type(self.loss_module).__name__, why, works)

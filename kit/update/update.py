@@ -22,7 +22,7 @@ from kit.logging.metrics import scalar, weighted_mean
 from kit.losses.due import losses_due
 from kit.steps import SettingError
 from kit.steps.errors import one_of
-from kit.update.groups import Due, Group, LossChecks, as_losses, due_at, gradients_of, groups_of
+from kit.update.groups import Due, Group, LossChecks, due_at, flat, gradients_of, groups_of
 from kit.update.targets import TargetUpdates
 from kit.update.traced_step import TracedStep
 
@@ -40,15 +40,12 @@ _TRACED_SETTINGS = frozenset(
 
 
 def in_precision(loss_module: nn.Module, precision: str, device: Any) -> nn.Module:
-    """Let a loss multiply matrices in another type; its weights stay what they are.
+    """Replace a loss's ``forward`` by one that multiplies matrices in another type.
 
     Args:
-        loss_module: of which ``forward`` is replaced.
+        loss_module: the loss; its weights keep their type.
         precision: ``"bfloat16"``, or ``"float32"``, which changes nothing.
-        device: on which it runs.
-
-    Raises:
-        SettingError: if the type is neither.
+        device: device of the loss.
     """
     if one_of("precision", precision, ["float32", "bfloat16"]) == "bfloat16":
         mixed = torch.autocast(torch.device(device).type, torch.bfloat16)
@@ -60,57 +57,50 @@ def in_precision(loss_module: nn.Module, precision: str, device: Any) -> nn.Modu
 class Update(OptimizationStepper):
     """Minimises a TorchRL loss, one gradient step at a time.
 
-    It is an ``OptimizationStepper``: TorchRL's ``Trainer`` takes it, and the kit's trainer takes
-    TorchRL's steppers in its place. With several optimisers, the gradients of all losses that are
-    due are computed at the parameters before the step.
+    It is an ``OptimizationStepper``, so it also works in TorchRL's ``Trainer``. With several
+    optimisers, the gradients of all losses that are due are computed at the parameters before the
+    step.
 
     Args:
-        loss_module: returns a TensorDict of scalars, of which those named ``loss...`` are minimised
-            (their sum) and the others are metrics.
+        loss_module: returns a TensorDict of scalars. The sum of those named ``loss...`` is
+            minimised; the others are metrics.
         optimizer: one optimiser for all losses; or one by name of the loss it minimises
-            (``{"loss_actor": ..., "loss_qvalue": ...}``; several names may share an optimiser, and
-            ``""`` stands for all losses in the module's ``out_keys`` that are not named).
-            Weights that the losses reach are in one, or frozen (``requires_grad_(False)``); they
-            may be frozen, freed and added at any time.
-        every: gradient steps between two steps of the optimiser of a loss, by name of the loss; 1
-            where none is given. ``{"loss_actor": 2}`` is the policy delay of TD3 (Fujimoto et al.
-            2018): the actor is updated in gradient steps 2, 4, ...
-        max_grad_norm: largest norm of an optimiser's gradients, as one vector; ``None``:
-            unclipped.
+            (``{"loss_actor": ..., "loss_qvalue": ...}``). Several names may share an optimiser, and
+            ``""`` stands for all losses in the module's ``out_keys`` that are not named. Weights
+            that the losses reach must be in an optimiser or frozen (``requires_grad_(False)``);
+            they may be frozen, unfrozen and added at any time.
+        every: gradient steps between two steps of the optimiser of a loss, by name of the loss;
+            default 1. ``{"loss_actor": 2}`` is the policy delay of TD3 (Fujimoto et al. 2018).
+        max_grad_norm: largest norm of all gradients of an optimiser; ``None``: unclipped.
         clip_value: largest absolute value of a gradient; ``None``: unclipped.
-        gradients: changes the gradients of an optimiser's parameters before they are clipped, once
-            in a gradient step; what it has in ``state_dict()`` is in checkpoints. ``None``: they
-            are those of the losses.
+        gradients: changes the gradients of an optimiser's parameters before they are clipped. Its
+            ``state_dict()``, if any, is in checkpoints.
         target_updater: ``SoftUpdate`` or ``HardUpdate`` of the loss's target networks. A
-            ``HardUpdate`` counts by itself; with ``value_network_update_interval=0``, which copies
-            each time, ``target_update_every`` may say when.
+            ``HardUpdate`` needs ``value_network_update_interval=0`` with ``target_update_every``.
         target_update_every: steps between two target updates: a number of gradient steps, or text
             such as ``"1_000 policy steps"``. Policy steps are the argument of :meth:`advance`.
         compile: ``"auto"``: loss, gradients and (of fused optimisers) the whole gradient step are
             recorded once per minibatch shape and replayed as tensor operations without Python, or
             as a CUDA graph; eager where that is not possible. Results are bitwise the eager ones,
-            but for large matrix products on processors that have faster ones, which round
-            otherwise (:mod:`kit.fast.products`; ``"exact"``: without these), and for learning
-            rates on a GPU, which are float32 there.
+            except for large matrix products on some processors (:mod:`kit.fast.products`;
+            ``"exact"``: without these) and for learning rates on a GPU, which are float32 there.
             ``True``: loss and gradients are compiled by ``torch.compile``, which rounds differently
             and needs a C++ compiler. ``False``: eager.
 
     Attributes:
         optimizer_step_count: gradient steps made.
-        shapes_vary: whether minibatches are whole batches of ever other lengths. To record each
-            would cost more than faster products save: ``"auto"`` is ``"exact"`` then.
-        writes_to_minibatch: whether what the loss writes into a minibatch (``td_error``) is there
-            after its gradient step, for priorities or hooks.
-        reads_minibatches: whether entries of minibatches are read that the loss does not read. A
-            subclass that reads some by itself sets it to true: it then receives all entries.
+        shapes_vary: whether minibatches are whole batches of varying length. ``"auto"`` then works
+            as ``"exact"``: to record each shape would cost more than faster products save.
+        writes_to_minibatch: whether entries that the loss writes (``td_error``) are written to the
+            minibatch, for priorities or hooks.
+        reads_minibatches: whether a subclass reads entries that the loss does not read. It then
+            receives all entries.
         post_backward: called in each gradient step when the gradients of all losses are in
             ``parameter.grad``, before ``gradients`` and clipping; it may change or replace them.
-        undisturbed: set to true, and to false afterwards, around gradient steps between which
-            nothing else changes what they depend on: changes are looked for in the first alone.
 
     Raises:
-        SettingError: if a setting contradicts itself or the losses. What the loss returns may only
-            be known when it is called; the error is then raised before that loss's optimiser steps.
+        SettingError: if a setting contradicts another one or the losses. Some errors are only found
+            when the loss is called; they are raised before the first step of its optimiser.
     """
 
     shapes_vary = False
@@ -140,9 +130,7 @@ class Update(OptimizationStepper):
             why = f"contradicts max_grad_norm={max_grad_norm}"
             raise SettingError("clip_value", clip_value, why)
         self.change_gradients = gradients
-        if compile not in (ways := ["auto", "exact", True, False]):
-            raise SettingError("compile", compile, "is not a way to run", ways)
-        self.compile = compile
+        self.compile = one_of("compile", compile, ["auto", "exact", True, False])
         self.optimizer_step_count = 0
         self._steps = [0] * len(self._groups)
         self._targets = TargetUpdates(target_updater, target_update_every, traces=bool(compile))
@@ -181,12 +169,15 @@ class Update(OptimizationStepper):
 
     @property
     def undisturbed(self) -> bool:
-        """Whether nothing but gradient steps changes what these depend on, from now on."""
-        return self.traced_step.undisturbed
+        """Whether only gradient steps change what they depend on, until this is false again.
+
+        Changes are then looked for in the first gradient step only.
+        """
+        return self.traced_step.looked is not None
 
     @undisturbed.setter
     def undisturbed(self, value: bool) -> None:
-        self.traced_step.undisturbed = value
+        self.traced_step.looked = set() if value else None
 
     @property
     def keys_read(self) -> list[Any]:
@@ -199,12 +190,11 @@ class Update(OptimizationStepper):
 
         Args:
             minibatch: TensorDict of any batch size.
-            others: likewise; they count by their rows, so that the step is that of the mean over
-                all rows.
+            others: further minibatches; gradients are weighted by the number of rows.
 
         Returns:
-            Losses, the loss's metrics and the norm of the gradients: scalars on the device, to be
-            read alone. Losses of an actor that is not due may be left out, with their metrics: see
+            Losses, the loss's metrics and the norm of the gradients: read-only scalars on the
+            device. Losses of an actor that is not due may be omitted, with their metrics: see
             :func:`~kit.losses.losses_due`.
         """
         due = self._due()
@@ -222,26 +212,17 @@ class Update(OptimizationStepper):
         return metrics
 
     def losses(self, minibatch: TensorDictBase, *, due_alone: bool = False) -> TensorDictBase:
-        """The losses of a minibatch.
-
-        Args:
-            minibatch: of any batch size.
-            due_alone: whether those that are not due may be left out, as in a call.
-        """
+        """Return the losses of a minibatch of any size; those not due may be omitted on request."""
         if not due_alone:
-            return as_losses(self.loss_module, self.loss_module(minibatch))
+            return flat(self.loss_module(minibatch))
         return self._losses_due(self._due(), minibatch)
 
     def _losses_due(self, due: Due, minibatch: TensorDictBase) -> TensorDictBase:
         names = {name for number in due for name in self._groups[number].losses}
-        return as_losses(self.loss_module, losses_due(self.loss_module, minibatch, names))
+        return flat(losses_due(self.loss_module, minibatch, names))
 
     def minimize(self, losses: TensorDictBase) -> Metrics:
-        """Make one gradient step on losses that were computed elsewhere, eagerly.
-
-        Args:
-            losses: as the loss module returns them, perhaps changed.
-        """
+        """Make one eager gradient step on outputs of the loss module, perhaps changed."""
         due = self._due()
         gradients = self._differentiate(due, losses)
         metrics = {name: scalar(value) for name, value in losses.items()}
@@ -251,21 +232,18 @@ class Update(OptimizationStepper):
         return metrics
 
     def step(self, trainer: Any, sub_batch: TensorDictBase) -> TensorDictBase:
-        """Make one gradient step, as TorchRL's trainer asks for it, and call its loss hooks.
-
-        It leaves stage ``post_loss`` to steppers, where replay buffers are told priorities.
-        """
+        """Make one gradient step for TorchRL's trainer, and call its ``post_loss`` hooks."""
         metrics = TensorDict(self(sub_batch))
         if after_loss := getattr(trainer, "_post_loss_hook", None):  # not of a learner elsewhere
             after_loss(sub_batch)
         return metrics
 
     def register(self, trainer: Any, name: str = "optimization_stepper") -> None:
-        """Become the stepper of TorchRL's trainer.
+        """Register the update as the stepper of TorchRL's trainer.
 
         Raises:
-            SettingError: if the trainer would clip gradients otherwise, or targets are updated by
-                policy steps, which it does not tell.
+            SettingError: if the trainer would clip gradients differently, or targets are updated by
+                policy steps.
         """
         own = self.max_grad_norm if trainer.clip_grad_norm else self.clip_value
         if trainer.clip_norm not in (None, own):
@@ -289,16 +267,12 @@ class Update(OptimizationStepper):
         self._targets.count("gradient", self.optimizer_step_count, updated=targets_moved)
 
     def begin_run(self) -> None:
-        """Count policy steps from 0 on: it may have been trained by a run before."""
+        """Count policy steps from 0 again, in case of an earlier run."""
         if self._targets.counts == "policy":
             self._targets.period.last = 0
 
     def advance(self, policy_steps: int) -> None:
-        """Update the targets if it is their turn by policy steps; called once per iteration.
-
-        Args:
-            policy_steps: policy steps of the run so far.
-        """
+        """Update the targets if they are due after so many policy steps of the run."""
         self._targets.count("policy", policy_steps)
 
     def targets_move_with(self, due: Due) -> bool:
