@@ -13,18 +13,12 @@ from typing import Any
 
 from kit.cli import sweep
 from kit.cli.errors import errors_in_one_line
-from kit.cli.overrides import (
-    CHOICES,
-    choices,
-    chosen_settings,
-    split,
-    vocabulary,
-    without_commas,
-)
+from kit.cli.overrides import CHOICES, choices, chosen_settings, split, vocabulary, without_commas
 from kit.cli.signals import Signals, hold_saving
 from kit.config import RunConfig
 from kit.config.plain import check, from_plain, settings
 from kit.dialects import DIALECTS, dialect
+from kit.runs.comparison import as_typed
 from kit.runs.recipe import Recipe
 from kit.steps.errors import SettingError
 
@@ -118,13 +112,7 @@ def help_text(config_class: type[RunConfig], steps: str = "kit") -> str:
         lines.append(f"  steps=NAME                 steps in another vocabulary: {names}")
     lines += ["", "settings:", ""]
     for dotted, default, kind, text in settings(config):
-        lines.append(f"  {dotted}={_shown(default)}  ({kind})")
+        lines.append(f"  {dotted}={as_typed(default)}  ({kind})")
         wrapped = textwrap.wrap(text.replace("``", ""), 86, break_on_hyphens=False)
         lines += textwrap.indent("\n".join(wrapped), " " * 6).split("\n")
     return "\n".join(lines)
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        return "[" + ",".join(map(str, value)) + "]"
-    return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))

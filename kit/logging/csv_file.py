@@ -75,7 +75,7 @@ class CsvFile:
             before = self._read()[: self.rows]
             self.columns += new
             self._rewrite(before)
-        append(self.path, self._lines([row]))
+        append(self.path, as_csv(self.columns, [row], header=False))
         self.rows += 1
 
     def all_rows(self) -> list[dict[str, float | int]]:
@@ -95,15 +95,8 @@ class CsvFile:
         return list(csv.DictReader(io.StringIO(whole, newline="")))
 
     def _rewrite(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Write header and rows to a new file that takes the place of the old one."""
-        header = dict(zip(self.columns, self.columns))
-        write_whole(self.path, self._lines([header, *rows]))
-
-    def _lines(self, rows: Sequence[Mapping[str, Any]]) -> str:
-        text = io.StringIO()
-        writer = csv.DictWriter(text, self.columns, extrasaction="ignore", lineterminator="\n")
-        writer.writerows(rows)
-        return text.getvalue()
+        """Write header and rows to a new file that replaces the old one."""
+        write_whole(self.path, as_csv(self.columns, rows))
 
     def state_dict(self) -> dict[str, Any]:
         """Columns and number of rows."""
@@ -114,6 +107,18 @@ class CsvFile:
         self.columns, self.rows = list(state_dict["columns"]), int(state_dict["rows"])
         if self.columns:  # in a file of its own: the present one may have another name elsewhere
             self._rewrite(self._read()[: self.rows])
+
+
+def as_csv(
+    columns: Sequence[str], rows: Sequence[Mapping[str, Any]], *, header: bool = True
+) -> str:
+    """Return rows as the text of a CSV file; missing values are empty."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
+    if header:
+        writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 def _number(text: str) -> float | int:

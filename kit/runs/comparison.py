@@ -182,7 +182,7 @@ def _curve(run: _Run, column: str, axis: str) -> SeedCurve:
 def _group(runs: list[SeedCurve], settings: dict[str, Any]) -> Group:
     last = [run.values[-1] for run in runs]
     return Group(
-        name=", ".join(f"{name}={_said(value)}" for name, value in settings.items()),
+        name=", ".join(f"{name}={as_typed(value)}" for name, value in settings.items()),
         settings=settings,
         runs=runs,
         mean=statistics.fmean(last),
@@ -237,7 +237,7 @@ def _names_that_differ(runs: Sequence[_Run], names: Iterable[str]) -> list[str]:
     return [
         name
         for name in dict.fromkeys(names)
-        if len({_said(run.settings.get(name, _NOT_SET)) for run in runs}) > 1
+        if len({as_typed(run.settings.get(name, _NOT_SET)) for run in runs}) > 1
     ]
 
 
@@ -253,8 +253,8 @@ def _title(runs: Sequence[_Run]) -> str:
     return " on ".join(parts)
 
 
-def _said(value: Any) -> str:
-    """A value as it is written on the command line."""
+def as_typed(value: Any) -> str:
+    """Return a value as it is written on the command line."""
     if isinstance(value, str):
         return value
     return json.dumps(value, separators=(",", ":"), default=str)
