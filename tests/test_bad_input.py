@@ -135,7 +135,7 @@ REFUSED = {
     "{'max_frames_per_traj': 'x'} cannot be used: ValueError: invalid literal for int()",
     "ppo collector_kwargs.frames_per_batch=8": "collector_kwargs={'frames_per_batch': 8} cannot "
     "be used: TypeError: ",
-    "ppo logger=wanb": "logger='wanb' is not a logger; what works: wandb.",
+    "ppo logger=wanb": "logger='wanb' is not a choice; what works: wandb or",
     "ppo learning_rate=-1": "learning_rate=-1.0 is not above 0; use a number above 0.",
     "ppo gamma=2": "gamma=2.0 is more than 1; what works: 1.",
     "rainbow exploration_share=0": "exploration_share=0.0 is not above 0; use a number above 0 and",
