@@ -13,7 +13,7 @@ from typing import Any
 from torchrl.record.loggers import Logger
 
 from kit.logging.csv_file import FILES, CsvFile, Row, joined
-from kit.logging.files import NotSaved, as_folder, make_folder, not_written
+from kit.logging.files import NotSaved, as_folder, make_folder
 from kit.steps import SettingError
 from kit.steps.errors import one_of, place_of
 from kit.steps.values import flat
@@ -26,12 +26,9 @@ class RowLogger:
     """Takes one row of metrics per log point. All but ``log_row`` do nothing unless overridden.
 
     Attributes:
-        axis: column against which the others are drawn; the trainer sets it before ``start``, to
-            ``gradient_steps`` where the plan is offline.
-        continues: whether the run has rows in this log already; the trainer sets it before
-            ``start``.
-        begins_anew: whether a resumed run begins a new log, to which settings and earlier rows are
-            written again.
+        axis: column for the x-axis, set before ``start``; ``gradient_steps`` for offline plans.
+        continues: whether the log already has rows of the run, set before ``start``.
+        begins_anew: whether a resumed run begins a new log and writes settings and rows again.
     """
 
     axis = "policy_steps"
@@ -70,12 +67,11 @@ class RowLogger:
 class CsvLogger(RowLogger):
     """One row per log point in ``metrics.csv``, and its times in ``times.csv``.
 
-    Times are separate because they differ from run to run: ``metrics.csv`` of a run that was
-    killed and resumed is the file of the uninterrupted run, byte for byte. Texts and settings are
-    files of the run folder.
+    Times are separate because they differ from run to run: ``metrics.csv`` of a run that was killed
+    and resumed equals that of the uninterrupted run, byte for byte.
 
     Args:
-        folder: where both files are.
+        folder: folder of both files.
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -102,7 +98,7 @@ class CsvLogger(RowLogger):
 
     def rows(self) -> list[dict[str, float | int]]:
         """The rows written so far, with their times."""
-        return joined(*(file.own_rows() for file in self._files.values()))
+        return joined(*(file.all_rows()[: file.rows] for file in self._files.values()))
 
     def state_dict(self) -> dict[str, Any]:
         """Columns and number of rows."""
@@ -309,19 +305,12 @@ class TensorBoardLogger(TorchRLLogger):
 
     def log_row(self, row: Row) -> None:
         """Log all metrics of a row."""
-        with _events_not_written(self.folder):
-            super().log_row(row)
+        super().log_row(row)
         self._next = int(row.get(self.axis, 0)) + 1
 
     def log_text(self, name: str, text: str) -> None:
-        """Show a text; indented, it is left as it is by Markdown, which TensorBoard reads."""
-        with _events_not_written(self.folder):
-            self.logger.experiment.add_text(name, textwrap.indent(text, "    "), self._next)
-
-    def close(self) -> None:
-        """Write the last events and close the file."""
-        with _events_not_written(self.folder):
-            super().close()
+        """Show a text, indented so that TensorBoard's Markdown leaves it unchanged."""
+        self.logger.experiment.add_text(name, textwrap.indent(text, "    "), self._next)
 
     def state_dict(self) -> dict[str, Any]:
         """The first step without a row."""
@@ -330,21 +319,6 @@ class TensorBoardLogger(TorchRLLogger):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
         self._next = int(state_dict["next"])
-
-
-@contextlib.contextmanager
-def _events_not_written(folder: Path) -> Iterator[None]:
-    """Raise NotSaved for an ``OSError`` of TensorBoard, which raises the same object repeatedly.
-
-    ``contextlib.ExitStack`` would chain that object to itself, and never end.
-    """
-    failed: NotSaved | None = None
-    try:
-        yield
-    except OSError as error:
-        failed = not_written(folder, error)
-    if failed is not None:
-        raise failed
 
 
 class LoggerError(RuntimeError):

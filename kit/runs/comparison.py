@@ -95,12 +95,7 @@ class _Run:
 
 # ---------------------------------------------------------------------- reading and grouping
 def compare(runs: Sequence[Path | str], column: str = COLUMN) -> Comparison:
-    """Compare runs, grouped by their settings of training.
-
-    Args:
-        runs: run folders, folders above, folders of sweeps: see
-            :func:`~kit.runs.saved_runs.runs_of`.
-        column: of the rows.
+    """Compare the runs in folders (:func:`~kit.runs.saved_runs.runs_of`), grouped by settings.
 
     Raises:
         SettingError: if there is no run, or none has the column.
@@ -147,7 +142,7 @@ def _check_column(runs: Sequence[_Run], column: str) -> None:
 def _by_settings(
     runs: Sequence[_Run], column: str, axis: str
 ) -> tuple[list[list[_Run]], list[str]]:
-    """Runs of the same settings, one for each seed; and what was left out for that."""
+    """Group runs by settings, one per seed; also return remarks on the omitted runs."""
     groups: dict[str, dict[int, _Run]] = {}
     left_out = []
     for run in runs:
@@ -253,7 +248,7 @@ def as_typed(value: Any) -> str:
 
 # ---------------------------------------------------------------------- lengths
 def _unequal(groups: Sequence[Group], axis: str) -> list[str]:
-    """A line for each group whose seeds have their last values after other steps."""
+    """Return a line for each group whose seeds have different last steps."""
     lines = []
     for group in groups:
         lengths: dict[int, list[int]] = {}

@@ -32,10 +32,10 @@ def find_run(name: str, runs: Path, recipe: str | None = None, field: str = "res
     """Find the folder of a run.
 
     Args:
-        name: a run folder, or ``latest``: the newest one of the recipe.
-        runs: where run folders are.
-        recipe: whose runs ``latest`` means; ``None``: of any.
-        field: setting that asks for it, for the error.
+        name: a run folder, or ``latest``.
+        runs: folder of runs.
+        recipe: recipe of ``latest``; ``None``: any.
+        field: setting to name in the error.
 
     Raises:
         SettingError: if there is no such run.
