@@ -143,7 +143,7 @@ REFUSED = {
     "ppo device=gpu": "device='gpu' cannot be used",
     "ppo initial_log_std=-.inf": "initial_log_std='-.inf' is not a number; give a number.",
     "ppo stop_at_return=9 steps.evaluation_every=null": "stop_at_return=9.0 has no effect: ",
-    "ppo runs=/proc/no": "/proc/no/ppo/CartPole-v1/",
+    "ppo runs=/proc/no": "/proc/no/ppo/CartPole-v1 cannot be written",
     "ppo resume=nowhere": "resume='nowhere' is not a run folder (it has no config.yaml)",
     "ppo resume=latest": "resume='latest' finds no run in runs/ppo.",
 }
