@@ -17,20 +17,16 @@ MODULES = {
     "kit.cli.record": "record the policy of a saved run to a data set",
     "kit.cli.export": "write the policy of a saved run to a file for PyTorch or ONNX alone",
 }
-"""What each command does, by its module: it has the name of the command, which imports it when it
-runs, so that ``kit steps`` and ``kit compare`` need no PyTorch."""
+"""Descriptions of commands by module, imported late: ``kit steps`` needs no PyTorch."""
 COMMANDS = {module.rpartition(".")[2]: module for module in MODULES}
 
 
 @terminal()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command.
+    """Run a command and return its exit code: 0, or 2 for invalid arguments.
 
     Args:
-        arguments: words after ``kit``; those of the process, if ``None``.
-
-    Returns:
-        Exit code: 0, or 2 if the arguments make no sense.
+        arguments: words after ``kit``; ``None``: arguments of the process.
     """
     parser = argparse.ArgumentParser(
         prog="kit",

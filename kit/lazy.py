@@ -10,12 +10,7 @@ from typing import Any
 def lazy(
     package: str, homes: Mapping[str, Sequence[str]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The ``__getattr__`` and ``__dir__`` of a package (PEP 562).
-
-    Args:
-        package: its name.
-        homes: the names that each of its modules has.
-    """
+    """Return ``__getattr__`` and ``__dir__`` of a package (PEP 562), from its names by module."""
 
     def get(name: str) -> Any:
         for module, names in homes.items():
@@ -27,10 +22,6 @@ def lazy(
 
 
 def module_and_name(text: str) -> tuple[str, str]:
-    """Split ``module:Name`` at its last colon. Everything that imports or checks a name uses this.
-
-    Args:
-        text: a setting; without a colon it is a name alone, and the module is empty.
-    """
+    """Split ``module:Name`` at its last colon; without a colon, the module is empty."""
     module, _, name = text.rpartition(":")
     return module, name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -111,14 +110,6 @@ def test_without_a_folder_nothing_is_written(config, tmp_path):
 def test_a_logger_without_a_folder_is_refused():
     message = refused(recipes.ppo.build, ppo(logger="tensorboard"))
     assert message.startswith("logger='tensorboard' has no effect: it needs a run folder")
-
-
-def test_a_logger_whose_package_is_missing_is_refused_with_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
-    message = refused(recipes.ppo.build, ppo(logger="tensorboard", runs=str(tmp_path)))
-    wanted = "logger='tensorboard' needs the package tensorboard"
-    assert message == f"{wanted}; pip install 'torchrl-kit[tensorboard]'."
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_resuming_without_a_folder_is_refused_rather_than_begun_anew():

@@ -7,7 +7,6 @@ import io
 import os
 import subprocess
 import sys
-import threading
 
 import pytest
 
@@ -94,18 +93,3 @@ def test_terminal_reports_limits_of_the_system_in_one_line(case, behind, capsys)
 def test_terminal_leaves_other_errors_as_they_are():
     with pytest.raises(RuntimeError, match="28"), terminal():
         raise RuntimeError("a tensor of size (28)")
-
-
-@pytest.mark.parametrize(("number", "is_quiet"), [(errno.ENOSPC, True), (errno.EBADF, False)])
-def test_terminal_prints_no_trace_of_threads_at_limits(number, is_quiet, monkeypatch):
-    seen = []
-    monkeypatch.setattr(threading, "excepthook", seen.append)
-
-    def fail() -> None:
-        raise OSError(number, "x")
-
-    with terminal():
-        thread = threading.Thread(target=fail)
-        thread.start()
-        thread.join()
-    assert (not seen) == is_quiet

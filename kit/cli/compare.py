@@ -94,16 +94,12 @@ def main(words: Sequence[str]) -> int:
         compared = compare(given.runs, given.column)
         print(table(compared))
         if given.plot is not None:
-            _draw(compared, given.plot)
+            from kit.cli.compare_plot import draw  # matplotlib takes longer than all the rest
+
+            given.plot.parent.mkdir(parents=True, exist_ok=True)
+            draw(compared, given.plot)
+            print(f"\ncurves: {given.plot}")
     except (SettingError, NotSaved, OSError) as error:
         print(f"kit: {error}", file=sys.stderr)
         return 2
     return 0
-
-
-def _draw(compared: Comparison, path: Path) -> None:
-    from kit.cli.compare_plot import draw  # with matplotlib, which takes longer than all the rest
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draw(compared, path)
-    print(f"\ncurves: {path}")

@@ -26,9 +26,7 @@ Curves = NDArray[np.float64]
 def draw(comparison: Comparison, picture: Path) -> None:
     """Draw each group as the mean of its seeds in a band from the least to the greatest.
 
-    Both are drawn where all seeds have data. A seed without a value of its own at a step of another
-    is interpolated between its neighbours, which the legend says. Beyond, the seeds that go on are
-    thin lines.
+    Where some seeds lack a value, it is interpolated. Beyond the data of all, seeds are thin lines.
 
     Raises:
         NotSaved: if it cannot be written.

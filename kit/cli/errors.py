@@ -43,10 +43,9 @@ def _passes_user_code(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def errors_in_one_line() -> Iterator[None]:
-    """End the process with one line for errors of settings, and as :func:`terminal` does.
+    """Print errors in one line, unless the user's own code is in the stack trace.
 
-    Other errors get one line, too, unless the user's own code is in the stack trace or
-    ``HYDRA_FULL_ERROR=1`` is set, as Hydra has it.
+    ``HYDRA_FULL_ERROR=1`` shows the stack trace of other errors, as in Hydra.
     """
     with terminal():
         try:

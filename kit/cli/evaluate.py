@@ -25,12 +25,12 @@ from kit.steps.table import measured
 
 
 def parser_for(command: str, text: str, seed: int | None = None) -> argparse.ArgumentParser:
-    """Make a parser with the arguments that say which run plays how many episodes.
+    """Create a parser for a run, with the number of episodes and their seed if ``seed`` is given.
 
     Args:
-        command: that the parser is of.
+        command: name of the command.
         text: module documentation, whose first line describes the command.
-        seed: default; ``None``: it plays none.
+        seed: default seed; ``None``: no episodes.
     """
     parser = argparse.ArgumentParser(prog=command, description=text.split("\n")[0])
     parser.add_argument("run", help='run folder, or "latest"')
@@ -44,7 +44,7 @@ def parser_for(command: str, text: str, seed: int | None = None) -> argparse.Arg
 
 
 def chosen_run(given: argparse.Namespace, device: str | None = None) -> SavedRun:
-    """Return the run that the arguments of :func:`parser_for` name, once they are checked."""
+    """Check the arguments of :func:`parser_for` and return their run."""
     if "episodes" in given:
         given.episodes = whole_number("episodes", given.episodes, at_least=1)
         given.seed = whole_number("seed", given.seed)
@@ -54,7 +54,7 @@ def chosen_run(given: argparse.Namespace, device: str | None = None) -> SavedRun
 
 
 _TOLD = ("return", "return_std", "return_min", "return_max", "length")
-"""Metrics of an evaluation in the line of its return; others, as those of ``info``, follow it."""
+"""Metrics printed in the line of the return; others, such as those of ``info``, follow."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:

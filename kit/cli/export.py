@@ -39,7 +39,7 @@ _ROUNDING = 1e-4
 
 
 class ExportedPolicy(nn.Module):
-    """Deterministic actions as an environment takes them, of observations as it gives them.
+    """Deterministic policy from raw observations to actions of the environment.
 
     Observations are normalised as in training, actions clipped to their bounds and shifted by
     ``start``; both have a leading dimension ``n`` of any size.
@@ -99,15 +99,15 @@ def _type(dtype: Any) -> torch.dtype:
 
 # ---------------------------------------------------------------------- one file
 def export(run: SavedRun, file: Path, seed: int = 0) -> str:
-    """Write the policy of a run to a file, once it is known to act as the policy does.
+    """Write the policy of a run to a file, and check that both choose the same actions.
 
     Args:
-        run: whose policy it is.
-        file: to write: ``.pt2``, of ``torch.export``, or ``.onnx``.
-        seed: of the environment in which an episode is played for the comparison.
+        run: run of the policy.
+        file: file to write: ``.pt2`` (``torch.export``) or ``.onnx``.
+        seed: seed of the environment in which both play an episode.
 
     Returns:
-        What the file takes and gives, in a sentence.
+        Description of inputs and outputs.
 
     Raises:
         SettingError: if the policy cannot be exported, or a package is missing.
@@ -162,13 +162,8 @@ def _onnx(
     sides = policy.inputs, policy.outputs
     inputs, outputs = ([_name(leaf) for leaf in side] for side in sides)
     named: dict[str, Any] = {"input_names": inputs, "output_names": outputs}
-    logger = logging.getLogger("torch.onnx")  # which names packages that are not installed
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        model = torch.onnx.export(program, dynamo=True, verbose=False, **named)
-    finally:
-        logger.setLevel(level)
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it names packages not installed
+    model = torch.onnx.export(program, dynamo=True, verbose=False, **named)
     assert model is not None
     proto = model.model_proto
     found = ReferenceEvaluator(proto).run(None, dict(zip(inputs, seen)))

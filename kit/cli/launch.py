@@ -13,18 +13,12 @@ from typing import Any
 
 from kit.cli import sweep
 from kit.cli.errors import errors_in_one_line
-from kit.cli.overrides import (
-    CHOICES,
-    choices,
-    chosen_settings,
-    split,
-    vocabulary,
-    without_commas,
-)
+from kit.cli.overrides import CHOICES, choices, chosen_settings, split, vocabulary, without_commas
 from kit.cli.signals import Signals, hold_saving
 from kit.config import RunConfig
 from kit.config.plain import check, from_plain, settings
 from kit.dialects import DIALECTS, dialect
+from kit.runs.comparison import as_typed
 from kit.runs.recipe import Recipe
 from kit.steps.errors import SettingError
 
@@ -34,14 +28,12 @@ Build = Callable[..., Any]
 def main(config_class: type[RunConfig], build: Build, argv: Sequence[str] | None = None) -> None:
     """Run a recipe from the command line.
 
-    ``key=value`` overrides a setting, ``steps=sheeprl`` chooses another library's vocabulary,
-    ``--multirun key=1,2,3`` sweeps, ``--help`` documents every setting, ``resume=latest`` resumes
-    the newest run. An error of the user's is one line.
+    ``--help`` documents the options and all settings.
 
     Args:
         config_class: dataclass of the recipe's settings. The recipe is named after its module.
-        build: makes a trainer from such a dataclass.
-        argv: arguments; those of the process by default.
+        build: builds a trainer from such a dataclass.
+        argv: arguments; ``None``: arguments of the process.
     """
     if getattr(sys.modules["__main__"], config_class.__name__, None) is config_class:
         gc.freeze()  # imports are done; looking through them again takes a second at the end,
@@ -61,7 +53,7 @@ def main(config_class: type[RunConfig], build: Build, argv: Sequence[str] | None
 
 
 def _run(config_class: type[RunConfig], build: Build, words: Sequence[str]) -> None:
-    """Make the run that the words of a command line mean, or those of a sweep."""
+    """Run the recipe, or a sweep, with the words of a command line."""
     recipe = Recipe.of(config_class)
     options = {"--multirun", "-m"}
     sweeps = not options.isdisjoint(words)
@@ -84,11 +76,11 @@ _STARTED = {
     "WORLD_SIZE": "torchrun", "SLURM_STEP_NUM_TASKS": "srun", "OMPI_COMM_WORLD_SIZE": "mpirun",
     "PMI_SIZE": "mpiexec",
 }  # fmt: skip
-"""What counts the processes that a launcher has started; ``sbatch`` starts one, and sets none."""
+"""Variables with the number of processes started by a launcher; ``sbatch`` sets none."""
 
 
 def _check_alone() -> None:
-    """Refuse to be one of several processes with this command line, as launchers start them."""
+    """Raise SettingError if a launcher started several processes with this command line."""
     for name, launcher in _STARTED.items():
         if (count := os.environ.get(name, "1")) in ("", "1"):
             continue
@@ -100,7 +92,7 @@ def _check_alone() -> None:
 
 # ---------------------------------------------------------------------- help
 def help_text(config_class: type[RunConfig], steps: str = "kit") -> str:
-    """Every setting of a recipe with default, type and unit; steps in the vocabulary ``steps``."""
+    """Return all settings of a recipe with defaults and types, and steps in a vocabulary."""
     config: Any = config_class()
     if steps in DIALECTS:
         config.steps = dialect(steps)()
@@ -118,13 +110,7 @@ def help_text(config_class: type[RunConfig], steps: str = "kit") -> str:
         lines.append(f"  steps=NAME                 steps in another vocabulary: {names}")
     lines += ["", "settings:", ""]
     for dotted, default, kind, text in settings(config):
-        lines.append(f"  {dotted}={_shown(default)}  ({kind})")
+        lines.append(f"  {dotted}={as_typed(default)}  ({kind})")
         wrapped = textwrap.wrap(text.replace("``", ""), 86, break_on_hyphens=False)
         lines += textwrap.indent("\n".join(wrapped), " " * 6).split("\n")
     return "\n".join(lines)
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        return "[" + ",".join(map(str, value)) + "]"
-    return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))

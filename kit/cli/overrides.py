@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import sys
 import typing
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -59,13 +59,13 @@ class Settings:
 
     values: dict[str, Any]
     """All settings as nested plain values."""
-    given: frozenset[str]
-    """Dotted names of those that are no defaults."""
+    given: Mapping[str, Any]
+    """Those of a preset, a resumed run or a chosen vocabulary; the others have their defaults."""
     mappings: tuple[str, ...]
     """Settings that take any names, with a dot: ``env.kwargs.``, arguments of the environment."""
 
     def overridden(self, overrides: Sequence[str]) -> dict[str, Any]:
-        """The settings that are given, also by these overrides; the others have defaults.
+        """Return the given settings, also those given by ``overrides``, as nested plain values.
 
         Raises:
             SettingError: if they cannot be applied.
@@ -73,106 +73,91 @@ class Settings:
         from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException
 
-        config, names = OmegaConf.create(self.values), set(self.given)
+        config = OmegaConf.create(self.given)
         read = [(one.key_or_group, one.value()) for one in map(parsed, overrides)]
         # A value in place of a group comes last: settings of the group would replace it in silence.
         groups = {name for name, value in self.values.items() if isinstance(value, dict)}
         read.sort(key=lambda one: one[0] in groups and not isinstance(one[1], dict))
         try:
             for name, value in read:
-                OmegaConf.update(config, name, value, merge=True, force_add=True)
-                names |= flat({name: value}).keys()
-            values = typing.cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True))
+                OmegaConf.update(config, name, value, merge=True)
+            return typing.cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True))
         except OmegaConfBaseException as error:
             refuse(overrides, error)
-        return _only(values, names, self.mappings)
 
     def check(self, overrides: Sequence[str], sweeps: bool) -> None:
-        """Refuse names that no setting has, and several values outside a sweep."""
+        """Raise SettingError for unknown names, and for several values outside a sweep."""
         defaults = flat(self.values)
         known = {*defaults, *(name.rpartition(".")[0] for name in defaults)}
         for override in overrides:
             key, value = split(override)
             if "=" not in override or override.startswith(("~", "-")):
-                near = _nearest_names(key, [*defaults]) or ["seed"]
-                works = ["--multirun", "--help"] if key.startswith("-") else [f"{near[0]}=VALUE"]
                 why = "is not of the form name=value"
-                raise SettingError("command line", override, why, works)
+                raise SettingError("command line", override, why, "--help lists all settings")
             if sweeps and key.startswith("hydra"):
                 continue
             if parsed(override).is_sweep_override() and not sweeps:
-                is_list = isinstance(defaults.get(key), list) or key.startswith("steps.")
-                works = [f"[{value}]"] if is_list and not value.startswith("[") else []
-                works.append("--multirun, for a run of each")
+                works = f"use [{value}] for a list, or --multirun for a run of each"
                 raise SettingError(key, value, "is several values", works)
             if not (key in known or f"{key}.".startswith(self.mappings)):
-                works = _nearest_names(key, [*defaults])
-                hint = works or "--help lists all settings"
-                raise SettingError(key, value, "is not a setting", hint)
+                near = _nearest_names(key, [*defaults])
+                raise SettingError(
+                    key, value, "is not a setting", near or "--help lists all settings"
+                )
 
 
 def refuse(overrides: Sequence[str], error: Exception, works: str = "") -> NoReturn:
-    """Refuse in one line overrides that Hydra or OmegaConf refuses."""
+    """Raise SettingError for overrides that Hydra or OmegaConf rejects."""
     why = f"is refused: {str(error).splitlines()[0].rstrip('.')}"
     raise SettingError("command line", " ".join(overrides), why, works) from None
 
 
 def _nearest_names(name: str, known: Sequence[str]) -> list[str]:
-    """Settings that are spelled like ``name``: those of another group first, at most three."""
+    """Return at most three settings spelled like ``name``, those of another group first."""
     last = name.rpartition(".")[2]
     same = [entry for entry in known if entry.rpartition(".")[2] == last]
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.55)
-    return [*same, *(entry for entry in near if entry not in same)][:3]
-
-
-def _only(
-    values: Mapping[str, Any], names: Collection[str], mappings: tuple[str, ...], path: str = ""
-) -> dict[str, Any]:
-    """Return the entries of nested ``values`` with these dotted names; mappings stay whole."""
-    found = {}
-    for key, value in values.items():
-        name = f"{path}{key}"
-        within = any(one.startswith(f"{name}.") for one in names)
-        if within and isinstance(value, Mapping) and f"{name}." not in mappings:
-            found[key] = _only(value, names, mappings, f"{name}.")
-        elif within or name in names:
-            found[key] = value
-    return found
+    return [*dict.fromkeys([*same, *near])][:3]
 
 
 # ---------------------------------------------------------------------- before the overrides
 def chosen_settings(
     config_class: type[RunConfig], recipe: Recipe, words: Sequence[str]
 ) -> Settings:
-    """The settings of a preset, of a resumed run, or of a chosen vocabulary.
+    """Return the settings of a preset, of a resumed run, or of a chosen vocabulary.
 
     Raises:
-        SettingError: if what is chosen is not there, or two choices contradict each other.
+        SettingError: if the choice does not exist, or two choices contradict each other.
     """
+    from omegaconf import OmegaConf
+
     chosen = choices(words)
     default = config_class()
-    names = (name for name, value, *_ in settings(default) if isinstance(value, dict))
-    mappings = tuple(f"{name}." for name in names)
+    mapped = {name: value for name, value, *_ in settings(default) if isinstance(value, dict)}
+    mappings = tuple(f"{name}." for name in mapped)
     if chosen.get("resume") not in (None, ""):
         resumed = _resumed(config_class, recipe, chosen)
-        return Settings(resumed, frozenset(resumed), mappings)
+        return Settings(resumed, resumed, mappings)
     values: dict[str, Any] = to_plain(default)
-    changes: dict[str, Any] = {}
+    given = OmegaConf.create()
+    for name, value in mapped.items():
+        if value:  # a recipe's own arguments: those of the command line are added
+            OmegaConf.update(given, name, value)
+    preset: dict[str, Any] = {}
+    if "preset" in chosen:
+        preset = _preset(config_class, recipe, str(chosen["preset"]))
     steps = vocabulary(chosen)
     if steps != "kit":
         values["steps"] = to_plain(dialect(steps)())
-        changes = {"steps": {"dialect": steps}}
-    if "preset" in chosen:
-        preset = _preset(config_class, recipe, str(chosen["preset"]))
-        if "steps" in preset and steps != "kit":
+        if "steps" in preset:
             why = f"takes the place of the steps that preset={chosen['preset']} sets"
             raise SettingError("steps", steps, why, "leave one of the two out")
-        changes |= preset
-    return Settings(_merged(values, changes), frozenset(flat(changes)), mappings)
+        preset["steps"] = {"dialect": steps}
+    return Settings(values, OmegaConf.merge(given, preset), mappings)
 
 
 def choices(words: Sequence[str]) -> dict[str, Any]:
-    """The words that come before all settings, and ``runs``; several values as text."""
+    """Return the words that come before all settings, and ``runs``; several values as text."""
     chosen: dict[str, Any] = {}
     for word in words:
         key, value = split(word)
@@ -214,15 +199,3 @@ def _resumed(
     trust = trusted_names(chosen.get("trust"))
     check_names(saved, folder, trust, "trust=", _file_of(config_class))
     return {**to_plain(from_plain(config_class, saved)), "resume": str(folder)}
-
-
-def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested ``values`` with nested ``changes``."""
-    merged = dict(values)
-    for name, change in changes.items():
-        before = merged.get(name)
-        if isinstance(change, Mapping) and isinstance(before, Mapping):
-            merged[name] = _merged(before, change)
-        else:
-            merged[name] = change
-    return merged

@@ -26,28 +26,25 @@ from kit.envs.normalize import Normalizer
 from kit.hooks import Evaluator
 from kit.modules.world import Player
 from kit.runs.saved_policy import SavedRun
-from kit.steps import SettingError
+from kit.steps.errors import Limits
 
 
 def record(run: SavedRun, folder: Path, *, episodes: int, random: float, seed: int) -> int:
     """Play whole episodes with the actions of evaluations, and write them; return policy steps.
 
     Args:
-        run: whose policy acts.
-        folder: of the data set.
-        episodes: to play.
-        random: probability of a random action in place of the policy's.
-        seed: of the environment and of random actions.
+        run: run whose policy acts.
+        folder: folder of the data set.
+        episodes: number of episodes.
+        random: probability of a random action instead of the policy's.
+        seed: seed of the environment and of random actions.
 
     Raises:
-        SettingError: if it cannot be written; before it is played.
+        SettingError: if the data set cannot be written; raised before any episode.
     """
     own = run.trainer.evaluate
-    if not 0 <= random <= 1:
-        works = [1.0 if random > 1 else 0.0]
-        raise SettingError("random", random, "is not a probability", works)
-    # All is recorded as the environment gives it, and its metadata are those of one that is not
-    # vectorised.
+    Limits(0.0, 1.0).check("random", random)
+    # Raw observations and rewards are recorded, with the metadata of an unvectorised environment.
     raw = {"normalize_reward": False, "normalize_observation": False}
     native = isinstance(own.env.backend, NativeBackend)
     changes = {"vectorization": "sync"} if native else {}
@@ -64,7 +61,7 @@ def record(run: SavedRun, folder: Path, *, episodes: int, random: float, seed: i
 def _played(
     env: VectorEnv, own: Evaluator, episodes: int, random: float, seed: int
 ) -> TensorDictBase:
-    """Steps of so many whole episodes, ``[steps]``."""
+    """Return the steps of this number of whole episodes, ``[steps]``."""
     normalizer = own.env.normalizer
     mixed = own.policy
     if random:
@@ -80,7 +77,7 @@ def _played(
         seed=seed,
         device=own.device,
         exploration_type=own.exploration_type,
-        # Which of the two acts is decided on the host, step by step.
+        # SometimesRandom decides on the host, step by step.
         fast_policy="module" if random else "exact",
     )
     batches, ended = [], 0
@@ -91,7 +88,7 @@ def _played(
 
 
 class _Around(nn.Module):
-    """A policy with something around it; its outputs and its memory stay as they are."""
+    """Wrapper of a policy with the same keys."""
 
     def __init__(self, policy: Callable[[TensorDictBase], TensorDictBase]) -> None:
         super().__init__()
@@ -102,7 +99,7 @@ class _Around(nn.Module):
 
 
 class SeesNormalized(_Around):
-    """A policy that sees raw observations normalised by statistics that do not change."""
+    """Policy that normalises raw observations by fixed statistics."""
 
     def __init__(self, policy: Any, normalizer: Normalizer, device: torch.device | str) -> None:
         super().__init__(policy)
@@ -118,7 +115,7 @@ class SeesNormalized(_Around):
 
 
 class SometimesRandom(_Around):
-    """A policy in whose place random actions are taken with a probability."""
+    """Policy that is replaced by random actions with a probability."""
 
     def __init__(
         self, policy: Callable[[TensorDictBase], TensorDictBase], spec: Any, probability: float

@@ -24,20 +24,20 @@ _PATIENCE = 1.5
 
 
 class Signals:
-    """What signals ask of a run.
+    """Signal handlers of a run.
 
-    SIGTERM and SIGINT (Ctrl-C) end it after the iteration under way, or at once while it is built;
-    a second one ends the process. SIGUSR1 saves a checkpoint after the iteration under way, or the
-    first one. Ctrl-C does not wait for environments that hang.
+    SIGTERM and SIGINT (Ctrl-C) end it after the current iteration, or at once while it is built. A
+    second one ends the process. SIGUSR1 saves a checkpoint after the current or first iteration.
+    Ctrl-C does not wait for environments that hang.
 
     Args:
-        command: runs the recipe in a shell.
+        command: shell command of the recipe.
     """
 
     ending: ClassVar[bool] = False
-    """whether a run of this process ends because it was asked to."""
+    """Whether a signal is ending a run of this process."""
     save_next: ClassVar[bool] = False
-    """whether SIGUSR1 came while no run was built."""
+    """Whether SIGUSR1 was received before a run was built."""
 
     def __init__(self, command: str) -> None:
         self.command = command
@@ -126,20 +126,17 @@ class Signals:
 
 
 def hold_saving() -> None:
-    """Keep SIGUSR1, which would end this process, for the run that is built next.
-
-    ``recipes`` has blocked it while it was imported, before there were threads.
-    """
+    """Pass SIGUSR1, which ``recipes`` blocked during its import, to the next run."""
     signal.signal(_SAVING, lambda *_: setattr(Signals, "save_next", True))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {_SAVING})
 
 
 @functools.cache
 def stop_with_parent() -> None:
-    """End this process by SIGTERM when its parent is gone, after it has finished a run.
+    """Send SIGTERM to this process when its parent is gone, and again after its run.
 
-    Linux can send it by itself (``PR_SET_PDEATHSIG``), but does for each thread of the parent: the
-    second one would end the run at once.
+    Linux's ``PR_SET_PDEATHSIG`` sends one for each thread of the parent, and a second one would end
+    the run at once.
     """
     parent = os.getppid()
 

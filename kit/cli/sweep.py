@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
 import itertools
 import json
 import logging
 import re
 import tempfile
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kit.cli.overrides import Settings, parsed, refuse, split
+from kit.cli.overrides import Settings, choices, parsed, refuse, split
 from kit.cli.signals import Signals, stop_with_parent
 from kit.config import RunConfig
 from kit.config.plain import from_plain
 from kit.config.plan import make_plan
 from kit.dialects.base import Dialect
+from kit.logging.csv_file import as_csv
 from kit.logging.files import NotSaved, from_here, write_whole
 from kit.runs.recipe import Recipe
 from kit.runs.run_folder import SWEEP_JOB, new_sweep
@@ -33,27 +32,24 @@ _COLUMNS = {"episode/return": "return", "evaluation/return": "evaluation"}
 
 
 def said(overrides: Sequence[str]) -> str:
-    """What a run of a sweep was told, besides its seed, for its title."""
-    told = map(_told, overrides)
-    return ", ".join(f"{name}={value}" for name, value in told if name != "seed")
+    """Return the overrides of a run besides its seed, for its title."""
+    values = map(_unescaped, overrides)
+    return ", ".join(f"{name}={value}" for name, value in values if name != "seed")
 
 
-def _told(override: str) -> tuple[str, str]:
-    """The name and the value of an override, without the signs that Hydra needs."""
-    name, _, value = override.partition("=")
-    return name.lstrip("+"), re.sub(r"\\(.)", r"\1", value)
+def _unescaped(override: str) -> tuple[str, str]:
+    """Return the name and the value of an override without Hydra's escapes."""
+    name, value = split(override)
+    return name, re.sub(r"\\(.)", r"\1", value)
 
 
 class Job:
-    """One run of a sweep. Other processes, to which launchers send it, import the recipe again.
-
-    Pickled are names alone: the settings' class and ``build`` may be those of ``__main__``, which
-    is another module there.
+    """A run of a sweep, pickled by name for launchers: ``__main__`` differs in other processes.
 
     Args:
-        recipe: of the runs.
+        recipe: recipe of the runs.
         config_class: class of their settings.
-        build: makes their trainers.
+        build: builds their trainers.
         before: their settings without overrides.
     """
 
@@ -66,26 +62,25 @@ class Job:
         self.folder = Path()  # of the sweep
         self.is_elsewhere = False
         self.failed: list[Exception] = []
-        self._starts: dict[str, str] = {}  # folders of runs, and the latest run in each
+        self._latest = ""  # run from before the sweep, once a run starts from it
 
     def __reduce__(self) -> tuple[Any, ...]:
         names = self.config_class.__name__, self.build.__name__
-        state = {name: getattr(self, name) for name in ("before", "folder", "_starts")}
-        return _job_elsewhere, (self.recipe, *names, state)
+        state = {name: getattr(self, name) for name in ("folder", "_latest")}
+        return _job_elsewhere, (self.recipe, *names, self.before, state)
 
     def settings(self, overrides: Sequence[str]) -> dict[str, Any]:
-        """The given settings of a run; ``start_from=latest`` is a run from before the sweep."""
+        """Return the settings of a run; ``start_from=latest`` is a run from before the sweep."""
         values = self.before.overridden(overrides)
         if values.get("start_from") == "latest":
-            runs = str(values.get("runs") or "runs")
-            if runs not in self._starts:
-                found = find_run("latest", Path(runs), self.recipe.name, "start_from")
-                self._starts[runs] = str(found)
-            values["start_from"] = self._starts[runs]
+            if not self._latest:
+                runs = Path(values.get("runs") or "runs")
+                self._latest = str(find_run("latest", runs, self.recipe.name, "start_from"))
+            values["start_from"] = self._latest
         return values
 
     def __call__(self, _: Any) -> None:
-        """Make the run that Hydra has come to, and note what it reached."""
+        """Run the current job of Hydra and note its results."""
         from hydra.core.hydra_config import HydraConfig
 
         hydra = HydraConfig.get()
@@ -103,18 +98,19 @@ class Job:
         finally:
             SWEEP_JOB.reset(token)
         with contextlib.suppress(NotSaved):
-            note(self.folder, number, overrides, trainer, failed)
+            _note(self.folder, number, overrides, trainer, failed)
         if failed is not None and self.is_elsewhere:
             raise failed  # Hydra brings it home
         self.failed += [] if failed is None else [failed]  # Hydra would wrap it
 
 
-def _job_elsewhere(recipe: Recipe, config_class: str, build: str, state: dict[str, Any]) -> Job:
-    """Make a job in a process that a launcher started."""
+def _job_elsewhere(
+    recipe: Recipe, config_class: str, build: str, before: Settings, state: dict[str, Any]
+) -> Job:
+    """Create a job in a process that a launcher started."""
     module = recipe.load()
-    job = Job(recipe, getattr(module, config_class), getattr(module, build), state["before"])
-    vars(job).update(state)
-    job.is_elsewhere = True
+    job = Job(recipe, getattr(module, config_class), getattr(module, build), before)
+    vars(job).update(state, is_elsewhere=True)
     stop_with_parent()
     return job
 
@@ -122,23 +118,22 @@ def _job_elsewhere(recipe: Recipe, config_class: str, build: str, state: dict[st
 def run(job: Job, overrides: Sequence[str]) -> None:
     """Let Hydra call ``job`` for each point of a sweep, and print the table of its runs.
 
-    Args:
-        job: makes a run.
-        overrides: of all runs, with several values in some, and those of Hydra.
-
     Raises:
-        SettingError: if a run of it makes no sense, before the first begins; or Hydra refuses it.
+        SettingError: if the settings of a run are invalid, or Hydra rejects the overrides.
     """
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
     try:
         _check_points(job, overrides)
-        job.folder = new_sweep(_runs_of_all(job, overrides), job.recipe.name)
-        with _table_at_the_end(job.folder):
+        runs = choices(overrides).get("runs", job.before.values["runs"])
+        job.folder = new_sweep(Path(str(runs or tempfile.gettempdir())), job.recipe.name)
+        try:
             _call_hydra(job, overrides)
-            if job.failed:
-                raise job.failed[0]
+        finally:
+            _print_table(job.folder)
+        if job.failed:
+            raise job.failed[0]
     except (HydraException, OmegaConfBaseException) as error:
         refuse(overrides, error)
 
@@ -167,14 +162,6 @@ def _check_points(job: Job, overrides: Sequence[str]) -> None:
             raise SettingError(error.field, error.value, error.why, error.works, hint) from None
 
 
-def _runs_of_all(job: Job, overrides: Sequence[str]) -> Path:
-    """The folder of the runs of a sweep; a temporary one if they have none, or several."""
-    runs = job.before.values["runs"]
-    for one in (parsed(override) for override in overrides if split(override)[0] == "runs"):
-        runs = None if one.is_sweep_override() else one.value()
-    return Path(str(runs or tempfile.gettempdir()))
-
-
 def _call_hydra(job: Job, overrides: Sequence[str]) -> None:
     """Let Hydra sweep: it knows no settings, so that all overrides are new to it."""
     from hydra import initialize
@@ -192,33 +179,13 @@ def _call_hydra(job: Job, overrides: Sequence[str]) -> None:
         GlobalHydra.instance().hydra.multirun("sweep", job, words, with_log_configuration=False)
 
 
-@contextlib.contextmanager
-def _table_at_the_end(folder: Path) -> Iterator[None]:
-    """Print the table of the runs that have ended; remove the folder if none has."""
-    try:
-        yield
-    finally:
-        if table := summary(folder):
-            print(f"\n{table}")
-        with contextlib.suppress(OSError):
-            folder.rmdir()  # if Hydra has not come to write there
-
-
-def note(
-    sweep: Path, number: int, overrides: Sequence[str], trainer: Any, error: Exception | None = None
+def _note(
+    sweep: Path, number: int, overrides: Sequence[str], trainer: Any, error: Exception | None
 ) -> None:
-    """Keep what a run was told and what it reached, until all have ended; in any process.
-
-    Args:
-        sweep: folder of the sweep.
-        number: of the run.
-        overrides: what it was told.
-        trainer: of the run; ``None`` if none was built.
-        error: by which it ended.
-    """
+    """Write the overrides and the results of a run to a file, until the table is written."""
     latest: Mapping[str, Any] = {} if trainer is None else trainer.journal.latest
     reached = {name: latest[column] for column, name in _COLUMNS.items() if column in latest}
-    row = {"run": number, **dict(map(_told, overrides)), **reached}
+    row = {"run": number, **dict(map(_unescaped, overrides)), **reached}
     if error is not None:
         row["error"] = " ".join(str(error).split())
     folder = getattr(trainer, "folder", None)
@@ -227,22 +194,17 @@ def note(
     write_whole(sweep / f"run-{number}.json", json.dumps(row))
 
 
-def summary(sweep: Path) -> str:
-    """The table of the runs that have ended, with the settings that differ, and errors, if any.
-
-    It is written to ``sweep.csv``, too.
-    """
-    notes = sorted(sweep.glob("run-*.json"))
+def _print_table(sweep: Path) -> None:
+    """Write ``sweep.csv`` and print the differences between the runs that have ended, if any."""
+    notes = [*sweep.glob("run-*.json")]
     rows = sorted((json.loads(path.read_text()) for path in notes), key=lambda row: row["run"])
     if not rows:
-        return ""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    names.append(names.pop(names.index("folder")))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_whole(sweep / SWEEP_TABLE, text.getvalue())
+        with contextlib.suppress(OSError):
+            sweep.rmdir()  # unless Hydra has written there
+        return
+    columns = dict.fromkeys(name for row in rows for name in row if name != "folder")
+    names = [*columns, "folder"]
+    write_whole(sweep / SWEEP_TABLE, as_csv(names, rows))
     for path in notes:
         path.unlink()
     values = {name: {str(row.get(name, "")) for row in rows} for name in names}
@@ -251,7 +213,7 @@ def summary(sweep: Path) -> str:
     for row in rows:
         row["error"] = textwrap.shorten(row.get("error", ""), 60, placeholder=" ...")
     lines = [tuple(_text(row.get(name, "")) for name in shown) for row in rows]
-    return f"{text_table(tuple(shown), lines)}\n\nsweep: {sweep / SWEEP_TABLE}"
+    print(f"\n{text_table(tuple(shown), lines)}\n\nsweep: {sweep / SWEEP_TABLE}")
 
 
 def _text(value: Any) -> str:

@@ -7,7 +7,6 @@ import errno
 import os
 import re
 import sys
-import threading
 from collections.abc import Iterator
 
 _CLOSED_PIPE, _INTERRUPTED = 128 + 13, 128 + 2
@@ -19,17 +18,17 @@ _LIMITS = {
     errno.EMFILE: _MORE_FILES, errno.ENFILE: _MORE_FILES, errno.ENOSPC: _ROOM, errno.EDQUOT: _ROOM,
     errno.EFBIG: _ROOM, errno.ENOMEM: _MEMORY,
 }  # fmt: skip
-"""Advice for errors by which the system says that it has no more of something."""
+"""Advice by error number."""
 _NO_MEMORY = re.compile(r"can't allocate memory|CUDA out of memory|Storage size calculation over")
-"""What PyTorch says where a tensor is larger than the memory, or than any."""
+"""PyTorch's errors for tensors larger than the memory."""
 
 
 @contextlib.contextmanager
 def terminal() -> Iterator[None]:
-    """Print ``?`` for what the terminal cannot show; end without a stack trace.
+    """Print ``?`` for unknown characters, and end without a stack trace.
 
-    In silence once the pipe is closed (``| head``), with a word after Ctrl-C, with one line where
-    the system has no more room, memory or open files. An output that was closed before is nowhere.
+    Print nothing once the pipe is closed (``| head``), one word after Ctrl-C, and one line if the
+    system runs out of disk space, memory or open files.
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # python ... >&-
@@ -38,8 +37,7 @@ def terminal() -> Iterator[None]:
             stream.reconfigure(errors="replace")
     try:
         try:
-            with _quiet_threads():
-                yield
+            yield
         finally:
             sys.stdout.flush()
     except KeyboardInterrupt:
@@ -56,24 +54,8 @@ def terminal() -> Iterator[None]:
         raise SystemExit(1) from None
 
 
-@contextlib.contextmanager
-def _quiet_threads() -> Iterator[None]:
-    """Print no limit of the system that a thread has met: TensorBoard's next call raises it."""
-    before = threading.excepthook
-
-    def hook(failed: threading.ExceptHookArgs) -> None:
-        if limit_of_system(failed.exc_value) is None:
-            before(failed)
-
-    threading.excepthook = hook
-    try:
-        yield
-    finally:
-        threading.excepthook = before
-
-
 def limit_of_system(error: BaseException | None) -> str | None:
-    """Return one line if an error, or the one behind it, is a limit of the system."""
+    """Return one line if an error, or its cause, is a limit of the system."""
     seen: list[BaseException] = []
     while error is not None and error not in seen:
         seen.append(error)

@@ -18,10 +18,7 @@ FILES = ("metrics", "times")
 
 
 def read_rows(folder: Path | str) -> list[dict[str, float | int]]:
-    """The rows that a run has logged to its folder, with their times.
-
-    Args:
-        folder: of the run, with ``metrics.csv``.
+    """Return the rows in a run folder, with their times.
 
     Raises:
         SettingError: if there are none.
@@ -46,11 +43,11 @@ class CsvFile:
     """A CSV file of growing columns.
 
     Args:
-        path: of the file; it is written with the first row.
+        path: path of the file, which is written with the first row.
 
     Attributes:
-        columns: names, in the order in which they came.
-        rows: number of them, those before a resume included.
+        columns: names of the columns, in order of their first value.
+        rows: number of rows, including those before a resume.
     """
 
     def __init__(self, path: Path) -> None:
@@ -59,11 +56,7 @@ class CsvFile:
         self.rows = 0
 
     def refuse_earlier_rows(self) -> None:
-        """Refuse to write where rows of another run are: they would be lost.
-
-        Raises:
-            SettingError: if there are any.
-        """
+        """Raise SettingError if the file has rows of another run, which would be lost."""
         if self._read():
             why = f"has the rows of an earlier run ({self.path.name}), which would be lost"
             works = "give another folder, or resume that run"
@@ -74,17 +67,13 @@ class CsvFile:
         if new := [name for name in row if name not in self.columns]:
             before = self._read()[: self.rows]
             self.columns += new
-            self._rewrite(before)
-        append(self.path, self._lines([row]))
+            write_whole(self.path, as_csv(self.columns, before))
+        append(self.path, as_csv(self.columns, [row], header=False))
         self.rows += 1
 
     def all_rows(self) -> list[dict[str, float | int]]:
         """The rows in the file, whoever wrote them."""
         return [{name: _number(text) for name, text in row.items() if text} for row in self._read()]
-
-    def own_rows(self) -> list[dict[str, float | int]]:
-        """The rows that were appended here, or before a resume."""
-        return self.all_rows()[: self.rows]
 
     def _read(self) -> list[dict[str, str]]:
         """The rows in the file as texts, without a line that is not written to its end yet."""
@@ -94,17 +83,6 @@ class CsvFile:
         whole = text[: text.rfind("\n") + 1]
         return list(csv.DictReader(io.StringIO(whole, newline="")))
 
-    def _rewrite(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Write header and rows to a new file that takes the place of the old one."""
-        header = dict(zip(self.columns, self.columns))
-        write_whole(self.path, self._lines([header, *rows]))
-
-    def _lines(self, rows: Sequence[Mapping[str, Any]]) -> str:
-        text = io.StringIO()
-        writer = csv.DictWriter(text, self.columns, extrasaction="ignore", lineterminator="\n")
-        writer.writerows(rows)
-        return text.getvalue()
-
     def state_dict(self) -> dict[str, Any]:
         """Columns and number of rows."""
         return {"columns": list(self.columns), "rows": self.rows}
@@ -113,7 +91,19 @@ class CsvFile:
         """Restore a state of :meth:`state_dict`, dropping the rows written later."""
         self.columns, self.rows = list(state_dict["columns"]), int(state_dict["rows"])
         if self.columns:  # in a file of its own: the present one may have another name elsewhere
-            self._rewrite(self._read()[: self.rows])
+            write_whole(self.path, as_csv(self.columns, self._read()[: self.rows]))
+
+
+def as_csv(
+    columns: Sequence[str], rows: Sequence[Mapping[str, Any]], *, header: bool = True
+) -> str:
+    """Return rows as the text of a CSV file; missing values are empty."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
+    if header:
+        writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 def _number(text: str) -> float | int:

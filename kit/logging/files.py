@@ -42,14 +42,10 @@ def half_written(path: Path) -> Path:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file so that it is there completely or not at all.
-
-    Args:
-        path: of the file.
-        content: of it; text is written as UTF-8.
+    """Write a file atomically; text is written as UTF-8.
 
     Raises:
-        NotSaved: if it cannot be written; a file that was there before is untouched.
+        NotSaved: if it cannot be written; an existing file is untouched.
     """
     temporary = half_written(path)
     try:

@@ -20,17 +20,17 @@ from kit.steps import SettingError
 
 
 class Journal:
-    """Gathers metrics while the loop runs and writes them, one row per log point.
+    """Collects metrics during the loop and writes one row per log point.
 
-    Losses are averaged over all gradient steps since the last row, and so are floats that hooks
-    log; integers are the last value. Nothing on the device is read before the row is written.
+    Losses, and floats logged by hooks, are averaged since the last row. Of integers, the last value
+    counts. Nothing on the device is read before the row is written.
 
     Args:
-        loggers: where rows go.
-        axis: counter against which they are drawn.
+        loggers: loggers that write the rows.
+        axis: counter for the x-axis.
 
     Attributes:
-        metrics: of the gradient steps since the last row.
+        metrics: metrics of the gradient steps since the last row.
         latest: newest value of every column.
     """
 
@@ -56,9 +56,9 @@ class Journal:
         """Start the clock and the loggers.
 
         Args:
-            steps: of the axis, made before in a resumed run.
+            steps: steps of the axis before a resume.
             config: settings of the run.
-            plan: its table.
+            plan: table of the plan.
         """
         self._began = time.perf_counter() - self._seconds
         self._last = (steps, self._seconds)
@@ -88,12 +88,12 @@ class Journal:
         self._spent[what] = self._spent.get(what, 0.0) + time.perf_counter() - began
 
     def note(self, metrics: Mapping[str, Any], *, of_hooks: bool = False) -> None:
-        """Keep metrics for the next row: means; of a metric of integers alone, the last.
+        """Keep metrics for the next row: means, or the last value of integers.
 
-        What is no number is in no row, which is said once.
+        Values that are not numbers are omitted with a warning.
 
         Args:
-            metrics: by name.
+            metrics: values by name.
             of_hooks: whether hooks log them, rather than the trainer.
 
         Raises:
@@ -183,16 +183,10 @@ class Journal:
         return times
 
     def close(self, ledger: str) -> None:
-        """Log the final table and finish every logger.
-
-        Args:
-            ledger: the table of plan and counts.
-        """
+        """Log ``ledger``, the table of plan and counts, and finish every logger."""
         with contextlib.ExitStack() as last_first:
             for logger in self._open:
-                last_first.enter_context(named_in_errors(logger))
-                last_first.callback(logger.close)
-                last_first.callback(logger.log_text, "ledger", ledger)
+                last_first.callback(_finish, logger, ledger)
             self._open = []
 
     # ------------------------------------------------------------------ in and out
@@ -222,6 +216,14 @@ class Journal:
             if place is not None:
                 logger.load_state_dict(saved.pop(place)[1])
                 self._begun.append(logger)
+
+
+def _finish(logger: RowLogger, ledger: str) -> None:
+    with named_in_errors(logger):
+        try:
+            logger.log_text("ledger", ledger)
+        finally:
+            logger.close()
 
 
 def refuse_taken(names: Iterable[str]) -> None:

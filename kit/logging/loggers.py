@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 import secrets
 import textwrap
@@ -14,9 +13,9 @@ from typing import Any
 from torchrl.record.loggers import Logger
 
 from kit.logging.csv_file import FILES, CsvFile, Row, joined
-from kit.logging.files import NotSaved, as_folder, make_folder, not_written
+from kit.logging.files import NotSaved, as_folder, make_folder
 from kit.steps import SettingError
-from kit.steps.errors import place_of
+from kit.steps.errors import one_of, place_of
 from kit.steps.values import flat
 
 AXES = ("policy_steps", "env_steps", "gradient_steps", "time/seconds")
@@ -27,12 +26,9 @@ class RowLogger:
     """Takes one row of metrics per log point. All but ``log_row`` do nothing unless overridden.
 
     Attributes:
-        axis: column against which the others are drawn; the trainer sets it before ``start``, to
-            ``gradient_steps`` where the plan is offline.
-        continues: whether the run has rows in this log already; the trainer sets it before
-            ``start``.
-        begins_anew: whether a resumed run begins a new log, to which settings and earlier rows are
-            written again.
+        axis: column for the x-axis, set before ``start``; ``gradient_steps`` for offline plans.
+        continues: whether the log already has rows of the run, set before ``start``.
+        begins_anew: whether a resumed run begins a new log and writes settings and rows again.
     """
 
     axis = "policy_steps"
@@ -71,12 +67,11 @@ class RowLogger:
 class CsvLogger(RowLogger):
     """One row per log point in ``metrics.csv``, and its times in ``times.csv``.
 
-    Times are separate because they differ from run to run: ``metrics.csv`` of a run that was
-    killed and resumed is the file of the uninterrupted run, byte for byte. Texts and settings are
-    files of the run folder.
+    Times are separate because they differ from run to run: ``metrics.csv`` of a run that was killed
+    and resumed equals that of the uninterrupted run, byte for byte.
 
     Args:
-        folder: where both files are.
+        folder: folder of both files.
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -103,7 +98,7 @@ class CsvLogger(RowLogger):
 
     def rows(self) -> list[dict[str, float | int]]:
         """The rows written so far, with their times."""
-        return joined(*(file.own_rows() for file in self._files.values()))
+        return joined(*(file.all_rows()[: file.rows] for file in self._files.values()))
 
     def state_dict(self) -> dict[str, Any]:
         """Columns and number of rows."""
@@ -154,18 +149,17 @@ class TorchRLLogger(RowLogger):
 
 
 class WandbLogger(TorchRLLogger):
-    """Weights & Biases, through TorchRL's logger: one row per log point, offline if need be.
+    """Weights & Biases, through TorchRL's logger: one row per log point.
 
-    It never asks: without credentials, runs are written to disk, to be uploaded by ``wandb sync``.
-    Every metric can be drawn against policy steps (the default, gradient steps where the run is
-    offline), env steps, gradient steps or seconds. W&B's environment variables hold: also
-    ``WANDB_RUN_GROUP``, ``WANDB_TAGS``, ``WANDB_NOTES``, ``WANDB_ENTITY``.
+    Without credentials, runs are written to disk, to be uploaded by ``wandb sync``. Every metric
+    can be drawn against policy steps (the default, gradient steps where the run is offline), env
+    steps, gradient steps or seconds. W&B's environment variables are respected.
 
     Args:
         folder: run folder; W&B writes below it.
         project: W&B project; ``None``: ``WANDB_PROJECT``, or ``kit``.
-        name: name of the run; ``None``: that of its folder.
-        id: of a run to continue; ``None``: ``WANDB_RUN_ID``, or a new one.
+        name: name of the run; ``None``: name of its folder.
+        id: ID of a run to continue; ``None``: ``WANDB_RUN_ID``, or a new one.
 
     Raises:
         SettingError: if W&B would read its settings from a run folder.
@@ -255,13 +249,9 @@ class WandbLogger(TorchRLLogger):
 
 
 def _check_settings_of_wandb(run: Path) -> None:
-    """Refuse settings of W&B in a run folder, which may name a host that gets the API key.
+    """Raise SettingError for W&B settings in a run folder: they may name a host for the API key.
 
-    W&B reads ``wandb/settings`` of the working folder before anything else, and nothing turns that
-    off. It writes none to a run folder by itself.
-
-    Args:
-        run: run folder.
+    W&B always reads ``wandb/settings`` of the working folder, and writes none to a run folder.
     """
     here = Path.cwd()
     of_a_run = (here / "config.yaml").exists() and any(
@@ -276,7 +266,7 @@ def _check_settings_of_wandb(run: Path) -> None:
 
 
 def _logged_in() -> bool:
-    """Whether W&B has credentials, without asking for them."""
+    """Return whether W&B has credentials, without prompting for them."""
     if os.environ.get("WANDB_MODE") in ("offline", "disabled"):
         return False
     import wandb
@@ -304,11 +294,7 @@ class TensorBoardLogger(TorchRLLogger):
         self._next = 0
 
     def start(self) -> None:
-        """Begin a file of events; TensorBoard drops rows of a run that has gone on from before.
-
-        All of them where it begins anew: killed before its first checkpoint, or after it went on
-        without this logger.
-        """
+        """Begin a file of events that replaces later rows: all, where the log begins again."""
         earlier = self.folder.is_dir() and any(self.folder.iterdir())
         super().start()
         if earlier:
@@ -319,19 +305,12 @@ class TensorBoardLogger(TorchRLLogger):
 
     def log_row(self, row: Row) -> None:
         """Log all metrics of a row."""
-        with _events_not_written(self.folder):
-            super().log_row(row)
+        super().log_row(row)
         self._next = int(row.get(self.axis, 0)) + 1
 
     def log_text(self, name: str, text: str) -> None:
-        """Show a text; indented, it is left as it is by Markdown, which TensorBoard reads."""
-        with _events_not_written(self.folder):
-            self.logger.experiment.add_text(name, textwrap.indent(text, "    "), self._next)
-
-    def close(self) -> None:
-        """Write the last events and close the file."""
-        with _events_not_written(self.folder):
-            super().close()
+        """Show a text, indented so that TensorBoard's Markdown leaves it unchanged."""
+        self.logger.experiment.add_text(name, textwrap.indent(text, "    "), self._next)
 
     def state_dict(self) -> dict[str, Any]:
         """The first step without a row."""
@@ -340,25 +319,6 @@ class TensorBoardLogger(TorchRLLogger):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
         self._next = int(state_dict["next"])
-
-
-@contextlib.contextmanager
-def _events_not_written(folder: Path) -> Iterator[None]:
-    """Raise a new error for each of TensorBoard's.
-
-    It raises the error of its thread again in every later call. ``contextlib.ExitStack`` would
-    chain that error to itself, and never end.
-
-    Raises:
-        NotSaved: in place of an ``OSError``.
-    """
-    failed: NotSaved | None = None
-    try:
-        yield
-    except OSError as error:
-        failed = not_written(folder, error)
-    if failed is not None:
-        raise failed
 
 
 class LoggerError(RuntimeError):
@@ -374,11 +334,7 @@ class LoggerError(RuntimeError):
 
 @contextlib.contextmanager
 def named_in_errors(logger: RowLogger) -> Iterator[None]:
-    """Say which logger raised; errors that speak for themselves stay as they are.
-
-    Raises:
-        LoggerError: in place of another error.
-    """
+    """Raise LoggerError for errors of a logger other than the kit's own."""
     try:
         yield
     except (SettingError, NotSaved, LoggerError):
@@ -393,35 +349,24 @@ LOGGERS = ("csv", "wandb", "tensorboard", "none")
 def make_loggers(
     names: str | Sequence[str], folder: Path | str, *, run_name: str = ""
 ) -> list[RowLogger]:
-    """Make the loggers called ``names``; the CSV file is always written.
+    """Create the loggers called ``names``; the CSV file is always written.
 
     Args:
-        names: of ``LOGGERS``, several separated by commas; each is made once.
+        names: names in ``LOGGERS``, several separated by commas; each is created once.
         folder: run folder.
-        run_name: name of the run in W&B, unless ``WANDB_NAME`` says another.
+        run_name: name of the run in W&B, unless ``WANDB_NAME`` is set.
 
     Raises:
-        SettingError: if a name is unknown or its package is missing.
+        SettingError: if a name is unknown.
     """
-    wanted = names.replace("+", ",").split(",") if isinstance(names, str) else list(names)
+    wanted = names.split(",") if isinstance(names, str) else list(names)
     loggers: list[RowLogger] = [CsvLogger(folder)]
     for name in dict.fromkeys(entry.strip().lower() for entry in wanted):
         if name == "wandb":
             named = os.environ.get("WANDB_NAME") or run_name or None
             loggers.append(WandbLogger(folder, name=named))
         elif name == "tensorboard":
-            loggers.append(_tensorboard(folder))
-        elif name not in LOGGERS and name:
-            near = difflib.get_close_matches(name, LOGGERS, n=1, cutoff=0.4)
-            raise SettingError("logger", name, "is not a logger", near or list(LOGGERS))
+            loggers.append(TensorBoardLogger(folder))
+        elif name:
+            one_of("logger", name, LOGGERS)
     return loggers
-
-
-def _tensorboard(folder: Path | str) -> TensorBoardLogger:
-    try:
-        import tensorboard  # noqa: F401
-    except ImportError:
-        why = "needs the package tensorboard"
-        works = "pip install 'torchrl-kit[tensorboard]'"
-        raise SettingError("logger", "tensorboard", why, works) from None
-    return TensorBoardLogger(folder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -32,15 +32,15 @@ class SeedCurve:
     folder: str
     """Folder of the run."""
     steps: list[int]
-    """Steps of the axis after which there is a value."""
+    """Steps of the axis at which there is a value."""
     values: list[float]
-    """The value after each of them; of several after the same step, the last."""
+    """Value at each of these steps; of several at the same step, the last."""
     policy_steps: int
     """Policy steps of the row with the last value."""
     gradient_steps: int
     """Gradient steps of that row."""
     seconds: float | None
-    """Seconds until that row; ``None`` if they are not known."""
+    """Seconds until that row, if recorded."""
 
 
 @dataclass(frozen=True)
@@ -48,20 +48,18 @@ class Group:
     """Runs that differ in their seed alone, and statistics over these seeds."""
 
     name: str
-    """The settings in which it differs from the other groups; empty if there is no other."""
-    settings: dict[str, Any]
-    """Those settings by dotted name."""
+    """Settings in which the group differs from the others; empty if there is no other."""
     runs: list[SeedCurve]
-    """One for each seed, in the order of seeds."""
+    """One run for each seed, ordered by seed."""
     mean: float
     """Mean over seeds of the last values."""
     std: float | None
-    """Population standard deviation of these; ``None`` for one seed."""
+    """Population standard deviation of the last values; ``None`` for one seed."""
     greatest: float
     """Mean over seeds of the greatest value of each."""
     interquartile_mean: float | None
-    """Mean of the last values without the least and greatest quarter of them, rounded down;
-    ``None`` for less than four seeds."""
+    """Mean of the last values without the lowest and highest quarter (number rounded down);
+    ``None`` for fewer than four seeds."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +71,11 @@ class Comparison:
     axis: str
     """``policy_steps``, or ``gradient_steps`` if one of the runs learns from a data set."""
     title: str
-    """What all runs have in common: recipe and environment."""
+    """Recipe and environment, if all runs share them."""
     groups: list[Group]
-    """In the order of the runs."""
+    """Groups in the order of the runs."""
     remarks: list[str] = field(default_factory=list)
-    """What the numbers do not say: runs that were left out, seeds of other lengths."""
+    """Notes on omitted runs, seeds of different lengths and different tasks."""
 
 
 @dataclass(frozen=True)
@@ -97,12 +95,7 @@ class _Run:
 
 # ---------------------------------------------------------------------- reading and grouping
 def compare(runs: Sequence[Path | str], column: str = COLUMN) -> Comparison:
-    """Compare runs, grouped by their settings of training.
-
-    Args:
-        runs: run folders, folders above, folders of sweeps: see
-            :func:`~kit.runs.saved_runs.runs_of`.
-        column: of the rows.
+    """Compare the runs in folders (:func:`~kit.runs.saved_runs.runs_of`), grouped by settings.
 
     Raises:
         SettingError: if there is no run, or none has the column.
@@ -149,7 +142,7 @@ def _check_column(runs: Sequence[_Run], column: str) -> None:
 def _by_settings(
     runs: Sequence[_Run], column: str, axis: str
 ) -> tuple[list[list[_Run]], list[str]]:
-    """Runs of the same settings, one for each seed; and what was left out for that."""
+    """Group runs by settings, one per seed; also return remarks on the omitted runs."""
     groups: dict[str, dict[int, _Run]] = {}
     left_out = []
     for run in runs:
@@ -182,8 +175,7 @@ def _curve(run: _Run, column: str, axis: str) -> SeedCurve:
 def _group(runs: list[SeedCurve], settings: dict[str, Any]) -> Group:
     last = [run.values[-1] for run in runs]
     return Group(
-        name=", ".join(f"{name}={_said(value)}" for name, value in settings.items()),
-        settings=settings,
+        name=", ".join(f"{name}={as_typed(value)}" for name, value in settings.items()),
         runs=runs,
         mean=statistics.fmean(last),
         std=_deviation(last) if len(last) > 1 else None,
@@ -214,31 +206,25 @@ _NOT_SET = "(not set)"
 
 
 def _differing(runs: Sequence[_Run]) -> list[dict[str, Any]]:
-    """Of each run, the settings that tell it from the others.
-
-    Recipes have other settings, so between them their names and their tasks are told alone.
-    """
+    """Return the settings of each run that differ; between recipes, only names and tasks."""
     sources = sorted({run.recipe for run in runs})
     called = {source: Recipe(source).name for source in sources}
     if len(set(called.values())) < len(sources):
         called = {source: source for source in sources}
-    task = _names_that_differ(runs, [n for run in runs for n in run.settings if n.startswith(TASK)])
+    task = _names_that_differ(runs, TASK)
     shown = []
     for run in runs:
         alike = [other for other in runs if other.recipe == run.recipe]
-        names = _names_that_differ(alike, [name for other in alike for name in other.settings])
-        names = list(dict.fromkeys([*task, *names]))
+        names = dict.fromkeys([*task, *_names_that_differ(alike)])
         recipe = {"recipe": called[run.recipe]} if len(sources) > 1 else {}
         shown.append(recipe | {name: run.settings.get(name, _NOT_SET) for name in names})
     return shown
 
 
-def _names_that_differ(runs: Sequence[_Run], names: Iterable[str]) -> list[str]:
-    return [
-        name
-        for name in dict.fromkeys(names)
-        if len({_said(run.settings.get(name, _NOT_SET)) for run in runs}) > 1
-    ]
+def _names_that_differ(runs: Sequence[_Run], begins: tuple[str, ...] = ("",)) -> list[str]:
+    names = dict.fromkeys(n for run in runs for n in run.settings if n.startswith(begins))
+    values = {name: {as_typed(run.settings.get(name, _NOT_SET)) for run in runs} for name in names}
+    return [name for name in names if len(values[name]) > 1]
 
 
 def _task(settings: Mapping[str, Any]) -> str:
@@ -253,8 +239,8 @@ def _title(runs: Sequence[_Run]) -> str:
     return " on ".join(parts)
 
 
-def _said(value: Any) -> str:
-    """A value as it is written on the command line."""
+def as_typed(value: Any) -> str:
+    """Return a value as it is written on the command line."""
     if isinstance(value, str):
         return value
     return json.dumps(value, separators=(",", ":"), default=str)
@@ -262,7 +248,7 @@ def _said(value: Any) -> str:
 
 # ---------------------------------------------------------------------- lengths
 def _unequal(groups: Sequence[Group], axis: str) -> list[str]:
-    """A line for each group whose seeds have their last values after other steps."""
+    """Return a line for each group whose seeds have different last steps."""
     lines = []
     for group in groups:
         lengths: dict[int, list[int]] = {}

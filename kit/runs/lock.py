@@ -14,16 +14,16 @@ from kit.steps import SettingError
 
 
 class RunLock:
-    """Held from the moment a run is built until it ends, or its process does.
+    """Lock that is held from when a run is built until the run or its process ends.
 
-    The system unlocks the file ``.lock`` of a dead process, whatever killed it. The file ``lock``
-    is there while a process holds it, and names its host and its number.
+    The system unlocks the file ``.lock`` of a dead process. The file ``lock`` exists while a
+    process holds the lock, and names its host and its process ID.
 
     Args:
         folder: run folder, which exists.
 
     Raises:
-        SettingError: if another process holds it.
+        SettingError: if another process holds the lock.
         NotSaved: if its files cannot be written.
     """
 
@@ -38,67 +38,50 @@ class RunLock:
         self.begun = False
         self._this = {"host": socket.gethostname(), "pid": os.getpid()}
         self._lock = FileLock(folder / self.FILE, timeout=0, thread_local=False)
-        here = folder.resolve()
-        before = self._of_this_process.get(here)
+        before = self._of_this_process.get(folder.resolve())
         if before is not None and not before.begun:
             before.release()  # built, and never run
         self._take()
-        self._of_this_process[here] = self
+        self._of_this_process[folder.resolve()] = self
 
     def _take(self) -> None:
-        self._refuse_hard_link()
+        run, file, holder = str(self.folder), self.folder / self.FILE, self._holder()
+        who = f"process {holder.get('pid')} on {holder.get('host')}"
+        if file.exists() and file.stat().st_nlink > 1:  # locking would write to another file
+            why = f"has a {file.name} that is not a file of its own"
+            raise SettingError("resume", run, why, f"remove {file}, and resume again")
+        if holder and holder["host"] != self._this["host"]:  # whose locks may be invisible here
+            works = f"end it there; if it is gone, remove {self.path} and resume again"
+            raise SettingError("resume", run, f"is held by {who}, another machine", works)
         try:
             self._lock.acquire()
         except TimeoutError:
-            holder = self._holder()
-            why = f"is being run by process {holder.get('pid')} on {holder.get('host')}"
             works = f"wait for it, or end it: kill {holder.get('pid')}"
-            raise SettingError("resume", str(self.folder), why, works) from None
+            raise SettingError("resume", run, f"is being run by {who}", works) from None
         except OSError as error:
-            raise not_written(self.folder / self.FILE, error) from error
-        try:
-            self._refuse_other_machine()
-            write_whole(self.path, json.dumps(self._this))
-        except BaseException:
-            self._lock.release()
-            raise
-
-    def _refuse_hard_link(self) -> None:
-        """Refuse a lock that has another name as well: that file is not ours to open."""
-        file = self.folder / self.FILE
-        if file.exists() and file.stat().st_nlink > 1:
-            why = f"has a {file.name} that is not a file of its own"
-            raise SettingError("resume", str(self.folder), why, f"remove {file}, and resume again")
-
-    def _refuse_other_machine(self) -> None:
-        """Refuse the run of another machine, whose locks a shared file system may not show here."""
-        holder = self._holder()
-        if holder and holder.get("host") != self._this["host"]:
-            who = f"process {holder.get('pid')} on {holder.get('host')}, another machine"
-            works = f"end it there; if it is gone, remove {self.path} and resume again"
-            raise SettingError("resume", str(self.folder), f"is held by {who}", works)
+            raise not_written(file, error) from error
+        write_whole(self.path, json.dumps(self._this))
 
     def _holder(self) -> dict[str, Any]:
-        """What the note says; empty if there is none, or it says something else."""
+        """Return host and process ID of the holder; empty if the file has neither."""
         try:
             found = json.loads(self.path.read_bytes()) if self.path.is_file() else {}
-        except ValueError:
+            return {"host": str(found["host"]), "pid": int(found["pid"])}
+        except (KeyError, TypeError, ValueError):
             return {}
-        this = {name: found.get(name) for name in self._this} if isinstance(found, dict) else {}
-        return this if [*map(type, this.values())] == [str, int] else {}
 
     def begin(self) -> None:
-        """Take note that the run begins.
+        """Record that the run begins.
 
         Raises:
-            SettingError: if the folder was resumed again since this run was built.
+            SettingError: if another run was built in the folder since.
         """
         if not self._lock.is_locked:
             self._take()
         self.begun = True
 
     def check(self) -> None:
-        """Take the lock again if its files were removed while the run runs.
+        """Take the lock again if its files were removed during the run.
 
         Raises:
             SettingError: if another process has taken it since.
@@ -108,7 +91,7 @@ class RunLock:
             self._take()
 
     def release(self) -> None:
-        """Give the lock back and remove the note."""
+        """Release the lock and remove the file that names its holder."""
         self.begun = False
         if self._lock.is_locked and self._this["pid"] == os.getpid():  # not in a forked process
             if self._holder() == self._this:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from kit.config import OfflineConfig, RunConfig
 from kit.config.plain import to_plain
 from kit.dialects.base import Dialect
 from kit.hooks.base import KitHook
-from kit.logging.files import NotSaved, half_written, not_written, write_whole
+from kit.logging.files import NotSaved, half_written, make_folder, not_written, write_whole
 from kit.runs.lock import RunLock
 from kit.runs.recipe import Recipe
 from kit.runs.saved_runs import FREE_TO_DIFFER, find_run, read_config
@@ -26,10 +27,7 @@ from kit.steps.values import flat
 from kit.trainer.checkpoint import Checkpoints, saved_in
 
 SWEEP_JOB: ContextVar[tuple[int, str] | None] = ContextVar("SWEEP_JOB", default=None)
-"""Number of the run in a sweep, whose runs may begin at the same time in several processes, and its
-settings."""
-
-
+"""Number of the run in its sweep, and its settings there."""
 _WRITTEN_WHOLE = ("config.yaml", "lock", "plan.txt", "metrics.csv", "times.csv", "curve.png")
 """Files of a run that are replaced as a whole; a kill may leave one half-written beside it."""
 
@@ -37,20 +35,20 @@ _WRITTEN_WHOLE = ("config.yaml", "lock", "plan.txt", "metrics.csv", "times.csv",
 class RunFolder(KitHook):
     """Writes the settings and the plan of a run to its folder, and its table at the end.
 
-    A new folder is made, and locked, when the trainer is: it belongs to this run alone. It stays
-    empty until the run begins, and one that never begins leaves nothing.
+    A new folder is created and locked with the trainer. It stays empty until the run begins, and is
+    removed if the run never begins.
 
     Args:
-        recipe: that makes the run.
-        cfg: its settings; ``cfg.runs`` is not ``None``.
+        recipe: recipe of the run.
+        cfg: settings of the run; ``cfg.runs`` is not ``None``.
 
     Attributes:
-        folder: ``<runs>/<recipe>/<env>/<date>-<time>-s<seed>``, or the one that is resumed.
-        checkpoint: from which the run is resumed, once it is taken; ``None`` for a new run.
+        folder: ``<runs>/<recipe>/<env>/<date>-<time>-s<seed>``, or the resumed folder.
+        checkpoint: checkpoint to resume from, set by :meth:`taken`; ``None`` for a new run.
         config: settings as plain values.
 
     Raises:
-        SettingError: if the run to resume is not there or was made with other settings.
+        SettingError: if the run to resume does not exist or was made with other settings.
     """
 
     operations: ClassVar = {"setup": "begin", "save": "check", "shutdown": "end"}
@@ -126,11 +124,7 @@ class RunFolder(KitHook):
         return _of_training(self.config, FREE_TO_DIFFER)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Check that the settings are those of the run that wrote the checkpoint.
-
-        Raises:
-            SettingError: if ``config.yaml`` was changed since.
-        """
+        """Raise SettingError if ``config.yaml`` was changed since the checkpoint was written."""
         if differing := self._differing(state_dict):
             why = f"has a config.yaml that is not that of its checkpoint ({differing})"
             works = "put it back, or begin a new run with start_from"
@@ -153,11 +147,11 @@ class RunFolder(KitHook):
         write_whole(self.folder / "plan.txt", self.trainer.plan.table() + "\n")
 
     def check(self) -> None:
-        """Check that the folder is there, and still this run's.
+        """Check that the folder exists and belongs to this run.
 
         Raises:
             NotSaved: if the run has not begun, or the folder was removed since.
-            SettingError: if another process has resumed the run since, without its lock.
+            SettingError: if another process has resumed the run since.
         """
         if not (self.folder / "config.yaml").is_file():
             what = "was removed while the run was running, or the run has not begun"
@@ -165,7 +159,7 @@ class RunFolder(KitHook):
         self.lock.check()
 
     def end(self) -> None:
-        """Write the counts beside the plan, unlock the folder; give back one without a run."""
+        """Write the counts into the plan and unlock the folder; remove one without a run."""
         if not self.lock.begun:
             self._give_back()
             return
@@ -193,15 +187,14 @@ def _differing(saved: Mapping[str, Any], given: Mapping[str, Any]) -> str:
 
 
 def _is_start(name: str, folder: str) -> bool:
-    """Whether ``start_from=name`` may have meant a folder; the latest run is another one later."""
+    """Return whether ``start_from=name`` may refer to a folder, as ``latest`` always may."""
     return name == "latest" or Path(name).resolve() == Path(folder).resolve()
 
 
 def _refuse_links(folder: Path) -> None:
-    """Refuse links in a run folder: the run would write to files elsewhere, or remove them.
+    """Raise SettingError for links in a run folder, through which the run would write elsewhere.
 
-    Links that W&B makes below its own folder are allowed: to its newest run, if they stay there,
-    and to the log of its service in the user's cache, which nothing opens again.
+    W&B's own links are allowed: within its folder, and to the log of its service.
     """
     of_wandb = folder.resolve() / "wandb"
     for place, folders, files in os.walk(folder):
@@ -235,22 +228,22 @@ def new_sweep(runs: Path, recipe: str) -> Path:
 
 
 def make_new(first: Path) -> Path:
-    """Make a new folder: of this name, or of the next free number of it.
+    """Create a folder of this name, or of this name and the next free number.
 
     Raises:
-        NotSaved: if it cannot be made.
+        NotSaved: if it cannot be created.
     """
-    folder, number = first, 1
-    while True:
+    make_folder(first.parent)
+    for number in itertools.count(1):
+        folder = first if number == 1 else first.with_name(f"{first.name}-{number}")
         try:
-            folder.mkdir(parents=True)
-            return folder
+            folder.mkdir()
+            break
+        except FileExistsError:
+            continue
         except OSError as error:
-            is_taken = isinstance(error, FileExistsError)
-            if not is_taken or not first.parent.is_dir():
-                raise not_written(first.parent if is_taken else folder, error) from error
-            number += 1
-            folder = first.with_name(f"{first.name}-{number}")
+            raise not_written(folder, error) from error
+    return folder
 
 
 def _give_back(lock: RunLock, made: Sequence[Path]) -> None:

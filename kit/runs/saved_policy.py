@@ -31,28 +31,27 @@ from kit.trainer.checkpoint import Checkpoints
 
 
 class SavedRun:
-    """The policy of a run, as its newest checkpoint has it. The run folder is only read.
+    """Policy of a run's newest checkpoint. The run folder is only read.
 
     Args:
         folder: run folder.
         trust: modules that its settings may import, besides those of the project and the kit.
         how: how to trust a module, for the error.
-        best: whether it is the policy of the best evaluation; otherwise the last one.
-        device: of its networks; ``None``: that of the run.
+        best: whether to load the policy of the best evaluation instead of the last one.
+        device: device of the networks; ``None``: device of the run.
 
     Attributes:
-        folder: of the run.
-        name: of its recipe.
-        trainer: built from the run's settings, with its weights and its frozen normalisation; its
-            replay buffer stays empty, which costs no memory, and data sets are not read.
-        policy_steps: after which its policy was saved, or was the best.
-        gradient_steps: after which its policy was saved, or was the best.
-        elsewhere: device of the run that this machine does not have, so that the policy is on the
-            CPU; empty if it has it.
+        folder: run folder.
+        name: name of the recipe.
+        trainer: trainer built from the run's settings, with its weights and its frozen
+            normalisation. Its replay buffer is empty, and data sets are not read.
+        policy_steps: policy steps at which the policy was saved, or was the best.
+        gradient_steps: gradient steps at which the policy was saved, or was the best.
+        elsewhere: device of the run if this machine lacks it and the policy is on the CPU.
 
     Raises:
-        SettingError: if the folder has no checkpoint, its recipe cannot be imported, it names a
-            module that is not trusted, or it has no best evaluation.
+        SettingError: if the folder has no checkpoint or no best evaluation, its recipe cannot be
+            imported, or it names a module that is not trusted.
     """
 
     def __init__(
@@ -90,27 +89,24 @@ class SavedRun:
         self.gradient_steps = counters["gradient_steps"]
 
     def evaluator(self, episodes: int, seed: int, **env: Any) -> Evaluator:
-        """Make an evaluator of the policy.
+        """Create an evaluator of the policy.
 
         Args:
-            episodes: played in one evaluation.
-            seed: of the environments.
-            **env: arguments of ``make_env`` that differ; by default there are as many environments
-                as episodes, at most 32, or one for each particle.
+            episodes: number of episodes in an evaluation.
+            seed: seed of the environments.
+            **env: changes to the arguments of ``make_env``. The default number of environments is
+                ``episodes``, at most 32, or one for each particle.
         """
         own: Evaluator = self.trainer.evaluate
         envs = {"num_envs": min(episodes, max(32, own.particles)), **env}
         return own.again(episodes=episodes, seed=seed, **envs)
 
     def policy(self, deterministic: bool = True) -> SavedPolicy:
-        """The policy as a function of what a Gymnasium environment returns.
-
-        Of several policies that were trained side by side (SVPG's particles) it is the first one.
+        """Return the policy as a function of observations; of SVPG's particles, the first one.
 
         Args:
-            deterministic: whether actions are no samples; otherwise it acts as in training, with
-                epsilon as it is at the end. A world model's latents, from which they follow, are
-                samples all the same.
+            deterministic: whether not to sample actions. Otherwise the policy explores as at the
+                end of training. Latents of a world model are always sampled.
         """
         kind = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
         return SavedPolicy(self.evaluator(1, 0, vectorization="sync"), kind)
@@ -125,20 +121,19 @@ class SavedRun:
         return record_episode(self.trainer.evaluate, video, seed=seed)
 
     def close(self) -> None:
-        """Close the environments that were made with the trainer."""
+        """Close the environments of the trainer."""
         if self.trainer.collector is not None:  # offline there is none
             self.trainer.collector.shutdown(raise_on_error=False)
         self.trainer.evaluate.close()
 
 
 class SavedPolicy:
-    """A saved policy outside of the kit: an observation of Gymnasium goes in, an action comes out.
+    """Saved policy that maps a Gymnasium observation to an action.
 
-    Observations are normalised as they were in training, hidden state is kept from call to call,
-    and the action is a member of the environment's action space.
+    Observations are normalised as in training, and the hidden state is kept between calls.
 
     Args:
-        evaluator: of one environment, which itself is not stepped.
+        evaluator: evaluator of one environment, which is not stepped.
         exploration_type: whether actions are sampled.
     """
 
@@ -155,10 +150,10 @@ class SavedPolicy:
         )
 
     def make_env(self, **kwargs: Any) -> gym.Env[Any, Any]:
-        """Make the environment that it was trained in, with its wrappers.
+        """Create the training environment, with its wrappers.
 
         Args:
-            **kwargs: of the environment that differ: ``render_mode="human"``.
+            **kwargs: changes to its arguments, such as ``render_mode="human"``.
         """
         backend = self._env.make_again(num_envs=1, vectorization="sync", **kwargs).backend
         (env,) = backend.envs
@@ -172,9 +167,9 @@ class SavedPolicy:
         """Choose an action.
 
         Args:
-            observation: of one environment, as ``reset`` and ``step`` return it.
-            info: where the actions that are allowed are in it (``action_mask``); an environment of
-                :meth:`make_env` has them in its observation.
+            observation: observation of one environment, from ``reset`` or ``step``.
+            info: info of that environment, if it has the ``action_mask``. Environments of
+                :meth:`make_env` have it in their observation.
 
         Raises:
             SettingError: if an entry of the observation is missing or has another shape.

@@ -23,21 +23,19 @@ FREE_TO_DIFFER = {
 }  # fmt: skip
 """Settings of logging and saving, not of the training: they may differ when a run is resumed."""
 _IN_CHECKPOINTS = {"log_every", "keep_best", "video_every"}
-"""Others of these, which a resumed run has as it had them: their state is in its checkpoints."""
-
-
+"""Settings of logging that may not differ: their state is in checkpoints."""
 SWEEP_TABLE = "sweep.csv"
-"""In the folder of a sweep: the runs of it that have ended, and their folders."""
+"""File in the folder of a sweep that lists the runs that have ended, and their folders."""
 
 
 def find_run(name: str, runs: Path, recipe: str | None = None, field: str = "resume") -> Path:
     """Find the folder of a run.
 
     Args:
-        name: a run folder, or ``latest``: the newest one of the recipe.
-        runs: where run folders are.
-        recipe: whose runs ``latest`` means; ``None``: of any.
-        field: setting that asks for it, for the error.
+        name: a run folder, or ``latest``.
+        runs: folder of runs.
+        recipe: recipe of ``latest``; ``None``: any.
+        field: setting to name in the error.
 
     Raises:
         SettingError: if there is no such run.
@@ -62,10 +60,9 @@ def _newest(runs: Path, recipe: str | None) -> list[str]:
 
 
 def _by_time(folder: Path) -> tuple[str, int, list[str | int]]:
-    """The time in a name, to the second, then that of its settings; without one, before all.
+    """Return a sort key: time in the name, time of the settings, then numbers in the name.
 
-    A run that was given another name is an older one: ``latest`` would be it for good. Parts of the
-    name come last, so that ``-s0-2`` comes before ``-s0-10``.
+    Renamed folders, which have no time, come first, so that ``latest`` never means them.
     """
     begun = re.match(r"\d{8}-\d{6}", folder.name)
     written = (folder / "config.yaml").stat().st_mtime_ns if begun else 0
@@ -89,11 +86,10 @@ def read_config(folder: Path, field: str = "resume") -> dict[str, Any]:
 
 
 def runs_of(name: str | Path) -> list[Path]:
-    """The run folders that are meant, older ones first.
+    """Return run folders, older ones first.
 
     Args:
-        name: a run folder; a folder above, for all runs below; or the folder of a sweep, or one
-            above sweeps alone, for their runs that have ended.
+        name: a run folder; a folder above runs; or a folder of sweeps, for the runs that ended.
 
     Raises:
         SettingError: if there is none.

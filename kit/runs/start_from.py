@@ -27,18 +27,17 @@ _LEARNT = ("initial_alpha", "initial_log_std")
 def start_from(
     trainer: Trainer, name: str, cfg: RunConfig, recipe: str, with_buffer: bool = False
 ) -> Path:
-    """Give a new run the weights and the normalisation of another one; return its folder.
+    """Load weights and normalisation of another run into a new one; return the other's folder.
 
     Args:
-        trainer: of the new run.
-        name: run folder of the other one, or ``latest``.
+        trainer: trainer of the new run.
+        name: run folder to load, or ``latest``.
         cfg: settings of the new run.
-        recipe: name of the new run's recipe, of which ``latest`` is a run.
-        with_buffer: whether its replay buffer is loaded as well.
+        recipe: name of the recipe, for ``latest``.
+        with_buffer: whether to load the replay buffer as well.
 
     Raises:
-        SettingError: if there is no such run, it has other networks or another normalisation, or
-            its checkpoint has no replay buffer.
+        SettingError: if there is no such run, or its networks, normalisation or buffer do not fit.
     """
     folder = find_run(name, Path(cfg.runs or "runs"), recipe, "start_from")
     if isinstance(trainer.collector, AsyncCollector) and trainer.collector.normalizer:
@@ -76,7 +75,7 @@ def check_has_checkpoint(folder: Path, field: str) -> None:
 
 
 def _check_meaning(cfg: RunConfig, folder: Path) -> None:
-    """Refuse weights that mean something else here, and settings that they take the place of."""
+    """Raise SettingError for weights of another meaning, and for settings that they replace."""
     saved = read_config(folder, "start_from")
     for name in _MEANINGS:
         ours, theirs = getattr(cfg, name, None), saved.get(name)

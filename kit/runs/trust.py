@@ -31,21 +31,18 @@ _FOLDERS_OF_RUNS = 3
 def check_names(
     config: Mapping[str, Any], folder: Path, trust: Collection[str], how: str, recipe: Path
 ) -> None:
-    """Refuse settings of a run folder that name modules from elsewhere.
+    """Raise SettingError for settings of a run folder that name modules from elsewhere.
 
     Trusted are the kit, its recipes, TorchRL, Gymnasium, packages that register environments, and
-    the project: modules below the working folder or beside the recipe. A module that is in the run
-    folder, or may have come with it, is not trusted, whatever its name.
+    modules below the working folder or beside the recipe. A module that is in the run folder, or
+    may have come with it, is never trusted.
 
     Args:
-        config: of the run, as its ``config.yaml`` has it.
-        folder: of the run.
-        trust: modules that may be imported wherever they are, with their submodules.
-        how: how to trust one, for the error: ``trust=``.
+        config: content of the run's ``config.yaml``.
+        folder: run folder.
+        trust: modules that may be imported from anywhere, with their submodules.
+        how: how to trust a module, for the error: ``trust=``.
         recipe: file of the recipe.
-
-    Raises:
-        SettingError: naming the setting, its module, and how to trust it.
     """
     for name, value in flat(config).items():
         names_module = isinstance(value, str) and ":" in value
@@ -57,12 +54,9 @@ def check_names(
 
 
 def check_recipe(source: str, folder: Path, trust: Collection[str], how: str) -> None:
-    """Refuse a recipe that a run folder names, unless it is the kit's, the project's, or trusted.
+    """Raise SettingError for a recipe of a run folder from elsewhere, as :func:`check_names` does.
 
-    Arguments are those of :func:`check_names`; ``source`` is a dotted name or the path of a file.
-
-    Raises:
-        SettingError: naming the recipe, and how to trust it.
+    ``source`` is a dotted name or the path of a file.
     """
     file = Recipe(source).file
     if file is None:
@@ -88,14 +82,7 @@ def _refuse(name: str, value: str, module: str, how: str) -> NoReturn:
 
 
 def _is_trusted(module: str, run: Path, trust: Collection[str], *beside: Path) -> bool:
-    """Return whether the settings of ``run`` may import a module.
-
-    Args:
-        module: dotted name.
-        run: run folder.
-        trust: modules that the user trusts by name.
-        *beside: folders of the project besides the working folder.
-    """
+    """Return whether settings of ``run`` may import ``module``; ``beside`` are project folders."""
     if any(f"{module}.".startswith(f"{name}.") for name in trust):
         return True
     found = _find(module)
@@ -114,16 +101,12 @@ def _is_trusted(module: str, run: Path, trust: Collection[str], *beside: Path) -
 
 
 class _Found(NamedTuple):
-    """Where Python finds a module.
-
-    Attributes:
-        files: files that importing it executes: of its packages, and its own. The folders of a
-            namespace package, which has no file.
-        places: folders in which its first part was found.
-    """
+    """Location of a module."""
 
     files: list[Path]
+    """Files that importing it executes, or the folders of a namespace package."""
     places: list[Path]
+    """Folders in which its first part was found."""
 
 
 def _find(module: str) -> _Found | None:
@@ -173,14 +156,8 @@ def _is_below(file: Path, root: Path) -> bool:
 def _came_with(run: Path, found: _Found, *project: Path, installed: bool = False) -> bool:
     """Return whether a module is in the run folder, or may have been unpacked together with it.
 
-    The latter are modules below a folder that has the run in it but not the project, and those
-    beside the run or in a folder of runs, even if that is the working folder.
-
-    Args:
-        run: run folder.
-        found: the module.
-        *project: folders of the project.
-        installed: whether the module is where packages are installed.
+    The latter are modules below a folder that contains the run but no folder of ``project``, and
+    modules next to the run or in a folder of runs, unless they are ``installed`` packages.
     """
     code = [folder.resolve() for folder in project]
     places = [place.resolve() for place in found.places]
@@ -196,7 +173,7 @@ def _came_with(run: Path, found: _Found, *project: Path, installed: bool = False
 
 
 def _environments() -> Iterator[str]:
-    """Packages whose environments are registered, or will be when Gymnasium looks for them."""
+    """Yield the packages that register environments in Gymnasium."""
     plugins = (plugin.value for plugin in entry_points(group="gymnasium.envs"))
     for place in (*plugins, *(spec.entry_point for spec in gym.registry.values()), "ale_py"):
         if isinstance(place, str):
