@@ -11,6 +11,7 @@ from torch import Tensor, from_numpy
 
 from kit.buffers.writer import check_num_envs
 from kit.fast.nested import leaves, nested, on_host
+from kit.steps import SettingError
 from kit.steps.errors import real_number
 
 Entries = dict[tuple[str, ...], Tensor]
@@ -60,9 +61,11 @@ class NStep:
             batch: steps ``[num_envs, steps]``, or whole episodes one after the other, ``[steps]``.
 
         Raises:
-            SettingError: if its number of environments is not that of the steps that wait.
+            SettingError: if its number of environments is not that of the steps that wait, or an
+                entry is no tensor.
         """
         entries, axis, total = leaves(batch), batch.ndim - 1, batch.shape[-1]
+        _check_tensors(entries)
         # For a few numbers NumPy takes half of PyTorch's time; both are called alike here.
         library: Any = np if _by_numpy(entries) and _by_numpy(self._newest) else torch
         values: Values = _arrays(entries) if library is np else entries
@@ -115,6 +118,14 @@ class NStep:
         """Mark the newest step of every environment as truncated, if its episode has not ended."""
         if self.waiting is not None:
             close(self.waiting[..., -1])  # in the memory of those that wait
+
+
+def _check_tensors(entries: Entries) -> None:
+    """Refuse texts and objects, of which a transition of several steps would need one."""
+    for path, value in entries.items():
+        if not isinstance(value, Tensor):
+            why = f"is a {type(value).__name__}, and n-step returns join tensors"
+            raise SettingError("entry", ".".join(path), why, "leave it out, or use n_step=1")
 
 
 def _along(axis: int, start: int, count: int) -> tuple[slice, ...]:

@@ -10,7 +10,7 @@ import torch
 import torchrl.data
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensordict import TensorDict
+from tensordict import NonTensorData, TensorDict
 from torch import Tensor
 from torchrl.data import (
     LazyMemmapStorage,
@@ -349,6 +349,13 @@ def test_steps_that_wait_do_not_go_on_with_other_environments():
     buffer.extend(batch_of(2, 2))
     with raises_setting("num_envs"):
         buffer.extend(batch_of(3, 2))
+
+
+def test_rewards_of_several_steps_are_not_summed_beside_what_is_no_tensor():
+    buffer, batch = make_replay_buffer(100, 4, n_step=3), batch_of(2, 2)
+    batch["next", "text"] = NonTensorData("left", batch_size=batch.shape)
+    with raises_setting("entry"):
+        buffer.extend(batch)
 
 
 def test_steps_that_wait_are_saved_and_go_on_after_a_resume():
