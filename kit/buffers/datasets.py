@@ -112,11 +112,7 @@ def _checksum(transitions: TensorDictBase) -> int:
 
 
 def folder_of(name: str) -> Path:
-    """Return the folder of a data set.
-
-    Args:
-        name: the folder, or ``minari:ID`` for a data set that Minari has installed.
-    """
+    """Return a data set's folder: ``name`` itself, or of ``minari:ID`` where Minari installs it."""
     prefix, _, dataset_id = name.partition(":")
     if prefix != "minari" or not dataset_id:
         return Path(name)
@@ -149,7 +145,8 @@ def read_datasets(names: Sequence[str]) -> TensorDict:
 def _read(folder: Path) -> TensorDict:
     check_metadata(folder)
     episodes: list[TensorDict] = []
-    for episode in _opened(folder):
+    minari = import_minari("dataset", str(folder))
+    for episode in minari.MinariDataset(folder / "data").iterate_episodes():
         arrays = (episode.observations, episode.actions)
         if not all(isinstance(array, np.ndarray) for array in arrays):
             why = "has observations or actions that are not one array"
@@ -175,31 +172,18 @@ def _read(folder: Path) -> TensorDict:
 
 
 def _check_lengths(folder: Path, episode: Any) -> None:
-    """Refuse an episode whose last observation is missing, or another number."""
-    names = ("actions", "rewards", "terminations", "truncations", "observations")
-    steps, *others = (len(getattr(episode, name)) for name in names)
-    if others != [steps, steps, steps, steps + 1]:
-        found = ", ".join(f"{n} {name}" for n, name in zip((steps, *others), names))
-        why = f"has {found} in episode {episode.id}"
-        works = "store an observation more than actions: the one after the last of them"
-        raise SettingError("dataset", str(folder), why, works)
-    for name in names[1:4]:
-        if (shape := np.shape(getattr(episode, name))) != (steps,):
-            why = f"has {name} of shape {[*shape]} in episode {episode.id}, not one for each action"
-            raise SettingError("dataset", str(folder), why, f"store them with shape [{steps}]")
-
-
-def _opened(folder: Path) -> Iterator[Any]:
-    """The episodes of a data set."""
-    minari = import_minari("dataset", str(folder))
-    yield from minari.MinariDataset(folder / "data").iterate_episodes()
+    """Refuse an episode without its last observation, or not with one reward for each action."""
+    steps = len(episode.actions)
+    wanted = dict.fromkeys(("rewards", "terminations", "truncations"), (steps,))
+    wanted["observations"] = (steps + 1, *episode.observations.shape[1:])
+    for name, shape in wanted.items():
+        if (found := np.shape(getattr(episode, name))) != shape:
+            why = f"has {name} of shape {[*found]} in episode {episode.id} of {steps} actions"
+            raise SettingError("dataset", str(folder), why, f"store them with shape {[*shape]}")
 
 
 def _tensor(array: NDArray[Any]) -> torch.Tensor:
-    """An array in the type that environments of the kit give: see ``kit.envs.spaces``.
-
-    MuJoCo's environments give float64, and Minari writes what they give.
-    """
+    """An array in a type of the kit's environments: of MuJoCo's, Minari has float64."""
     if array.dtype.kind == "f":
         return torch.as_tensor(array, dtype=torch.float32)
     if array.dtype == np.uint8:  # pictures, which would take eight times the memory

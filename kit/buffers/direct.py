@@ -31,11 +31,7 @@ _SAMPLERS = (RandomSampler, PrioritizedSampler, SequenceSampler)
 
 
 class _Rows:
-    """All rows of one entry of the storage.
-
-    Args:
-        tensor: ``[max_size, ...]``.
-    """
+    """All rows of one entry of the storage, ``[max_size, ...]``."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
@@ -102,16 +98,11 @@ def _parts(rows: Mapping[tuple[str, ...], Tensor], size: int) -> list[dict[Any, 
     return [dict(zip(rows, values)) for values in of_each]
 
 
-def _kind(value: Tensor | None, first: int) -> str:
-    """The data type and the shape of an entry, from its dimension ``first`` on."""
-    if value is None:
-        return "missing"
-    return f"{value.dtype} {[*value.shape[first:]]}".removeprefix("torch.")
-
-
 def _refuse(path: tuple[str, ...], value: Tensor | None, stored: Tensor | None) -> None:
     """Raise an error for an entry of a batch that the stored transitions have in another kind."""
-    why = f"is {_kind(value, 2)} in a batch, and {_kind(stored, 1)} in stored transitions"
+    given = "missing" if value is None else f"{value.dtype} {[*value.shape[2:]]}"
+    kept = "missing" if stored is None else f"{stored.dtype} {[*stored.shape[1:]]}"
+    why = f"is {given} in a batch, and {kept} in stored transitions"
     raise SettingError("entry", ".".join(path), why, "give all batches the same entries")
 
 
@@ -148,11 +139,7 @@ class DirectRows:
         self._row_bytes = 0
 
     def _look(self) -> bool:
-        """Whether there are rows and nothing else is asked of the buffer.
-
-        Transforms and samplers may come later; rows are looked up again where the storage has
-        others.
-        """
+        """Whether the buffer is plain and not empty; looks up its rows again if they are others."""
         kind = type(self.buffer._sampler)
         known = kind in _SAMPLERS and not len(self._transforms)
         if not (self._may_be_plain and known and self.storage.initialized):
@@ -230,10 +217,7 @@ class DirectRows:
         torch._foreach_copy_(places, torch.split(there, [*map(len, given)]))
 
     def _count(self, end: int) -> None:
-        """Note in the storage where the last row is, and that it has changed.
-
-        As its own methods do; NumPy takes a tenth of PyTorch's time for one number.
-        """
+        """Note the last row and the change, in a tenth of the time of the storage's own methods."""
         storage, names = self.storage, ("_last_cursor_index_value", "_mutation_revision_value")
         cursor, revision = (getattr(storage, name, None) for name in names)
         if type(cursor) is type(revision) is Tensor and on_host(cursor) and on_host(revision):

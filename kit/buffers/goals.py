@@ -39,7 +39,8 @@ class GoalReward:
 
     def __init__(self, env: VectorEnv | None, strategy: str) -> None:
         name = "this recipe" if env is None else env.name
-        if env is None or env.make_again is None or not self._has_goals(env):
+        seen = {leaf.key for leaf in env.observation_leaves} if env is not None else set()
+        if env is None or env.make_again is None or not {*_GOALS} <= seen:
             why = f"needs observations achieved_goal and desired_goal. {name} has none"
             raise SettingError("hindsight", strategy, why, _WORKS)
         here: dict[str, Any] = {"vectorization": "sync", "num_workers": None, "step_timeout": None}
@@ -55,10 +56,6 @@ class GoalReward:
             works = "use env.action_repeat=1 and no wrapper that changes rewards"
             raise SettingError("hindsight", strategy, why, works)
         self._at_once = together.size == _TRIED and np.allclose(together.ravel(), computed)
-
-    @staticmethod
-    def _has_goals(env: VectorEnv) -> bool:
-        return {*_GOALS} <= {leaf.key for leaf in env.observation_leaves}
 
     @staticmethod
     def _played(env: gym.Env[Any, Any]) -> tuple[NDArray[Any], NDArray[Any], list[Any]]:

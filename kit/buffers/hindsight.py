@@ -120,12 +120,12 @@ class HindsightReplayBuffer(HERReplayBuffer):  # type: ignore[misc, unused-ignor
         return data, told
 
     def relabel(self, minibatch: TensorDictBase, index: Tensor) -> None:
-        """Give the first rows other goals and the rewards of these, ``her_ratio`` of all.
+        """Replace the goals and rewards of the first ``her_ratio`` of the rows, in place.
 
-        TorchRL's steps, which reads all entries of the rows that goals are taken from.
+        As by TorchRL, which reads all entries of the rows that goals are taken from.
 
         Args:
-            minibatch: ``[batch]``; written to.
+            minibatch: ``[batch]``.
             index: places of its rows.
         """
         self._validate_storage_keys()

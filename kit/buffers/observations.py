@@ -92,13 +92,9 @@ class ObservationStorage(TransitionStorage):
         return {path: value for path, value in values.items() if path not in observed}
 
     def store(self, values: Mapping[Path, Tensor]) -> None:
-        """Store the observations of the rows that follow the last ones.
+        """Store the observations of the rows that follow the last ones, ``[rows, ...]`` by path.
 
         Called before their other entries are stored, which may overwrite flags that are read here.
-
-        Args:
-            values: entries by path, ``[rows, ...]``, in the order of time: observations, next
-                observations and whether the episode ended.
         """
         paths = [path for path in values if _is_observed(path, values)]
         if not self._memories:
@@ -135,12 +131,9 @@ class ObservationStorage(TransitionStorage):
         self._ends = np.full(self.max_size, _NONE)
 
     def _write(self, pairs: dict[Path, tuple[Array, Array]], done: Array, ended: Array) -> None:
-        """Store observations of one time step, and those that followed.
+        """Store observations of one time step and those that followed, at most a row of each env.
 
-        Args:
-            pairs: observation and next observation by path, of one row an environment at most.
-            done: whether the episode ended.
-            ended: whether the one of the row before ended with it.
+        ``ended`` says whether the row before each ended an episode.
         """
         numbers = np.arange(self._written, self._written + len(done))
         self._written += len(done)
@@ -298,12 +291,7 @@ class ObservationStorage(TransitionStorage):
 
 
 class _Frames:
-    """Frames of one entry of the observation.
-
-    Args:
-        values: of transitions by place, ``[places, ...]``.
-        last: of episodes, where they are kept on their own, ``[rows, ...]``.
-    """
+    """Frames of one entry: by place, and apart the last ones of episodes."""
 
     def __init__(self, values: Array, last: Array | None = None) -> None:
         self.values = values

@@ -179,11 +179,7 @@ class SequenceReplay:
 
     # ------------------------------------------------------------------ sampling
     def example(self, transitions: TensorDictBase) -> TensorDictBase:
-        """A minibatch ``[1, sequence_length]`` in which each environment repeats a transition.
-
-        Args:
-            transitions: ``[num_envs]``.
-        """
+        """A minibatch ``[1, sequence_length]`` that repeats each transition of ``[num_envs]``."""
         length, envs = self.sequence_length, len(transitions)
         memory = SequenceReplay(length * envs, length, self.device, self.latents)
         memory.extend(transitions.unsqueeze(-1).expand(envs, length).clone())

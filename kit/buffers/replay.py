@@ -71,16 +71,14 @@ def make_replay_buffer(
     size = whole_number("buffer_size", size, at_least=1)
     n_step = whole_number("n_step", n_step, at_least=1)
     length = 1
-    if sequence_length is not None:
-        length = whole_number("sequence_length", sequence_length, at_least=1)
-    batch_size = None if minibatch_size is None else minibatch_size * length
     stacked_frames = whole_number("stacked_frames", stacked_frames, at_least=1)
     once = stacked_frames > 1 or not store_next_observation
     if sequence_length is not None:
         name = None if sampler is None else type(sampler).__name__
         single = {"sampler": name, "hindsight": strategy, "n_step": n_step if n_step > 1 else None}
         _check_without("sequence_length", sequence_length, single)
-        sampler = SequenceSampler(length)
+        sampler = SequenceSampler(sequence_length)
+        length = sampler.sequence_length
     delivered = usable_device(device=device)
     kept = torch.device("cpu") if once or folder is not None else delivered
     storage: TransitionStorage
@@ -95,7 +93,7 @@ def make_replay_buffer(
         "storage": storage,
         "writer": SliceWriter(compilable=True),
         "sampler": sampler or RandomSampler(),
-        "batch_size": batch_size,
+        "batch_size": None if minibatch_size is None else minibatch_size * length,
     }
     buffer = (
         TensorDictReplayBuffer(**parts)

@@ -49,14 +49,7 @@ class SequenceSampler(Sampler):  # type: ignore[misc, unused-ignore]
         self._rows += index.numel() if isinstance(index, Tensor) else 1
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draw sequences.
-
-        Args:
-            storage: flat.
-            batch_size: transitions in all: a multiple of ``sequence_length``.
-
-        Returns:
-            Places of the transitions, sequence by sequence, ``[batch_size]``.
+        """Draw sequences of ``batch_size`` transitions in all; return their places in this order.
 
         Raises:
             SettingError: if no sequence of this length has been stored yet.
@@ -75,14 +68,9 @@ class SequenceSampler(Sampler):  # type: ignore[misc, unused-ignore]
         return ((oldest + start + steps) % filled).reshape(-1), {}
 
     def cut(self, minibatch: TensorDictBase) -> TensorDictBase:
-        """Sampled transitions as sequences, with the first of every episode marked.
+        """Return sampled transitions as ``[sequences, sequence_length]``.
 
-        Args:
-            minibatch: ``[batch_size]``, as sampled.
-
-        Returns:
-            ``[batch_size / sequence_length, sequence_length]``, with ``is_init``, which is also
-            true at the beginning of each sequence.
+        ``is_init`` marks the first of every episode and of every sequence.
         """
         sequences = minibatch.reshape(-1, self.sequence_length)
         is_init = sequences.get(("next", "done")).roll(1, dims=1)

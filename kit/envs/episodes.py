@@ -55,10 +55,7 @@ def _sum(rewards: NDArray[np.float32]) -> float:
 
 
 def _are_exact(sums: NDArray[np.float64], reward: NDArray[np.float32]) -> bool:
-    """Whether differences of sums are the sums of what came between: whole numbers, not too large.
-
-    Sums may be whole of what is not: a large one swallows a fraction.
-    """
+    """Whether differences of sums are exact: rewards and sums are whole numbers, not too large."""
     first = sums[0]
     whole = (np.rint(first) == first).all() and (np.rint(reward) == reward).all()
     return bool(whole and np.abs(sums).max() < 2**53)  # which 2**53 + 1 is rounded to
@@ -80,8 +77,8 @@ class EpisodeStatistics:
         reward: NDArray[np.float32],
         terminated: NDArray[np.bool_],
         truncated: NDArray[np.bool_],
-        env_steps: NDArray[np.int32] | None = None,
-        infos: Infos = {},  # noqa: B006
+        env_steps: NDArray[np.int32],
+        infos: Infos,
     ) -> list[Episode]:
         """Take in time steps and return the episodes that ended in them, in the order they ended.
 
@@ -92,15 +89,12 @@ class EpisodeStatistics:
             reward: ``[steps, num_envs]``, before normalisation.
             terminated: ``[steps, num_envs]``.
             truncated: ``[steps, num_envs]``.
-            env_steps: ``[steps, num_envs]``; ``None``: one for each policy step.
+            env_steps: ``[steps, num_envs]``.
             infos: of the episodes that ended, where they have any.
         """
         steps = len(reward)
         returns = np.add.accumulate(np.concatenate([self.returns[None], reward]), dtype=np.float64)
-        if env_steps is None:
-            made = np.broadcast_to(np.arange(1, steps + 1)[:, None], reward.shape)
-        else:
-            made = env_steps.cumsum(axis=0, dtype=np.int64)
+        made = env_steps.cumsum(axis=0, dtype=np.int64)
         self.returns = returns[-1].copy()
         exact = _are_exact(returns, reward)
         finished: list[Episode] = []

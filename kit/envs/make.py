@@ -18,7 +18,7 @@ from kit.envs.backends.workers import WorkersBackend
 from kit.envs.normalize import Normalizer
 from kit.envs.single_env import MakeEnv, Wrapper, find_spec, gives_action_mask, make_single_env
 from kit.envs.vector_env import VectorEnv, env_seeds
-from kit.steps.errors import SettingError, one_of, real_number, whole_number, yes_or_no
+from kit.steps.errors import SettingError, one_of, whole_number, yes_or_no
 
 Vectorization = Literal["sync", "async", "native", "envpool", "tensor"]
 MadeFrom: TypeAlias = str | EnvSpec | MakeEnv | gym.vector.VectorEnv[Any, Any, Any] | EnvBase
@@ -89,10 +89,9 @@ def make_env(
     one_of("env.vectorization", vectorization, get_args(Vectorization))
     if action_mask is not None:
         yes_or_no("env.action_mask", action_mask)
-    yes_or_no("env.normalize_observation", normalize_observation)
-    yes_or_no("env.normalize_reward", normalize_reward)
     seed = None if seed is None else whole_number("seed", seed)
-    id = _found(id, vectorization)
+    if isinstance(id, str) and vectorization in ("sync", "async", "native"):
+        id = find_spec(id)  # other processes may not have it registered
     arguments = dict(locals())
     arguments |= arguments.pop("kwargs")
     options = _Options(
@@ -102,7 +101,7 @@ def make_env(
         action_mask=action_mask,
         restart_on_error=whole_number("env.restart_on_error", restart_on_error),
         num_workers=_optional("env.num_workers", num_workers),
-        step_timeout=_seconds(step_timeout),
+        step_timeout=step_timeout,
     )
     num_envs = whole_number("env.num_envs", num_envs, at_least=1)
     if isinstance(id, (EnvBase, gym.vector.VectorEnv)):
@@ -128,19 +127,8 @@ def make_env(
     )
 
 
-def _found(id: MadeFrom, vectorization: str) -> MadeFrom:
-    """The entry of a name, which goes to other processes, where it may not be registered."""
-    if isinstance(id, str) and vectorization in ("sync", "async", "native"):
-        return find_spec(id)
-    return id
-
-
 def _optional(field: str, value: Any) -> int | None:
     return None if value is None else whole_number(field, value, at_least=1)
-
-
-def _seconds(value: float | None) -> float | None:
-    return None if value is None else real_number("env.step_timeout", value, at_least=0)
 
 
 class _Options(NamedTuple):
@@ -163,10 +151,7 @@ class _Options(NamedTuple):
         for name, value in self._asdict().items():
             default = self._field_defaults[name]
             if value != default and name not in allowed:
-                works = "or an id with vectorization='sync' or 'async'"
-                if name in self._fields[-2:]:
-                    works = "or vectorization='async'"
-                why = f"is not possible with {what}"
+                why, works = f"is not possible with {what}", "or vectorization='async'"
                 raise SettingError(f"env.{name}", value, why, [default], works)
 
 

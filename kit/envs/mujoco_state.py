@@ -12,13 +12,7 @@ KINDS = ("MjModel", "MjData")
 
 
 def capture(value: Any, encode: Callable[[Any, str], Any], where: str) -> dict[str, Any]:
-    """Return the state of a model (its arrays and options), or of data and their model.
-
-    Args:
-        value: model or data.
-        encode: writes one value.
-        where: name of ``value``.
-    """
+    """Return the state of a model (its arrays and options), or of data and their model."""
     if type(value).__name__ == "MjModel":
         return {
             "arrays": {name: encode(array.copy(), where) for name, array in _arrays(value)},
@@ -38,13 +32,7 @@ def capture(value: Any, encode: Callable[[Any, str], Any], where: str) -> dict[s
 
 
 def restore(present: Any, saved: dict[str, Any], decode: Callable[..., Any]) -> None:
-    """Restore a state of :func:`capture`; arrays of another version of MuJoCo are left out.
-
-    Args:
-        present: model or data of an environment that was made in the same way.
-        saved: by :func:`capture`.
-        decode: reads one value.
-    """
+    """Restore a state of :func:`capture` in place, but arrays of another version of MuJoCo."""
     if type(present).__name__ == "MjModel":
         _write(_arrays(present), saved["arrays"], decode)
         _write(_arrays(present.opt), saved["vectors"], decode)
@@ -79,11 +67,7 @@ def _arrays(owner: Any) -> Iterator[tuple[str, Array]]:
 
 
 def _derived(data: Any) -> Iterator[tuple[str, Array]]:
-    """The arrays of fixed size.
-
-    Those of contacts and constraints are in an arena, which every step refills, with as many
-    entries as there are contacts.
-    """
+    """The arrays of fixed size; every step refills those of contacts and constraints."""
     begin = data.qpos.ctypes.data  # the first array of the buffer
     buffer = range(begin, begin + data.nbuffer)
     for name, value in _public(data):

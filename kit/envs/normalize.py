@@ -362,12 +362,7 @@ class Normalizer:
         moments.count.fill_(len(seen))
 
     def first_tensors(self, statistics: Statistics, observation: Tensor) -> Statistics:
-        """Take in the observations of a reset of all environments.
-
-        Args:
-            statistics: before it.
-            observation: not normalised, ``[num_envs, size]``.
-        """
+        """Return the statistics after a reset of all envs to raw ``[num_envs, size]``."""
         seen = statistics.observation and self._seen(statistics.observation, observation)
         return Statistics(seen, statistics.reward, torch.zeros_like(statistics.returns))
 
@@ -388,7 +383,7 @@ class Normalizer:
     def step_tensors(
         self, statistics: Statistics, step: Any, learn: bool, raw: bool = False
     ) -> tuple[Statistics, Any]:
-        """Take in a step, and normalise its next observation and its reward.
+        """Return the statistics after a step, and the step with observation and reward normalised.
 
         Args:
             statistics: before it.
@@ -396,9 +391,6 @@ class Normalizer:
                 ``episode_return`` stay as they are.
             learn: whether the statistics change.
             raw: whether the step stays unchanged.
-
-        Returns:
-            The statistics after it, and the step.
         """
         observation, reward, returns = statistics
         if learn and observation is not None:
@@ -445,23 +437,15 @@ class Normalizer:
             self.returns.copy_(torch.tensor(state_dict["returns"], dtype=torch.float64))
 
     def _check_state(self, state_dict: Mapping[str, Any]) -> None:
-        own = {name for name, _ in self._named()}
+        here = {name: moments.mean.shape for name, moments in self._named()}
+        saved = {name: np.shape(one["mean"]) for name, one in state_dict.items() if "mean" in one}
         for kind in ("observation", "reward"):
-            here, there = ({n for n in names if n.startswith(kind)} for names in (own, state_dict))
-            if here == there or (kind == "reward" and not here):
-                continue
-            names = sorted(name.removeprefix(f"{kind} ") for name in there)
-            found = ", ".join(names) or f"no {kind}"
-            why = f"is not as in what is loaded, which has statistics of {found}"
-            same = "normalise the same observations"
-            works = same if here and there else [bool(there)]
-            raise SettingError(f"env.normalize_{kind}", bool(here), why, works)
-        for name, moments in self._named():
-            shape, loaded = [*moments.mean.shape], [*np.shape(state_dict[name]["mean"])]
-            if shape != loaded:  # PyTorch would repeat those of one number
-                why = f"has an {name} of shape {shape} here and {loaded} in what is loaded"
-                works = "use an environment with the same observations"
-                raise SettingError("env.normalize_observation", True, why, works)
+            own = {name: [*shape] for name, shape in here.items() if name.startswith(kind)}
+            other = {name: [*shape] for name, shape in saved.items() if name.startswith(kind)}
+            if own != other and (own or kind == "observation"):
+                why = f"differs from what is loaded: statistics of {own} here and {other} there"
+                works = "normalise the same observations" if own and other else [bool(other)]
+                raise SettingError(f"env.normalize_{kind}", bool(own), why, works)
 
     def _named(self) -> list[tuple[str, Moments]]:
         named = [(f"observation {key}", value) for key, value in self.observation.items()]
@@ -476,10 +460,7 @@ def _initial(shape: tuple[int, ...]) -> Moments:
 
 
 def _learn(known: Moments, values: NDArray[Any]) -> None:
-    """Take values in, in place, unless one is NaN or infinite: that would spread to every one.
-
-    It is then found in the environment that returned it.
-    """
+    """Take values in, in place, unless one is NaN or infinite, which would spread to every one."""
     values = values.astype(np.float64, copy=False)
     new = len(values)
     mean = values[0] if new == 1 else _mean(values)  # one row has no variance

@@ -258,18 +258,6 @@ def _does_the_same(function: Any, other: Any) -> bool:
     return not isinstance(function, types.FunctionType | functools.partial)
 
 
-def _dtype(value: dict[str, Any]) -> np.dtype[Any]:
-    """The type of the entries of an array, which are numbers: objects would be addresses.
-
-    Raises:
-        ValueError: if they are objects.
-    """
-    dtype: np.dtype[Any] = descr_to_dtype(value["dtype"])
-    if dtype.hasobject:
-        raise ValueError(f"an array of Python objects: {dtype}")
-    return dtype
-
-
 def _enclosed(function: Any) -> Iterator[tuple[str, Any]]:
     """Variables enclosed by a function, by name."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
@@ -361,13 +349,15 @@ class Decoder:
         return made
 
     def _array(self, value: dict[str, Any]) -> np.ndarray[Any, Any]:
-        dtype = _dtype(value)
-        raw = np.frombuffer(base64.b64decode(value["array"]), dtype)
+        raw = np.frombuffer(base64.b64decode(value["array"]), descr_to_dtype(value["dtype"]))
         return raw.reshape(value["shape"]).copy()
 
     def _view(self, value: dict[str, Any]) -> np.ndarray[Any, Any]:
+        dtype = descr_to_dtype(value["dtype"])
+        if dtype.hasobject:  # the numbers would be read as addresses
+            raise ValueError(f"an array of Python objects: {dtype}")
         place = value["offset"], value["strides"]
-        return np.ndarray(value["shape"], _dtype(value), self(value["view"]), *place)
+        return np.ndarray(value["shape"], dtype, self(value["view"]), *place)
 
     def _generator(self, value: dict[str, Any]) -> np.random.Generator:
         state, seeds = self(value["generator"]), self(value["seeds"])

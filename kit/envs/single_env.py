@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import difflib
-import importlib
+import importlib.util
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -150,12 +150,9 @@ class ActionMask(gym.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc, unused-
 
 
 def with_mask(seen: Any, mask: Any, size: int) -> dict[str, Any]:
-    """An observation with a mask among its entries, as :class:`ActionMask` gives it.
+    """Return an observation with a mask of ``size`` entries, as :class:`ActionMask` does.
 
-    Args:
-        seen: entries by name, or one array.
-        mask: of all choices, or one of each; ``None``: all are allowed.
-        size: of the mask.
+    The mask is of all choices or a list with one of each; ``None`` allows all of them.
     """
     if mask is None:
         mask = np.ones(size, np.int8)
@@ -212,7 +209,8 @@ def find_spec(id: str) -> EnvSpec:
         return gym.spec(name)
     except (ImportError, gym.error.Error) as error:
         reason = str(error).rstrip(".")
-        raise SettingError("env.id", id, f"cannot be made: {reason}", _similar(name)) from None
+        near = difflib.get_close_matches(name, list(gym.registry), n=3, cutoff=0.4)
+        raise SettingError("env.id", id, f"cannot be made: {reason}", near) from None
 
 
 def _make(spec: EnvSpec, limit: int | None, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
@@ -240,30 +238,19 @@ def _call(make: MakeEnv | Wrapper, kwargs: dict[str, Any], *inner: Any) -> Any:
         return make(*inner, **kwargs)
 
 
-def _similar(id: str) -> list[str]:
-    """Registered ids that look like ``id``, the likeliest first."""
-    return difflib.get_close_matches(str(id), list(gym.registry), n=3, cutoff=0.4)
-
-
 @contextlib.contextmanager
 def quiet_mujoco(spec: EnvSpec) -> Iterator[None]:
     """Keep MuJoCo's own output out of the terminal and out of the working folder.
 
     MuJoCo prints its warnings for each environment and appends them to a file in the working
-    folder. Gymnasium's models use a deprecated attribute, about which a user can do nothing;
-    everything else becomes a Python warning, which is shown once.
-
-    Args:
-        spec: of the environment that is made; nothing happens if it is not one of MuJoCo's.
+    folder. Warnings of the deprecated attribute in Gymnasium's models are dropped. Others become
+    Python warnings, which are shown once.
     """
-    if "mujoco" not in str(spec.entry_point):
-        yield
+    if "mujoco" not in str(spec.entry_point) or not importlib.util.find_spec("mujoco"):
+        yield  # making the environment says that MuJoCo is missing
         return
-    try:
-        import mujoco
-    except ImportError:  # making the environment will say so
-        yield
-        return
+    import mujoco
+
     texts: list[str] = []
     before = mujoco.get_mju_user_warning()
     mujoco.set_mju_user_warning(texts.append)

@@ -272,11 +272,10 @@ class _Entry:
         """Refuse whole numbers that are no actions of the environment: few say so themselves."""
         outside = (values < self.lowest) | (values > self.highest)
         if some(outside):
-            low, high = (np.broadcast_to(n, values.shape) for n in (self.lowest, self.highest))
-            nearest = np.clip(values, low, high)[outside][0]
-            limits = f"{low[outside][0]} to {high[outside][0]}"
-            why = f"is no action of the environment, which has {limits}"
-            raise SettingError(str(self.key), values[outside][0].item(), why, [nearest.item()])
+            every = (np.broadcast_to(n, values.shape) for n in (self.lowest, self.highest))
+            low, high = (bound[outside][0] for bound in every)
+            why = f"is no action of the environment, which has {low} to {high}"
+            raise SettingError(str(self.key), values[outside][0].item(), why)
 
 
 def _whole_numbers(space: gym.Space[Any] | None) -> tuple[Any, Any]:

@@ -271,12 +271,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         return self._tensordict(self._now.observation)
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Step all envs.
-
-        Raises:
-            SettingError: if an episode has ended and no reset was asked for, as with
-                ``FrameSkipTransform``: the next step belongs to the next episode.
-        """
+        """Step all envs; raise an error if a reset is missing, as with ``FrameSkipTransform``."""
         if self._now.ended:
             why = "was stepped past the end of an episode without a reset, into the next one"
             works = "use env.step_and_maybe_reset, or make_env(action_repeat=...) to hold actions"

@@ -27,7 +27,6 @@ from kit.modules.heads import (
     head_of,
     only_action,
     parameter_keys,
-    vector_shape,
 )
 from kit.modules.networks import Layers, linear
 from kit.modules.recurrent import Recurrent
@@ -86,21 +85,20 @@ def make_actor(
     parameters = parameter_keys(heads)
     masks = action_masks(env, columns if parameters == ["logits"] else 0)
     kind = MaskedHeads if masks else Heads
+    keys: list[Any] = ["features"]
+    network: Any
     if body is None:
         sizes = (columns, hidden_sizes, activation, orthogonal, 0.01)
         keys, network = observation_network(env, *sizes, masks, after=after)
-        module: TensorDictModuleBase = TensorDictModule(
-            kind(network, list(heads.values())), in_keys=[*keys, *masks], out_keys=parameters
-        )
+    elif after is not None:
+        why = "is for a network of the actor's own, and body is given"
+        raise SettingError("after", after, why, "give the body such layers")
     else:
-        if after is not None:
-            why = "is for a network of the actor's own, and body is given"
-            raise SettingError("after", after, why, "give the body such layers")
-        last = linear(body.out_features, columns, 0.01 if orthogonal else None)
-        head = kind(last, list(heads.values()))
-        module = TensorDictSequential(
-            body, TensorDictModule(head, in_keys=["features", *masks], out_keys=parameters)
-        )
+        network = linear(body.out_features, columns, 0.01 if orthogonal else None)
+    head = kind(network, list(heads.values()))
+    module: Any = TensorDictModule(head, in_keys=[*keys, *masks], out_keys=parameters)
+    if body is not None:
+        module = TensorDictSequential(body, module)
     if both := {leaf.key for leaf in env.observation_leaves} & {*module.out_keys}:
         why = "is written by the policy, in whose losses it would stand for the observation"
         works = f"rename it, to own_{min(both, key=str)} for example"
@@ -134,7 +132,7 @@ def _deterministic(
     leaf = only_action(env, "Box", "a deterministic policy", "make_q_network")
     action_masks(env, 0)
     spec = env.full_action_spec[leaf.key]
-    head = Scaled(vector_shape(tuple(spec.shape[1:])), *bounds_of(leaf, spec))
+    head = Scaled(spec.shape[1:], *bounds_of(leaf, spec))
     sizes = (head.columns, hidden_sizes, activation, orthogonal, 0.01)
     keys, network = observation_network(env, *sizes, after=after)
     return Actor(Heads(network, [head]), in_keys=keys, out_keys=[leaf.key], spec=spec[0].clone())

@@ -63,12 +63,12 @@ def observation_network(
     Args:
         env: the environment.
         out_features: columns of the last layer; ``None``: the last hidden layer is the last.
-        hidden_sizes: widths of the hidden layers.
-        activation: name of the activation after each.
-        orthogonal: whether weights start orthogonal.
+        hidden_sizes: see :func:`make_body`.
+        activation: see :func:`make_body`.
+        orthogonal: see :func:`make_body`.
         out_gain: that of the last layer's weights.
         without: keys of observations that are left out.
-        convolutions: which images (bytes) pass first; none: images are flattened.
+        convolutions: see :func:`make_body`.
         **layers: further arguments of :class:`~kit.modules.FlattenMLP`.
 
     Raises:

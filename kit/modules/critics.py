@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
-from torchrl.data import Binary, MultiCategorical
-from torchrl.data import Categorical as CategoricalSpec
+from torchrl.data import Categorical
 from torchrl.modules import QValueActor, ValueOperator
 
 from kit.modules.bodies import observation_network
@@ -109,7 +108,7 @@ def make_q_network(
     """
     leaf = only_action(env, "Discrete", "a Q-network", "make_actor(continuous='deterministic')")
     spec = env.full_action_spec[leaf.key]
-    if isinstance(spec, (Binary, MultiCategorical)) or not isinstance(spec, CategoricalSpec):
+    if type(spec) is not Categorical:
         kind = type(spec).__name__
         raise SettingError("action_space", kind, "is not one choice", ["Discrete"])
     choices = int(spec.n)

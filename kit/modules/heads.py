@@ -217,11 +217,7 @@ def head_of(env: Any, leaf: Any, continuous: Continuous, initial_log_std: float)
     """
     spec = env.full_action_spec[leaf.key]
     shape = tuple(spec.shape[1:])
-    # TorchRL derives the first two from Categorical.
-    if isinstance(spec, (Binary, MultiCategorical)) and len(shape) > 1:
-        why = f"has {len(shape)} dimensions, and this policy chooses along one"
-        raise SettingError("action_space", leaf.space, why, "flatten it in a wrapper")
-    if isinstance(spec, Binary):
+    if isinstance(spec, Binary):  # TorchRL derives it and the next one from Categorical
         return _Choices(2 * shape[-1], choices=[2] * shape[-1])
     if isinstance(spec, MultiCategorical):
         choices = [int(count) for count in spec.nvec.reshape(-1, spec.shape[-1])[0]]
@@ -229,7 +225,6 @@ def head_of(env: Any, leaf: Any, continuous: Continuous, initial_log_std: float)
     if isinstance(spec, CategoricalSpec):
         return Parameters(int(spec.n))
     if isinstance(spec, (Bounded, Unbounded)) and spec.dtype.is_floating_point:
-        shape = vector_shape(shape)
         if continuous == "normal":
             return _Normal(shape, initial_log_std)
         low, high = bounds_of(leaf, spec)
@@ -249,11 +244,3 @@ def bounds_of(leaf: Any, spec: Any) -> tuple[Tensor, Tensor]:
     why = "has no bounds to which actions could be squashed"
     works = "give it bounds in a wrapper, or use a normal distribution, as recipes.ppo does"
     raise SettingError("action_space", leaf.space or type(spec).__name__, why, works)
-
-
-def vector_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of a continuous action, which has a dimension."""
-    if shape:
-        return shape
-    why = "has no dimension, and policies here choose arrays of numbers"
-    raise SettingError("action_space.shape", shape, why, [(1,)], "reshape actions in a wrapper")

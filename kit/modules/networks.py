@@ -12,7 +12,7 @@ from torchrl.data import Binary, Bounded, Categorical, MultiCategorical, Unbound
 from torchrl.objectives import A2CLoss
 
 from kit.steps import SettingError
-from kit.steps.errors import whole_number
+from kit.steps.errors import one_of, whole_number
 
 
 class SigmoidTanh(nn.Module):
@@ -99,11 +99,6 @@ def _choices(spec: Any) -> list[int] | None:
     if isinstance(spec, (Bounded, Unbounded, Binary)):
         return None
     if isinstance(spec, MultiCategorical):
-        if spec.ndim > 2:  # environments, and one dimension of choices
-            nvec = spec.nvec[0]
-            why = f"has {nvec.ndim} dimensions, and networks here read choices along one"
-            works = f"reshape it in a wrapper: MultiDiscrete({nvec.flatten().tolist()})"
-            raise SettingError("observation_space.nvec", nvec.tolist(), why, works)
         return [int(count) for count in spec.nvec.reshape(-1, spec.shape[-1])[0]]
     if isinstance(spec, Categorical):
         return [int(spec.n)]
@@ -147,8 +142,7 @@ class FlattenMLP(nn.Module):
         layer: Callable[[int, int], nn.Module] | None = None,
     ) -> None:
         super().__init__()
-        if activation not in ACTIVATIONS:
-            raise SettingError("activation", activation, "is unknown", list(ACTIVATIONS))
+        one_of("activation", activation, [*ACTIVATIONS])
         join: Any = specs if isinstance(specs, nn.Module) else Flatten(specs)
         self.flatten = join
         self.has_output = out_features is not None

@@ -239,10 +239,7 @@ class NumpyPolicy:
         return {key: found[key] for key in self.out_keys if into is None or key != self.key}
 
     def _written(self, inputs: Any) -> dict[Any, Tensor]:
-        """Parameters of the distribution and, where they are asked for, log-probabilities.
-
-        Actions before the tanh, too, which squashed ones do not determine.
-        """
+        """Return the distribution's parameters, log-probabilities and actions before the tanh."""
         actions = inputs["action"]
         parameters = self._head(inputs["columns"])
         written = dict(zip(self.policy.module[0].out_keys, parameters))

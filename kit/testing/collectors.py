@@ -24,7 +24,6 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,8 +118,8 @@ def check_collector(
 def _seeds(trial: Trial) -> None:
     """The same seed gives the same batches, another one other episodes and other samples.
 
-    Samples are compared of a policy that does not look at observations: batches and envs have
-    their own. A collector of the kit may be seeded after it was made.
+    Samples are those of a policy that ignores observations, so that other episodes do not change
+    them. A collector of the kit may be seeded after it was made.
     """
     seeds = trial.case.seed, trial.case.seed + 1
     one, two = trial.whole.batches, trial.run().batches
@@ -187,10 +186,7 @@ def _weights(trial: Trial, factor: float) -> Callable[[Any], None]:
 
 
 def _plain(trial: Trial) -> None:
-    """A fast path gives the batches of the plain one, bit by bit.
-
-    Or the same numbers but for rounding, where a collector says that its policy is not exact.
-    """
+    """A fast path gives the plain one's batches bit by bit, or up to rounding if it says so."""
     plain = trial.run(fast=False).batches
     exact = getattr(trial.whole.collector, "exact_policy", True)
     good = equal(trial.whole.batches, plain, 0.0 if exact else _ROUNDING)
@@ -198,10 +194,7 @@ def _plain(trial: Trial) -> None:
 
 
 def _random_numbers(trial: Trial) -> None:
-    """Global random numbers are not changed, and PyTorch's not used.
-
-    Those of Python and NumPy may be: ``seeds`` finds who uses them and does not seed them.
-    """
+    """Global random numbers are not changed, and PyTorch's are not used."""
     runs = []
     for seed in (1, 2):
         torch.manual_seed(seed)
@@ -212,11 +205,8 @@ def _random_numbers(trial: Trial) -> None:
         _demand_undisturbed(trial, before)
     trial.demand(equal(runs[0], runs[1]), "depends on PyTorch's")
     before = _global_random_numbers()
-    collector = trial.make(trial.case)
-    try:
+    with trial.made() as collector:
         collector.load_state_dict(collector.state_dict())
-    finally:
-        collector.shutdown()
     _demand_undisturbed(trial, before)
 
 
@@ -236,13 +226,9 @@ def _demand_undisturbed(trial: Trial, before: dict[str, Any]) -> None:
 
 
 def _memory(trial: Trial) -> None:
-    """A batch belongs to the receiver: later ones do not change it, and it may be changed.
-
-    It is data: no gradient goes on into the policy that made it.
-    """
-    collector = trial.make(trial.case)
-    try:
-        batches, copies = [], []
+    """A batch is the receiver's to change: no later one changes it, and it has no gradients."""
+    batches, copies = [], []
+    with trial.made() as collector:
         for batch in collector:
             grown = [key for key in batch.keys(True, True) if batch.get(key).requires_grad]
             trial.demand(not grown, f"gradients go on into what made {grown}")
@@ -251,26 +237,21 @@ def _memory(trial: Trial) -> None:
         trial.demand(equal(batches, copies), "a later batch changed one before")
         batches[0].zero_()
         trial.demand(equal(batches[1:], copies[1:]), "batches share memory")
-    finally:
-        collector.shutdown()
     changed = trial.run(after=lambda batch: batch.zero_()).batches
     good = equal(changed, trial.whole.batches)
     trial.demand(good, "what is done to a batch changes later ones")
 
 
 def _policy(trial: Trial) -> None:
-    """The learner's policy acts, with its weights of the moment, on the observation of the step.
+    """The learner's policy samples the actions, from the observation of the step, and is unchanged.
 
-    Its actions are samples, and it is left as it was. Of one made by the world: after the weights
-    were changed in place and sent (``update_policy_weights_``), actions have to be of the new ones
-    from the last batch on at the latest, and ``action_log_prob``, where it is in the batches, of
-    these or of those before.
+    After new weights were sent, the last batch at the latest has actions of the new policy.
+    ``action_log_prob``, where it is in the batches, is that of the new weights or the old ones.
     """
     trial.world.policies.clear()
-    collector = trial.make(replace(trial.case, batches=_BATCHES_TO_FOLLOW, random_steps=0))
-    policy: Any = trial.world.policies[-1] if trial.world.policies else None
-    before, good, wanted = copy.deepcopy(policy), [True], [torch.zeros(1)]
-    try:
+    with trial.made(batches=_BATCHES_TO_FOLLOW, random_steps=0) as collector:
+        policy: Any = trial.world.policies[-1] if trial.world.policies else None
+        before, good, wanted = copy.deepcopy(policy), [True], [torch.zeros(1)]
         for number, batch in enumerate(collector):
             steps = rows(batch).clone()
             if policy is None:
@@ -292,8 +273,6 @@ def _policy(trial: Trial) -> None:
                     for one in policy.parameters():
                         one.add_(_FAR * torch.randn(one.shape, generator=generator).to(one.device))
                 collector.update_policy_weights_()
-    finally:
-        collector.shutdown()
     trial.demand(good[-1], "action_log_prob is not that of the newest weights")
     likely = bool((wanted[-1] > _LEAST_LOG_PROB).all())
     trial.demand(likely, "actions are not those of the newest weights")
@@ -316,14 +295,14 @@ def _is_left_alone(policy: Any, weights: Sequence[Tensor]) -> bool:
 def _checkpoint(trial: Trial) -> None:
     """A collector continues from a saved state, in the middle of episodes, bit by bit.
 
-    Also from that of one that was saved again as soon as it had loaded it. A state stays what it
-    was when its collector goes on.
+    The state may have been loaded and saved again. It stays unchanged when its collector goes on.
     """
-    half = len(trial.whole.batches) // 2
-    saving = trial.make(trial.case)
-    others = (replace(trial.case, seed=trial.case.seed + number) for number in (50, 100))
-    between, resumed = map(trial.make, others)
-    try:
+    half, seed = len(trial.whole.batches) // 2, trial.case.seed
+    with (
+        trial.made() as saving,
+        trial.made(seed=seed + 50) as between,
+        trial.made(seed=seed + 100) as resumed,
+    ):
         iterator = iter(saving)
         before = [next(iterator).clone() for _ in range(half)]
         state = saving.state_dict()
@@ -336,9 +315,6 @@ def _checkpoint(trial: Trial) -> None:
         batches = [*before, *[batch.clone() for batch in resumed]]
         restarted = 0 if exact else restart(batches, half)
         run = Run(batches, take_episodes(resumed), resumed, restarted)
-    finally:
-        for collector in (saving, between, resumed):
-            collector.shutdown()
     good = equal(undisturbed, trial.whole.batches)
     trial.demand(good, "saving changes the batches that come after it")
     (_check_exact if exact else _check_restarted)(trial, run)
@@ -365,11 +341,7 @@ def _check_exact(trial: Trial, run: Run) -> None:
 
 
 def _check_restarted(trial: Trial, run: Run) -> None:
-    """Both parts of a run are right, and their counts are those of one run.
-
-    The open episodes are given up: they have an end in no batch, and are neither counted nor
-    reported.
-    """
+    """Both parts of a run are right; open episodes are neither counted nor reported."""
     for name, check in ONE_RUN.items():
         try:
             check(trial, run)
@@ -383,10 +355,7 @@ _SECONDS_TO_END = 5.0
 
 
 def _shutdown(trial: Trial) -> None:
-    """Nothing is left after :meth:`shutdown`: no process, no thread; twice is fine.
-
-    A collector of the kit refuses to collect then.
-    """
+    """``shutdown`` leaves no process and no thread, and nothing can be collected after it."""
     # A whole run comes first: libraries keep some threads from their first use on.
     trial.demand(bool(trial.whole.batches), "there is no batch")
     gc.collect()

@@ -71,13 +71,10 @@ def transitions(trial: Trial, run: Run) -> None:
                 good |= outcome.undecided
             for step in (~good).any(-1).nonzero().flatten().tolist():
                 what = f"next {name} is {found[step].tolist()}, not {wanted[step].tolist()}"
-                trial.demand(False, f"{what}, after {_acted(steps[step])}")
+                seen, action = steps["observation"][step], steps["action"][step]
+                trial.demand(False, f"{what}, after {seen.tolist()} and action {action.tolist()}")
         done = steps["next", "terminated"] | steps["next", "truncated"]
         trial.demand(torch.equal(steps["next", "done"], done), "done is wrong")
-
-
-def _acted(step: TensorDictBase) -> str:
-    return f"{step['observation'].tolist()} and action {step['action'].tolist()}"
 
 
 def continuity(trial: Trial, run: Run) -> None:
@@ -155,10 +152,6 @@ def reports(trial: Trial, run: Run) -> None:
 
 
 ONE_RUN: dict[str, Callable[[Trial, Run], None]] = {
-    "counts": counts,
-    "transitions": transitions,
-    "continuity": continuity,
-    "trajectories": trajectories,
-    "reports": reports,
+    check.__name__: check for check in (counts, transitions, continuity, trajectories, reports)
 }
 """By the name of the promise."""

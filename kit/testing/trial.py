@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -170,16 +171,15 @@ class Trial:
         before: Callable[[Any], Any] | None = None,
         **changes: Any,
     ) -> Run:
-        """Run a new collector of the case, or one that differs in some fields.
+        """Run a new collector of the case, with some fields changed.
 
         Args:
             after: called with each batch, of which a copy is in the run.
             before: called with the collector before the first.
             changes: of fields of the case.
         """
-        collector = self.make(replace(self.case, **changes))
         batches, counted = [], []
-        try:
+        with self.made(**changes) as collector:
             if before is not None:
                 before(collector)
             for batch in collector:
@@ -188,6 +188,13 @@ class Trial:
                 if after is not None:
                     after(batch)
             return Run(batches, take_episodes(collector), collector, counted=counted)
+
+    @contextlib.contextmanager
+    def made(self, **changes: Any) -> Iterator[Any]:
+        """A new collector, of the case with some fields changed, which is shut down at the end."""
+        collector = self.make(replace(self.case, **changes))
+        try:
+            yield collector
         finally:
             collector.shutdown()
 

@@ -14,7 +14,6 @@ from torchrl.envs import GymEnv, GymWrapper, SerialEnv, StepCounter, Transformed
 from kit.collectors import VectorCollector
 from kit.envs import EnvironmentFault, VectorEnv, make_env
 from kit.envs.vector_env import env_seeds
-from kit.steps import SettingError
 from tests.envs.odd_envs import (
     ClosesWhatItNeverOpened,
     CountsFromStart,
@@ -191,7 +190,7 @@ def test_a_vector_environment_of_ones_own_may_return_flags_as_lists():
 
 
 def test_one_that_does_not_say_when_it_resets_is_refused():
-    with pytest.raises(SettingError, match="missing in the metadata of Vector: when it resets"):
+    with raises_setting("autoreset_mode", None):
         make_env(Vector(None))
 
 
@@ -475,21 +474,6 @@ def test_another_number_than_that_of_a_vector_environment_is_refused():
     vector = Vector(AutoresetMode.DISABLED)
     with raises_setting("env.num_envs"):
         make_env(vector, 3)
-
-
-@pytest.mark.parametrize("name", ["normalize_observation", "normalize_reward"])
-def test_a_text_is_neither_true_nor_false(name):
-    with pytest.raises(SettingError, match=rf"env\.{name}='no' is neither true nor false"):
-        make_env("CartPole-v1", **{name: "no"})
-
-
-def test_a_reset_of_an_old_gym_is_said_in_one_line():
-    class Old(Scripted):
-        def reset(self, *, seed=None, options=None):
-            return super().reset(seed=seed)[0]
-
-    with raises_setting("env.reset()"):
-        make_env(Old, 2).start()
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])

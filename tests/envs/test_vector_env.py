@@ -16,9 +16,9 @@ from kit.collectors import VectorCollector
 from kit.envs import make_env
 from kit.envs.episodes import EpisodeStatistics
 from kit.envs.errors import EnvironmentFault
-from kit.testing.counter import VectorCounter
 from tests.errors import raises_setting
 from tests.tiny import Scripted
+from tests.vector_counter import VectorCounter
 
 
 def collect(collector_of, batches: int = 4):
@@ -210,6 +210,7 @@ def test_a_return_is_the_sum_of_its_own_rewards_however_they_are_taken_in(steps,
     statistics, found = EpisodeStatistics(1), []
     for start in range(0, len(reward), at_a_time):
         part = slice(start, start + at_a_time)
-        found += statistics.add(reward[part], ended[part], np.zeros_like(ended[part]))
+        one, never = np.ones(reward[part].shape, np.int32), np.zeros_like(ended[part])
+        found += statistics.add(reward[part], ended[part], never, one, {})
     assert [episode.episode_return for episode in found] == wanted
     assert statistics.returns.tolist() == [total]

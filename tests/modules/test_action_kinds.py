@@ -64,18 +64,6 @@ def test_whole_numbers_in_a_box_are_refused():
         make_actor(env)
 
 
-def test_choices_in_two_dimensions_are_refused_with_what_works_instead():
-    env = make_env(lambda: Guess(spaces.MultiDiscrete([[2, 3], [4, 5]])), 2)
-    with raises_setting("action_space"):
-        make_actor(env)
-
-
-def test_so_are_bits_in_two_dimensions():
-    env = make_env(lambda: Guess(spaces.MultiBinary((2, 3))), 2)
-    with raises_setting("action_space"):
-        make_actor(env)
-
-
 @pytest.mark.parametrize("continuous", ["tanh_normal", "clipped_tanh_normal", "deterministic"])
 @pytest.mark.parametrize("high", [np.inf, 3e38])
 def test_actions_are_not_squashed_to_bounds_whose_distance_is_infinite(continuous, high):

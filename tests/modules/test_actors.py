@@ -146,15 +146,6 @@ def test_deviations_of_squashed_actions_are_kept_in_a_range(continuous, log_devi
     assert actor.get_dist(TensorDict({"observation": torch.zeros(1, 3)}, [1])).low == -2
 
 
-@pytest.mark.parametrize(
-    "continuous", ["deterministic", "tanh_normal", "clipped_tanh_normal", "normal"]
-)
-def test_a_continuous_action_without_a_dimension_is_refused(continuous):
-    env = make_env(lambda: Guess(spaces.Box(-1, 1, (), np.float32)))
-    with raises_setting("action_space.shape"):
-        make_actor(env, continuous=continuous)
-
-
 def test_actor_and_critic_share_a_network_of_ones_own():
     env = make_env("CartPole-v1", 2)
     network = torch.nn.Linear(4, 7)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import gymnasium as gym
 import pytest
 import torch
 
-from kit.envs import make_env
-from kit.modules import make_actor
 from kit.modules.networks import ACTIVATIONS, SigmoidTanh
-from tests.errors import raises_setting
 
 
 def test_the_tangent_by_the_sigmoid_is_the_hyperbolic_tangent_up_to_rounding():
@@ -28,19 +24,3 @@ def test_its_gradient_is_that_of_the_hyperbolic_tangent():
 @pytest.mark.parametrize("name", list(ACTIVATIONS))
 def test_activations_keep_shapes_and_zero(name):
     assert torch.equal(ACTIVATIONS[name]()(torch.zeros(3, 2)), torch.zeros(3, 2))
-
-
-class Table(gym.Env):
-    """Observes a table of choices."""
-
-    observation_space = gym.spaces.MultiDiscrete([[2, 3], [4, 5]])
-    action_space = gym.spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        return self.observation_space.sample(), {}
-
-
-def test_choices_along_several_dimensions_are_refused():
-    with raises_setting("observation_space.nvec") as refused:
-        make_actor(make_env(Table, 1), (4,))
-    assert refused.value.works == "reshape it in a wrapper: MultiDiscrete([2, 3, 4, 5])"

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kit.envs.errors import EnvironmentFault
+from kit.envs.plain_values import CannotCapture
 from kit.envs.spaces import ActionConverter, Arrays, Leaf, leaves
 
 Mask = NDArray[np.bool_]
@@ -97,6 +98,7 @@ class EnvBackend(ABC):
     infos: Mapping[int, Mapping[str, float]] = {}
     tell: Callable[[EnvironmentFault], object] | None = None
     specs: tuple[Any, Any] | None = None
+    _learns: str | None = None
 
     def _describe(
         self, name: str, num_envs: int, observation_space: Any, action_space: Any
@@ -140,17 +142,18 @@ class EnvBackend(ABC):
                 left.
         """
 
-    @abstractmethod
     def full_states(self) -> list[Any]:
         """Return the state of each env as plain values.
 
         Raises:
             CannotCapture: if some environment cannot give its state.
         """
+        name = type(self).__name__.removesuffix("Backend")
+        raise CannotCapture(f"{name} does not give the state of its environments")
 
-    @abstractmethod
     def set_full_states(self, states: list[Any]) -> None:
         """Restore the states of :meth:`full_states`."""
+        raise CannotCapture(f"{self.name}: its environments take no state")
 
     @property
     def is_where_it_was(self) -> bool:
@@ -160,7 +163,7 @@ class EnvBackend(ABC):
     @property
     def learns(self) -> str | None:
         """The name of a part that learns from every step, also of evaluations; usually none."""
-        return None
+        return self._learns
 
     def state_of_transforms(self) -> list[dict[str, Any]]:
         """Return what TorchRL's transforms hold, which new episodes do not begin anew."""
@@ -175,11 +178,7 @@ class EnvBackend(ABC):
         """Release the envs."""
 
     def _recovered(self, fault: EnvironmentFault) -> None:
-        """Count a fault that is going to be recovered from.
-
-        Raises:
-            EnvironmentFault: if it is one too many.
-        """
+        """Count a fault that is going to be recovered from, or raise it if no restart is left."""
         if self.faults >= self.restarts:
             raise fault
         self.faults += 1

@@ -12,7 +12,6 @@ import numpy as np
 
 from kit.envs.backends.base import EnvBackend, Mask, StepArrays, infos_of_arrays
 from kit.envs.errors import fault_of
-from kit.envs.plain_values import CannotCapture
 from kit.envs.spaces import Arrays, some
 from kit.steps.errors import SettingError
 
@@ -119,14 +118,6 @@ class EnvPoolBackend(EnvBackend):
             self.infos = infos_of_arrays(known, ended)
             self.reset(result.observation, mask=ended)
         return None
-
-    def full_states(self) -> list[Any]:
-        """EnvPool has no way to give the state of an env."""
-        raise CannotCapture("EnvPool does not give the state of its environments")
-
-    def set_full_states(self, states: list[Any]) -> None:
-        """EnvPool has no way to take the state of an env."""
-        raise CannotCapture("EnvPool does not take the state of its environments")
 
     def close(self) -> None:
         """Stop EnvPool's threads."""

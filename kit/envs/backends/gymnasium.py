@@ -30,9 +30,7 @@ def resets_by_mask(vector: gym.vector.VectorEnv[Any, Any, Any]) -> bool:
     """
     mode, name = vector.metadata.get("autoreset_mode"), type(vector).__name__
     if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED):
-        why = f"of {name} spends a policy step on each reset"
-        if mode is None:
-            why = f"is missing in the metadata of {name}: when it resets is not known"
+        why = f"of {name} spends a policy step on each reset, or is missing in its metadata"
         works = ["AutoresetMode.SAME_STEP", "AutoresetMode.DISABLED"]
         raise SettingError("autoreset_mode", mode, why, works)
     return bool(mode == AutoresetMode.DISABLED)
@@ -136,28 +134,16 @@ class GymnasiumBackend(EnvBackend):
         return learning_layer(core.envs[0]) if isinstance(core, gym.vector.SyncVectorEnv) else None
 
     def full_states(self) -> list[Any]:
-        """Capture the envs of ``SyncVectorEnv``; ask others for ``full_state`` of theirs."""
-        try:
-            if isinstance(self.vector, gym.vector.SyncVectorEnv):
-                return [capture(*pair) for pair in zip(self.vector.envs, self._since_made)]
-            core = self.vector.unwrapped
-            in_processes = isinstance(core, gym.vector.AsyncVectorEnv)
-            if in_processes and not all(core.call("has_wrapper_attr", "full_state")):
-                # Asking for what is missing would end its processes.
-                raise CannotCapture("environments of AsyncVectorEnv offer no full_state")
-            return list(self.vector.get_attr("full_state"))
-        except CannotCapture:
-            raise
-        except Exception as error:
-            raise CannotCapture(f"{type(self.vector).__name__}: {error}") from error
+        """Capture the envs of ``SyncVectorEnv``; other vector environments cannot be captured."""
+        if not isinstance(self.vector, gym.vector.SyncVectorEnv):
+            name = type(self.vector).__name__
+            raise CannotCapture(f"{name} does not give the state of its environments")
+        return [capture(*pair) for pair in zip(self.vector.envs, self._since_made)]
 
     def set_full_states(self, states: list[Any]) -> None:
         """Restore the states of :meth:`full_states`."""
-        if isinstance(self.vector, gym.vector.SyncVectorEnv):
-            for parts in zip(self.vector.envs, states, self._since_made, strict=True):
-                restore(*parts)
-        else:
-            self.vector.set_attr("full_state", states)
+        for parts in zip(self.vector.envs, states, self._since_made, strict=True):
+            restore(*parts)
 
     def close(self) -> None:
         """Close the vector environment and its processes."""

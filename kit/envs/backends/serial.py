@@ -80,11 +80,9 @@ class SerialBackend(EnvBackend):
                 own = self._next_seeds.pop(number, seed)
                 if own is not None:
                     seed_spaces(self.envs[number], own)
-                first, _ = _two(self.envs[number].reset(seed=own))
+                first, _ = self.envs[number].reset(seed=own)
                 self._write(number, first, arrays)
                 return
-            except SettingError:
-                raise
             except FAULTS as error:
                 self._rebuild(number, error, "reset()")
 
@@ -120,17 +118,10 @@ class SerialBackend(EnvBackend):
     def _step(
         self, numbers: Iterator[int], chosen: Sequence[Any], result: StepArrays, ended: list[int]
     ) -> bool:
-        """Step environments; their observations are written to ``result.observation``.
+        """Step environments, and write their observations to ``result.observation``.
 
-        Args:
-            numbers: of the environments.
-            chosen: an action for each environment.
-            result: of this step.
-            ended: environments whose episode ended are appended.
-
-        Returns:
-            Whether all have stepped; otherwise the one that was appended last has failed, was
-            rebuilt, and its episode truncated.
+        Those whose episode ended are appended to ``ended``. The first failure stops the loop: its
+        environment is rebuilt, its episode truncated and appended. Return whether none failed.
         """
         envs, reward, number, value = self.envs, result.reward, 0, 0.0
         observation, shape = result.observation.get(self._key), self._shape
@@ -159,11 +150,7 @@ class SerialBackend(EnvBackend):
         return True
 
     def _flag(self, number: int, name: str, value: Any) -> bool:
-        """A flag that an environment returned.
-
-        Raises:
-            EnvironmentFault: if it is neither true nor false: NaN, for one.
-        """
+        """Return a flag of an environment, or raise its fault if it is neither true nor false."""
         if value in (0, 1):
             return bool(value)
         raise EnvironmentFault(self.name, self.first + number, f"returned {value!r} as {name}")
@@ -186,11 +173,7 @@ class SerialBackend(EnvBackend):
             arrays[leaf.key][number] = value
 
     def _rebuild(self, number: int, error: BaseException, call: str) -> None:
-        """Put a new env in the place of one that has failed.
-
-        Raises:
-            EnvironmentFault: if no restart is left.
-        """
+        """Replace an env that has failed by a new one, or raise the fault if no restart is left."""
         while True:
             self._recovered(fault_of(self.name, self.first + number, error, call))
             close_quietly(self.envs[number])
@@ -229,15 +212,3 @@ class SerialBackend(EnvBackend):
         """Close every env."""
         for env in self.envs:
             close_quietly(env)
-
-
-def _two(returned: Any) -> tuple[Any, Any]:
-    """What ``reset`` returned.
-
-    Raises:
-        SettingError: if it is not observation and info.
-    """
-    if isinstance(returned, tuple) and len(returned) == 2:
-        return returned
-    why, works = "is an observation alone, as in Gym before 0.26", "return observation, info"
-    raise SettingError("env.reset()", type(returned).__name__, why, works)

@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium as gym
 import torch
 from tensordict import TensorDictBase
+from torch import Tensor
 from torchrl.data import Composite
 from torchrl.envs import EnvBase, GymWrapper, VecNorm, VecNormV2
 
@@ -17,14 +18,15 @@ from kit.envs.backends.base import EnvBackend, Mask, StepArrays, infos_of_arrays
 from kit.envs.backends.gymnasium import resets_by_mask
 from kit.envs.backends.torchrl_layers import (
     base_env_of,
+    copied,
+    filled,
     frame_skip_of,
     from_entries,
     load_state_below,
-    load_state_of_transforms,
     plain_entries,
+    processes_of,
     seed_spaces_below,
     state_below,
-    state_of_transforms,
     text_of,
     transforms_of,
 )
@@ -147,10 +149,9 @@ class TorchRLBackend(EnvBackend):
         return None
 
     def _step_and_reset(self, given: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
-        """As ``step_and_maybe_reset``; the last observation is a copy.
+        """As ``step_and_maybe_reset``, with a copy of the last observation.
 
-        TorchRL shows the arrays of one Gymnasium environment, which may write the first observation
-        of the next episode to them.
+        A Gymnasium environment may write the next episode's first observation to the same array.
         """
         if not self._shows_arrays:
             return self.env.step_and_maybe_reset(given)  # type: ignore[no-any-return]
@@ -203,11 +204,21 @@ class TorchRLBackend(EnvBackend):
 
     def state_of_transforms(self) -> list[dict[str, Any]]:
         """Return the state of each transform: running statistics, stacked frames, ..."""
-        return state_of_transforms(self.env)
+        found = []
+        for one in transforms_of(self.env):
+            held = {name: value for name, value in vars(one).items() if isinstance(value, Tensor)}
+            found.append(copied({"own": one.state_dict(), "held": held}))
+        return found + [copied(processes.state_dict()) for processes in processes_of(self.env)]
 
     def load_state_of_transforms(self, states: list[dict[str, Any]]) -> None:
-        """Restore the states of :meth:`state_of_transforms`."""
-        load_state_of_transforms(self.env, states)
+        """Restore :meth:`state_of_transforms` in place: transforms may share statistics."""
+        own = list(transforms_of(self.env))
+        for transform, state in zip(own, states):
+            transform.load_state_dict(filled(transform.state_dict(), state["own"]))
+            for name, value in state["held"].items():  # the horizons of RandomTruncationTransform
+                setattr(transform, name, value.clone())
+        for processes, state in zip(processes_of(self.env), states[len(own) :]):
+            processes.load_state_dict(filled(processes.state_dict(), state))
 
     def close(self) -> None:
         """Close the environment and its processes."""

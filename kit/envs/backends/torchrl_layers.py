@@ -85,26 +85,6 @@ def frame_skip_of(env: EnvBase) -> int:
 
 
 # ---------------------------------------------------------------------- transforms
-def state_of_transforms(env: EnvBase) -> list[dict[str, Any]]:
-    """The states of all transforms, running statistics among them."""
-    found = []
-    for transform in transforms_of(env):
-        held = {name: value for name, value in vars(transform).items() if isinstance(value, Tensor)}
-        found.append(_copied({"own": transform.state_dict(), "held": held}))
-    return found + [_copied(processes.state_dict()) for processes in _processes(env)]
-
-
-def load_state_of_transforms(env: EnvBase, states: list[dict[str, Any]]) -> None:
-    """Restore states of :func:`state_of_transforms`, in place: transforms may share statistics."""
-    own = list(transforms_of(env))
-    for transform, state in zip(own, states):
-        transform.load_state_dict(filled(transform.state_dict(), state["own"]))
-        for name, value in state["held"].items():  # the horizons of RandomTruncationTransform
-            setattr(transform, name, value.clone())
-    for processes, state in zip(_processes(env), states[len(own) :]):
-        processes.load_state_dict(filled(processes.state_dict(), state))
-
-
 class Normalization:
     """What observations are normalised by in environments of TorchRL, which a policy acts by.
 
@@ -122,7 +102,7 @@ class Normalization:
     def state_dict(self) -> dict[str, Any]:
         """The states of each environment's transforms; none of those that have not begun."""
         found = {name: self._of(env) for name, env in self.envs.items()}
-        return {n: [_copied(part.state_dict()) for part in parts] for n, parts in found.items()}
+        return {n: [copied(part.state_dict()) for part in parts] for n, parts in found.items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state of :meth:`state_dict`, in place; environments that it needs begin.
@@ -151,7 +131,7 @@ class Normalization:
             for one in transforms_of(env)
             if isinstance(one, kinds) or not type(one).__module__.startswith("torchrl.")
         ]
-        return [*found, *_processes(env)]
+        return [*found, *processes_of(env)]
 
 
 def normalization_of_transforms(**parts: Any) -> dict[str, Normalization]:
@@ -164,10 +144,10 @@ def normalization_of_transforms(**parts: Any) -> dict[str, Normalization]:
     return {"transforms": Normalization(found)} if found else {}
 
 
-def _copied(value: Any) -> Any:
-    """A state whose tensors are its own, without what ``Hash`` gives and does not take."""
+def copied(value: Any) -> Any:
+    """A state with tensors of its own, without an entry of ``Hash`` that it cannot load."""
     if isinstance(value, dict):
-        return {name: _copied(inner) for name, inner in value.items() if name != "_repertoire"}
+        return {name: copied(inner) for name, inner in value.items() if name != "_repertoire"}
     return value.clone() if isinstance(value, Tensor) else value
 
 
@@ -190,7 +170,7 @@ def filled(present: Any, saved: Any) -> Any:
     return present.copy_(saved) if fits else saved.clone()
 
 
-def _processes(env: EnvBase) -> list[ParallelEnv]:
+def processes_of(env: EnvBase) -> list[ParallelEnv]:
     """Environments in other processes, where there are any."""
     below = base_env_of(env)
     return [below] if isinstance(below, ParallelEnv) and not below.is_closed else []

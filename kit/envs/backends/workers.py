@@ -148,12 +148,7 @@ class WorkersBackend(EnvBackend):
         return recovered if recovered.any() else None
 
     def _receive(self, worker: _Worker) -> Any:
-        """Wait for a worker's answer, and count the faults it recovered from.
-
-        Raises:
-            EOFError: if the process has died.
-            EnvironmentFault: if an env failed and no restart is left.
-        """
+        """Wait for a worker's answer, and count the faults it recovered from."""
         recovered, answer = worker.receive()
         for fault in recovered:
             self._recovered(fault)
@@ -162,11 +157,7 @@ class WorkersBackend(EnvBackend):
         return answer
 
     def _receive_all(self) -> list[_Worker]:
-        """Wait for all workers' answers; return the workers that have died.
-
-        Raises:
-            EnvironmentFault: if an env failed and no restart is left.
-        """
+        """Wait for all workers' answers; return the workers that have died."""
         dead, faults = [], []
         for worker in self._workers:
             worker.answer = {}
@@ -191,11 +182,7 @@ class WorkersBackend(EnvBackend):
             values[envs] = self._arrays.result.observation[key][envs]
 
     def _revive(self, worker: _Worker) -> None:
-        """Start a new process in the place of one that died, and reset its envs.
-
-        Raises:
-            EnvironmentFault: if no restart is left.
-        """
+        """Replace a process that died, and reset its envs; raise if no restart is left."""
         fault = self._death(worker)
         while True:
             self._recovered(fault)
@@ -218,11 +205,6 @@ class WorkersBackend(EnvBackend):
             return EnvironmentFault(self.name, worker.hung, what)
         how = how_it_ended(worker.process)
         return EnvironmentFault(self.name, None, f"the process of {which} died ({how})")
-
-    @property
-    def learns(self) -> str | None:
-        """The wrapper that goes on learning from every step, if there is one."""
-        return self._learns
 
     # ------------------------------------------------------------------ in and out
     def full_states(self) -> list[Any]:
@@ -296,19 +278,7 @@ class _SharedMemory:
 
 # ---------------------------------------------------------------------- processes from outside
 class _Worker:
-    """One process, seen from the outside.
-
-    Args:
-        how: pickled arguments of the envs.
-        memory: shared with it.
-        first: number of its first env.
-        last: number after its last env.
-        step_timeout: seconds that one ``step`` or ``reset`` may take.
-
-    Attributes:
-        busy: whether a command is unanswered.
-        hung: number of the env for which the process was killed.
-    """
+    """One process, seen from the outside; it has the envs from ``first`` to before ``last``."""
 
     process: Any = None
     pipe: Connection
@@ -319,8 +289,8 @@ class _Worker:
         self.how, self.memory, self.envs = how, memory, slice(first, last)
         self.answer: dict[int, Any] = {}
         self.step_timeout, self.clock = step_timeout, memory.arrays(first, last).clock
-        self.busy = False
-        self.hung: int | None = None
+        self.busy = False  # a command is unanswered
+        self.hung: int | None = None  # the env for which the process was killed
 
     def start(self) -> None:
         """Start the process, and have it make its envs, which it answers."""
@@ -347,7 +317,7 @@ class _Worker:
             self.pipe.send_bytes(pickle.dumps(message))
 
     def receive(self) -> tuple[list[EnvironmentFault], Any]:
-        """Wait for the faults recovered from, and the answer or error.
+        """Return the faults recovered from, and the answer or error; wait for them.
 
         Raises:
             EOFError: if the process has died, or was killed because one of its envs hangs.

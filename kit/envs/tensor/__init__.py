@@ -10,7 +10,7 @@ from kit.envs.tensor.base import EpisodeState, TensorEnv, TensorStep
 from kit.envs.tensor.cartpole import CartPole, CartPoleV0
 from kit.envs.tensor.mountain_car import MountainCar, MountainCarContinuous
 from kit.envs.tensor.pendulum import Pendulum
-from kit.steps.errors import SettingError, nearest_first
+from kit.steps.errors import one_of
 
 TENSOR_ENVS: dict[str, tuple[type[TensorEnv], dict[str, Any]]] = {
     "CartPole-v0": (CartPoleV0, {}),
@@ -34,10 +34,7 @@ def make_tensor_env(id: str, num_envs: int, **kwargs: Any) -> TensorEnv:
     Raises:
         SettingError: if no torch environment has this id; names those that exist, nearest first.
     """
-    if id not in TENSOR_ENVS:
-        near = nearest_first(id, [*TENSOR_ENVS])
-        raise SettingError("id", id, "is no environment written in torch", near)
-    environment, defaults = TENSOR_ENVS[id]
+    environment, defaults = TENSOR_ENVS[one_of("id", id, [*TENSOR_ENVS])]
     given = {key: value for key, value in kwargs.items() if value is not None}
     return environment(num_envs, **{**defaults, **given})
 

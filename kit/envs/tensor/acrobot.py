@@ -71,10 +71,7 @@ def _runge_kutta(physics: Tensor, torque: Tensor) -> Tensor:
 
 
 def _rates(physics: Tensor, torque: Tensor) -> Tensor:
-    """Return the time derivative of the physics, ``[4, num_envs]``.
-
-    ``d1``, ``d2``, ``phi1`` and ``phi2`` are those of the book.
-    """
+    """Return the time derivative of the physics, ``[4, num_envs]``, in the book's symbols."""
     first, second, spin_1, spin_2 = physics.unbind(0)
     cosine, pull = second.cos(), COUPLING * second.sin()
     d1 = 2 * COUPLING * cosine + (2 * INERTIA + MASS * LENGTH**2)

@@ -143,12 +143,7 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
 
     @torch.no_grad()
     def _check_functions(self) -> None:
-        """Call each function that a subclass writes once.
-
-        Raises:
-            SettingError: if results have other shapes, or what it is given is changed: a batch
-                would have the next observation in the place of the present one.
-        """
+        """Raise an error if ``transition`` changes its input, or a result could be broadcast."""
         n, name = self.num_envs, type(self).__name__
         uniform = torch.zeros((self.uniform_size, n), dtype=self.dtype, device=self.device)
         physics = self.initial_state(uniform)
@@ -161,17 +156,12 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         _demand_shape(f"{name}.transition physics", later, (self.state_size, n))
         _demand_shape(f"{name}.transition reward", reward, (n,))
         _demand_shape(f"{name}.transition terminated", terminated, (n,))
-        if terminated.dtype != torch.bool:
-            field = f"{name}.transition terminated"
-            raise SettingError(field, terminated.dtype, "is no truth value", [torch.bool])
-        seen = (n, len(self.observation_low))
-        _demand_shape(f"{name}.observe", self.observe(physics), seen)
 
     # What a subclass writes: pure functions that return new tensors and never branch on data.
 
     @abstractmethod
     def initial_state(self, uniform: Tensor) -> Tensor:
-        """Return states to begin episodes in, ``[state_size, num_envs]``.
+        """Return states to begin in, ``[state_size, num_envs]``.
 
         Args:
             uniform: random numbers in [0, 1), ``[uniform_size, num_envs]``.
@@ -191,11 +181,7 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         """
 
     def observe(self, physics: Tensor) -> Tensor:
-        """The observation, ``[num_envs, observation_size]``; may be a view. By default all of it.
-
-        Args:
-            physics: ``[state_size, num_envs]``.
-        """
+        """The observation, ``[num_envs, observation_size]``: all physics; may be a view."""
         return physics.T
 
     # Plain tensors.
@@ -221,11 +207,7 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
 
     @torch.no_grad()
     def step_tensors(self, action: Tensor) -> TensorStep:
-        """Make one policy step of every env, and begin a new episode where one ended.
-
-        Args:
-            action: ``[num_envs]`` integers, or ``[num_envs, 1]`` floats.
-        """
+        """Make one policy step of every env, and begin a new episode where one ended."""
         episodes, step = self.advance(self.episodes, action, self.draw_uniform())
         self._store(episodes)
         return step
@@ -233,14 +215,7 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
     def advance(
         self, episodes: EpisodeState, action: Tensor, uniform: Tensor
     ) -> tuple[EpisodeState, TensorStep]:
-        """Compute :meth:`step_tensors` as a pure function of its three arguments.
-
-        Args:
-            episodes: where the envs stand.
-            action: ``[num_envs]`` integers, or ``[num_envs, 1]`` floats.
-            uniform: random numbers in [0, 1) for the envs that restart,
-                ``[uniform_size, num_envs]``.
-        """
+        """Compute :meth:`step_tensors` as a pure function; see :meth:`draw_uniform`."""
         ended, step = self._play(episodes, action)
         ongoing = self._begin(step.terminated | step.truncated, ended, uniform)
         return ongoing, step._replace(observation=self.observe(ongoing.physics))
@@ -337,9 +312,7 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
     def _reset(self, tensordict: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
         ended = None if tensordict is None else tensordict.get("_reset", None)
         observation = self.reset_tensors(mask=None if ended is None else ended.view(self.num_envs))
-        return TensorDict(
-            {"observation": observation}, batch_size=self.batch_size, device=self.device
-        )
+        return TensorDict({"observation": observation}, self.batch_size, device=self.device)
 
     def _set_seed(self, seed: int | None) -> None:
         if seed is None:
@@ -351,8 +324,7 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         super().to(device)
         if self.generator.device != self.device:
             seed = self.generator.initial_seed()
-            self.generator = torch.Generator(self.device)
-            self._set_seed(seed)
+            self.generator = torch.Generator(self.device).manual_seed(seed)
         return self
 
     def gymnasium_spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:

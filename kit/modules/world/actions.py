@@ -54,8 +54,7 @@ class ActionCode(nn.Module):
         if not (self.discrete or vector):
             kinds = ", ".join(str(leaf.space or leaf.dtype) for leaf in leaves)
             why = f"has actions no world model reads: {kinds}"
-            works = "use an environment with a Discrete action space, or a Box of real numbers "
-            works += "and one dimension"
+            works = "use a Discrete action space, or a Box of real numbers and one dimension"
             raise SettingError("env.id", env.name, why, works)
         self.key = leaves[0].key
         low, high = torch.zeros(0), torch.zeros(0)
@@ -130,14 +129,9 @@ class Behaviour(nn.Module):
 
 
 class LatentActor(Behaviour):
-    """The actor of DreamerV3 (Hafner et al. 2025, code).
+    """The actor of DreamerV3 (Hafner et al. 2025, code), on a world model's features.
 
     Normal distributions have means in [-1, 1] (tanh) and deviations in [0.1, 1].
-
-    Args:
-        code: says what actions are.
-        features: width of the world model's features.
-        size: widths.
     """
 
     LEAST, MOST = 0.1, 1.0

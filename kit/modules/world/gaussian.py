@@ -134,11 +134,6 @@ class TanhActor(Behaviour):
 
     Numbers have a normal distribution squashed by tanh; choices are one-hot with gradients straight
     through to their probabilities.
-
-    Args:
-        code: says what actions are.
-        features: width of the world model's features.
-        size: widths.
     """
 
     LEAST, SCALE = 1e-4, 5.0

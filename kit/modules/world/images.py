@@ -53,12 +53,7 @@ def _channels(size: Size, count: int) -> list[int]:
 class ImageEncoder(nn.Module):
     """Stages of convolution, max-pooling, RMSNorm and SiLU (Hafner et al. 2025, code).
 
-    Args:
-        shape: of an image, ``[height, width, channels]``.
-        size: widths.
-
-    Attributes:
-        out_features: width of the vector.
+    Images are ``[height, width, channels]``; ``out_features`` is the width of their vectors.
     """
 
     def __init__(self, shape: tuple[int, ...], size: Size) -> None:
@@ -78,12 +73,7 @@ class ImageEncoder(nn.Module):
 
 
 class ImageDecoder(nn.Module):
-    """From features to an image in [0, 1]: projections, then upsampling stages.
-
-    Args:
-        shape: of an image, ``[height, width, channels]``.
-        size: widths.
-    """
+    """From features to an image ``[height, width, channels]`` in [0, 1], by upsampling."""
 
     def __init__(self, shape: tuple[int, ...], size: Size) -> None:
         super().__init__()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from kit.steps.errors import SettingError, whole_number
+from kit.steps.errors import one_of, whole_number
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,7 @@ def size_of(
         SettingError: if there is no such size, or there are no latents.
     """
     if not isinstance(size, Size):
-        if size not in sizes:
-            raise SettingError("size", size, "is unknown", list(sizes))
-        size = sizes[size]
+        size = sizes[one_of("size", size, [*sizes])]
     if latents is None:
         return size
     return replace(size, stoch=whole_number("latents", latents, at_least=1))
