@@ -89,6 +89,8 @@ def make_env(
     one_of("env.vectorization", vectorization, get_args(Vectorization))
     if action_mask is not None:
         yes_or_no("env.action_mask", action_mask)
+    yes_or_no("env.normalize_observation", normalize_observation)
+    yes_or_no("env.normalize_reward", normalize_reward)
     seed = None if seed is None else whole_number("seed", seed)
     if isinstance(id, str) and vectorization in ("sync", "async", "native"):
         id = find_spec(id)  # other processes may not have it registered
@@ -151,7 +153,10 @@ class _Options(NamedTuple):
         for name, value in self._asdict().items():
             default = self._field_defaults[name]
             if value != default and name not in allowed:
-                why, works = f"is not possible with {what}", "or vectorization='async'"
+                works = "or an id with vectorization='sync' or 'async'"
+                if name in self._fields[-2:]:
+                    works = "or vectorization='async'"
+                why = f"is not possible with {what}"
                 raise SettingError(f"env.{name}", value, why, [default], works)
 
 

@@ -16,7 +16,6 @@ from kit.collectors.rollout import as_vector_env
 from kit.envs import make_env
 from kit.testing import CARTPOLE, REPEATING, CollectorCase, counter_env, counter_policy
 from kit.testing.counter import COUNTER
-from tests import vector_counter  # noqa: F401  # registers the vector entry point
 
 SAME_STEP = gym.vector.AutoresetMode.SAME_STEP
 

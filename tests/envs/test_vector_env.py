@@ -16,9 +16,9 @@ from kit.collectors import VectorCollector
 from kit.envs import make_env
 from kit.envs.episodes import EpisodeStatistics
 from kit.envs.errors import EnvironmentFault
+from kit.testing.counter import VectorCounter
 from tests.errors import raises_setting
 from tests.tiny import Scripted
-from tests.vector_counter import VectorCounter
 
 
 def collect(collector_of, batches: int = 4):
