@@ -124,7 +124,7 @@ REFUSED = {
     "ppo env.id=${bar}": "Interpolation key 'bar' not found",
     "ppo preset=mujco": "preset='mujco' is not a choice; what works: mujoco or",
     "ppo anneal=lin": "anneal='lin' is not a schedule; what works: linear or",
-    "ppo activation=tan": "activation='tan' is unknown; what works: tanh or",
+    "ppo activation=tan": "activation='tan' is not a choice; what works: tanh or",
     "ppo collector=vecor": "collector='vecor' is no collector; what works: vector or",
     "ppo collector_kwargs.fast_polcy=exact": "collector_kwargs={'fast_polcy': 'exact'} "
     "cannot be used: TypeError: ",

@@ -105,7 +105,9 @@ def gradient_steps(plan: StepPlan) -> list[int]:
     Raises:
         SettingError: if the run is too long to follow, or it is not known how long it is.
     """
-    assert plan.iterations is not None  # the length of whole episodes is not known
+    if plan.iterations is None:
+        why, works = "follows from the length of whole episodes", "give an Expectation of your own"
+        raise SettingError("iterations", None, why, works)
     if plan.counting != "exact" and plan.iterations > _FOLLOWED:
         why = "are too many to follow one by one: is the length of the run missing?"
         raise SettingError("iterations", plan.iterations, why, [_FOLLOWED])
