@@ -32,10 +32,12 @@ THREADS = 1
 _STEPS = "steps.total_policy_steps"
 CASES: dict[str, list[str]] = {
     "PPO, 8 x CartPole": ["recipes.ppo"],
-    "PPO, 1 x CartPole": ["recipes.ppo", "env.num_envs=1", f"{_STEPS}=16_384"],
-    "A2C, CartPole": ["recipes.a2c", f"{_STEPS}=65_536"],
+    "PPO, 1 x CartPole": [
+        "recipes.ppo", "env.num_envs=1", "steps.steps_per_env=512", f"{_STEPS}=16_384",
+    ],  # fmt: skip
+    "A2C, CartPole": ["recipes.a2c", f"{_STEPS}=65_520"],
     "SAC, Pendulum": ["recipes.sac", f"{_STEPS}=4_000"],
-    "DQN, CartPole": ["recipes.dqn", f"{_STEPS}=16_384"],
+    "DQN, CartPole": ["recipes.dqn", f"{_STEPS}=16_250"],
     "TD3, Pendulum": ["recipes.td3", f"{_STEPS}=4_000"],
     "recurrent PPO": ["recipes.ppo_recurrent", f"{_STEPS}=16_384"],
     "DreamerV3, tiny": ["recipes.dreamerv3", f"{_STEPS}=1_536", "steps.learning_starts=1_024"],
