@@ -63,6 +63,11 @@ def priorities() -> None:
             sampler = PrioritizedSampler(40, 0.6, 0.4, device=tree)
             settings = {"sampler": sampler, "store_next_observation": not thin}
             assert devices(device=CUDA, **settings) == {"cuda"}
+    sampler = PrioritizedSampler(4, 1.0, 0.5, eps=0.0, device=CUDA)
+    places = torch.tensor([1, -1, 3], device=CUDA)  # a negative one is left out
+    sampler.update_priority(places, torch.tensor([2.0, 9.0, 4.0], device=CUDA))
+    assert sampler._sum_tree.values.tolist() == [0, 2, 0, 4]
+    assert float(sampler._sum_tree.sums[-1].sum()) == 6
 
 
 def host() -> None:

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 
 from kit.buffers import make_replay_buffer
 from kit.trainer.checkpoint import Checkpoints, Damaged, _write_checksums, check_whole
-from kit.trainer.pieces import LARGE, PIECE
+from kit.trainer.pieces import LARGE, PIECE, _here
 from tests.errors import raises_setting
 from tests.test_checkpoint import Part
 
@@ -135,6 +135,12 @@ def test_a_tensor_that_lacks_bytes_is_refused(tmp_path):
     _write_checksums(path)
     with raises_setting("checkpoint"):
         Checkpoints(tmp_path, {"part": Part()}).load(path)
+
+
+def test_memory_of_a_gpu_that_is_not_here_is_read_into_that_of_the_host(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    read = {where: _here("memory", where) for where in ("cpu", "cuda", "cuda:0", "cuda:1")}
+    assert read == {"cpu": None, "cuda": None, "cuda:0": None, "cuda:1": "memory"}
 
 
 def test_a_replay_buffer_rewrites_what_was_added(tmp_path):

@@ -38,6 +38,7 @@ from kit.buffers import (
     make_replay_buffer,
     valid_rows,
 )
+from kit.buffers.rollout_batches import _permutation
 from kit.trainer import Trainer
 from kit.trainer.pieces import _apart
 from tests.errors import raises_setting
@@ -120,6 +121,12 @@ def test_a_minibatch_of_the_whole_batch_is_not_shuffled_and_draws_no_random_numb
     before = torch.get_rng_state()
     assert numbers(passes, on_policy_plan(minibatch_size=None)) == [[list(range(16))]]
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_rows_are_shuffled_where_their_entries_are_also_where_nothing_says_so():
+    rows = TensorDict({"number": torch.zeros(4, device="meta")}, [4])
+    assert rows.device is None
+    assert _permutation(4, rows).is_meta
 
 
 @pytest.mark.parametrize("minibatch_size", [None, 16, 8])
@@ -304,6 +311,7 @@ def test_transitions_of_several_steps_are_those_of_torchrl(envs, sizes, steps, e
         batch = batch_of(envs, size, start=100 * start)
         batch["next", "reward"] = torch.rand(envs, size, 1)
         batch["next", "done"] = torch.rand(envs, size, 1) < ends
+        batch["action"] = torch.rand(envs, size, 2)  # of the first of the steps
         found, expected = ours(batch), theirs.inv(batch.clone())
         assert (found is None) == (expected is None)
         if expected is not None:

@@ -233,6 +233,22 @@ def test_what_would_leave_or_change_numbers_of_stored_transitions_is_refused(buf
         buffer.extend(other if changed is None else other.set("action", changed))
 
 
+def test_a_missing_entry_is_refused_also_after_batches_of_one_environment():
+    buffer = make_replay_buffer(6, 4)
+    for number in range(2):
+        buffer.extend(batch(3 * number, num_envs=1))
+    with raises_setting("entry"):
+        buffer.extend(batch(6, num_envs=1).exclude("action"))
+
+
+def test_a_buffer_may_hold_one_transition():
+    for sampler in (None, PrioritizedSampler(1, alpha=0.6, beta=0.4)):
+        buffer = make_replay_buffer(1, 4, sampler=sampler)
+        for number in range(2):
+            buffer.extend(batch(number, num_envs=1, steps=1))
+        assert buffer._samples(4, 1)[0]["action"].tolist() == [1] * 4
+
+
 def test_entries_that_numpy_does_not_know_are_stored_and_sampled():
     buffer = make_replay_buffer(20, 8)
     for number in range(4):

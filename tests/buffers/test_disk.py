@@ -135,6 +135,9 @@ def test_a_saved_run_is_played_where_the_folder_of_its_buffer_is_not(tmp_path, m
 def test_a_checkpoint_of_more_than_memory_holds_is_read_to_the_disk(tmp_path, monkeypatch):
     large = torch.arange(2**24, dtype=torch.int32)
     path = Checkpoints(tmp_path, {"part": Part(large)}).save(1, {})
+    before, other = anonymous_memory(), Part()
+    Checkpoints(tmp_path, {"part": other}).load(path)
+    assert anonymous_memory() - before > large.nbytes / 2
     monkeypatch.setattr(pieces, "IN_MEMORY", 0)
     before, other = anonymous_memory(), Part()
     Checkpoints(tmp_path, {"part": other}).load(path)

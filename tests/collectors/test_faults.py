@@ -217,6 +217,12 @@ class NotANumber(Steps):
         super().__init__(length)
         self.at, self.what, self.life = at, what, 0
 
+    def reset(self, **kwargs):
+        seen, info = super().reset(**kwargs)
+        if self.what == "reset" and self.life == self.at > 0:
+            seen = np.array([np.nan], np.float32)
+        return seen, info
+
     def step(self, action):
         seen, reward, *rest = super().step(action)
         self.life += 1
@@ -246,6 +252,14 @@ def test_nan_is_reported_with_the_copy_and_the_step(what):
         collector.collect()
     assert (caught.value.env, caught.value.policy_step) == (1, 8)
     assert f"returned NaN as {what}, 0 policy steps into its episode" in str(caught.value)
+
+
+def test_nan_of_a_reset_is_reported_with_the_copy_and_the_step():
+    collector = vector(make_env(one_of_three(8, "reset"), 3))
+    collector.collect()
+    with pytest.raises(EnvironmentFault, match="NaN as observation when it was reset") as caught:
+        collector.collect()
+    assert (caught.value.env, caught.value.policy_step) == (1, 8)
 
 
 @pytest.mark.parametrize("what", ["observation", "reward"])

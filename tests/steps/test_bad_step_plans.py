@@ -72,6 +72,15 @@ BAD_BATCHES = {
         },
         "sequence_length",
     ),
+    "sequences that fit the first batch alone": (
+        {
+            "sequence_length": 12,
+            "minibatch_size": 1,
+            "prefill_steps": 16,
+            "prefill_in_first_batch": True,
+        },
+        "sequence_length",
+    ),
     "newest of some envs": ({"train_on_newest": 6}, "train_on_newest"),
     "carried gradients": (
         {"last_minibatch": "carry", "minibatches_per_gradient_step": 2},
