@@ -33,8 +33,11 @@ _STEPS = "steps.total_policy_steps"
 CASES: dict[str, list[str]] = {
     "PPO, 8 x CartPole": ["recipes.ppo"],
     "PPO, 1 x CartPole": [
-        "recipes.ppo", "env.num_envs=1", "steps.steps_per_env=512", f"{_STEPS}=16_384",
-    ],  # fmt: skip
+        "recipes.ppo",
+        "env.num_envs=1",
+        "steps.steps_per_env=512",
+        f"{_STEPS}=16_384",
+    ],
     "A2C, CartPole": ["recipes.a2c", f"{_STEPS}=65_520"],
     "SAC, Pendulum": ["recipes.sac", f"{_STEPS}=4_000"],
     "DQN, CartPole": ["recipes.dqn", f"{_STEPS}=16_250"],
