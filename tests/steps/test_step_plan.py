@@ -120,6 +120,7 @@ def test_recurrent_minibatches_are_whole_sequences():
     )  # fmt: skip
     assert plan.minibatch_sizes(1) == [3, 3, 2] * 2
     assert plan.after(1).samples == 2 * 4 * 32
+    assert plan.unseen_samples(1, 4) == (3 + 2) * 16
 
 
 def test_offline_nothing_is_collected():
@@ -318,3 +319,14 @@ def test_table_lists_rows_that_fill_no_minibatch(last, row):
     found = [line.split("36 of 64")[0].rstrip() for line in lines if line.endswith(" 36 of 64")]
     assert found == ([] if row is None else [row])
     assert " of 50" not in StepPlan(**settings, minibatch_size=50).table()
+
+
+def test_plans_that_cut_a_batch_differently_are_not_equal():
+    settings = {"iterations": 10, "num_envs": 4, "update_epochs": 1, "minibatch_size": 3}
+    smaller, drop = (StepPlan(**settings, last_minibatch=last) for last in ("smaller", "drop"))
+    assert smaller != drop
+
+
+def test_plans_with_another_minimum_of_steps_are_not_equal():
+    plan = StepPlan(iterations=10, steps_per_env=None, min_steps=8)
+    assert plan != plan.replace(min_steps=16)
