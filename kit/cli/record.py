@@ -26,7 +26,7 @@ from kit.envs.normalize import Normalizer
 from kit.hooks import Evaluator
 from kit.modules.world import Player
 from kit.runs.saved_policy import SavedRun
-from kit.steps.errors import Limits
+from kit.steps.errors import real_number
 
 
 def record(run: SavedRun, folder: Path, *, episodes: int, random: float, seed: int) -> int:
@@ -43,7 +43,7 @@ def record(run: SavedRun, folder: Path, *, episodes: int, random: float, seed: i
         SettingError: if the data set cannot be written; raised before any episode.
     """
     own = run.trainer.evaluate
-    Limits(0.0, 1.0).check("random", random)
+    real_number("random", random, at_least=0.0, at_most=1.0)
     # Raw observations and rewards are recorded, with the metadata of an unvectorised environment.
     raw = {"normalize_reward": False, "normalize_observation": False}
     native = isinstance(own.env.backend, NativeBackend)

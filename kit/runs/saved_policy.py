@@ -202,7 +202,7 @@ def _device_here(name: str) -> str:
     """The device of a run; the CPU where this machine does not have it."""
     try:
         usable_device(device=name)
-    except (RuntimeError, AssertionError):  # AssertionError: PyTorch was built without CUDA
+    except SettingError:
         return "cpu"
     return name
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from kit.fast.optimizers import FusedOptimizers, step_is_fixed
 from kit.fast.program import Outputs
 from kit.fast.traced import Traced
 from kit.update.groups import Due, ever_due
-
-if TYPE_CHECKING:
-    from kit.update.update import Update
 
 Kind = Literal["loss", "step"]
 Function = Callable[[Due, Any], Outputs]
@@ -38,7 +35,7 @@ class TracedStep:
         looked: steps found unchanged in an undisturbed phase; ``None`` outside of one.
     """
 
-    def __init__(self, update: Update, loss: Function, step: Function) -> None:
+    def __init__(self, update: Any, loss: Function, step: Function) -> None:
         self.traced: dict[tuple[Due, Kind], Traced] = {}
         self._update = update
         self._functions: dict[Kind, Function] = {"loss": loss, "step": step}
