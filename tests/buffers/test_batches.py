@@ -304,6 +304,7 @@ def test_transitions_of_several_steps_are_those_of_torchrl(envs, sizes, steps, e
         batch = batch_of(envs, size, start=100 * start)
         batch["next", "reward"] = torch.rand(envs, size, 1)
         batch["next", "done"] = torch.rand(envs, size, 1) < ends
+        batch["action"] = torch.rand(envs, size, 2)
         found, expected = ours(batch), theirs.inv(batch.clone())
         assert (found is None) == (expected is None)
         if expected is not None:
@@ -331,8 +332,11 @@ def test_steps_that_wait_go_on_where_one_of_the_batches_is_nothing_for_numpy(cha
 
 def test_rewards_of_several_steps_are_summed_within_whole_episodes_without_their_padding():
     batches = [episodes_of([4, 2]), episodes_of([1, 4], start=100)]
+    for batch in batches:
+        batch["action"] = batch["number"] + 0.5
     stored = n_step_transitions(batches, n_step=3, gamma=1.0)
     assert stored["number"].tolist() == [0, 1, 2, 3, 4, 5, 100, 104]
+    assert torch.equal(stored["action"], stored["number"] + 0.5), "of the first step"
     assert stored["next", "reward"].flatten().tolist() == [3, 3, 2, 1, 2, 1, 1, 3]
     assert stored["next", "observation"].flatten().tolist() == [3, 4, 4, 4, 6, 6, 101, 107]
 
