@@ -109,7 +109,7 @@ REFUSED = {
     "ppo env.kwargs.gamma=0.5": "env.kwargs.gamma=0.5 is gamma of the kit; use gamma=0.5",
     "sac buffer_size=1_000_000_000_000": "buffer_size=1000000000000 needs ",
     "ppo seed=9223372036854775808": "is more than 9223372036854775807; what works: 92",
-    "ppo device=meta": "RuntimeError: Tensor.item() cannot be called on meta tensors",
+    "ppo device=meta": "device='meta' cannot be used",
     "ppo loss=SACLoss": "loss='SACLoss' does not fit this recipe: TypeError: SACLoss.__init__() "
     "got an unexpected keyword argument 'loss_critic_type'",
     "td3 loss=SACLoss": "loss='SACLoss' does not fit this recipe: ",
@@ -139,7 +139,7 @@ REFUSED = {
     "ppo gamma=2": "gamma=2.0 is more than 1; what works: 1.",
     "rainbow exploration_share=0": "exploration_share=0.0 is not above 0; use a number above 0 and",
     "sac stacked_frames=3": "stacked_frames=3 are not in observation of shape (3,); what works: 1.",
-    "ppo device=gpu": "device type at start of device string: gpu",
+    "ppo device=gpu": "device='gpu' cannot be used",
     "ppo initial_log_std=-.inf": "initial_log_std='-.inf' is not a number; give a number.",
     "ppo stop_at_return=9 steps.evaluation_every=null": "stop_at_return=9.0 has no effect: ",
     "ppo runs=/proc/no": "/proc/no/ppo/CartPole-v1 cannot be written",

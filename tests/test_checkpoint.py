@@ -41,6 +41,7 @@ from kit.trainer import Trainer
 from kit.trainer.checkpoint import (
     Checkpoints,
     Damaged,
+    _views_of_parameters,
     _write_checksums,
     check_whole,
     make_parts_when_loaded,
@@ -808,3 +809,12 @@ def test_a_loss_takes_the_state_of_one_that_was_called(name):
     make_parts_when_loaded(other)  # as a trainer does
     other.load_state_dict(called.state_dict())
     assert_same(other.state_dict(), called.state_dict())
+
+
+def test_only_expanded_buffers_are_views_of_parameters():
+    loss = nn.Module()
+    loss.scale = nn.Parameter(torch.ones(()))
+    loss.weight = nn.Parameter(torch.ones(3))
+    loss.register_buffer("expanded", loss.scale.detach().expand(2))
+    loss.register_buffer("alike", loss.weight.detach())
+    assert _views_of_parameters(loss) == ["expanded"]

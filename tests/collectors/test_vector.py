@@ -15,6 +15,7 @@ from torchrl.data import Unbounded
 from torchrl.envs.transforms import TensorDictPrimer
 
 from kit.collectors import VectorCollector
+from kit.collectors.rollout_buffer import RolloutBuffer
 from kit.envs import make_env
 from kit.modules import make_actor
 from kit.steps import SettingError
@@ -267,6 +268,12 @@ def test_who_keeps_an_entry_of_a_large_batch_keeps_no_other(monkeypatch):
     gc.collect()
     assert memory() is None
     assert kept.shape == (2, 4, 1)
+
+
+def test_arrays_of_a_batch_begin_at_multiples_of_16_bytes():
+    buffer = RolloutBuffer(make_env("Pendulum-v1", 3), 5)
+    arrays = [*buffer.acted_on.values(), *buffer.whole.next_observation.values()]
+    assert [array.ctypes.data % 16 for array in (*arrays, buffer.whole.reward)] == [0, 0, 0]
 
 
 def test_with_reuse_each_batch_overwrites_the_one_before():

@@ -11,7 +11,7 @@ from kit.dialects.explain import explain, iteration_row, listed
 from kit.dialects.translate import compare_text, translate
 from kit.hooks.annealing import _length
 from kit.steps import StepPlan
-from kit.steps.counts import can_count
+from kit.steps.counts import can_count, can_follow
 from tests.errors import raises_setting
 from tests.steps.step_plans import episode_plans, step_plans
 
@@ -52,6 +52,11 @@ def test_a_run_too_long_to_follow_has_approximate_counts():
     assert _length(plan, "policy_steps") == plan.total_policy_steps
     with raises_setting("counter"):
         _length(plan, "gradient_steps")
+
+
+def test_a_rule_that_is_asked_each_step_is_followed_step_by_step():
+    plan = Dreamer(train_ratio=33.3, envs=4, steps=10**6).to_plan()
+    assert [can_follow(plan, iteration, most=40) for iteration in (10, 11)] == [True, False]
 
 
 def test_the_settings_the_version_and_the_caveats_are_shown():

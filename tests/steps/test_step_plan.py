@@ -261,6 +261,22 @@ def test_plans_that_differ_in_a_count_are_not_equal(change):
     assert StepPlan(**settings) != StepPlan(**settings | change)
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"minibatch_size": 3}, {"minibatch_size": 3, "last_minibatch": "drop"}),
+        (
+            {"minibatch_size": 1, "minibatches_per_epoch": 3, "last_minibatch": "carry"},
+            {"minibatch_size": 1, "minibatches_per_epoch": 3},
+        ),
+        ({"steps_per_env": None, "min_steps": 40}, {"steps_per_env": None, "min_steps": 80}),
+    ],
+)
+def test_plans_that_cut_or_collect_in_other_ways_are_not_equal(one, other):
+    settings = {"iterations": 10, "num_envs": 4, "update_epochs": 1}
+    assert StepPlan(**settings, **one) != StepPlan(**settings, **other)
+
+
 @given(step_plans(), step_plans())
 def test_equal_plans_count_equally(one, other):
     if one == other:
