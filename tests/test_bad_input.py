@@ -31,6 +31,7 @@ from kit.modules import make_actor
 from kit.steps import SettingError
 from kit.trainer.checkpoint import Checkpoints
 from recipes.ppo import build
+from tests.errors import raises_setting
 from tests.faulty import FallsOver
 from tests.short_runs import COMMON, SHORT, one_line, policy_steps_in, the_run, tiny_config
 from tests.tiny import Scripted
