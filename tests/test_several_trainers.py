@@ -19,7 +19,7 @@ from tensordict import TensorDict
 
 import recipes.ppo
 import recipes.sac
-from kit.buffers import make_replay_buffer
+from kit.buffers import ReplayBatches, make_replay_buffer
 from kit.envs import make_env
 from kit.experiment import EnvConfig, OffPolicySteps, OnPolicySteps
 from kit.hooks import Evaluator
@@ -153,9 +153,11 @@ def test_steps_of_trainers_that_take_turns_with_one_buffer_are_not_joined():
     assert torch.equal(rows["trainer"], rows["next", "trainer"])
 
 
-def test_a_sequence_of_trainers_that_take_turns_with_one_buffer_begins_anew_between_them():
+@pytest.mark.parametrize("wrapped", ["once", "by each trainer"])
+def test_sequences_of_trainers_that_take_turns_with_one_buffer_are_separate(wrapped):
     buffer = make_replay_buffer(100, 4, sequence_length=3)
-    begin_and_take_turns(stores(1, buffer, sequence_length=3), stores(2, buffer, sequence_length=3))
+    other = buffer if wrapped == "once" else ReplayBatches(buffer.buffer)
+    begin_and_take_turns(stores(1, buffer, sequence_length=3), stores(2, other, sequence_length=3))
     rows = buffer.buffer[:]
     changes = rows["trainer"][:-1] != rows["trainer"][1:]
     assert changes.any()

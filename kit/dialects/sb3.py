@@ -466,7 +466,10 @@ class SB3(WrappedDialect):
                     f"{rollout:,} timesteps, at what it is before."
                 )
         elif self.algo == "sac" and self.target_update_interval > 1:
-            yield "target_update_interval counts anew in each call of train(), from an update on."
+            yield (
+                "target_update_interval restarts in each call of train(), whose first gradient "
+                "step updates the targets."
+            )
 
     def _target_notes(self, plan: StepPlan) -> Iterator[str]:
         """When recipes first update DQN's target, where that is not when the library does."""

@@ -112,15 +112,22 @@ class UpdatePhase:
 
     def _end_episodes_of_others(self) -> None:
         """Close episodes that another trainer with the same buffer has left open in it."""
-        buffer = self.trainer.buffer
+        buffer, memory = self.trainer.buffer, self._memory
         if getattr(buffer, "joins_steps", False):
-            if getattr(buffer, "written_by", self._writer) is not self._writer:
+            if getattr(memory, "written_by", self._writer) is not self._writer:
                 buffer.close_open_episodes(self.trainer.plan.num_envs)
             self.take_over()
 
     def take_over(self) -> None:
         """Mark the steps in the buffer as those of this trainer."""
-        self.trainer.buffer.written_by = self._writer
+        self._memory.written_by = self._writer
+
+    @property
+    def _memory(self) -> Any:
+        """The object that joins steps to later ones: TorchRL's buffer, except for n-step sums."""
+        buffer = self.trainer.buffer
+        sums = getattr(buffer, "n_step", None) is not None  # steps wait outside TorchRL's buffer
+        return buffer if sums else getattr(buffer, "buffer", buffer)
 
     def _epoch(self, due: int) -> int:
         """Make the gradient steps of one update epoch, at most ``due``; return how many."""

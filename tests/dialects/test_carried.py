@@ -322,7 +322,7 @@ def test_a_target_period_between_two_gradient_steps_is_refused_with_the_nearest(
 def test_the_target_period_of_sac_counts_anew_in_each_rollout(steps, interval, every):
     given = SB3(algo="sac", train_freq=10, gradient_steps=steps, target_update_interval=interval)
     assert carry(given, dqn.Config(), "sac")[0] == {"target_update_every": every}
-    assert "counts anew in each call of train()" in " ".join(given.notes())
+    assert "restarts in each call of train()" in " ".join(given.notes())
 
 
 def test_a_target_period_of_sac_that_does_not_divide_a_rollout_is_no_period():

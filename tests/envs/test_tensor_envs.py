@@ -356,6 +356,12 @@ class RewardsInColumns(Written):
         return later, reward.unsqueeze(-1), terminated
 
 
+class EndsAreNumbers(Written):
+    def transition(self, physics, action):
+        later, reward, terminated = super().transition(physics, action)
+        return later, reward, terminated.float()
+
+
 class Transposed(Written):
     def transition(self, physics, action):
         later, reward, terminated = super().transition(physics, action)
@@ -367,13 +373,20 @@ class OneStart(Written):
         return torch.zeros(2)
 
 
+class ShowsMore(Written):
+    def observe(self, physics):
+        return torch.cat((physics, physics[:1])).T
+
+
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
         (InPlace, "physics"),
         (RewardsInColumns, "RewardsInColumns.transition reward"),
         (Transposed, "Transposed.transition physics"),
+        (EndsAreNumbers, "EndsAreNumbers.transition terminated"),
         (OneStart, "OneStart.initial_state"),
+        (ShowsMore, "ShowsMore.observe"),
     ],
 )
 def test_functions_that_are_not_what_they_have_to_be_are_refused(environment, message):

@@ -156,6 +156,11 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         _demand_shape(f"{name}.transition physics", later, (self.state_size, n))
         _demand_shape(f"{name}.transition reward", reward, (n,))
         _demand_shape(f"{name}.transition terminated", terminated, (n,))
+        if terminated.dtype != torch.bool:
+            field = f"{name}.transition terminated"
+            raise SettingError(field, terminated.dtype, "is not boolean", [torch.bool])
+        seen = (n, len(self.observation_low))
+        _demand_shape(f"{name}.observe", self.observe(physics), seen)
 
     # What a subclass writes: pure functions that return new tensors and never branch on data.
 
