@@ -34,7 +34,7 @@ def check_names(
     """Raise SettingError for settings of a run folder that name modules from elsewhere.
 
     Trusted are the kit, its recipes, TorchRL, Gymnasium, packages that register environments, and
-    modules below the working folder or beside the recipe. A module that is in the run folder, or
+    modules below the working folder or next to the recipe. A module that is in the run folder, or
     may have come with it, is never trusted.
 
     Args:

@@ -295,7 +295,7 @@ def _is_left_alone(policy: Any, weights: Sequence[Tensor]) -> bool:
 def _checkpoint(trial: Trial) -> None:
     """A collector continues from a saved state, in the middle of episodes, bit by bit.
 
-    The state may have been loaded and saved again. It stays unchanged when its collector goes on.
+    The state may have been loaded and saved again. It stays unchanged when its collector continues.
     """
     half, seed = len(trial.whole.batches) // 2, trial.case.seed
     with (
