@@ -13,7 +13,15 @@ from typing import Any
 
 from kit.cli import sweep
 from kit.cli.errors import errors_in_one_line
-from kit.cli.overrides import CHOICES, choices, chosen_settings, split, vocabulary, without_commas
+from kit.cli.overrides import (
+    CHOICES,
+    choices,
+    chosen_settings,
+    split,
+    vocabulary,
+    with_current_name,
+    without_commas,
+)
 from kit.cli.signals import Signals, hold_saving
 from kit.config import RunConfig
 from kit.config.plain import check, from_plain, settings
@@ -58,6 +66,7 @@ def _run(config_class: type[RunConfig], build: Build, words: Sequence[str]) -> N
     options = {"--multirun", "-m"}
     sweeps = not options.isdisjoint(words)
     words = [word if sweeps else without_commas(word) for word in words if word not in options]
+    words = [with_current_name(word, config_class) for word in words]
     before = chosen_settings(config_class, recipe, words)
     overrides = [word for word in words if "=" not in word or split(word)[0] not in CHOICES]
     before.check(overrides, sweeps)

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from kit.config import RunConfig
 from kit.config.plain import from_plain, settings, to_plain
+from kit.config.renamed import current_name
 from kit.dialects import DIALECTS, dialect
 from kit.dialects.files import load
 from kit.runs.recipe import Recipe
@@ -29,6 +30,13 @@ def split(override: str) -> tuple[str, str]:
     """The name and the text of the value of an override."""
     key, _, value = override.partition("=")
     return key.lstrip("+"), value
+
+
+def with_current_name(override: str, config_class: type[RunConfig]) -> str:
+    """Return an override whose setting has its current name, with a warning for an old one."""
+    key, _ = split(override)
+    new = current_name(key, config_class)
+    return override if new == key else override.replace(key, new, 1)
 
 
 def parsed(override: str) -> Any:
@@ -161,7 +169,7 @@ def choices(words: Sequence[str]) -> dict[str, Any]:
     chosen: dict[str, Any] = {}
     for word in words:
         key, value = split(word)
-        if "=" in word and key in (*CHOICES, "runs"):
+        if "=" in word and key in (*CHOICES, "log_dir"):
             several = key == "trust" or (one := parsed(word)).is_sweep_override()
             chosen[key] = value if several else one.value()
     return chosen
@@ -191,7 +199,7 @@ def _resumed(
         if name in chosen:
             why = "cannot be chosen again for a run that is resumed"
             raise SettingError(name, chosen[name], why, "leave it out")
-    runs = chosen.get("runs") or "runs"
+    runs = chosen.get("log_dir") or "runs"
     folder = find_run(str(chosen["resume"]), Path(str(runs)), recipe.name)
     check_same_recipe(folder, recipe)
     saved = read_config(folder)

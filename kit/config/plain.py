@@ -12,6 +12,7 @@ import typing
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from kit.config.renamed import RenamedSettings, current_name
 from kit.steps import SettingError, StepPlan
 from kit.steps.errors import check_fields, show
 from kit.steps.foreign import ForeignSteps
@@ -70,6 +71,8 @@ def from_plain(cls: type, values: Mapping[str, Any], path: str = "") -> Any:
     Raises:
         SettingError: at the first name that is no field or value of another type.
     """
+    if isinstance(cls, RenamedSettings):
+        values = {current_name(name, cls): value for name, value in values.items()}
     check_fields(values, cls, f"is not a setting of {cls.__name__}", path)
     hints = type_hints(cls)
     return cls(**{n: _made(f"{path}{n}", value, hints[n]) for n, value in values.items()})

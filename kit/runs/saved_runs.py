@@ -12,13 +12,14 @@ from typing import Any
 
 import yaml
 
+from kit.config.renamed import upgraded
 from kit.dialects import DIALECTS, dialect
 from kit.dialects.carried import use_of
 from kit.steps.errors import SettingError, nearest_first
 from kit.steps.values import flat
 
 FREE_TO_DIFFER = {
-    "recipe", "resume", "logger", "progress", "runs", "time_limit", "checkpoint_every",
+    "recipe", "resume", "logger", "progress", "log_dir", "time_limit", "checkpoint_every",
     "env.step_timeout", "save_policy",
 }  # fmt: skip
 """Settings of logging and saving, not of the training: they may differ when a run is resumed."""
@@ -78,7 +79,7 @@ def read_config(folder: Path, field: str = "resume") -> dict[str, Any]:
     """
     try:
         config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-        return dict(config)
+        return upgraded(dict(config))
     except (OSError, TypeError, ValueError, yaml.YAMLError) as error:
         reason = getattr(error, "problem", None) or getattr(error, "strerror", None) or error
         why = f"has no readable config.yaml: {reason}"

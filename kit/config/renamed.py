@@ -1,0 +1,55 @@
+"""Old names of settings, which keep working for one minor version."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+RENAMED = {
+    "runs": "log_dir",
+    "start_from": "init_from",
+    "priority_exponent": "per_alpha",
+    "importance_exponent": "per_beta",
+    "anneal": "lr_schedule",
+    "anneal_clip": "clip_schedule",
+    "anneal_entropy": "entropy_schedule",
+    "anneal_critic": "critic_schedule",
+    "body_lr_factor": "backbone_lr_scale",
+    "shared_body": "shared_backbone",
+    "normalize_over": "advantage_norm",
+}
+"""Current names of settings, keyed by their names before version 0.2."""
+
+
+def current_name(name: str, cls: type | None = None, stacklevel: int = 2) -> str:
+    """Return the current name of a setting and warn if ``name`` is its old name.
+
+    Args:
+        name: a setting.
+        cls: settings of the recipe. A name that is one of its fields is current.
+        stacklevel: frames between the warning's caller and this function.
+    """
+    if name not in RENAMED or name in getattr(cls, "__dataclass_fields__", ()):
+        return name
+    text = f"{name} is deprecated. Use {RENAMED[name]}."
+    warnings.warn(text, FutureWarning, stacklevel=stacklevel + 1)
+    return RENAMED[name]
+
+
+def upgraded(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a saved run under their current names.
+
+    Runs saved before version 0.2 have no ``log_dir``; only their settings are renamed.
+    """
+    if "log_dir" in saved:
+        return dict(saved)
+    return {RENAMED.get(name, name): value for name, value in saved.items()}
+
+
+class RenamedSettings(type):
+    """Metaclass that accepts old names of settings in the constructor."""
+
+    def __call__(cls, *args: Any, **settings: Any) -> Any:
+        """Create an instance, with a warning for each old name."""
+        return super().__call__(*args, **{current_name(n, cls): v for n, v in settings.items()})
