@@ -15,7 +15,7 @@ from tests.errors import raises_setting
 from tests.tiny import assert_equal, weights
 
 
-def built(collector: str = "vector", runs: str | None = None, steps: Any = (), **changes: Any):
+def built(collector: str = "vector", log_dir: str | None = None, steps: Any = (), **changes: Any):
     """40 random steps, then 4 iterations of 4 x 16 policy steps."""
     amounts = {
         "total_policy_steps": 40 + 256, "steps_per_env": 16, "minibatch_size": 32,
@@ -23,7 +23,7 @@ def built(collector: str = "vector", runs: str | None = None, steps: Any = (), *
     }  # fmt: skip
     vectorization = "tensor" if collector == "tensor" else "sync"
     env = EnvConfig("CartPole-v1", 4, vectorization=vectorization, normalize_observation=True)
-    settings = {"env": env, "hidden_sizes": [8], "progress": False, "log_dir": runs}
+    settings = {"env": env, "hidden_sizes": [8], "progress": False, "log_dir": log_dir}
     return ppo.build(
         ppo.Config(
             collector=collector, steps=OnPolicySteps(**{**amounts, **dict(steps)}),

@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import sys
 import typing
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -33,9 +34,13 @@ def split(override: str) -> tuple[str, str]:
 
 
 def with_current_name(override: str, config_class: type[RunConfig]) -> str:
-    """Return an override whose setting has its current name, with a warning for an old one."""
+    """Return an override whose setting has its current name; an old name prints a warning."""
     key, _ = split(override)
-    new = current_name(key, config_class)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        new = current_name(key, config_class)
+    for warning in caught:
+        print(warning.message, file=sys.stderr)
     return override if new == key else override.replace(key, new, 1)
 
 

@@ -22,18 +22,18 @@ RENAMED = {
 """Current names of settings, keyed by their names before version 0.2."""
 
 
-def current_name(name: str, cls: type | None = None, stacklevel: int = 2) -> str:
+def current_name(name: str, cls: type, stacklevel: int = 3) -> str:
     """Return the current name of a setting and warn if ``name`` is its old name.
 
     Args:
         name: a setting.
         cls: settings of the recipe. A name that is one of its fields is current.
-        stacklevel: frames between the warning's caller and this function.
+        stacklevel: stack level of the warning, as in :func:`warnings.warn`.
     """
     if name not in RENAMED or name in getattr(cls, "__dataclass_fields__", ()):
         return name
     text = f"{name} is deprecated. Use {RENAMED[name]}."
-    warnings.warn(text, FutureWarning, stacklevel=stacklevel + 1)
+    warnings.warn(text, FutureWarning, stacklevel=stacklevel)
     return RENAMED[name]
 
 
@@ -52,4 +52,7 @@ class RenamedSettings(type):
 
     def __call__(cls, *args: Any, **settings: Any) -> Any:
         """Create an instance, with a warning for each old name."""
-        return super().__call__(*args, **{current_name(n, cls): v for n, v in settings.items()})
+        current = {}
+        for name, value in settings.items():
+            current[current_name(name, cls, stacklevel=3)] = value
+        return super().__call__(*args, **current)

@@ -24,7 +24,7 @@ from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_h
 from torch.nn.parameter import is_lazy
 from torchrl.data import Bounded, Categorical
 from torchrl.envs.utils import ExplorationType
-from torchrl.modules import ActionSelector, EGreedyModule, ProbabilisticActor, QValueActor
+from torchrl.modules import Actor, EGreedyModule, ProbabilisticActor, QValueActor
 
 from kit.fast.traced import Traced
 from kit.modules.exploration import EpsilonGreedy, GaussianNoise
@@ -323,7 +323,7 @@ def _parts(policy: Any, num_envs: int, samples: bool) -> _Parts:
 
 _NOISES: dict[type, tuple[type, ...]] = {
     QValueActor: (EpsilonGreedy, EGreedyModule),
-    ActionSelector: (GaussianNoise,),
+    Actor: (GaussianNoise,),
 }
 """What may change the actions of a greedy or deterministic policy, and only where it samples."""
 

@@ -38,7 +38,7 @@ def build(recipe, log_dir=None, hooks=(), num_normalization_steps=0, **settings)
         num_normalization_steps=num_normalization_steps,
     )  # fmt: skip
     settings = {"critic_epochs": 3, "critic_minibatch_size": 8, **settings}
-    where = None if runs is None else str(runs)
+    where = None if log_dir is None else str(log_dir)
     normalize = num_normalization_steps > 0
     env = EnvConfig(num_envs=2, normalize_observation=normalize, normalize_reward=False)
     config = recipe.Config(env=env, steps=steps, log_dir=where, progress=False, **settings)

@@ -11,7 +11,7 @@ from kit.experiment import EnvConfig
 from kit.trainer import Trainer
 
 
-def build(recipe: Any, runs: Path | None = None, hooks: Any = (), **changes: Any) -> Trainer:
+def build(recipe: Any, log_dir: Path | None = None, hooks: Any = (), **changes: Any) -> Trainer:
     """17 gradient steps: one when 64 policy steps were made, then one for every 4."""
     steps_class = type(recipe.Config().steps)
     names = steps_class.__dataclass_fields__
@@ -24,7 +24,7 @@ def build(recipe: Any, runs: Path | None = None, hooks: Any = (), **changes: Any
     settings = {
         "env": EnvConfig(id="CartPole-v1", num_envs=1), "imagination_horizon": 3,
         "imagination_starts": 2, "progress": False, "compile": False,
-        "log_dir": None if runs is None else str(runs),
+        "log_dir": None if log_dir is None else str(log_dir),
     }  # fmt: skip
     config = recipe.Config(steps=steps_class(**steps), **{**settings, **changes})
     return recipe.build(config, hooks=list(hooks))
