@@ -1,4 +1,4 @@
-"""Rules that turn policy steps into gradient steps: the kit's own and those of other libraries."""
+"""Rules that compute the number of gradient steps from the number of policy steps."""
 
 from __future__ import annotations
 
@@ -15,37 +15,40 @@ _LARGEST_DENOMINATOR = 1_000_000
 
 
 class CountingRule(ABC):
-    """Turns collections into gradient steps. One object follows one run."""
+    """Base class of rules that compute gradient steps from policy steps.
+
+    A rule has state; use a new instance for each run.
+    """
 
     STATE: ClassVar[tuple[str, ...]] = ()
-    """attributes that a checkpoint needs: plain values."""
+    """names of the attributes saved in checkpoints."""
     pretrains: ClassVar[bool] = False
-    """whether the rule counts the pretraining of a plan."""
+    """whether the rule includes the pretraining steps of a plan."""
     asks_each_step: ClassVar[bool] = False
-    """whether it takes as long as there are policy steps, not iterations."""
+    """whether the cost of the rule grows with policy steps instead of iterations."""
 
     @abstractmethod
     def advance(self, policy_steps: int) -> int:
-        """Take the policy steps one process collected in a training iteration.
+        """Advance the rule by the policy steps that one process collected in an iteration.
 
-        Returns the gradient steps of one process that are due before the next collection.
+        Returns the gradient steps that one process takes before the next collection.
         """
 
     def total(self, trainings: int, policy_steps: int, first: int) -> int | None:
-        """The gradient steps of the first training iterations of a new run.
+        """Return the gradient steps of the first training iterations of a new run.
 
         Args:
-            trainings: training iterations.
-            policy_steps: of one process in each of them but the first.
-            first: policy steps of one process in the first.
+            trainings: number of training iterations.
+            policy_steps: policy steps per process in each iteration after the first.
+            first: policy steps per process in the first iteration.
 
         Returns:
-            ``None`` where it is known only by following the run.
+            The number of gradient steps, or ``None`` if it has no closed form.
         """
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the rule: plain values."""
+        """Return the state of the rule as plain values."""
         return {name: getattr(self, name) for name in self.STATE}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -55,23 +58,23 @@ class CountingRule(ABC):
 
 
 class KnownTotals(CountingRule):
-    """A rule of totals that follow from the number of training iterations alone."""
+    """Base class of rules whose totals depend only on the number of training iterations."""
 
     STATE = ("iteration",)
     iteration = 0
-    """training iterations so far."""
+    """number of training iterations so far."""
 
     @abstractmethod
     def after(self, iterations: int) -> int:
-        """The gradient steps of the first training ``iterations``."""
+        """Return the gradient steps of the first ``iterations`` training iterations."""
 
     def advance(self, policy_steps: int) -> int:
-        """Take one training iteration."""
+        """Advance by one training iteration and return its gradient steps."""
         self.iteration += 1
         return self.after(self.iteration) - self.after(self.iteration - 1)
 
     def total(self, trainings: int, policy_steps: int, first: int) -> int:
-        """The gradient steps of the first ``trainings`` iterations."""
+        """Return the gradient steps of the first ``trainings`` iterations."""
         return self.after(trainings)
 
 
@@ -82,19 +85,19 @@ class Fixed(KnownTotals):
         self.gradient_steps = gradient_steps
 
     def after(self, iterations: int) -> int:
-        """The gradient steps of the first training ``iterations``."""
+        """Return the gradient steps of the first ``iterations`` training iterations."""
         return iterations * self.gradient_steps
 
 
 class ReplayRatio(CountingRule):
-    """How many gradient steps are due, given the policy steps played: an exact running floor.
+    """Exact number of gradient steps for a ratio of gradient steps to policy steps.
 
-    After ``s`` policy steps, ``floor(ratio * s)`` gradient steps have been due in total, whatever
-    the sizes of the increments: nothing is lost, doubled or drifts, for any run length.
+    After ``s`` policy steps, the total is exactly ``floor(ratio * s)`` gradient steps. It does not
+    depend on how the policy steps are split into batches.
 
     Args:
         ratio: gradient steps per policy step: int, float, ``Fraction`` or a string such as
-            ``"1/3"``. See :func:`as_fraction` for what a float means.
+            ``"1/3"``. :func:`as_fraction` documents the conversion of floats.
 
     Raises:
         SettingError: if ``ratio`` is negative or not a finite number.
@@ -112,26 +115,26 @@ class ReplayRatio(CountingRule):
         self.remainder = 0  # of ratio.numerator * policy steps, modulo ratio.denominator
 
     def advance(self, policy_steps: int) -> int:
-        """The gradient steps that another ``policy_steps`` make due."""
+        """Advance by ``policy_steps`` and return the gradient steps that become due."""
         due, self.remainder = divmod(
             self.remainder + self.ratio.numerator * policy_steps, self.ratio.denominator
         )
         return due
 
     def total(self, trainings: int, policy_steps: int, first: int) -> int:
-        """The gradient steps of the first ``trainings`` iterations."""
+        """Return the gradient steps of the first ``trainings`` iterations."""
         steps = first + (trainings - 1) * policy_steps
         return self.ratio.numerator * steps // self.ratio.denominator
 
 
 def as_fraction(field: str, value: Any) -> Fraction:
-    """The rational number that ``value`` means.
+    """Convert a non-negative number or string to an exact fraction.
 
-    A float means the simplest fraction that rounds to it: ``0.3`` is 3/10 and
-    ``0.3333333333333333`` is 1/3. Strings such as ``"1/3"`` and ``"0.25"`` are exact.
+    A float is converted to the simplest fraction that rounds to it: ``0.3`` becomes 3/10 and
+    ``0.3333333333333333`` becomes 1/3. Strings such as ``"1/3"`` and ``"0.25"`` are exact.
 
     Args:
-        field: name of the setting, for the error.
+        field: name of the setting, used in the error message.
         value: an int, float, string or ``Fraction``, not negative.
 
     Raises:
@@ -143,41 +146,41 @@ def as_fraction(field: str, value: Any) -> Fraction:
         fraction = None
     if fraction is None or fraction < 0:
         works = "use a number such as 0.5 or '1/3'"
-        raise SettingError(field, value, "is not a finite number from 0", works)
+        raise SettingError(field, value, "is not a finite number >= 0", works)
     return fraction
 
 
-@lru_cache(maxsize=1024, typed=True)  # True is no 1
+@lru_cache(maxsize=1024, typed=True)  # typed, because True == 1
 def _as_fraction(value: Any) -> Fraction:
     if isinstance(value, bool):
-        value = None  # no number
+        value = None  # rejected below
     if isinstance(value, str) and "e" not in value.lower():
         return Fraction(value.strip())
     if isinstance(value, (int, Fraction)):
         return Fraction(value)
-    # "1e999999999" too: as an exact integer it would have a billion digits.
+    # Strings with an exponent are parsed as floats: Fraction("1e999999999") has a billion digits.
     number = float(value)
     simplest = Fraction(number).limit_denominator(_LARGEST_DENOMINATOR)
     return simplest if float(simplest) == number else Fraction(repr(number))
 
 
 def needed(plan: Any, field: str) -> Any:
-    """Return the value of a setting without which the plan's rule counts nothing.
+    """Return a setting that the plan's counting rule requires.
 
     Raises:
-        SettingError: if it is not given.
+        SettingError: if the setting is ``None``.
     """
     value = getattr(plan, field)
     if value is None:
-        raise SettingError(field, None, f"is needed for counting={plan.counting}", [1])
+        raise SettingError(field, None, f"must be set for counting={plan.counting}", [1])
     return value
 
 
 def rule_numbers(plan: Any, argument: str, wanted: int, example: str) -> list[int]:
-    """The ``wanted`` whole numbers, with commas between them, that a rule has after its colon.
+    """Parse the ``wanted`` comma-separated integers that follow the colon of a counting rule.
 
     Raises:
-        SettingError: if there are others; ``example`` is a rule that works.
+        SettingError: if ``argument`` has another form; ``example`` is a valid rule.
     """
     numbers = [text.removesuffix(".0") for text in argument.split(",")]
     if len(numbers) != wanted or not all(n.isdecimal() and len(n) < 19 for n in numbers):
@@ -187,30 +190,32 @@ def rule_numbers(plan: Any, argument: str, wanted: int, example: str) -> list[in
 
 
 RuleFactory = Callable[[Any, str], CountingRule]
-"""Makes a rule from a plan and the text after the colon of ``counting="name:argument"``."""
+"""Creates a rule from a plan and the text after the colon of ``counting="name:argument"``."""
 
 COUNTING_RULES: dict[str, RuleFactory] = {}
-"""Rules by name. ``exact`` is the kit's own (``kit.steps.schedule``); a dialect adds its library's
-rules when it is imported; their names begin with the dialect's.
+"""Counting rules by name.
+
+``exact`` is defined in ``kit.steps.schedule``. A dialect registers the rules of its library when it
+is imported, with names that begin with the name of the dialect.
 """
 
 
 @lru_cache(maxsize=256)
 def counting_rule(counting: str) -> Callable[[Any], CountingRule]:
-    """The maker of the rule called ``counting``, from the dialect that it belongs to.
+    """Return a function that creates the rule ``counting`` for a plan.
 
     Args:
         counting: ``exact``, ``sheeprl-0.5.7``, or with an argument ``dreamer:24``.
 
     Raises:
-        SettingError: if there is no such rule.
+        SettingError: if the rule does not exist.
     """
     name, _, argument = counting.partition(":")
     library = name.partition("-")[0]
     if name not in COUNTING_RULES and library in DIALECTS:
         dialect(library)
     if name not in COUNTING_RULES:
-        known = f"known are {', '.join(nearest_first(name, [*COUNTING_RULES])[:6])}"
+        known = f"known rules: {', '.join(nearest_first(name, [*COUNTING_RULES])[:6])}"
         raise SettingError("counting", counting, "is not a counting rule", ["exact"], known)
     factory = COUNTING_RULES[name]
     return lambda plan: factory(plan, argument)

@@ -1,4 +1,4 @@
-"""The settings of a plan, and the counts that they make after each of its iterations."""
+"""Settings of a plan, and the counts that follow from them after each iteration."""
 
 from __future__ import annotations
 
@@ -18,116 +18,117 @@ from kit.steps.schema import NonNegativeInt, PositiveInt
 Rounding = Literal["error", "down", "up"]
 
 LARGEST_RATIO = 10**9
-"""Gradient steps per policy step that are accepted at most."""
+"""Largest accepted number of gradient steps per policy step."""
 FOLLOWED = 600_000
-"""Iterations that are followed one by one at most, where a foreign rule leaves no other way."""
+"""Maximum number of iterations simulated for counting rules without a closed form."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Counts after some iteration; totals over all processes unless named local."""
+    """Counts at the end of an iteration, summed over all processes unless named ``local_``."""
 
     iterations: int
-    """collections, each followed by one update phase."""
+    """number of iterations: a collection followed by an update phase."""
     policy_steps: int
-    """actions chosen, over all envs of all processes."""
+    """number of selected actions, over all envs of all processes."""
     random_policy_steps: int
-    """policy steps with random actions, part of ``policy_steps``."""
+    """policy steps with random actions, included in ``policy_steps``."""
     local_gradient_steps: int
-    """optimiser updates of one process."""
+    """optimizer updates of one process."""
     gradient_steps: int
-    """optimiser updates of all processes together."""
+    """optimizer updates summed over all processes."""
     samples: int
-    """transitions trained on by all processes together, each as often as it was used."""
+    """transitions trained on, summed over all processes and counted once per use."""
     evaluations: int
-    """evaluation phases, of ``evaluation_episodes`` episodes each."""
+    """number of evaluations, each of ``evaluation_episodes`` episodes."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlannedCounts:
-    """All settings of a plan, and the counts that they make."""
+    """All settings of a plan, and methods that compute its counts."""
 
     # ------------------------------------------------------------------ settings: collection
     total_policy_steps: NonNegativeInt = None  # type: ignore[assignment]  # filled in from iterations
     """policy steps of the run, over all envs of all processes, prefill included."""
     iterations: NonNegativeInt = None  # type: ignore[assignment]  # filled in from total_policy_steps
-    """iterations of the run; derived when ``total_policy_steps`` is given, and the other way."""
+    """iterations of the run; derived from ``total_policy_steps`` if that is set, or vice versa."""
     num_envs: PositiveInt = 1
-    """environments in one process."""
+    """number of environments per process."""
     steps_per_env: NonNegativeInt | None = 1
-    """policy steps of each environment in one iteration; ``None`` where whole episodes are
-    collected, or ``frames_per_batch`` is given. 0 collects nothing: the run is offline, and periods
-    (of evaluations, rows and checkpoints) count gradient steps of one process in place of policy
-    steps."""
+    """policy steps of each environment per iteration. ``None`` if whole episodes are collected or
+    ``frames_per_batch`` is set. 0 collects nothing: the run is offline, and the periods of
+    evaluations, metrics and checkpoints are in gradient steps of one process."""
     world_size: PositiveInt = 1
-    """processes that train together, each with its own environments."""
+    """number of processes that train together, each with its own environments."""
     action_repeat: PositiveInt = 1
-    """env steps one action is held for; part of no other count."""
+    """number of env steps per action (frame skip); affects no other count."""
     max_episode_steps: PositiveInt | None = None
-    """policy steps after which an episode is truncated; ``None``: the environment's own limit."""
+    """policy steps after which an episode is truncated; ``None``: the environment's default."""
 
     min_episodes: PositiveInt | None = None
-    """whole episodes to collect in one iteration and process, at least."""
+    """minimum number of whole episodes per iteration and process."""
     min_steps: PositiveInt | None = None
-    """policy steps to collect in one iteration and process in whole episodes, at least."""
+    """minimum number of policy steps per iteration and process, collected in whole episodes."""
     episode_length: PositiveInt | None = None
-    """policy steps of every episode, where all are equally long; makes such a plan exact."""
+    """policy steps of every episode if all have the same length, which makes the plan exact."""
 
     random_steps: NonNegativeInt = None  # type: ignore[assignment]  # None: see below
-    """policy steps (total) with random actions; ``None``: ``learning_starts`` where the update is
-    off-policy, else 0."""
+    """policy steps (total) with random actions; ``None``: ``learning_starts`` for off-policy
+    updates, otherwise 0."""
     prefill_steps: NonNegativeInt = 0
-    """policy steps (total) collected in one go before everything else, part of the budget."""
+    """policy steps (total) collected at once before the first iteration; included in the budget."""
     prefill_random: bool = True
-    """whether the prefill has random actions."""
+    """whether the prefill uses random actions."""
     prefill_is_iteration: bool = False
-    """whether the prefill is the first iteration, with its update phase, in place of a collection
-    of the usual size."""
+    """whether the prefill replaces the collection of the first iteration and is followed by an
+    update phase."""
     exploration_steps: NonNegativeInt = 0
-    """policy steps (total) during which an exploring agent acts in place of the trained one."""
+    """policy steps (total) at the start of the run that an exploration policy takes."""
 
     # ------------------------------------------------------------------ settings: gradient steps
     learning_starts: NonNegativeInt = 0
-    """policy steps (total) before the first gradient step, which comes at the end of the iteration
-    that reaches them."""
+    """policy steps (total) before the first gradient step, which is taken at the end of the
+    iteration that reaches this number."""
     pretrain_steps: NonNegativeInt = 0
-    """gradient steps of one process done once, when learning starts, on top of those due."""
+    """additional gradient steps of one process, taken once when learning starts."""
 
     update_epochs: NonNegativeInt | None = None
-    """passes over each collected batch (on-policy)."""
+    """number of passes over each collected batch (on-policy)."""
     replay_ratio: Annotated[Fraction, Limits(0, LARGEST_RATIO)] | None = None
-    """gradient steps per policy step, exact, counted from the start of the first iteration that
-    trains; a float means the simplest fraction that rounds to it."""
+    """exact number of gradient steps per policy step, counted from the start of the first training
+    iteration; a float is converted to the simplest fraction that rounds to it."""
     gradient_steps_per_iteration: NonNegativeInt | None = None
-    """gradient steps of one process in each iteration, however much was collected."""
+    """gradient steps of one process per iteration, independent of the size of the batch."""
     counting: str = "exact"
-    """rule by which gradient steps are counted: ``exact``, or the name of a library whose rounding
-    is reproduced (see ``kit.dialects``)."""
+    """rule that counts gradient steps: ``exact``, or the name of a library whose rounding is
+    reproduced (see ``kit.dialects``)."""
 
     minibatch_size: PositiveInt | None = None
-    """transitions (or sequences) in a minibatch of one process; ``None``: all that was collected
-    (on-policy), or all that the buffer holds."""
+    """transitions (or sequences) per minibatch of one process; ``None``: the whole batch
+    (on-policy) or the whole replay buffer."""
     sequence_length: PositiveInt | None = None
-    """time steps of a sequence, where a minibatch is made of sequences."""
+    """time steps per sequence if minibatches consist of sequences."""
     last_minibatch: LastMinibatch = "smaller"
-    """the rows of a batch that do not fill a minibatch: they make a ``smaller``
-    one, ``merge`` into the last, ``drop`` out of the epoch, or ``carry`` over into the next."""
+    """treatment of the rows that do not fill a minibatch: ``smaller`` forms a smaller minibatch,
+    ``merge`` adds them to the last one, ``drop`` omits them, ``carry`` keeps them for the next
+    epoch."""
     minibatches_per_epoch: PositiveInt | None = None
-    """minibatches drawn in an update epoch, at most; ``None``: all that a batch makes."""
+    """maximum number of minibatches per update epoch; ``None``: all minibatches of a batch."""
     minibatches_per_gradient_step: PositiveInt | None = 1
-    """minibatches whose gradients are accumulated into one gradient step; ``None``: all of an
-    update epoch."""
+    """number of minibatches whose gradients are accumulated into one gradient step; ``None``: all
+    minibatches of an update epoch."""
     prefill_in_first_batch: bool = False
-    """whether an on-policy update also trains on the prefill, as part of its first batch."""
+    """whether the first batch of an on-policy update includes the prefill."""
     train_on_newest: PositiveInt | None = None
-    """transitions of a batch that an on-policy update trains on, at most: the newest of each
-    environment; the others are forgotten unseen. ``None``: all."""
+    """maximum number of transitions of a batch that an on-policy update trains on. It uses the
+    newest transitions of each environment and discards the others. ``None``: all."""
 
     # ------------------------------------------------------------------ settings: evaluation
     # An evaluation follows the update phase of its iteration; iteration 0 is the start of the run.
     evaluation_every: PositiveInt | None = None
-    """policy steps (total; offline: gradient steps of one process) between evaluations; each comes
-    at the end of the iteration that crosses a multiple. ``None``: none during training."""
+    """policy steps (total; offline: gradient steps of one process) between evaluations. An
+    evaluation takes place at the end of the iteration that crosses a multiple. ``None``: none
+    during training."""
     evaluation_every_iterations: PositiveInt | None = None
     """iterations between evaluations, in place of ``evaluation_every``."""
     evaluation_before_update: bool = False
@@ -142,37 +143,36 @@ class PlannedCounts:
     """whether the run ends with an evaluation even where none is due."""
 
     rounding: Rounding = "error"
-    """what to do with counts that do not divide: refuse them, or round them ``down`` or ``up``."""
+    """treatment of counts that do not divide: raise an ``error``, or round ``down`` or ``up``."""
     asked: dict[str, Any] = field(default_factory=dict, repr=False)
-    """settings as they were given, where rounding changed them, and ``frames_per_batch`` (filled
-    in)."""
+    """original values of settings that were rounded, and ``frames_per_batch`` (computed)."""
     remarks: list[str] = field(default_factory=list, repr=False)
-    """sentences under the table: what a run takes from another library's words besides counts."""
+    """notes printed under the table, such as other effects of another library's settings."""
 
     # ------------------------------------------------------------------ collection
     @cached_property
     def collects_episodes(self) -> bool:
-        """Whether an iteration collects whole episodes, not a number of steps."""
+        """Whether an iteration collects whole episodes instead of a number of steps."""
         return self.min_episodes is not None or self.min_steps is not None
 
     @cached_property
     def offline(self) -> bool:
-        """Whether nothing is collected: minibatches come from stored transitions."""
+        """Whether the run collects nothing and trains on stored transitions."""
         return self.steps_per_env == 0
 
     @property
     def axis(self) -> str:
-        """The counter that says how far a run is, against which its metrics are drawn."""
+        """Name of the counter that measures progress; the x axis of metrics."""
         return "gradient_steps" if self.offline else "policy_steps"
 
     @cached_property
     def is_exact(self) -> bool:
-        """Whether all counts are known; not so for whole episodes of unknown length."""
+        """Whether all counts are known in advance. Episodes of unknown length are not exact."""
         return not self.collects_episodes or self.episode_length is not None
 
     @cached_property
     def frames_per_batch(self) -> int:
-        """Policy steps of one iteration in one process: ``num_envs * steps_per_env``."""
+        """Policy steps per iteration and process: ``num_envs * steps_per_env``."""
         if self.collects_episodes:
             return self._episodes_for(self.min_steps or 0, self.min_episodes or 1)
         assert self.steps_per_env is not None
@@ -180,7 +180,7 @@ class PlannedCounts:
 
     @property
     def policy_steps_per_iteration(self) -> int:
-        """Policy steps of one iteration in all processes."""
+        """Policy steps per iteration, summed over all processes."""
         return self.frames_per_batch * self.world_size
 
     @property
@@ -192,21 +192,21 @@ class PlannedCounts:
         return self._episodes_for(per_process, 1) if self.collects_episodes else per_process
 
     def _episodes_for(self, steps: int, episodes: int) -> int:
-        """Policy steps of the whole episodes that reach both minima."""
+        """Return the policy steps of the whole episodes that reach both minima."""
         if self.episode_length is None:
-            why = "leaves the length of whole episodes unknown, so counts are known as they come"
-            works = "give episode_length where all episodes are equally long"
+            why = "does not determine the counts, because the lengths of episodes are unknown"
+            works = "set episode_length if all episodes have the same length"
             raise SettingError("episode_length", None, why, works)
         length = self.episode_length
         return max(-(-steps // length), episodes) * length
 
     def collected(self, iteration: int) -> int:
-        """Policy steps of one process in ``iteration`` (from 1), without a separate prefill."""
+        """Return the policy steps of one process in ``iteration`` (from 1), without prefill."""
         prefills = iteration == 1 and self.prefill_is_iteration
         return self.local_prefill_steps if prefills else self.frames_per_batch
 
     def policy_steps_after(self, iteration: int) -> int:
-        """Policy steps of all processes at the end of ``iteration``."""
+        """Return the policy steps of all processes at the end of ``iteration``."""
         if self.prefill_is_iteration and iteration == 0:
             return 0
         batches = iteration - self.prefill_is_iteration
@@ -214,22 +214,22 @@ class PlannedCounts:
         return (self.local_prefill_steps + collected) * self.world_size
 
     def random_steps_until(self, policy_steps: int) -> int:
-        """How many of the first ``policy_steps`` have random actions."""
+        """Return how many of the first ``policy_steps`` use random actions."""
         random_steps = self.random_steps
         if self.prefill_random and self.prefill_steps:
             random_steps = max(random_steps, self.local_prefill_steps * self.world_size)
         return min(random_steps, policy_steps)
 
     def env_steps_after(self, iteration: int, episode_env_steps: int) -> int:
-        """Env steps of all processes at the end of ``iteration`` with equally long episodes.
+        """Return the env steps of all processes at the end of ``iteration``.
 
-        The last action of an episode is held only as long as the episode lasts, so that an episode
-        of ``L`` env steps takes ``ceil(L / action_repeat)`` policy steps. Environments start
-        their first episode together and a reset costs no step.
+        All episodes have the same length. The last action of an episode is repeated only until the
+        episode ends, so an episode of ``L`` env steps takes ``ceil(L / action_repeat)`` policy
+        steps. All environments start their first episode together, and a reset takes no step.
 
         Args:
-            iteration: iterations that have ended.
-            episode_env_steps: env steps of one episode, if ``max_episode_steps`` does not cut it.
+            iteration: number of completed iterations.
+            episode_env_steps: env steps per episode before truncation by ``max_episode_steps``.
         """
         envs = 1 if self.collects_episodes else self.num_envs
         each = self.policy_steps_after(iteration) // (self.world_size * envs)
@@ -244,18 +244,18 @@ class PlannedCounts:
     # ------------------------------------------------------------------ gradient steps
     @cached_property
     def on_policy(self) -> bool:
-        """Whether each batch is trained on once collected, and then forgotten."""
+        """Whether each batch is discarded after training on it."""
         return self.update_epochs is not None
 
     @property
     def trains(self) -> bool:
-        """Whether gradient steps are made at all."""
+        """Whether the plan has any gradient steps."""
         rules = (self.update_epochs, self.replay_ratio, self.gradient_steps_per_iteration)
         return any(rule is not None for rule in rules)
 
     @property
     def first_training_iteration(self) -> int:
-        """The first iteration whose end reaches ``learning_starts``; it is the first to train."""
+        """First iteration that trains: its end reaches ``learning_starts``."""
         if self.policy_steps_after(1) >= self.learning_starts:
             return 1
         each = self.policy_steps_per_iteration
@@ -264,11 +264,11 @@ class PlannedCounts:
         return 1 + -(-(self.learning_starts - self.policy_steps_after(1)) // each)
 
     def gradient_steps(self, iteration: int) -> int:
-        """Gradient steps of one process in ``iteration`` (from 1)."""
+        """Return the gradient steps of one process in ``iteration`` (from 1)."""
         return self.gradient_steps_after(iteration) - self.gradient_steps_after(iteration - 1)
 
     def gradient_steps_after(self, iteration: int) -> int:
-        """Gradient steps of one process at the end of ``iteration``."""
+        """Return the gradient steps of one process at the end of ``iteration``."""
         first = self.first_training_iteration
         if iteration < first:
             return 0
@@ -278,7 +278,7 @@ class PlannedCounts:
         return due + (0 if rule.pretrains else self.pretrain_steps)
 
     def _followed_until(self, trainings: int, first: int) -> int:
-        """Follow the rule; its results are kept, so that each iteration is followed once."""
+        """Simulate a counting rule that has no closed form, and cache its results."""
         if not hasattr(self, "_followed"):
             rule = counting_rule(self.counting)(self)
             start = array("q", [0, rule.advance(self.collected(first))])
@@ -292,14 +292,14 @@ class PlannedCounts:
 
     # ------------------------------------------------------------------ minibatches
     def rows(self, iteration: int) -> int:
-        """Transitions of the batch that ``iteration`` trains on in one process (on-policy)."""
+        """Return the transitions of one process that ``iteration`` trains on (on-policy)."""
         rows = self.collected(iteration)
         if self.prefill_in_first_batch and iteration == self.first_training_iteration:
             rows += self.local_prefill_steps
         return rows if self.train_on_newest is None else min(rows, self.train_on_newest)
 
     def epoch_gradient_steps(self, rows: int) -> int:
-        """Gradient steps that ``update_epochs`` passes over ``rows`` transitions make."""
+        """Return the gradient steps of ``update_epochs`` passes over ``rows`` transitions."""
         if not self.update_epochs or rows == 0:
             return 0
         minibatches = self.minibatches_in_epoch(rows)
@@ -307,40 +307,39 @@ class PlannedCounts:
         return self.update_epochs * -(-minibatches // accumulated)
 
     def minibatches_in_epoch(self, rows: int) -> int:
-        """Minibatches of one update epoch over ``rows`` transitions."""
+        """Return the number of minibatches in one update epoch over ``rows`` transitions."""
         cut, limit = self._cut(rows), self.minibatches_per_epoch
         if self.last_minibatch == "carry":
             return limit if limit is not None else cut.minibatches - (cut.last < cut.size)
         return cut.minibatches if limit is None else min(limit, cut.minibatches)
 
     def _cut(self, rows: int) -> Permutation:
-        """The minibatches of a pass over ``rows`` transitions (or their sequences, if so asked)."""
+        """Return the division of ``rows`` transitions into minibatches (possibly of sequences)."""
         rows //= self.sequence_length or 1
         return permutation(rows, self.minibatch_size or max(rows, 1), self.last_minibatch)
 
     def minibatch_sizes(self, iteration: int) -> list[int]:
-        """Sizes of the minibatches of ``iteration`` (from 1) in one process, in order.
+        """Return the minibatch sizes of one process in ``iteration`` (from 1), in order.
 
-        Transitions, or sequences where ``sequence_length`` is set.
+        Sizes are in transitions, or in sequences if ``sequence_length`` is set.
 
         Raises:
-            SettingError: if a minibatch is all that a replay buffer holds, which only the buffer
-                knows.
+            SettingError: if a minibatch is the whole replay buffer, whose size is not planned.
         """
         cut, drawn, wanted, times = self._draws(iteration)
         return cut.sizes(drawn, wanted) * times
 
     def minibatch_counts(self, iteration: int) -> dict[int, int]:
-        """How many minibatches of each size ``iteration`` sees: ``minibatch_sizes``, counted."""
+        """Return the number of minibatches of each size in ``iteration``."""
         cut, drawn, wanted, times = self._draws(iteration)
         counts = cut.counts(drawn, wanted)
         return {size: n * times for size, n in counts.items() if size > 0 and n * times > 0}
 
     def _draws(self, iteration: int) -> tuple[Permutation, int, int, int]:
-        """The minibatches of a pass, those drawn before, those of ``iteration``, and how often."""
+        """Return the division of a pass, the drawn and wanted minibatches, and the repetitions."""
         if self.update_epochs is None:
             if self.minibatch_size is None:
-                raise SettingError("minibatch_size", None, "means all that the replay buffer holds")
+                raise SettingError("minibatch_size", None, "is the whole buffer, of unknown size")
             sampled = Permutation(1, self.minibatch_size, self.minibatch_size)
             accumulated = self.minibatches_per_gradient_step or 1
             return sampled, 0, self.gradient_steps(iteration) * accumulated, 1
@@ -354,11 +353,11 @@ class PlannedCounts:
 
     @property
     def _carries(self) -> bool:
-        """Whether an iteration continues the permutation of the previous one."""
+        """Whether an iteration continues the permutation of the previous iteration."""
         return self.last_minibatch == "carry" or self.counting != "exact"
 
     def samples_after(self, iteration: int) -> int:
-        """Transitions trained on by one process at the end of ``iteration``."""
+        """Return the transitions that one process has trained on at the end of ``iteration``."""
         length = self.sequence_length or 1
         if self.update_epochs is None:
             size = (self.minibatch_size or 0) * (self.minibatches_per_gradient_step or 1)
@@ -375,23 +374,23 @@ class PlannedCounts:
         return done * self.update_epochs * length
 
     def _epoch_rows(self, rows: int) -> int:
-        """Rows (sequences, if so asked) that one update epoch trains on."""
+        """Return the rows (or sequences) that one update epoch trains on."""
         return self._cut(rows).rows(self.minibatches_in_epoch(rows))
 
     def unseen_samples(self, iteration: int, drawn: int) -> int:
-        """Transitions in the minibatches of ``iteration`` after the first ``drawn`` of them."""
+        """Return the transitions in the minibatches of ``iteration`` after the first ``drawn``."""
         if not self.is_exact:
             return 0
         return sum(self.minibatch_sizes(iteration)[drawn:]) * (self.sequence_length or 1)
 
     # ------------------------------------------------------------------ evaluations
     def evaluations(self, iteration: int) -> int:
-        """How many evaluations follow ``iteration``; 0 means those before the first one."""
+        """Return the number of evaluations after ``iteration``; 0 is the start of the run."""
         before = self.evaluations_after(iteration - 1) if iteration else 0
         return self.evaluations_after(iteration) - before
 
     def evaluations_after(self, iteration: int) -> int:
-        """Evaluations done once ``iteration`` and its evaluations have ended."""
+        """Return the total number of evaluations up to and including ``iteration``."""
         done = self.initial_evaluations + self._due_until(iteration)
         if self.final_evaluation and iteration == self.iterations and not self.ends_on_evaluation:
             done += 1
@@ -399,22 +398,22 @@ class PlannedCounts:
 
     @property
     def ends_on_evaluation(self) -> bool:
-        """Whether an evaluation is due at the end of the last iteration."""
+        """Whether a periodic evaluation is due at the end of the last iteration."""
         last = self.iterations
         return last > 0 and self._due_until(last) > self._due_until(last - 1)
 
     def _due_until(self, iteration: int) -> int:
-        """How many evaluations are due during training up to the end of ``iteration``."""
+        """Return the number of periodic evaluations up to the end of ``iteration``."""
         if self.evaluation_every_iterations is None:
             return self._crossings_until(iteration)
         period = self.evaluation_every_iterations
         if not self.evaluation_before_update:
             return iteration // period
-        # Counted one iteration early: at the end of the one before, and none at the very end.
+        # Evaluations before an update take place at the end of the previous iteration.
         return min(iteration, self.iterations - 1) // period + 1 if self.iterations else 0
 
     def _crossings_until(self, iteration: int) -> int:
-        """How many of the first iterations cross a multiple of ``evaluation_every``."""
+        """Return how many of the first iterations cross a multiple of ``evaluation_every``."""
         every = self.evaluation_every
         if every is None:
             return 0
@@ -423,7 +422,7 @@ class PlannedCounts:
         else:
             progress, each = self.policy_steps_after, self.policy_steps_per_iteration
         done = first = 0
-        if (self.prefill_is_iteration or self.offline) and iteration:  # it differs from the others
+        if (self.prefill_is_iteration or self.offline) and iteration:  # other size than the rest
             first = 1
             done = min(multiples_crossed(every, 0, progress(1)), 1)
         start = progress(first)
@@ -435,13 +434,13 @@ class PlannedCounts:
     # ------------------------------------------------------------------ all counts
     @property
     def length(self) -> int | None:
-        """What ``axis`` reaches; ``None`` where only the number of iterations is known."""
+        """Final value of the counter ``axis``; ``None`` if only the iterations are known."""
         if self.offline:
             return self.gradient_steps_after(self.iterations)
         return self.total_policy_steps
 
     def after(self, iteration: int) -> Counts:
-        """The counts at the end of ``iteration``; 0 is the start of the run.
+        """Return the counts at the end of ``iteration``; 0 is the start of the run.
 
         Raises:
             SettingError: if ``iteration`` is not in the plan, or the plan is not exact.
@@ -463,7 +462,7 @@ class PlannedCounts:
 
 
 def can_count(plan: PlannedCounts) -> bool:
-    """Whether all counts of a plan are known at once, or after a short while."""
+    """Return whether all counts of a plan can be computed quickly."""
     if not plan.is_exact or can_follow(plan, plan.iterations):
         return plan.is_exact
     each = plan.frames_per_batch
@@ -471,7 +470,7 @@ def can_count(plan: PlannedCounts) -> bool:
 
 
 def can_follow(plan: PlannedCounts, iteration: int, most: int = FOLLOWED) -> bool:
-    """Whether a foreign rule can be followed, float by float, to ``iteration`` in a short while."""
+    """Return whether a foreign rule can be simulated up to ``iteration`` quickly."""
     rule = counting_rule(plan.counting)(plan)
     asked = plan.policy_steps_per_iteration if rule.asks_each_step else 1
     return iteration * asked <= most

@@ -1,4 +1,4 @@
-"""The one error that bad settings raise, and the checks that raise it."""
+"""The error raised for invalid settings, and the checks that raise it."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 LARGEST = 10**18
-"""Largest count that is accepted; a million steps a second would reach it in 30,000 years."""
+"""Largest accepted count."""
 LARGEST_FLOAT, SMALLEST_FLOAT = 3.4e38, 1.2e-38
-"""Bounds of float32: networks would see infinity or 0 in place of numbers beyond them."""
+"""Bounds of float32; numbers beyond them overflow to infinity or underflow to 0."""
 
 
 class SettingError(ValueError):
-    """A setting that cannot work.
+    """Raised for a setting that is invalid or contradicts another setting.
 
     Args:
         field: name of the setting.
-        value: the given one.
+        value: invalid value.
         why: why it cannot work, as the end of a sentence that begins with the value.
-        works: values that would work, nearest first; or advice as text.
-        hint: advice beyond the values.
+        works: valid values, nearest first; or advice as text.
+        hint: additional advice.
     """
 
     def __init__(
@@ -39,10 +39,10 @@ class SettingError(ValueError):
         super().__init__(self.message())
 
     def message(self, none: str = "None") -> str:
-        """The message.
+        """Return the message.
 
         Args:
-            none: how ``None`` is written where the setting is: ``null`` on the command line.
+            none: spelling of ``None``; ``null`` on the command line.
         """
         value = none if self.value is None else show(self.value)
         message = f"{self.field}={value} {' '.join(self.why.split())}"
@@ -58,24 +58,24 @@ class SettingError(ValueError):
 
 
 def show(value: Any, *, text: bool = False) -> str:
-    """``value`` as a message shows it; never fails and is never long.
+    """Return a short representation of ``value`` for messages; never raises an error.
 
     Args:
-        value: anything.
-        text: whether a string is shown without quotation marks, if it can be read so.
+        value: any object.
+        text: whether to omit the quotation marks of a printable string.
     """
     if text and isinstance(value, str) and value.isprintable():
         return value
     try:
         shown = " ".join(repr(value).splitlines())
-    except Exception:  # an integer of thousands of digits, or an object that cannot print itself
+    except Exception:  # an integer of thousands of digits, or a broken __repr__
         return f"<{type(value).__name__}>"
     return shown if len(shown) <= 200 else f"{shown[:200]}..."
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Numbers between two bounds, for ``Annotated[float, Limits(...)]``."""
+    """Bounds of a number, for ``Annotated[float, Limits(...)]``."""
 
     low: float = -LARGEST_FLOAT
     """Smallest value."""
@@ -85,7 +85,7 @@ class Limits:
     """Whether ``low`` itself is excluded."""
 
     def check(self, field: str, value: Any) -> None:
-        """Refuse a number ``value`` of the setting ``field`` that is outside."""
+        """Raise SettingError if ``value`` of the setting ``field`` is out of bounds."""
         low, high = _shown(self.low), _shown(self.high)
         if value > self.high:
             raise SettingError(field, value, f"is more than {high}", [self.high])
@@ -108,10 +108,10 @@ def _shown(number: float) -> str:
 
 
 def as_integer(field: str, value: Any) -> int:
-    """Return ``value`` as an int: an integer of any library, or a float such as ``1e6``.
+    """Convert an integer of any library, or a whole float such as ``1e6``, to an int.
 
     Raises:
-        SettingError: if ``value`` is no whole number.
+        SettingError: if ``value`` is not a whole number.
     """
     works: Any = "give a whole number"
     if not isinstance(value, bool):
@@ -126,10 +126,10 @@ def as_integer(field: str, value: Any) -> int:
 
 
 def as_number(field: str, value: Any) -> float:
-    """Return ``value``, a number of any library, as a float.
+    """Convert a number of any library to a float.
 
     Raises:
-        SettingError: if ``value`` is no number, or too large for a float.
+        SettingError: if ``value`` is not a number, or too large for a float.
     """
     number = math.nan
     if not isinstance(value, (bool, str)):
@@ -141,15 +141,15 @@ def as_number(field: str, value: Any) -> float:
 
 
 def whole_number(field: str, value: Any, at_least: int = 0) -> int:
-    """Return ``value`` as an int.
+    """Convert ``value`` to an int and check its bounds.
 
     Args:
-        field: name of the setting, for the error.
-        value: an integer, or a float without a fraction (``1e6``).
-        at_least: smallest value that works.
+        field: name of the setting, used in the error message.
+        value: an integer, or a whole float such as ``1e6``.
+        at_least: smallest valid value.
 
     Raises:
-        SettingError: if ``value`` is no whole number, is too small, or is larger than
+        SettingError: if ``value`` is not a whole number, is too small, or is larger than
             :data:`LARGEST`.
     """
     number = value if type(value) is int else as_integer(field, value)
@@ -161,16 +161,16 @@ def whole_number(field: str, value: Any, at_least: int = 0) -> int:
 def real_number(
     field: str, value: Any, at_least: float = -LARGEST_FLOAT, at_most: float = LARGEST_FLOAT
 ) -> float:
-    """Return ``value`` as a finite float.
+    """Convert ``value`` to a finite float and check its bounds.
 
     Args:
-        field: name of the setting, for the error.
+        field: name of the setting, used in the error message.
         value: an int or a float.
-        at_least: smallest value that works.
-        at_most: largest value that works.
+        at_least: smallest valid value.
+        at_most: largest valid value.
 
     Raises:
-        SettingError: if ``value`` is no finite number or out of range.
+        SettingError: if ``value`` is not a finite number or is out of bounds.
     """
     number = as_number(field, value)
     Limits(at_least, at_most).check(field, value)
@@ -178,7 +178,7 @@ def real_number(
 
 
 def yes_or_no(field: str, value: Any) -> bool:
-    """``value``, a bool; anything else is refused."""
+    """Return ``value`` if it is a bool; otherwise raise SettingError."""
     if isinstance(value, bool):
         return value
     raise SettingError(field, value, "is neither true nor false", [True, False])
@@ -188,10 +188,10 @@ Choice = TypeVar("Choice")
 
 
 def one_of(field: str, value: Any, choices: Sequence[Choice]) -> Choice:
-    """Return ``value``, one of ``choices``; 1 is not ``True``.
+    """Return ``value`` if it is one of ``choices``; 1 does not equal ``True``.
 
     Raises:
-        SettingError: if it is not; the nearest spelling comes first.
+        SettingError: if ``value`` is not a choice. The message suggests the nearest spellings.
     """
     for choice in choices:
         if isinstance(value, type(choice)) and choice == value:
@@ -200,25 +200,25 @@ def one_of(field: str, value: Any, choices: Sequence[Choice]) -> Choice:
 
 
 def words(choices: Sequence[Any]) -> list[str]:
-    """Return choices as they are written on the command line."""
+    """Return choices in command-line spelling."""
     return [str(c).lower() if isinstance(c, bool) else str(c) for c in choices]
 
 
 def nearest_first(value: Any, choices: Sequence[str]) -> list[str]:
-    """``choices`` with those spelled most like ``value`` first."""
+    """Return ``choices`` sorted such that similar spellings of ``value`` come first."""
     close = close_to(value, choices)
     return close + [choice for choice in choices if choice not in close]
 
 
 def close_to(value: Any, choices: Sequence[str]) -> list[str]:
-    """Return up to three of ``choices`` that are spelled like ``value``, the closest first."""
-    from difflib import get_close_matches  # only for an error: importing it takes milliseconds
+    """Return up to three of ``choices`` with a spelling similar to ``value``, closest first."""
+    from difflib import get_close_matches  # slow to import and only needed for errors
 
     return get_close_matches(str(value)[:100], choices)
 
 
 def check_fields(values: Mapping[str, Any], cls: type, why: str, prefix: str = "") -> None:
-    """Refuse names that are no field of the dataclass ``cls``; the nearest spelling comes first."""
+    """Raise SettingError for a name that is not a field of the dataclass ``cls``."""
     known = [f.name for f in fields(cls)]
     for name, value in values.items():
         if name not in known:
@@ -226,9 +226,10 @@ def check_fields(values: Mapping[str, Any], cls: type, why: str, prefix: str = "
 
 
 def place_of(error: BaseException) -> str:
-    """Where in a file of the user's an error was raised: ``" (losses.py, line 12)"``, or nothing.
+    """Return the innermost line of user code in a traceback: ``" (losses.py, line 12)"``.
 
-    The innermost such line: neither in the kit, nor in Python's or an installed package.
+    User code is neither in kit nor in the standard library nor in an installed package. Return an
+    empty string if the traceback has none.
     """
     own = f"{Path(__file__).parents[1]}{os.sep}"
     installed = {"site-packages", "dist-packages"}

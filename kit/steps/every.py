@@ -1,4 +1,4 @@
-"""A cadence: something that happens once per so many steps of a counter."""
+"""Periodic events, triggered by the multiples of a counter."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ from kit.steps.errors import whole_number
 
 
 class Every:
-    """Says how many multiples of ``period`` a growing counter has crossed since the last call.
+    """Count the multiples of ``period`` that a growing counter has crossed since the last call.
 
-    Multiples are those of the counter itself (``period``, ``2 * period``, ...), not distances from
-    the previous firing, so the cadence does not drift when the counter jumps, and a run that is
-    resumed fires where the uninterrupted run would have fired. A jump over several multiples
-    returns their number; ``if every(count)`` acts once for such a jump.
+    Events are at fixed values of the counter (``period``, ``2 * period``, ...). So they do not
+    drift if the counter jumps, and a resumed run triggers the same events as an uninterrupted run.
+    A jump over several multiples returns their number; ``if every(count)`` runs once.
 
     Args:
-        period: distance between two firings, in units of the counter. ``None`` never fires.
-        start: value of the counter at which counting begins; multiples up to it are past.
+        period: distance between events, in units of the counter; ``None``: no events.
+        start: initial value of the counter; earlier multiples are ignored.
 
     Raises:
         SettingError: if ``period`` is not a whole number of at least 1.
@@ -31,13 +30,13 @@ class Every:
         self.last = whole_number("start", start)
 
     def __call__(self, count: int) -> int:
-        """Move the counter to ``count`` and return how many multiples were crossed."""
+        """Set the counter to ``count`` and return the number of crossed multiples."""
         crossed = multiples_crossed(self.period, self.last, count)
         self.last = max(self.last, count)
         return crossed
 
     def state_dict(self) -> dict[str, int]:
-        """Return the last value of the counter that was seen."""
+        """Return the last value of the counter."""
         return {"last": self.last}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
@@ -46,7 +45,7 @@ class Every:
 
 
 def multiples_crossed(period: int | None, before: int, now: int) -> int:
-    """Return how many multiples of ``period`` lie in ``(before, now]``; none for ``None``."""
+    """Return the number of multiples of ``period`` in ``(before, now]``; 0 for ``None``."""
     if period is None:
         return 0
     return max(now // period - before // period, 0)

@@ -1,4 +1,4 @@
-"""Settings of steps in the words of another library, as the kit uses them."""
+"""Interface of step settings in the format of another library."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from kit.steps.registry import dialect
 
 @dataclass
 class ForeignSteps(GivenFields, ABC):
-    """Base class of dialects: a dataclass with another library's settings, which makes a plan."""
+    """Base class of dialects: dataclasses with another library's settings."""
 
     NAME: ClassVar[str]
     """name of the dialect on the command line and in :data:`~kit.steps.registry.DIALECTS`."""
 
     @abstractmethod
     def to_plan(self, algo: str | None = None, *, strict: bool = False) -> StepPlan:
-        """Return the plan of these settings; ``strict``: refuse settings without effect."""
+        """Return the plan of these settings; ``strict`` rejects settings without effect."""
 
     @abstractmethod
     def algorithm_for(self, algo: str | None, family: str | None) -> str | None:
-        """Return the library's algorithm for a recipe, or the algorithm family."""
+        """Return the library's name for a recipe's algorithm, or the algorithm family."""
 
     @classmethod
     @abstractmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> Self:
-        """Make the dialect from settings by name."""
+        """Create the dialect from a mapping of setting names to values."""
 
 
 def as_plan(
@@ -41,12 +41,13 @@ def as_plan(
     """Return the plan that ``steps`` describes.
 
     Args:
-        steps: a plan, a dialect, or settings of a dialect by name with its name under ``dialect``.
-        algo: algorithm that will run it; settings without effect for it are refused.
-        family: ``on_policy`` or ``off_policy``, for an algorithm that the library does not have.
+        steps: a plan, a dialect, or a mapping with the settings of a dialect and its name under
+            the key ``dialect``.
+        algo: algorithm that uses the plan; settings without effect on it are rejected.
+        family: ``on_policy`` or ``off_policy``, for algorithms that the library does not have.
 
     Raises:
-        SettingError: if the settings make no plan.
+        SettingError: if the settings are inconsistent.
     """
     if isinstance(steps, StepPlan):
         return steps

@@ -1,4 +1,4 @@
-"""Groups of settings that record which of their fields were given."""
+"""Dataclasses that record which of their fields were set explicitly."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 @dataclass
 class GivenFields:
-    """Base class of dataclasses that record which of their fields were given.
+    """Base class of dataclasses that record which of their fields were set explicitly.
 
-    A field is given if it is an argument of the constructor or of ``dataclasses.replace``, or if it
-    is assigned later. Comparison, representation, ``vars``, pickling and copying do not change.
+    A field is set explicitly by an argument of the constructor or of ``dataclasses.replace``, or by
+    an assignment. Comparison, representation, ``vars``, pickling and copying are unaffected.
 
     Examples:
         >>> from dataclasses import replace
@@ -30,12 +30,12 @@ class GivenFields:
     __slots__ = ("_given", "_is_complete")
 
     if not TYPE_CHECKING:
-        # dataclasses.replace(old, **changes) calls the constructor with the changes, then with the
-        # other fields in order. This pseudo-field comes first among them, and its value is `old`.
+        # dataclasses.replace(old, **changes) passes the changes, then the other fields in order.
+        # This pseudo-field is the first of the other fields, and its value is `old`.
         _replaced: InitVar[Any] = field(default=None, kw_only=True)
 
         def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-            """Record the arguments; those of ``dataclasses.replace`` are the changes."""
+            """Record the arguments, or only the changes of ``dataclasses.replace``."""
             made, old = super().__new__(cls), kwargs.get("_replaced")
             positional = [f.name for f in fields(cls) if not f.kw_only]
             names = [*positional[: len(args)], *kwargs]
@@ -51,7 +51,7 @@ class GivenFields:
                 cls.__post_init__ = lambda self, *arguments: post_init(self, *arguments[1:])
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute; a field that the constructor has set before is given."""
+        """Set an attribute and record it as explicitly set after construction."""
         if name in vars(self):
             self._given |= {name}
         super().__setattr__(name, value)
@@ -63,28 +63,28 @@ class GivenFields:
 
 if not TYPE_CHECKING:
     GivenFields._replaced = property(lambda self: self)
-    del GivenFields.__annotations__["_replaced"]  # it is no setting, and no type hint of one
+    del GivenFields.__annotations__["_replaced"]  # not a setting
 
 Settings = TypeVar("Settings", bound=GivenFields)
 
 
 def given_fields(settings: Any) -> frozenset[str]:
-    """Return the names of the fields that were given; none if ``settings`` does not record them."""
+    """Return the explicitly set fields; empty if ``settings`` does not record them."""
     found: frozenset[str] = getattr(settings, "_given", frozenset())
     return found
 
 
 def completed(settings: Settings, default: GivenFields, is_default: bool = False) -> Settings:
-    """Return a copy of ``settings`` in which fields that were not given have default values.
+    """Return a copy of ``settings`` whose other fields have the recipe's defaults.
 
-    If every field was passed, as in a saved run, it is unknown which ones a user gave. Then the
-    fields that differ from ``default`` count as given.
+    If every field was passed, as for a saved run, the fields that differ from ``default`` count as
+    explicitly set.
 
     Args:
-        settings: a group of settings.
-        default: the recipe's default for this group. A field that a subclass declares again keeps
-            the default of the subclass.
-        is_default: whether ``settings`` are this default, of which no field was given.
+        settings: group of settings.
+        default: the recipe's default for this group. Fields redeclared by a subclass keep the
+            default of the subclass.
+        is_default: whether ``settings`` is this default, without explicitly set fields.
     """
     made, given = copy.copy(settings), given_fields(settings)
     shared = [f.name for f in fields(default) if f in fields(settings)]

@@ -1,4 +1,4 @@
-"""The counts of a run."""
+"""Ledger of a run: every count, recorded during the run."""
 
 from __future__ import annotations
 
@@ -15,102 +15,102 @@ _TOTALS = ("iterations", "policy_steps", "random_policy_steps", "env_steps", "ep
 
 @dataclass(frozen=True)
 class Difference:
-    """One count that differs from the plan's."""
+    """Difference between a planned and a counted value."""
 
     name: str
     """name of the counter."""
     planned: int
-    """expected by the plan after as many iterations."""
+    """planned value after the same number of iterations."""
     counted: int
-    """in the run."""
+    """value counted during the run."""
 
     def __str__(self) -> str:
         return f"{self.name}: planned {self.planned}, counted {self.counted}"
 
 
 class PlanMismatchError(RuntimeError):
-    """Counts of a run differ from its plan."""
+    """Raised if the counts of a run differ from its plan."""
 
     def __init__(self, differences: Sequence[Difference]) -> None:
         self.differences = list(differences)
-        super().__init__("the run did not do what was planned: " + "; ".join(map(str, differences)))
+        super().__init__("the counts differ from the plan: " + "; ".join(map(str, differences)))
 
 
 @dataclass(eq=False, repr=False)
 class StepLedger:
-    """Counts of one run, in integers.
+    """Integer counts of one run.
 
-    ``local`` counters are those of this process; those without the word are totals over all
-    processes. Processes collect and update in step, so totals of policy steps, gradient steps and
-    samples are ``world_size`` times the local ones; env steps and episodes differ from process to
-    process and their totals are set by :meth:`synchronize`.
+    Counters with the prefix ``local_`` belong to this process; the others are totals over all
+    processes. All processes take the same number of policy steps, gradient steps and samples, so
+    these totals are ``world_size`` times the local counts. Env steps and episodes differ between
+    processes; :meth:`synchronize` sets their totals.
     """
 
     world_size: int = 1
-    """processes that train together."""
+    """number of processes that train together."""
     iterations: int = 0
     """collections, each followed by one update phase."""
     local_policy_steps: int = 0
-    """actions chosen."""
+    """number of selected actions."""
     local_random_policy_steps: int = 0
-    """of these at random."""
+    """policy steps with random actions."""
     local_env_steps: int = 0
-    """calls into the simulators, as the environments report them."""
+    """simulator steps reported by the environments."""
     local_episodes: int = 0
     """episodes that ended in training environments."""
     local_gradient_steps: int = 0
     """optimiser updates."""
     local_samples: int = 0
-    """transitions trained on, each as often as it was used."""
+    """transitions trained on, counted once per use."""
     local_skipped_gradient_steps: int = 0
-    """gradient steps that were due but not made, because a hook ended an update phase."""
+    """gradient steps skipped because a hook ended an update phase early."""
     local_skipped_samples: int = 0
-    """transitions that these would have trained on."""
+    """transitions of the skipped gradient steps."""
     update_epochs: int = 0
-    """passes over collected batches."""
+    """number of passes over collected batches."""
     evaluations: int = 0
-    """evaluation phases."""
+    """number of evaluations."""
     evaluation_episodes: int = 0
-    """whole episodes in them."""
+    """whole episodes played in evaluations."""
     environment_errors: int = 0
-    """failures of environments that were recovered from."""
+    """environment failures that the run recovered from."""
     _env_steps: int | None = None
     _episodes: int | None = None
 
     # ------------------------------------------------------------------ totals
     @property
     def policy_steps(self) -> int:
-        """Actions chosen, in all processes."""
+        """Number of selected actions in all processes."""
         return self.local_policy_steps * self.world_size
 
     @property
     def random_policy_steps(self) -> int:
-        """Policy steps with random actions, in all processes."""
+        """Number of policy steps with random actions in all processes."""
         return self.local_random_policy_steps * self.world_size
 
     @property
     def gradient_steps(self) -> int:
-        """Optimiser updates, in all processes."""
+        """Number of optimizer updates in all processes."""
         return self.local_gradient_steps * self.world_size
 
     @property
     def samples(self) -> int:
-        """Transitions trained on, in all processes, each as often as it was used."""
+        """Number of transitions trained on in all processes, counted once per use."""
         return self.local_samples * self.world_size
 
     @property
     def skipped_gradient_steps(self) -> int:
-        """Gradient steps that were due but not made, because a hook ended an update phase."""
+        """Gradient steps skipped in all processes because a hook ended an update phase early."""
         return self.local_skipped_gradient_steps * self.world_size
 
     @property
     def env_steps(self) -> int:
-        """Calls into the simulators, as the environments report them, in all processes."""
+        """Number of simulator steps in all processes, as reported by the environments."""
         return self.local_env_steps if self._env_steps is None else self._env_steps
 
     @property
     def episodes(self) -> int:
-        """Episodes that ended in training environments, in all processes."""
+        """Number of training episodes that ended in all processes."""
         return self.local_episodes if self._episodes is None else self._episodes
 
     # ------------------------------------------------------------------ counting
@@ -124,12 +124,12 @@ class StepLedger:
         self.local_random_policy_steps += random_policy_steps
 
     def updated(self, samples: int, gradient_steps: int = 1) -> None:
-        """Count gradient steps of this process and the transitions they saw."""
+        """Count gradient steps of this process and their transitions."""
         self.local_gradient_steps += gradient_steps
         self.local_samples += samples
 
     def skipped(self, samples: int, gradient_steps: int) -> None:
-        """Count gradient steps that were due but not made, and their samples."""
+        """Count skipped gradient steps and their samples."""
         self.local_skipped_gradient_steps += gradient_steps
         self.local_skipped_samples += samples
 
@@ -139,11 +139,11 @@ class StepLedger:
         self.evaluation_episodes += episodes
 
     def synchronize(self, env_steps: int, episodes: int) -> None:
-        """Set the totals that differ from process to process, summed over all of them."""
+        """Set the totals of counters that differ between processes."""
         self._env_steps, self._episodes = env_steps, episodes
 
     def counters(self) -> dict[str, int]:
-        """Every counter by name; local ones too where several processes train."""
+        """Return every counter by name, including local ones if ``world_size`` exceeds 1."""
         totals = {name: getattr(self, name) for name in _TOTALS}
         if self.world_size > 1:
             totals |= {n: value for n, value in vars(self).items() if n.startswith("local_")}
@@ -151,20 +151,19 @@ class StepLedger:
 
     # ------------------------------------------------------------------ proof
     def verify(self, plan: PlannedCounts) -> None:
-        """Compare with ``plan``.
+        """Raise an error if a count differs from ``plan``.
 
         Raises:
-            PlanMismatchError: if a count differs from what :meth:`compare` expects.
+            PlanMismatchError: if :meth:`compare` returns differences.
         """
         if differences := self.compare(plan):
             raise PlanMismatchError(differences)
 
     def compare(self, plan: PlannedCounts) -> list[Difference]:
-        """The counts that differ from those of ``plan`` after as many iterations.
+        """Return the differences from ``plan`` after the same number of iterations.
 
-        Gradient steps that a hook has skipped count as done: the plan says how many are due.
-        Env steps are compared as far as a plan can know them: exactly without action repeat, else
-        between one and ``action_repeat`` per policy step.
+        Skipped gradient steps count as taken. Env steps must equal policy steps without action
+        repeat; otherwise they must lie between one and ``action_repeat`` per policy step.
         """
         found: list[Difference] = []
         if plan.is_exact:
@@ -178,10 +177,10 @@ class StepLedger:
                 "evaluations": self.evaluations,
             }
             if plan.minibatch_size is None and plan.update_epochs is None:
-                del counted["samples"]  # only the buffer knows
+                del counted["samples"]  # depends on the size of the buffer
             planned = ((name, getattr(expected, name), count) for name, count in counted.items())
             found = [Difference(*row) for row in planned if row[1] != row[2]]
-        # Env steps are those of this process alone until synchronize() has set the totals.
+        # Before synchronize() sets the totals, env steps are local to this process.
         steps = self.local_policy_steps if self._env_steps is None else self.policy_steps
         nearest = min(max(self.env_steps, steps), steps * plan.action_repeat)
         if nearest != self.env_steps:
@@ -190,7 +189,7 @@ class StepLedger:
 
     # ------------------------------------------------------------------ in and out
     def state_dict(self) -> dict[str, Any]:
-        """Every counter: plain values."""
+        """Return every counter as plain values."""
         return {name: value for name, value in vars(self).items() if name != "world_size"}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

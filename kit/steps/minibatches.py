@@ -1,4 +1,4 @@
-"""The cut of a collected batch into minibatches, and the rows left over."""
+"""Division of a collected batch into minibatches."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from itertools import cycle, islice
 from typing import Literal, NamedTuple
 
 LastMinibatch = Literal["smaller", "merge", "drop", "carry"]
-"""What becomes of the rows that do not fill a minibatch.
+"""Treatment of the remaining rows of a batch that do not fill a minibatch.
 
-``smaller``: they make a last, smaller minibatch. ``merge``: they join the last full minibatch.
-``drop``: they are not trained on in this epoch. ``carry``: they open the next epoch, and an epoch
-is as many minibatches as are full (a sampler without replacement that is never reset).
+``smaller``: form a last, smaller minibatch. ``merge``: add them to the last full minibatch.
+``drop``: omit them from this epoch. ``carry``: use them at the start of the next epoch, as a
+sampler without replacement that is never reset does.
 """
 
 
 class Permutation(NamedTuple):
-    """The minibatches of one pass over a batch, and of a sampler that repeats it without end."""
+    """Minibatch sizes of one pass over a batch, repeated indefinitely."""
 
     minibatches: int
-    """number of minibatches."""
+    """number of minibatches per pass."""
     size: int
-    """rows of each but the last."""
+    """rows of each minibatch except the last."""
     last: int
-    """rows of the last."""
+    """rows of the last minibatch."""
 
     def sizes(self, drawn: int, wanted: int) -> list[int]:
-        """Rows of each of the ``wanted`` minibatches after the first ``drawn``.
+        """Return the sizes of the next ``wanted`` minibatches after ``drawn`` minibatches.
 
         Examples:
             >>> permutation(40, 12, "carry").sizes(0, 6), permutation(40, 12, "carry").sizes(6, 6)
@@ -39,7 +39,7 @@ class Permutation(NamedTuple):
         return [*islice(cycle(one), start, start + wanted)]
 
     def counts(self, drawn: int, wanted: int) -> Counter[int]:
-        """The number of :meth:`sizes` of each size."""
+        """Return how often each size occurs in :meth:`sizes`."""
         if not self.minibatches:
             return Counter()
         lasts = (drawn + wanted) // self.minibatches - drawn // self.minibatches
@@ -48,12 +48,12 @@ class Permutation(NamedTuple):
         return counts
 
     def rows(self, drawn: int) -> int:
-        """Rows in the first ``drawn`` minibatches."""
+        """Return the total number of rows in the first ``drawn`` minibatches."""
         return sum(size * times for size, times in self.counts(0, drawn).items())
 
 
 def permutation(rows: int, size: int, last: LastMinibatch) -> Permutation:
-    """The minibatches of ``size`` of one pass over ``rows``; all of them also for ``carry``."""
+    """Return the division of ``rows`` into minibatches of ``size``."""
     if last == "drop":
         return Permutation(rows // size, size, size)
     minibatches = -(-rows // size) if last != "merge" else max(rows // size, min(rows, 1))
@@ -61,7 +61,7 @@ def permutation(rows: int, size: int, last: LastMinibatch) -> Permutation:
 
 
 def epoch_sizes(rows: int, size: int, last: LastMinibatch) -> list[int]:
-    """Rows of each minibatch of one pass over ``rows``; for ``carry``, of a whole permutation.
+    """Return the size of each minibatch of one pass over ``rows``.
 
     Examples:
         >>> epoch_sizes(64, 20, "smaller")

@@ -1,4 +1,4 @@
-"""The plan of a run: every count, before it starts."""
+"""Plan of a run: every count, computed before the run starts."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ from kit.steps.validation import complete
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepPlan(PlannedCounts):
-    """Every count of a run, before it runs.
+    """Every count of a run, computed before the run starts.
 
-    A run is a number of iterations. Each collects ``steps_per_env`` policy steps from each of
-    ``num_envs`` environments in each of ``world_size`` processes, and then makes the gradient steps
-    that are due: ``update_epochs`` passes over the batch (on-policy), ``replay_ratio`` gradient
-    steps per policy step (off-policy), or ``gradient_steps_per_iteration``. At most one of the
-    three is given; without any of them nothing is trained. With ``steps_per_env=0`` nothing is
-    collected (offline).
+    A run is a sequence of iterations. Each iteration collects ``steps_per_env`` policy steps from
+    each of ``num_envs`` environments in each of ``world_size`` processes. Then it takes gradient
+    steps, whose number is set by at most one of three settings:
 
-    The settings are documented in ``PlannedCounts``, beside what they count.
+    - ``update_epochs``: passes over the batch (on-policy),
+    - ``replay_ratio``: gradient steps per policy step (off-policy),
+    - ``gradient_steps_per_iteration``: a fixed number.
 
-    Two plans are equal if they make the same run, count by count and iteration by iteration, even
-    if they say it in different settings: ``replay_ratio=1/4`` with batches of four policy steps is
+    If none of them is set, nothing is trained. With ``steps_per_env=0`` nothing is collected
+    (offline). ``PlannedCounts`` documents all settings.
+
+    Two plans are equal if their counts agree in every iteration, even if their settings differ.
+    For example, ``replay_ratio=1/4`` with batches of four policy steps equals
     ``gradient_steps_per_iteration=1``.
 
     Raises:
-        SettingError: if a setting is invalid, contradicts another or cannot be reached exactly.
-            The message names the field, the value, why, and the nearest values that work.
+        SettingError: if a setting is invalid, contradicts another setting or cannot be reached
+            exactly. The message contains the nearest valid values.
 
     Examples:
         >>> plan = StepPlan(
@@ -46,11 +48,10 @@ class StepPlan(PlannedCounts):
     """
 
     frames_per_batch: InitVar[PositiveInt | None] = None
-    """policy steps of one iteration in one process, in place of ``steps_per_env``; afterwards the
-    property of the same name."""
+    """policy steps per iteration and process, as an alternative to ``steps_per_env``."""
 
     def __new__(cls, **settings: Any) -> Self:
-        """Record which settings are given: ``steps_per_env=1`` may contradict others."""
+        """Record which settings were passed, to detect explicit contradictions."""
         made = super().__new__(cls)
         object.__setattr__(made, "_given", frozenset(settings))
         return made
@@ -71,26 +72,27 @@ class StepPlan(PlannedCounts):
 
     # ------------------------------------------------------------------ in and out
     def to_dict(self) -> dict[str, Any]:
-        """Plain values (JSON, YAML) from which :meth:`from_dict` makes an equal plan."""
+        """Return plain values (JSON, YAML) from which :meth:`from_dict` creates an equal plan."""
         values = asdict(self)
         values["replay_ratio"] = None if self.replay_ratio is None else str(self.replay_ratio)
         return values
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> StepPlan:
-        """Make a plan from the values of :meth:`to_dict`.
+        """Create a plan from the output of :meth:`to_dict`.
 
         Raises:
-            SettingError: if a key is no field of a plan, or a value is invalid.
+            SettingError: if a key is not a field of a plan, or a value is invalid.
         """
         named = {name: value for name, value in values.items() if name != "frames_per_batch"}
         check_fields(named, cls, "is not a setting of a plan")
         return cls(**values)
 
     def replace(self, **changes: Any) -> StepPlan:
-        """A plan with some settings changed; those that follow from others follow again.
+        """Return a copy of the plan with some settings changed.
 
-        They are the iterations, and ``random_steps`` where they are ``learning_starts``.
+        Derived settings are computed again: the number of iterations, and ``random_steps`` if it
+        equals ``learning_starts``.
         """
         values = asdict(self)
         keep_iterations = "iterations" in changes or self.offline  # offline, there is no budget
@@ -105,9 +107,9 @@ class StepPlan(PlannedCounts):
         return type(self)(**{**values, **changes})
 
     def table(self, ledger: StepLedger | None = None) -> str:
-        """The plan as a text table: asked, planned and, given a ledger, counted."""
+        """Return a text table with asked, planned and (given a ledger) counted values."""
         return plan_table(self, ledger)
 
 
-# The default of the argument would hide the property.
+# The class attribute of the init argument would hide the property of the same name.
 del StepPlan.frames_per_batch

@@ -1,4 +1,4 @@
-"""Dialects by name: the settings of other libraries, imported only when one is asked for."""
+"""Registry of dialects (the config formats of other libraries), imported on first use."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ DIALECTS: dict[str, str] = {
     "torchrl": "kit.dialects.torchrl:TorchRL",
     "cleanrl": "kit.dialects.cleanrl:CleanRL",
 }
-"""Module and class of each dialect. An entry added here is accepted wherever settings are."""
+"""Module and class of each dialect. Add an entry to register a dialect."""
 
 
 def dialect(name: Any) -> type[Any]:
-    """Return the class of the dialect called ``name``, a subclass of ``kit.dialects.Dialect``.
+    """Return the dialect class called ``name``, a subclass of ``kit.dialects.Dialect``.
 
     Raises:
-        SettingError: if there is none; the nearest spelling comes first.
+        SettingError: if the dialect does not exist. The message suggests the nearest names.
     """
     if name not in DIALECTS:
         raise SettingError("dialect", name, "is not known", nearest_first(name, [*DIALECTS]))

@@ -1,4 +1,4 @@
-"""When two plans make the same run."""
+"""Equality of plans with different settings but equal counts."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from kit.steps.counts import PlannedCounts
 
 
 def run_key(plan: PlannedCounts) -> tuple[tuple[str, Any], ...]:
-    """The settings that decide the counts of a run, in one form for all ways to say it.
+    """Return the settings that determine the counts of a run in a canonical form.
 
-    Pairs of the setting that says it and its value; two plans with equal keys make equal counts in
-    every iteration.
+    The result consists of pairs of a setting and its value. Two plans with equal keys have equal
+    counts in every iteration.
     """
     names = ("num_envs", "world_size", "action_repeat", "max_episode_steps", "iterations")
     key = _same(plan, *names, "total_policy_steps", "exploration_steps")
@@ -25,7 +25,7 @@ def _same(plan: PlannedCounts, *names: str) -> dict[str, Any]:
 
 
 def differing_settings(one: PlannedCounts, other: PlannedCounts) -> list[tuple[str, Any, Any]]:
-    """The settings in which two plans differ, with the value of each."""
+    """Return the settings in which two plans differ, with both values."""
     ours = {"counting": "exact"} | dict(run_key(one))
     theirs = {"counting": "exact"} | dict(run_key(other))
     pairs = ((name, ours.get(name), theirs.get(name)) for name in ours | theirs)
@@ -58,7 +58,7 @@ def _random(plan: PlannedCounts) -> dict[str, Any]:
 
 def _updates(plan: PlannedCounts) -> dict[str, Any]:
     if plan.is_exact and plan.first_training_iteration > plan.iterations:
-        return {"gradient_steps_per_iteration": 0}  # never trains: nothing else matters
+        return {"gradient_steps_per_iteration": 0}  # a run without training
     key: dict[str, Any] = {"pretrain_steps": plan.pretrain_steps}
     if plan.is_exact:
         key["first_training_iteration"] = plan.first_training_iteration
@@ -76,7 +76,7 @@ def _updates(plan: PlannedCounts) -> dict[str, Any]:
 
 
 def _gradient_steps(plan: PlannedCounts) -> dict[str, Any]:
-    """A ratio that makes a whole number in each iteration is that number."""
+    """Return the rule for gradient steps; a ratio that is whole per iteration becomes a number."""
     if plan.replay_ratio is None:
         return {"gradient_steps_per_iteration": plan.gradient_steps_per_iteration or 0}
     if plan.counting == "exact":
@@ -100,7 +100,7 @@ def _on_policy(plan: PlannedCounts) -> dict[str, Any]:
 
 
 def _same_cut(plan: PlannedCounts, key: dict[str, Any]) -> None:
-    """Say in one way how a batch of known size is cut into minibatches."""
+    """Set the minibatch settings of a batch of known size to a canonical form."""
     prefill = plan.local_prefill_steps if plan.prefill_in_first_batch else 0
     largest = max(plan.collected(1), plan.frames_per_batch + prefill)
     if plan.train_on_newest is not None and plan.train_on_newest < largest:

@@ -1,4 +1,4 @@
-"""The cadence of a run: gradient steps, evaluations, rows and checkpoints that are due."""
+"""Schedule of a run: gradient steps, evaluations, metrics and checkpoints per iteration."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from kit.steps.every import multiples_crossed
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """The rest of an iteration once its batch is collected."""
+    """Work that is due in an iteration after its batch has been collected."""
 
     gradient_steps: int
     """gradient steps of one process."""
     evaluations: int
-    """evaluations after the update."""
+    """number of evaluations after the update."""
     row: bool
-    """whether a row of metrics is written at the end."""
+    """whether to write a row of metrics at the end of the iteration."""
     checkpoint: bool
-    """whether a checkpoint is written at the end; the one at the end of a run is due anyway."""
+    """whether to write a checkpoint at the end; the last iteration always writes a checkpoint."""
 
 
 class RunSchedule:
-    """Follows a run and says, after each collection, the work due before the next one.
+    """Computes the work that is due after each collection of a run.
 
-    Periods are policy steps (total), or gradient steps of one process where the plan is offline. An
-    event is due at the end of the iteration that crosses a multiple of its period, so the cadence
-    neither drifts nor depends on where a run was resumed.
+    Periods are in policy steps (total), or in gradient steps of one process for offline plans. An
+    event is due at the end of the iteration that crosses a multiple of its period. So events do
+    not drift, and they do not depend on where a run was resumed.
 
     Args:
-        plan: of the run.
-        log_every: period of rows; ``None``: a hundredth of the run.
-        checkpoint_every: period of checkpoints; ``None``: a tenth of the run.
+        plan: plan of the run.
+        log_every: period of metrics; ``None``: 1 % of the run.
+        checkpoint_every: period of checkpoints; ``None``: 10 % of the run.
 
     Raises:
         SettingError: if a period is not a whole number of at least 1.
@@ -54,7 +54,7 @@ class RunSchedule:
         self.log_every = self._period("log_every", log_every, 100)
         self.checkpoint_every = self._period("checkpoint_every", checkpoint_every, 10)
         self.iterations = self.gradient_steps = self.policy_steps = 0
-        if not plan.prefill_is_iteration:  # where only the run knows: the steps asked for
+        if not plan.prefill_is_iteration:  # an inexact plan starts with the requested steps
             self.policy_steps = plan.policy_steps_after(0) if plan.is_exact else plan.prefill_steps
         self._surplus = 0
         self._learning = False
@@ -68,32 +68,35 @@ class RunSchedule:
 
     @property
     def progress(self) -> int:
-        """Policy steps so far; gradient steps of one process where the plan is offline."""
+        """Policy steps so far, or gradient steps of one process for offline plans."""
         steps: int = getattr(self, self.plan.axis)
         return steps
 
     @property
     def done(self) -> bool:
-        """Whether all iterations have been collected, or all steps where only these are known."""
+        """Whether all planned iterations (or policy steps, if inexact) have been collected."""
         if self.plan.iterations is not None:
             return self.iterations >= self.plan.iterations
         return self.policy_steps >= self.plan.total_policy_steps
 
     @property
     def initial_evaluations(self) -> int:
-        """Evaluations before the first iteration."""
+        """Number of evaluations before the first iteration."""
         return self._evaluations(0, 0)
 
     def prefilled(self, policy_steps: int) -> None:
-        """Correct the size of a separate prefill of whole episodes, which only the run knows.
+        """Set the actual size of a prefill of whole episodes.
 
-        Learning starts after as many policy steps as were asked for; these are of all processes.
+        The additional steps do not delay ``learning_starts``.
+
+        Args:
+            policy_steps: collected policy steps of all processes.
         """
         self._surplus = policy_steps - self.policy_steps
         self.policy_steps = policy_steps
 
     def advance(self, policy_steps: int) -> Due:
-        """Take the collection of one iteration: ``policy_steps`` of one process."""
+        """Advance by the ``policy_steps`` of one process in one iteration; return the due work."""
         before = self.progress
         self.iterations += 1
         self.policy_steps += policy_steps * self.plan.world_size
@@ -116,7 +119,7 @@ class RunSchedule:
         return multiples_crossed(period, before, self.progress) > 0
 
     def _evaluations(self, iteration: int, before: int) -> int:
-        """Evaluations at the end of ``iteration``; 0 stands for the start of the run."""
+        """Return the evaluations at the end of ``iteration``; 0 is the start of the run."""
         plan = self.plan
         if plan.is_exact:
             return plan.evaluations(iteration)
@@ -129,7 +132,7 @@ class RunSchedule:
         return int(due or (plan.final_evaluation and self.done))
 
     def state_dict(self) -> dict[str, Any]:
-        """The position in the run: plain values."""
+        """Return the position in the run as plain values."""
         return {name: getattr(self, name) for name in self._STATE} | {
             "rule": self._rule.state_dict()
         }
@@ -142,7 +145,7 @@ class RunSchedule:
 
 
 class _Epochs(CountingRule):
-    """Gradient steps of ``update_epochs`` passes over each batch."""
+    """Rule that counts the gradient steps of ``update_epochs`` passes over each batch."""
 
     STATE = ("waiting",)
 
@@ -162,7 +165,7 @@ class _Epochs(CountingRule):
 
 
 def _exact_rule(plan: PlannedCounts, argument: str) -> CountingRule:
-    """The kit's own rule: integers and one exact remainder."""
+    """Create the exact rule, which uses integers and fractions only."""
     if plan.replay_ratio is not None:
         return ReplayRatio(plan.replay_ratio)
     if plan.update_epochs is not None:

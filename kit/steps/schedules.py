@@ -1,8 +1,7 @@
-"""Values that change with a counter: learning rates, clip ranges, exploration noise.
+"""Schedules of values such as learning rates, clip ranges and exploration noise.
 
-A schedule is a function of one counter (policy steps, gradient steps, iterations: whichever the
-user feeds it). It starts at ``start`` when the counter is 0, is exactly ``end`` when the counter
-reaches ``duration``, and stays there.
+A schedule is a function of one counter, for example policy steps, gradient steps or iterations. Its
+value is ``start`` at 0, and exactly ``end`` from ``duration`` on.
 """
 
 from __future__ import annotations
@@ -19,27 +18,27 @@ Schedule = Callable[[int], float]
 
 @dataclass(frozen=True)
 class Constant:
-    """The same value for ever."""
+    """Constant schedule."""
 
     value: float
-    """the value."""
+    """value at every count."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "value", real_number("value", self.value))
 
     def __call__(self, count: int) -> float:
-        """The value at ``count``."""
+        """Return the value at ``count``."""
         return self.value
 
 
 @dataclass(frozen=True)
 class _Ramp:
-    """From ``start`` to ``end`` while the counter goes from 0 to ``duration``."""
+    """Base class of schedules from ``start`` at count 0 to ``end`` at count ``duration``."""
 
     start: float
     """value when the counter is 0."""
     end: float
-    """value when the counter reaches ``duration``, and from then on."""
+    """value from ``duration`` on."""
     duration: int
     """length of the ramp, in units of the counter, at least 1."""
 
@@ -49,7 +48,7 @@ class _Ramp:
         whole_number("duration", self.duration, at_least=1)
 
     def __call__(self, count: int) -> float:
-        """The value at ``count``."""
+        """Return the value at ``count``."""
         if count <= 0:
             return self.start
         if count >= self.duration:
@@ -58,13 +57,13 @@ class _Ramp:
         return min(max(value, min(self.start, self.end)), max(self.start, self.end))
 
     def _between(self, progress: float) -> float:
-        """The value at ``progress``, strictly between 0 and 1."""
+        """Return the value at ``progress``, strictly between 0 and 1."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Linear(_Ramp):
-    """A straight line from ``start`` to ``end``."""
+    """Linear schedule from ``start`` to ``end``."""
 
     def _between(self, progress: float) -> float:
         return self.start + (self.end - self.start) * progress
@@ -72,7 +71,7 @@ class Linear(_Ramp):
 
 @dataclass(frozen=True)
 class Cosine(_Ramp):
-    """Half a cosine from ``start`` to ``end`` (Loshchilov and Hutter 2017, eq. 5, one period)."""
+    """Cosine schedule from ``start`` to ``end`` (Loshchilov and Hutter 2017, eq. 5, one period)."""
 
     def _between(self, progress: float) -> float:
         return self.end + 0.5 * (self.start - self.end) * (1 + math.cos(math.pi * progress))
@@ -80,14 +79,14 @@ class Cosine(_Ramp):
 
 @dataclass(frozen=True)
 class Exponential(_Ramp):
-    """A constant factor per unit of the counter, from ``start`` to ``end``, both positive."""
+    """Exponential schedule from ``start`` to ``end``, which must both be positive."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for field, value in (("start", self.start), ("end", self.end)):
             if value <= 0:
                 works = "use a positive value, or the linear schedule"
-                raise SettingError(field, value, "cannot be reached by a constant factor", works)
+                raise SettingError(field, value, "is not positive (exponential schedule)", works)
 
     def _between(self, progress: float) -> float:
         return math.exp(math.log(self.start) + math.log(self.end / self.start) * progress)
@@ -95,16 +94,16 @@ class Exponential(_Ramp):
 
 @dataclass(frozen=True)
 class Decay:
-    """What lies above ``end`` has a constant factor per unit of the counter."""
+    """Exponential decay from ``start`` towards ``end``."""
 
     start: float
     """value when the counter is 0."""
     factor: float
-    """distance from ``end`` at a count over that at the count before."""
+    """factor by which the distance from ``end`` is multiplied per unit of the counter."""
     end: float = 0.0
-    """value that is approached."""
+    """limit of the value."""
     begin: int = 0
-    """count until which the value stays at ``start``."""
+    """count at which the decay starts."""
 
     def __post_init__(self) -> None:
         for field in ("start", "factor", "end"):
@@ -112,18 +111,18 @@ class Decay:
         whole_number("begin", self.begin)
 
     def __call__(self, count: int) -> float:
-        """The value at ``count``."""
+        """Return the value at ``count``."""
         return self.end + (self.start - self.end) * self.factor ** max(count - self.begin, 0)
 
 
 @dataclass(frozen=True)
 class Piecewise:
-    """Constant pieces: ``values[i]`` from ``boundaries[i - 1]`` on, up to ``boundaries[i]``."""
+    """Schedule with the constant ``values[i]`` up to (not including) ``boundaries[i]``."""
 
     boundaries: Sequence[int]
-    """counts at which the value changes, increasing."""
+    """increasing counts at which the value changes."""
     values: Sequence[float]
-    """one value more than there are boundaries."""
+    """values, one more than boundaries."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "boundaries", tuple(self.boundaries))
@@ -136,24 +135,24 @@ class Piecewise:
             raise SettingError("boundaries", self.boundaries, "does not increase", "sort it")
 
     def __call__(self, count: int) -> float:
-        """The value at ``count``."""
+        """Return the value at ``count``."""
         return self.values[bisect_right(self.boundaries, count)]
 
 
 @dataclass(frozen=True)
 class Warmup:
-    """A schedule times a factor that rises from 0 to 1 at first."""
+    """Schedule multiplied by a warm-up factor that rises linearly from 0 to 1."""
 
     schedule: Schedule
-    """value by counter, without the factor."""
+    """schedule without warm-up."""
     duration: int
-    """count at which the factor reaches 1, at least 1."""
+    """count at which the warm-up ends, at least 1."""
 
     def __post_init__(self) -> None:
         whole_number("duration", self.duration, at_least=1)
 
     def __call__(self, count: int) -> float:
-        """The value at ``count``."""
+        """Return the value at ``count``."""
         return self.schedule(count) * min(max(count, 0) / self.duration, 1.0)
 
 
@@ -170,20 +169,23 @@ _OF_SHARES = ("warmup 0.1 linear", "piecewise 0.5 0.1")
 def make_schedule(
     kind: str, start: float, end: float, duration: int, field: str = "schedule"
 ) -> Schedule:
-    """The schedule called ``kind``.
+    """Create a schedule from its name.
 
     Args:
-        kind: ``"constant"``, ``"linear"``, ``"cosine"`` or ``"exponential"``; one of these after
-            ``"warmup SHARE"``, in which it rises from 0 (``"warmup 0.1 cosine"``); or
-            ``"piecewise SHARE FACTOR SHARE FACTOR ..."``, the start value times a factor from each
-            share of the duration on (``"piecewise 0.5 0.1 0.75 0.01"``); no factor is negative.
+        kind: one of
+
+            - ``"constant"``, ``"linear"``, ``"cosine"`` or ``"exponential"``;
+            - ``"warmup SHARE NAME"``: a linear warm-up during a share of the duration, followed by
+              one of these, as in ``"warmup 0.1 cosine"``;
+            - ``"piecewise SHARE FACTOR SHARE FACTOR ..."``: the start value times a factor (at
+              least 0) from each share of the duration on, as in ``"piecewise 0.5 0.1 0.75 0.01"``.
         start: value when the counter is 0.
         end: value from ``duration`` on; ignored by ``"constant"`` and ``"piecewise"``.
         duration: length of the ramp, in units of the counter.
-        field: name of the setting, for the error.
+        field: name of the setting, used in the error message.
 
     Raises:
-        SettingError: if ``kind`` is unknown, or the numbers do not make such a schedule.
+        SettingError: if ``kind`` is unknown, or its numbers are invalid.
     """
     try:
         return _named(kind, start, end, max(duration, 1), field)
@@ -213,16 +215,16 @@ def _named(kind: str, start: float, end: float, duration: int, field: str) -> Sc
 
 
 def _shares(field: str, kind: str, words: Sequence[str]) -> list[float]:
-    """Shares of a run, in (0, 1)."""
+    """Parse shares of a run, which must be in (0, 1)."""
     shares = [_number(word) for word in words]
     if not shares or not all(0 < share < 1 for share in shares):
-        why = "has a share of the run that is not between 0 and 1"
+        why = "contains a share of the run outside (0, 1)"
         raise SettingError(field, kind, why, _OF_SHARES)
     return shares
 
 
 def _number(word: str) -> float:
-    """The number of a word; NaN, which is refused, if it is none."""
+    """Parse a number; return NaN, which is rejected later, if ``word`` is not a number."""
     try:
         return float(word)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Types of settings: the one check of plans, recipes and dialects, which are all dataclasses."""
+"""Type checks and conversions of settings in dataclasses: plans, recipes and dialects."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from kit.steps.errors import (
 )
 
 PositiveInt = Annotated[int, Limits(1, LARGEST)]
-"""At least one of something."""
+"""Integer >= 1."""
 NonNegativeInt = Annotated[int, Limits(0, LARGEST)]
-"""None or more of something."""
+"""Integer >= 0."""
 
 _CALLED = {
     int: "a whole number",
@@ -44,13 +44,13 @@ _CALLED = {
 
 @functools.cache
 def type_hints(cls: type) -> Mapping[str, Any]:
-    """Return the types of a dataclass's fields by name, with their limits."""
+    """Return the field types of a dataclass by name, including ``Annotated`` limits."""
     return typing.get_type_hints(cls, include_extras=True)
 
 
 @functools.cache
 def _typed(cls: type) -> list[tuple[str, Any, Any]]:
-    """Name, type and default of each field with a type to check."""
+    """Return name, type and default of each field whose type is not ``Any``."""
     hints = type_hints(cls)
     return [(f.name, hints[f.name], f.default) for f in fields(cls) if hints[f.name] is not Any]
 
@@ -58,14 +58,14 @@ def _typed(cls: type) -> list[tuple[str, Any, Any]]:
 def check_types(settings: Any, path: str = "") -> None:
     """Check the fields of a dataclass, and convert values such as ``1e6`` to the declared type.
 
-    The default of a field is accepted whatever its type, such as ``None``.
+    Defaults are always accepted, including ``None`` in a field of another type.
 
     Args:
-        settings: the dataclass.
-        path: begin of the names in errors, such as ``"critic."``.
+        settings: dataclass instance, changed in place.
+        path: prefix of field names in errors, such as ``"critic."``.
 
     Raises:
-        SettingError: at the first field of another type or out of its limits.
+        SettingError: at the first field with an invalid type or value.
     """
     for name, hint, default in _typed(settings.__class__):
         value = getattr(settings, name)
@@ -74,17 +74,18 @@ def check_types(settings: Any, path: str = "") -> None:
 
 
 def convert(path: str, value: Any, hint: Any) -> Any:
-    """Return the value of a setting as its type has it.
+    """Convert a plain value to the type of a setting.
 
-    Whole floats become integers, integers floats, numbers texts, and tuples lists.
+    Whole floats are converted to integers, integers to floats, numbers to strings, and tuples to
+    lists if the type requires it.
 
     Args:
-        path: name of the setting, for errors.
-        value: a plain value.
-        hint: its type, such as ``Count | None``.
+        path: name of the setting, used in error messages.
+        value: plain value.
+        hint: type of the setting, such as ``PositiveInt | None``.
 
     Raises:
-        SettingError: if the value does not fit.
+        SettingError: if the value cannot be converted.
     """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
@@ -104,12 +105,12 @@ def convert(path: str, value: Any, hint: Any) -> Any:
 
 
 def _one_of(path: str, value: Any, hint: Any) -> Any:
-    """Return a value as the first of several types that it fits."""
+    """Convert a value to the first type of a union that accepts the value."""
     if value is None and type(None) in typing.get_args(hint):
         return None
     options = [one for one in typing.get_args(hint) if one is not type(None)]
     if len(options) == 1:
-        return convert(path, value, options[0])  # whose error is more precise
+        return convert(path, value, options[0])  # raises a more precise error
     for option in options:
         with contextlib.suppress(SettingError):
             return convert(path, value, option)
@@ -117,7 +118,7 @@ def _one_of(path: str, value: Any, hint: Any) -> Any:
 
 
 def _listed(path: str, value: Any, hint: Any) -> list[Any]:
-    """The entries of a list or a tuple."""
+    """Convert the entries of a list or a tuple."""
     if not isinstance(value, (list, tuple)):
         _refuse(path, value, called(hint))
     entries = _entries(hint) or [typing.get_args(hint)[0]] * len(value)
@@ -127,21 +128,21 @@ def _listed(path: str, value: Any, hint: Any) -> list[Any]:
 
 
 def _entries(hint: Any) -> list[Any]:
-    """The types of the entries of a tuple of so many; none for a list of any length."""
+    """Return the entry types of a fixed-length tuple; an empty list for other types."""
     arguments = typing.get_args(hint)
     fixed = typing.get_origin(hint) is tuple and Ellipsis not in arguments
     return [*arguments] if fixed else []
 
 
 def _mapped(path: str, value: Any, hint: Any) -> dict[str, Any]:
-    """The entries of a mapping, each of the type ``hint``."""
+    """Convert the values of a mapping to the type ``hint``."""
     if not (isinstance(value, Mapping) and all(isinstance(name, str) for name in value)):
         _refuse(path, value, "a mapping such as {name: value}")
     return {name: convert(f"{path}.{name}", item, hint) for name, item in value.items()}
 
 
 def _scalar(path: str, value: Any, hint: Any) -> Any:
-    """A number, a text, a truth value, or an object of a class."""
+    """Convert a number, string or bool, or check the class of an object."""
     if hint is int:
         return as_integer(path, value)
     if hint is float:
@@ -158,7 +159,7 @@ def _scalar(path: str, value: Any, hint: Any) -> Any:
 
 
 def _text(path: str, value: Any) -> str:
-    """A text; a number becomes one without a loss."""
+    """Convert a string or a number to a string."""
     if not isinstance(value, str):
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
             _refuse(path, value, called(str))
@@ -171,7 +172,7 @@ def _refuse(path: str, value: Any, wanted: str) -> NoReturn:
 
 
 def called(hint: Any) -> str:
-    """Return the name of a type in messages and in the help: ``a whole number from 1``."""
+    """Return the name of a type in messages, such as ``a whole number from 1``."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         return f"{called(arguments[0])} {arguments[1]}"

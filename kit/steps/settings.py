@@ -1,4 +1,4 @@
-"""The settings of a plan that a user of a recipe gives; the rest follows from the environment."""
+"""Step settings of recipes. The environment provides the remaining settings of a plan."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from kit.steps.schema import NonNegativeInt, PositiveInt
 
 @dataclass
 class _Steps(GivenFields):
-    """What on-policy and off-policy recipes have in common."""
+    """Step settings shared by on-policy and off-policy recipes."""
 
     total_policy_steps: int
-    """policy steps of the run, over all envs."""
+    """policy steps of the run, summed over all envs."""
     steps_per_env: int | None
-    """policy steps of each env in one iteration; null: whole episodes are collected."""
+    """policy steps of each env per iteration; null: collect whole episodes."""
     frames_per_batch: int | None = field(default=None, kw_only=True)
-    """policy steps of one iteration over all envs, in place of steps_per_env: num_envs times as
-    many; null: as steps_per_env says."""
+    """policy steps per iteration, summed over all envs (num_envs * steps_per_env); null: use
+    steps_per_env."""
     min_episodes: int | None = None
-    """whole episodes of one iteration, at least; null: one, if min_steps is given."""
+    """minimum number of whole episodes per iteration; null: one if min_steps is set."""
     min_steps: int | None = None
-    """policy steps of one iteration in whole episodes, at least."""
+    """minimum number of policy steps per iteration when whole episodes are collected."""
     evaluation_every: int | None = None
     """policy steps between evaluations; null: only after the run."""
     evaluation_episodes: int = 10
@@ -36,19 +36,19 @@ class _Steps(GivenFields):
     random_steps that all environments cannot take together: error, down or up."""
 
     def to_plan(self, **environment: Any) -> StepPlan:
-        """The plan of these settings.
+        """Return the plan of these settings.
 
         Args:
-            **environment: fields of the plan that the environment decides: ``num_envs``,
-                ``action_repeat``, ``max_episode_steps``.
+            **environment: fields of the plan that depend on the environment: ``num_envs``,
+                ``action_repeat`` and ``max_episode_steps``.
 
         Raises:
-            SettingError: if the settings make no plan.
+            SettingError: if the settings are inconsistent.
         """
         return StepPlan(**self._collection(), **environment)
 
     def _collection(self) -> dict[str, Any]:
-        """Return the settings of the plan, of which one says how much is collected."""
+        """Return the plan's settings, with a single setting for the size of a batch."""
         settings, given = asdict(self), given_fields(self)
         counted = {n for n in ("steps_per_env", "frames_per_batch") if settings[n] is not None}
         if counted & given and given.isdisjoint(_EPISODES):
@@ -63,27 +63,29 @@ _EPISODES = ("min_episodes", "min_steps")
 
 @dataclass
 class OnPolicySteps(_Steps):
-    """Steps of an on-policy recipe: each batch is trained on once collected, then discarded."""
+    """Step settings of on-policy recipes, which discard each batch after training on it."""
 
     total_policy_steps: int = 65_536
     steps_per_env: int | None = 64
-    """policy steps of each env in one iteration; a batch has num_envs times as many. null: whole
-    episodes are collected."""
+    """policy steps of each env per iteration; a batch has num_envs * steps_per_env transitions.
+    null: collect whole episodes."""
     evaluation_every: int | None = 8_192
     update_epochs: int = 10
-    """passes over each batch."""
+    """number of passes over each batch."""
     minibatch_size: int | None = 128
-    """transitions (with sequence_length: sequences) in a minibatch; null: the whole batch."""
+    """transitions (with sequence_length: sequences) per minibatch; null: the whole batch."""
     sequence_length: int | None = None
-    """time steps of each sequence of a minibatch; null: single transitions."""
+    """time steps per training sequence; null: train on single transitions."""
     minibatches: PositiveInt | None = None
-    """equal minibatches of one epoch, in place of minibatch_size; null: as minibatch_size says."""
+    """number of equal minibatches per epoch, instead of minibatch_size; null: use
+    minibatch_size."""
     num_normalization_steps: NonNegativeInt = 0
-    """policy steps with random actions before the first iteration, part of the total, from which
-    the statistics of observations are, for good; 0: they run along with training."""
+    """policy steps with random actions before the first iteration, included in the total. The
+    observation statistics are estimated from these steps and then frozen. 0: the statistics are
+    updated throughout training."""
 
     def to_plan(self, **environment: Any) -> StepPlan:
-        """The plan, as for :class:`_Steps`; ``minibatches`` are those of its batch."""
+        """Return the plan. ``minibatches`` is converted to a minibatch size."""
         settings = {**self._collection(), **environment}
         minibatches = settings.pop("minibatches")
         settings["prefill_steps"] = self._normalization_steps(settings)
@@ -93,39 +95,39 @@ class OnPolicySteps(_Steps):
         return StepPlan(**settings)
 
     def _normalization_steps(self, settings: dict[str, Any]) -> int:
-        """Take the steps of normalisation out of the settings of a plan."""
+        """Remove the normalisation steps from the settings of a plan and return them."""
         count: int = settings.pop("num_normalization_steps")
         if count and any(settings[name] is not None for name in _EPISODES):
-            why = "are no whole episodes, which are collected here"
+            why = "cannot be combined with collecting whole episodes"
             raise SettingError("num_normalization_steps", count, why, [0])
         envs = settings.get("num_envs", 1)
         if left := count % envs:
-            why = f"are not as many in each of {envs} environments"
+            why = f"is not divisible by the {envs} environments"
             near = [count - left, count - left + envs]
             raise SettingError("num_normalization_steps", count, why, near)
         return count
 
     def _equal_part(self, plan: StepPlan, count: int) -> int:
-        """The size of one of ``count`` equal parts of a batch of ``plan``."""
+        """Return the minibatch size that divides a batch of ``plan`` into ``count`` parts."""
         if self.minibatch_size is not None and "minibatch_size" in given_fields(self):
             why = f"contradicts minibatch_size={self.minibatch_size}"
             raise SettingError("minibatches", count, why, [None])
         if plan.collects_episodes:
-            why = "cannot divide whole episodes, whose number of steps is not known beforehand"
-            raise SettingError("minibatches", count, why, [None], "or give minibatch_size")
+            why = "cannot divide whole episodes, because their lengths are not known in advance"
+            raise SettingError("minibatches", count, why, [None], "or set minibatch_size")
         rows = plan.frames_per_batch // (plan.sequence_length or 1)
         if rows % count:
             divisors = [n for n in range(1, rows + 1) if rows % n == 0]
             nearest = sorted(divisors, key=lambda n: abs(n - count))[:2]
             batch = f"num_envs={plan.num_envs} x steps_per_env={plan.steps_per_env}"
-            why = f"does not divide the {rows} of one batch ({batch})"
+            why = f"does not divide a batch of {rows} ({batch})"
             raise SettingError("minibatches", count, why, sorted(nearest))
         return rows // count
 
 
 @dataclass
 class OffPolicySteps(_Steps):
-    """Steps of an off-policy recipe: minibatches are sampled from a replay buffer."""
+    """Step settings of off-policy recipes, which sample minibatches from a replay buffer."""
 
     total_policy_steps: int = 20_000
     steps_per_env: int | None = 1
@@ -133,59 +135,60 @@ class OffPolicySteps(_Steps):
     learning_starts: int = 1_000
     """policy steps before the first gradient step."""
     random_steps: int | None = None
-    """policy steps with random actions, at first; null: learning_starts."""
+    """policy steps with random actions at the start of the run; null: learning_starts."""
     replay_ratio: Any = 1
-    """gradient steps per policy step: a number, or a fraction such as "1/4"; exact."""
+    """gradient steps per policy step: a number or an exact fraction such as "1/4"."""
     pretrain_steps: int = 0
-    """gradient steps done once, when learning starts, on top of those due."""
+    """additional gradient steps taken once, when learning starts."""
     minibatch_size: int = 256
-    """transitions (with sequence_length: sequences) in a minibatch."""
+    """transitions (or sequences, if sequence_length is set) per minibatch."""
     sequence_length: int | None = None
-    """time steps of each sampled sequence; null: single transitions are sampled."""
+    """time steps per sampled sequence; null: sample single transitions."""
 
 
 @dataclass
 class SequenceSteps(OffPolicySteps):
-    """Steps of a recipe that learns from sequences, such as a world model's."""
+    """Step settings of recipes that train on sequences, such as world models."""
 
     steps_per_env: int | None = 4
     learning_starts: int = 512
     random_steps: int | None = 0
     replay_ratio: Any = "1/4"
-    """gradient steps per policy step, exact. Times minibatch_size times sequence_length it is the
-    train ratio of the Dreamer papers, published as 32 (Atari) to 1,024 (control)."""
+    """gradient steps per policy step: a number or an exact fraction such as "1/4". The train ratio
+    of the Dreamer papers is replay_ratio * minibatch_size * sequence_length, from 32 (Atari) to
+    1,024 (control)."""
     minibatch_size: int = 16
-    """sequences in a minibatch."""
+    """sequences per minibatch."""
     sequence_length: int | None = 32
-    """time steps of each sampled sequence."""
+    """time steps per sampled sequence."""
     evaluation_every: int | None = 4_000
 
 
 @dataclass
 class ExplorationSteps(SequenceSteps):
-    """Steps of a recipe with an exploration phase."""
+    """Step settings of recipes with an exploration phase."""
 
     exploration_steps: int = 12_000
-    """policy steps of the exploration policy, at first."""
+    """policy steps taken by the exploration policy at the start of the run."""
 
 
 @dataclass
 class OfflineSteps(GivenFields):
-    """Steps of a recipe that learns from a stored data set: gradient steps alone."""
+    """Step settings of offline recipes, which take gradient steps only."""
 
     gradient_steps: PositiveInt = 20_000
     """gradient steps of the run."""
     gradient_steps_per_iteration: PositiveInt = 100
-    """gradient steps between two checks of the time, of stop requests and of schedules."""
+    """gradient steps between checks of time limits, stop requests and schedules."""
     minibatch_size: int = 256
-    """transitions in a minibatch."""
+    """transitions per minibatch."""
     evaluation_every: int | None = None
     """gradient steps between evaluations; null: only after the run."""
     evaluation_episodes: int = 10
     """whole episodes in one evaluation."""
 
     def to_plan(self, **environment: Any) -> StepPlan:
-        """The plan of these settings, as for :class:`_Steps`."""
+        """Return the plan of these settings; ``environment`` has its environment fields."""
         settings = asdict(self)
         total, each = settings.pop("gradient_steps"), self.gradient_steps_per_iteration
         if total % each:

@@ -1,4 +1,4 @@
-"""Plans and ledgers as text tables."""
+"""Text tables of plans and ledgers."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ COUNTS = {
     "samples": "transitions trained on",
     "evaluations": "evaluations",
 }
-"""Counters of a plan and a ledger, and their labels."""
+"""Labels of the counters of plans and ledgers."""
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Rows under a header: first column left, others right, two spaces between."""
+    """Format rows under a header, with the first column aligned left and the others right."""
     lines = [list(header), *map(list, rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     text = []
@@ -40,28 +40,28 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 _RESTS = {"smaller": "  last of each epoch, partial", "drop": "  left out of each epoch"}
-"""Labels of the rows of a batch that fill no minibatch, by ``last_minibatch``."""
+"""Labels for the remaining rows of a batch, by value of ``last_minibatch``."""
 
 
 def number(value: Any) -> str:
-    """An integer with thousands separated, and nothing for ``None``."""
+    """Format an integer with thousands separators; ``None`` gives an empty string."""
     return "" if value is None else f"{value:,}"
 
 
 def measured(value: float) -> str:
-    """A mean as people read it: with one digit after the point, or with three digits below 1."""
+    """Format a mean with one decimal place, or with three significant digits below 1."""
     if not math.isfinite(value):
         return str(value)
     return f"{value:.3g}" if 0 < abs(value) < 1 else f"{value:z,.1f}"
 
 
 def plural(value: int, one: str) -> str:
-    """A number and its noun: ``1 env``, ``4 envs``."""
+    """Format a number with its noun: ``1 env``, ``4 envs``."""
     return f"{value:,} {one}{'' if value == 1 else 's'}"
 
 
 def plan_table(plan: PlannedCounts, ledger: StepLedger | None = None) -> str:
-    """The counts asked for, planned and (given a ledger) counted."""
+    """Return a table of the asked, planned and (given a ledger) counted values."""
     rows = [*_setting_rows(plan), *_count_rows(plan, ledger)]
     columns = 3 if ledger is None else 4
     header = ("", "asked", "planned", "counted")[:columns]
@@ -105,9 +105,11 @@ def _setting_rows(plan: PlannedCounts) -> list[Row]:
 
 
 def planned_counts(plan: PlannedCounts, followed: bool = False) -> dict[str, str]:
-    """The counts at the end of a plan by name, as far as they are known.
+    """Return the known counts at the end of a plan by name.
 
-    All are once the run has been ``followed`` to its end.
+    Args:
+        plan: plan of the run.
+        followed: whether the run has ended, after which all counts of a plan are known.
     """
     steps = plan.total_policy_steps
     known = {"iterations": number(plan.iterations), "policy_steps": number(steps)}
@@ -132,7 +134,7 @@ def _count_rows(plan: PlannedCounts, ledger: StepLedger | None) -> list[Row]:
         low = f"{steps:,} to " if plan.action_repeat > 1 else ""
         planned["env_steps"] = f"{low}{steps * plan.action_repeat:,}"
         if plan.minibatch_size is None and plan.update_epochs is None:
-            planned.pop("samples", None)  # only the buffer knows
+            planned.pop("samples", None)  # depends on the size of the buffer
     asked = {"policy_steps": plan.asked.get("total_policy_steps", plan.total_policy_steps)}
     asked["random_policy_steps"] = plan.asked.get("random_steps", plan.random_steps)
     rows = []

@@ -1,4 +1,4 @@
-"""Checks that make a plan consistent before anything is computed."""
+"""Consistency checks of a plan."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from kit.steps.schema import check_types
 
 
 def complete(plan: PlannedCounts, frames_per_batch: int | None = None) -> None:
-    """Check every field of ``plan`` and fill in those that follow from others.
+    """Check every field of ``plan`` and fill in derived fields.
 
     Raises:
-        SettingError: at the first field that cannot work.
+        SettingError: at the first invalid field.
     """
     check_types(plan)
     _collection(plan, frames_per_batch)
@@ -43,7 +43,7 @@ def _set(plan: PlannedCounts, field: str, value: Any) -> None:
 
 
 _DERIVED = frozenset({"collects_episodes", "offline", "is_exact", "frames_per_batch", "on_policy"})
-"""Cached properties, which belong to the fields as they were."""
+"""Cached properties that are deleted if a field changes."""
 
 
 def _error(
@@ -65,19 +65,19 @@ def _collection(plan: PlannedCounts, frames: int | None) -> None:
     elif frames is not None:
         _set(plan, "steps_per_env", _steps_of_each(plan, frames))
     elif plan.steps_per_env is None:
-        raise _error(plan, "steps_per_env", "leaves open what to collect", [1])
+        raise _error(plan, "steps_per_env", "does not set the size of a batch", [1])
 
 
 def _steps_of_each(plan: PlannedCounts, frames: int) -> int:
     """Return the policy steps per environment in a batch of ``frames`` policy steps."""
     frames, envs = whole_number("frames_per_batch", frames, at_least=1), plan.num_envs
     if plan.steps_per_env is not None and frames != envs * plan.steps_per_env:
-        why = f"contradicts steps_per_env={plan.steps_per_env} of num_envs={envs}"
+        why = f"contradicts steps_per_env={plan.steps_per_env} with num_envs={envs}"
         works = [envs * plan.steps_per_env] if plan.steps_per_env else []
-        raise SettingError("frames_per_batch", frames, why, works, "or leave out one of the two")
+        raise SettingError("frames_per_batch", frames, why, works, "or omit one of the two")
     if frames % envs:
         near = frames // envs * envs
-        why = f"is not the same number of policy steps for each of num_envs={envs}"
+        why = f"is not divisible by num_envs={envs}"
         works = [n for n in (near, near + envs) if n]
         raise SettingError("frames_per_batch", frames, why, works)
     _set(plan, "asked", {**plan.asked, "frames_per_batch": frames})
@@ -89,17 +89,17 @@ def _updates(plan: PlannedCounts) -> None:
     given = [rule for rule in rules if getattr(plan, rule) is not None]
     if len(given) > 1:
         first = f"{given[0]}={getattr(plan, given[0])}"
-        why = f"contradicts {first}: both say how many gradient steps"
-        raise _error(plan, given[1], why, [None], f"or leave out {given[0]}")
+        why = f"contradicts {first}, because both set the number of gradient steps"
+        raise _error(plan, given[1], why, [None], f"or omit {given[0]}")
 
 
 def _offline(plan: PlannedCounts) -> None:
-    """Refuse settings that count policy steps where ``steps_per_env=0`` collects none."""
+    """Reject settings in policy steps if ``steps_per_env=0`` (offline)."""
     rules, steps = ("update_epochs", "replay_ratio"), ("prefill_steps", "learning_starts")
     for field in (*rules, *steps, "random_steps", "exploration_steps"):
         value = getattr(plan, field)
         if value is not None and (value or field in rules):
-            why = "counts policy steps, and steps_per_env=0 (offline) collects none"
+            why = "needs policy steps, but steps_per_env=0 (offline) collects none"
             works = "use gradient_steps_per_iteration" if field in rules else [0]
             raise _error(plan, field, why, works)
 
@@ -107,14 +107,14 @@ def _offline(plan: PlannedCounts) -> None:
 def _prefill(plan: PlannedCounts) -> None:
     _vector_steps(plan, "prefill_steps")
     if plan.prefill_is_iteration and not plan.prefill_steps:
-        hint = "or give prefill_steps"
+        hint = "or set prefill_steps"
         raise _error(plan, "prefill_is_iteration", "needs prefill_steps", [False], hint)
 
 
 def _budget(plan: PlannedCounts) -> None:
-    """Derive iterations from the total, or the other way; refuse a total that does not divide."""
+    """Derive iterations from total policy steps or vice versa; reject a contradiction."""
     if plan.total_policy_steps is None and plan.iterations is None:
-        raise _error(plan, "total_policy_steps", "leaves the budget open", "give it")
+        raise _error(plan, "total_policy_steps", "does not set the length of the run", "set it")
     if not plan.is_exact:
         return
     if plan.iterations is None:
@@ -135,7 +135,7 @@ def _iterations(plan: PlannedCounts) -> int:
     if before and plan.total_policy_steps == 0:
         return 0
     if each == 0:
-        raise _error(plan, "iterations", "is open where nothing is collected", [1])
+        raise _error(plan, "iterations", "must be set if nothing is collected", [1])
     down, left = divmod(plan.total_policy_steps - first, each)
     if not left and down >= 0:
         return down + before
@@ -164,36 +164,36 @@ def _before_learning(plan: PlannedCounts) -> None:
 
 
 def _vector_steps(plan: PlannedCounts, field: str) -> None:
-    """Refuse or round a number of policy steps that all envs together cannot take."""
+    """Reject or round a number of policy steps that is not divisible by the number of envs."""
     unit = plan.world_size * (1 if plan.collects_episodes else plan.num_envs)
     value = getattr(plan, field)
     if value % unit == 0:
         return
     down, up = value // unit * unit, -(-value // unit) * unit
     if plan.rounding == "error":
-        why = f"is not a multiple of the {unit} policy steps that all envs take at once"
+        why = f"is not a multiple of {unit}, the policy steps of one step in all envs"
         raise _error(plan, field, why, [down, up])
     _round(plan, field, down if plan.rounding == "down" else up)
 
 
 def _no_batch(plan: PlannedCounts) -> None:
-    """Refuse settings of an on-policy batch where there is none."""
+    """Reject settings of on-policy batches if the update is not on-policy."""
     for field in ("minibatches_per_epoch", "train_on_newest", "prefill_in_first_batch"):
         if getattr(plan, field):
-            why = "means nothing without update_epochs, passes over a collected batch"
+            why = "has no effect without update_epochs"
             raise _error(plan, field, why, [False if field == "prefill_in_first_batch" else None])
 
 
 def _batch(plan: PlannedCounts) -> None:
-    """Refuse settings of an on-policy batch that contradict it."""
+    """Reject settings that contradict on-policy batches."""
     if plan.pretrain_steps:
-        why = "means nothing with update_epochs: every gradient step is on a batch just collected"
+        why = "has no effect with update_epochs, which trains on collected batches only"
         raise _error(plan, "pretrain_steps", why, [0])
     if plan.prefill_in_first_batch and plan.first_training_iteration > 1:
-        why = "is after the first batch, with which prefill_in_first_batch trains on the prefill"
+        why = "is after the first batch, but prefill_in_first_batch trains in the first iteration"
         raise _error(plan, "learning_starts", why, [plan.policy_steps_after(1)])
     if plan.train_on_newest and plan.train_on_newest % plan.num_envs:
-        why = f"is not the same for each of the num_envs={plan.num_envs} envs"
+        why = f"is not divisible by num_envs={plan.num_envs}"
         up = -(-plan.train_on_newest // plan.num_envs) * plan.num_envs
         raise _error(plan, "train_on_newest", why, [up])
     if plan.last_minibatch != "carry":
@@ -225,19 +225,19 @@ def _minibatch(plan: PlannedCounts) -> None:
 
 
 def _sequences(plan: PlannedCounts, batches: tuple[int, int], length: int) -> None:
-    """Refuse sequences that would go on in the rows of the next environment."""
+    """Reject sequence lengths with which sequences would span two environments."""
     steps = sorted({rows // plan.num_envs for rows in batches})
     if not any(number % length for number in steps):
         return
     most = min(length, gcd(*steps))
     factor = next((n for n in range(most, max(most - 10_000, 1), -1) if gcd(*steps) % n == 0), 1)
     found = " or ".join(map(str, steps))
-    why = f"does not divide the {found} policy steps of each env in a batch into whole sequences"
+    why = f"does not divide the {found} policy steps of each env in a batch"
     raise _error(plan, "sequence_length", why, [factor])
 
 
 def _evaluation(plan: PlannedCounts) -> None:
     if plan.evaluation_every is not None and plan.evaluation_every_iterations is not None:
-        why = f"contradicts evaluation_every={plan.evaluation_every}: both say when to evaluate"
-        hint = "or leave out evaluation_every"
+        why = f"contradicts evaluation_every={plan.evaluation_every}, the same period in steps"
+        hint = "or omit evaluation_every"
         raise _error(plan, "evaluation_every_iterations", why, [None], hint)

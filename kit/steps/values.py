@@ -1,4 +1,4 @@
-"""Plain values: how they compare, and nested ones as one level."""
+"""Comparison and flattening of plain values."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 
 def same_value(one: Any, other: Any) -> bool:
-    """Return whether two values of a setting are the same; ``False`` and 0 are not."""
+    """Return whether two values of a setting are equal; ``False`` does not equal 0."""
     return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
 
 
 def flat(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Return nested plain values as one level, keyed by dotted names."""
+    """Flatten nested mappings to one level with dotted names as keys."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         nested = isinstance(value, Mapping)
