@@ -149,7 +149,7 @@ def test_words_lists_the_vocabularies(kit):
         ("translate sb3 --to shee", "dialect='shee' is not known"),
         ("diff sb3 n_envs=4", "does not name two dialects"),
         ("words sb4", "dialect='sb4' is not known; what works: sb3"),
-        ("explain kit num_envs=4", "leaves the budget open"),
+        ("explain kit num_envs=4", "does not set the length of the run"),
     ],
 )
 def test_what_makes_no_sense_is_one_clear_line(kit, words, message):

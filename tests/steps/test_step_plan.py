@@ -156,14 +156,14 @@ def test_offline_evaluations_are_counted_by_gradient_steps():
     [
         (
             {"update_epochs": 2},
-            r"update_epochs=2 counts policy steps.* gradient_steps",
+            r"update_epochs=2 needs policy steps.* gradient_steps",
         ),
         (
             {"replay_ratio": 1},
-            r"replay_ratio='1' counts policy steps.* gradient_steps",
+            r"replay_ratio='1' needs policy steps.* gradient_steps",
         ),
-        ({"learning_starts": 5}, r"learning_starts=5 counts policy steps.*works: 0\."),
-        ({"prefill_steps": 5}, r"prefill_steps=5 counts policy steps.*works: 0\."),
+        ({"learning_starts": 5}, r"learning_starts=5 needs policy steps.*works: 0\."),
+        ({"prefill_steps": 5}, r"prefill_steps=5 needs policy steps.*works: 0\."),
     ],
 )
 def test_offline_counts_of_policy_steps_are_refused(settings, message):
