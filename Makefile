@@ -24,7 +24,7 @@ help:
 	@echo "make durations    run fast and slow tests and record how long each takes"
 	@echo "make test-wheel   build the wheel and run a recipe from it"
 	@echo "make test-lowest  run the tests with the lowest supported torch and torchrl (3 GB)"
-	@echo "make lint         ruff and mypy"
+	@echo "make lint         ruff, mypy and codespell"
 	@echo "make format       let ruff rewrite what it can"
 	@echo "make bench        run the benchmarks and write their tables"
 
@@ -72,6 +72,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/codespell
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
