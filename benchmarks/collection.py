@@ -1,23 +1,28 @@
-"""Policy steps per second of collectors, against other libraries and loops written by hand.
+"""Collection speed of kit, other libraries and hand-written loops in policy steps per second.
 
     python -m benchmarks.collection [--rounds 11]
 
-All cases of one column run in turn in one process, round by round, each in batches of 128 policy
-steps of each env; a figure is the median of the rounds, a ratio the median of the rounds' ratios.
-Everything but worker processes runs on one thread: PyTorch has one thread in all processes.
+All cases of a column run in turn in one process, round by round, in batches of 128 policy steps per
+env. Each value is the median over rounds. Each ratio is the median of the ratios per round. All
+processes use one PyTorch thread.
 
-What is kept: the kit's collectors and the loops by hand keep observation, action, log-probability,
-reward, terminated, truncated and the next observation (the true last one where an episode ends).
-TorchRL keeps this too. Stable-Baselines3 keeps no next observation, and calls its value network as
-it always does; tianshou keeps no log-probability. The policy of TorchRL's rows is one of PyTorch's
-and TorchRL's distributions; "kit, TorchRL's policy" is the kit's collector with that policy object.
-The kit's collector has NumPy make a small policy's operations; "exact policy": PyTorch makes them.
+Stored data:
 
-The environment alone is stepped env after env in this process, with actions drawn before, and
-nothing is kept. Two worker processes step two envs at the same time, so rows with workers are
-compared with the environment alone in the same workers, messages included. "Environment and bare
-network" adds three ``addmm`` and two ``tanh`` to each step of the environment alone, and nothing
-else: no loop that calls a network of PyTorch in every step is faster.
+- kit, TorchRL and the hand-written loops store observation, action, log-probability, reward,
+  terminated, truncated and the true next observation.
+- Stable-Baselines3 stores no next observation and also evaluates its value network.
+- tianshou stores no log-probability.
+
+Rows:
+
+- "kit, sync" evaluates the small policy in NumPy. "Exact policy" evaluates it in PyTorch.
+- The TorchRL rows use a policy with PyTorch and TorchRL distributions. "kit, sync, TorchRL's
+  policy" uses the same policy object in kit's collector.
+- "Environment alone" steps one env after another with pre-sampled actions and stores nothing.
+- "Environment alone, in kit's workers" uses the same two worker processes as "kit, async",
+  including messages. Compare rows with workers to this row.
+- "Environment and bare network" adds three ``addmm`` and two ``tanh`` to each step of "environment
+  alone". It is an upper bound for any loop that calls a PyTorch network in every step.
 """
 
 from __future__ import annotations
@@ -99,11 +104,11 @@ KIT: dict[str, Maker] = {
     "kit, sync, TorchRL's policy": functools.partial(kit, theirs=True),
 }
 LOOPS: dict[str, Maker] = {
-    "loop by hand over envs": rivals.loop_of_envs,
-    "loop by hand over SyncVectorEnv": rivals.loop_of_vector,
+    "hand-written loop over envs": rivals.loop_of_envs,
+    "hand-written loop over SyncVectorEnv": rivals.loop_of_vector,
 }
 NATIVE_LOOP: dict[str, Maker] = {
-    "loop by hand over the native vector environment": functools.partial(
+    "hand-written loop over the native vector environment": functools.partial(
         rivals.loop_of_vector, mode="vector_entry_point"
     )
 }
@@ -117,7 +122,7 @@ LIBRARIES: dict[str, Maker] = {
 }
 ALONE: dict[str, Maker] = {
     "environment alone": rivals.environment_alone,
-    "environment alone, in the kit's workers": workers_alone,
+    "environment alone, in kit's workers": workers_alone,
     "environment and bare network": rivals.environment_and_network,
 }
 ROWS = {**KIT, **LOOPS, **NATIVE_LOOP, **TORCHRL, **LIBRARIES, **ALONE}
@@ -160,7 +165,7 @@ TARGETS = [
     Target(CARTPOLE, IN_PROCESS, tuple(LOOPS), {1: 0.95, 8: 0.95, 64: 0.95}),
     Target(CARTPOLE, ("kit, native",), tuple(NATIVE_LOOP), {1: 0.95, 8: 0.95, 64: 0.95}),
     Target(CHEETAH, IN_PROCESS, ("environment alone",), {1: 0.6, 4: 0.75}),
-    Target(CHEETAH, ("kit, async",), ("environment alone, in the kit's workers",), {4: 0.75}),
+    Target(CHEETAH, ("kit, async",), ("environment alone, in kit's workers",), {4: 0.75}),
     Target(CHEETAH, IN_PROCESS, ("environment and bare network",), {1: 0.6, 4: 0.75}),
     Target(CHEETAH, IN_PROCESS, tuple(LOOPS), {1: 0.95, 4: 0.95}),
 ]
@@ -205,7 +210,7 @@ def main(rounds: int = 11) -> Path:
     text = (
         f"{machine(THREADS, ['stable_baselines3', 'tianshou', 'mujoco'])}; {rounds} rounds.\n\n"
         f"{rates(columns)}\n\n{explained}\n## Targets\n\n"
-        f"{markdown_table(['envs: ours / theirs', 'at least', 'ratio', 'reached'], lines)}"
+        f"{markdown_table(['envs: compared rows', 'at least', 'ratio', 'reached'], lines)}"
     )
     return write_results("collection", "Collection: policy steps per second", text)
 

@@ -1,31 +1,40 @@
-"""Whole runs, from the command to the end of the process, beside the same runs of other libraries.
+"""Wall-clock time of complete training runs, with start and imports, in kit and other libraries.
 
     python -m benchmarks.end_to_end [case ...] [--rounds 3] [--peers PYTHON] [--sheeprl PYTHON]
 
-Equal tasks, networks, counts of policy and gradient steps; everything that is on by default is on
-(the kit: run folder, CSV, progress, checkpoint, curve), but observations and rewards are normalised
-nowhere, and each policy is evaluated for 10 episodes at the end (sheeprl's for one). Start and
-imports count. In the first round every library runs once; further rounds are interleaved runs of
-the kit and the fastest peer. ``--peers`` is a Python that has Stable-Baselines3, sb3-contrib and
-tianshou (by default this one), ``--sheeprl`` one with sheeprl, which runs its own benchmark
-settings of PPO and A2C, and ``dreamer_v3_5`` in the kit's size ``tiny`` (both imagine from all
-records). One PyTorch thread where none are named.
+Setup:
 
-The table is of an AMD EPYC (Zen 5), whose large products are oneDNN's; but DQN, Pong and two
-threads are of a Zen 4, a slower one, Pong with rewards that the kit normalised. Cases were measured
-in different hours; factors are over the kit's runs of the same hour. In those of CartPole each side
-has a Python of its own: where pandas and h5py are installed, as beside Stable-Baselines3,
-tensordict imports them in 0.2 seconds. Some days before, when the kit alone normalised observations
-and rewards, on an Intel, whose large products are MKL's, the factors were: PPO 3.83, A2C 2.84, PPO
-with 8 environments 2.53, HalfCheetah 3.29, recurrent PPO 7.15, DQN 2.07, SAC 2.59, TD3 1.47; on a
-Zen 4 DQN 2.19, TD3 1.29, PPO with 8 environments 2.31. The kit's runs of all these but DQN's in the
-table compiled its files at every start, 0.2 to 0.3 seconds; since then bytecode is kept, as that of
-the others is. DQN on the Zen 5, with the compiling: 7.0 seconds (6.9 to 7.2, three runs),
-Stable-Baselines3 16.2 (16.0 to 16.6): 2.33. DQN without it, on Zen 4 in other hours: 14.4 seconds
-(12.4 to 16.5, five runs), Stable-Baselines3 36.6 (35.5 to 37.3): 2.54; and 12.0 and 30.7 (three
-runs): 2.63. TD3 without it on Zen 4, where products alone are two thirds to five sixths of a
-gradient step: 48.0 to 59.3 seconds, Stable-Baselines3 66.3 to 76.3, 1.20 to 1.50 (five runs); with
-two threads (what the others take by themselves on two cores) it is in the table, of a Zen 4, too.
+- Tasks, networks, policy steps and gradient steps are equal.
+- Library defaults are on (kit: run folder, CSV, progress, checkpoint, curve).
+- Observations and rewards are not normalised, except for kit's rewards in Pong.
+- Each policy is evaluated for 10 episodes at the end (sheeprl: one episode).
+- Each library runs once in the first round. Further rounds alternate kit and the fastest other
+  library.
+- One PyTorch thread, unless the case names a number.
+- ``--peers`` is a Python with Stable-Baselines3, sb3-contrib and tianshou (default: the current
+  one).
+- ``--sheeprl`` is a Python with sheeprl. PPO and A2C use sheeprl's benchmark settings. DreamerV3
+  uses ``dreamer_v3_5`` with the sizes of kit's ``tiny``, and both imagine from all records.
+
+The table was measured on an AMD EPYC (Zen 5) with oneDNN matrix products. DQN, Pong and the cases
+with two threads were measured on a slower Zen 4. Cases were measured at different times. Each
+factor compares runs from the same hour. In the CartPole cases each library has its own Python,
+because tensordict takes 0.2 seconds longer to import if pandas and h5py are installed.
+
+Earlier measurements:
+
+- Intel with MKL, observations and rewards normalised only by kit: PPO 3.83, A2C 2.84, PPO with 8
+  environments 2.53, HalfCheetah 3.29, recurrent PPO 7.15, DQN 2.07, SAC 2.59, TD3 1.47.
+- Zen 4, same settings: DQN 2.19, TD3 1.29, PPO with 8 environments 2.31.
+- Except for DQN, kit's runs in the table compiled bytecode at every start, which took 0.2 to 0.3
+  seconds. Bytecode is now cached, as in the other libraries.
+- DQN on Zen 5, with bytecode compilation: 7.0 seconds (6.9 to 7.2, three runs), Stable-Baselines3
+  16.2 (16.0 to 16.6), factor 2.33.
+- DQN on Zen 4, without: 14.4 seconds (12.4 to 16.5, five runs), Stable-Baselines3 36.6 (35.5 to
+  37.3), factor 2.54; and 12.0 and 30.7 (three runs), factor 2.63.
+- TD3 on Zen 4, one thread, without: 48.0 to 59.3 seconds, Stable-Baselines3 66.3 to 76.3, factor
+  1.20 to 1.50 (five runs). Matrix products take two thirds to five sixths of the gradient step. The
+  table contains the case with two threads, the default of the other libraries on two cores.
 """
 
 from __future__ import annotations
@@ -195,7 +204,7 @@ def measure(case: str, pythons: dict[str, str], rounds: int) -> list[list[str]]:
     rows = []
     for name, found in sorted(runs.items(), key=lambda item: item[1][0].seconds):
         seconds = [one.seconds for one in found]
-        steps = f"{found[0].gradient_steps:,}" if found[0].gradient_steps else "not told"
+        steps = f"{found[0].gradient_steps:,}" if found[0].gradient_steps else "not reported"
         faster = "" if name == "kit" else f"{ratio(seconds, kit[: len(seconds)]):.2f}"
         asked = f"{CASES[case].asked:g}" if name == fastest and CASES[case].asked else ""
         rows.append([f"{case}: {name}", f"{median(seconds):.1f}",
@@ -205,7 +214,7 @@ def measure(case: str, pythons: dict[str, str], rounds: int) -> list[list[str]]:
 
 
 HEADER = [
-    "", "seconds", "range", "runs", "policy steps", "gradient steps", "kit is faster", "asked",
+    "", "seconds", "range", "runs", "policy steps", "gradient steps", "speed-up of kit", "target",
 ]  # fmt: skip
 
 
@@ -237,7 +246,9 @@ def _write(rows: dict[str, list[list[str]]]) -> Path:
     in_order = [row for case in CASES for row in rows.get(case, [])]
     text = f"{__doc__}\n{machine(1)}; medians of the runs.\n\n"
     return write_results(
-        "end_to_end", "End to end, beside others", text + markdown_table(HEADER, in_order)
+        "end_to_end",
+        "End-to-end runs compared with other libraries",
+        text + markdown_table(HEADER, in_order),
     )
 
 

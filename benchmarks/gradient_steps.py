@@ -1,26 +1,27 @@
-"""What a gradient step costs: on policy beside TorchRL's, off policy beside its matrix products.
+"""Cost of a gradient step compared with TorchRL (on-policy) and matrix products (off-policy).
 
     python -m benchmarks.gradient_steps [--rounds 9]
 
-On policy, the same loss of TorchRL minimised eagerly: minibatches of 64 rows of CartPole-v1,
-networks of 64 x 64, advantages given: the loss module of the recipe, its gradients, clipping by
-norm and the optimiser's step. "Recorded" is the kit's ``Update`` with ``compile="auto"``, after
-warm-up; "eager" is the same loss module with ``backward``, ``clip_grad_norm_`` and PyTorch's
-optimiser as it is by default, written out.
+**On-policy** (first table): minibatches of 64 rows of CartPole-v1, networks of 64 x 64, given
+advantages, a TorchRL loss, gradients, norm clipping and optimiser step.
 
-Off policy, the floor: minibatches of 256, networks of 256 x 256, and of the same gradient steps,
-made eagerly, the matrix products alone (those of TD3's actor in every other step). "Products" are
-these as PyTorch computes them one after the other, in its layouts, on memory of their own; "ideal"
-are their additions and multiplications at the rate of one product of 256 x 256 that is repeated, so
-that all it reads is in the cache; with oneDNN's rate beside it, whose products the kit takes where
-they are the faster ones (``compile="exact"``: never). What is element by element, the optimiser and
-the update of the target networks are in the gradient step alone.
+- "Recorded" is kit's ``Update`` with ``compile="auto"`` after warm-up.
+- "Eager" is the same loss module with ``backward``, ``clip_grad_norm_`` and PyTorch's default
+  optimiser.
 
-Single products, of matrices of rows x inner and inner x columns, by PyTorch and by oneDNN: the kit
-takes oneDNN's from ``kit.fast.products.LARGE`` multiplications on, where the processor is one on
-which they are faster.
+**Off-policy** (second table): minibatches of 256 and networks of 256 x 256, compared with the
+matrix products of the same gradient step (TD3's actor: every other step).
 
-Figures are microseconds of processor time on one thread, medians of the rounds.
+- "Products" runs them one after another in PyTorch with eager layouts and separate memory.
+- "Ideal" counts their operations at the rate of one repeated 256 x 256 product with cached inputs.
+- "By oneDNN" is the ideal at oneDNN's rate. kit uses oneDNN where it is faster, except with
+  ``compile="exact"``.
+- Only the gradient step includes elementwise operations, optimiser and target update.
+
+**Single products** (third table): matrices of rows x inner and inner x columns. kit uses oneDNN
+from ``kit.fast.products.LARGE`` multiplications on processors where it is faster.
+
+Values are microseconds of processor time on one thread, medians over rounds.
 """
 
 from __future__ import annotations
@@ -169,7 +170,7 @@ def beside_products(rounds: int) -> str:
         rows.append([name, *(f"{time:.0f}" for time in times), *shares])
     header = [
         "", "gradient step, us", "exact, us", "products, us", "ideal, us", "by oneDNN, us",
-        "share of ideal", f"at least {FLOOR}", "of oneDNN's",
+        "share of ideal", f"at least {FLOOR}", "share of oneDNN",
     ]  # fmt: skip
     return str(markdown_table(header, rows))
 
@@ -204,10 +205,10 @@ def single_products(rounds: int) -> str:
     table = []
     for shape in SHAPES:
         one, other = figures[shape, "PyTorch"], figures[shape, "oneDNN"]
-        taken = "oneDNN's" if are_faster() and math.prod(shape) >= LARGE else "PyTorch's"
+        taken = "oneDNN" if are_faster() and math.prod(shape) >= LARGE else "PyTorch"
         figured = [f"{math.prod(shape):,}", f"{one:.1f}", f"{other:.1f}", f"{one / other:.2f}"]
         table.append([" x ".join(map(str, shape)), *figured, taken])
-    header = ["", "multiplications", "PyTorch, us", "oneDNN, us", "ratio", "the kit takes"]
+    header = ["", "multiplications", "PyTorch, us", "oneDNN, us", "ratio", "used by kit"]
     return str(markdown_table(header, table))
 
 
@@ -237,7 +238,7 @@ def main(rounds: int = 9) -> Path:
     beside = f"{beside_products(rounds)}\n\n{single_products(rounds)}"
     tables = f"{markdown_table(header, rows)}\n\n{beside}"
     text = f"{__doc__}\n{machine(THREADS)}; {rounds} rounds.\n\n{tables}"
-    return write_results("gradient_steps", "One gradient step", text)
+    return write_results("gradient_steps", "Gradient steps", text)
 
 
 if __name__ == "__main__":

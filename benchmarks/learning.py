@@ -1,4 +1,4 @@
-"""What the recipes learn: several seeds, their spread, and what others have published.
+"""Returns of the recipes over several seeds, compared with published results.
 
 ``python -m benchmarks.learning`` trains every case, ``... "SAC, Pendulum-v1" --seeds 0 1`` some of
 them, and adds a line for each run to ``results/learning.csv``; ``--table`` alone writes the table
@@ -123,20 +123,25 @@ PUBLISHED: dict[str, str] = {
 }
 """What others report for the same task, and after how many steps."""
 
-NOTES = """In Maze-v0 (four rooms, episodes of 50 policy steps) random actions find the goal in one
-of 4,100 episodes; a run has 160. DreamerV3 is there to show that it never sees what Plan2Explore
-finds while it explores. Of DQN on CartPole fifteen more seeds (5 to 19) were run, with evaluations:
-of the last policies 14 returned 500 (the other 131.7), of the best kept all.
-Of DreamerV3 on GoNoGo-v0 five more runs were made with other random numbers: four answered right
-after 2,000 policy steps (0.96 to 1.00), one (seed 0) still guessed after 6,000."""
+NOTES = """Notes:
 
-SOURCES = """CleanRL: docs/benchmark/ppo.md and ppo_continuous_action.md of its repository at
-fe8d8a0, ppo_atari.md at b2542e0, returns of training episodes over 3 seeds. Zoo: benchmark.md of
-DLR-RM/rl-baselines3-zoo, one run with settings tuned for each environment, deterministic actions.
-Targets of MuJoCo are the lower ends of CleanRL's intervals."""
+- Maze-v0 has four rooms and episodes of 50 policy steps. Random actions find the goal in one of
+  4,100 episodes, and a run has 160. DreamerV3 is a baseline that never reaches the goal.
+- DQN on CartPole was also run with seeds 5 to 19. The last policy returned 500 for 14 of the 15
+  seeds (131.7 for the other), the best policy for all of them.
+- DreamerV3 on GoNoGo-v0 was also run five times with other random numbers. Four runs solved the
+  task after 2,000 policy steps (0.96 to 1.00). One run (seed 0) had not learned it after 6,000."""
 
-PICTURE = """Returns of training episodes in each twentieth of the runs, mean and interquartile band
-of the seeds; dashed, the return that evaluations are to reach.
+SOURCES = """Sources:
+
+- CleanRL: ppo.md and ppo_continuous_action.md in docs/benchmark at commit fe8d8a0, ppo_atari.md at
+  b2542e0. Returns of training episodes over 3 seeds.
+- Zoo: benchmark.md of DLR-RM/rl-baselines3-zoo. One run with settings tuned per environment and
+  deterministic actions.
+- MuJoCo targets are the lower ends of CleanRL's intervals."""
+
+PICTURE = """The plot shows returns of training episodes in each twentieth of a run, as mean
+and interquartile band over seeds. Dashed lines are the targets.
 
 ![learning curves](learning.png)"""
 
@@ -263,11 +268,12 @@ def row(case: str, runs: Sequence[Run]) -> list[str]:
 def write_table(runs: Sequence[Run]) -> Path:
     """Write the table and return its path."""
     text = (
-        f"{machine(1)}. Return: mean of 100 episodes after the run, in "
-        "environments with other seeds, with the actions of the run's own evaluations: "
-        "deterministic ones, of DreamerV3 sampled ones. Best kept: of the policy of the best of "
-        "these evaluations, which the run has kept. Seconds: the least of the runs, which "
-        "shared the machine. Raw results: learning.csv.\n\n"
+        f"{machine(1)}.\n\n"
+        "- Return: mean of 100 episodes after the run, in environments with other seeds. Actions "
+        "are deterministic (DreamerV3: sampled), as in the run's evaluations.\n"
+        "- Best kept: return of the policy with the best evaluation during the run.\n"
+        "- Seconds: fastest run. Runs shared the machine.\n"
+        "- Raw results: learning.csv.\n\n"
     )
     by_case = {case: [run for run in runs if run.case == case] for case in CASES}
     table = markdown_table(HEADER, [row(case, found) for case, found in by_case.items() if found])

@@ -90,10 +90,10 @@ def machine(threads: int, also: Sequence[str] = ()) -> str:
     """
     from kit.fast.products import are_faster
 
-    products = "oneDNN's" if are_faster() else "MKL's"
+    products = "oneDNN" if are_faster() else "MKL"
     names = ("torch", "torchrl", "tensordict", "gymnasium", *also)
     versions = ", ".join(f"{name} {_version(name)}" for name in names)
-    cores = f"{os.cpu_count()} cores ({platform.machine()}, large products: {products})"
+    cores = f"{os.cpu_count()} cores ({platform.machine()}, matrix products: {products})"
     python = platform.python_version()
     return f"{date.today()}, {cores}, PyTorch threads: {threads}, Python {python}, {versions}"
 

@@ -1,18 +1,17 @@
-"""Recipes on a GPU: a gradient step, and runs from end to end.
+"""Speed of recipes on a GPU: gradient steps and complete iterations.
 
     python -m benchmarks.on_a_gpu [--rounds 3] [--device cuda] [--tables steps runs]
 
-Gradient step: from the minibatch on the device to the moved targets, by the recipe's ``Update``.
-"Graph" is ``compile="auto"``, one CUDA graph; "eager" is ``compile=false``, the same operations
-called by Python one after the other, as TorchRL's own training scripts do. Microseconds; the device
-is waited for once in half a second.
+**Gradient step** (first table, microseconds): from a minibatch on the device to updated targets, by
+the recipe's ``Update``. "Graph" is ``compile="auto"``, one CUDA graph. "Eager" is
+``compile=false``: Python calls the same operations one by one, as in TorchRL's training scripts.
+The device is synchronised once every half second.
 
-From end to end: policy steps per second of whole iterations (collecting, storing, drawing, gradient
-steps), networks and replay buffer on the device, environments on the host or, in "torch", on the
-device, too. Stable-Baselines3, where it is installed, runs the same number of gradient steps of the
-same sizes.
+**Iterations** (second table, policy steps per second): collection, storage, sampling and gradient
+steps. Networks and replay buffer are on the device. Environments are on the host, or in "torch" on
+the device. Stable-Baselines3 makes the same number of gradient steps of the same sizes.
 
-Figures are medians of the rounds.
+Values are medians over rounds.
 """
 
 from __future__ import annotations
@@ -235,7 +234,7 @@ def end_to_end(device: torch.device, rounds: int) -> str:
         )
         rows.append(row)
         print("\t".join(row), flush=True)
-    header = ["", "kit", "Stable-Baselines3", "times as fast"]
+    header = ["", "kit", "Stable-Baselines3", "speed-up of kit"]
     return str(markdown_table(header, rows))
 
 

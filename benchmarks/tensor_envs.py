@@ -1,15 +1,16 @@
-"""Policy steps per second of environments written in torch, with a policy, collected into batches.
+"""Collection speed of environments in torch, in policy steps per second.
 
 Run with ``python -m benchmarks.tensor_envs [--threads 1 2] [--num-envs 64 1024 4096]``, or with
 ``--device cuda``, where blocks of steps are CUDA graphs.
 
-Every figure is the median of interleaved rounds. The kit's ``TensorCollector`` samples actions of a
-policy with two hidden layers of 64 units, and keeps observations, actions, log-probabilities,
-rewards, ends and true next observations; "sigmoid_tanh" is the hyperbolic tangent computed by the
-sigmoid. The floors are what no collector can beat with PyTorch's
-kernels: the network's three matrix products alone, and those with the activations between them.
-The rival is the same environment, network and batch in JAX, one compiled scan per batch; JAX
-chooses its own threads, so it may use more of them than PyTorch does here.
+Each value is the median of interleaved rounds.
+
+- kit's ``TensorCollector`` samples actions of a policy with two hidden layers of 64 units. It
+  stores observations, actions, log-probabilities, rewards, end flags and true next observations.
+- "sigmoid_tanh" computes tanh from the sigmoid.
+- "Upper bound" runs only the network, or only its three matrix products.
+- JAX uses the same environment, network and batch in one compiled scan per batch. JAX chooses its
+  number of threads.
 """
 
 from __future__ import annotations
@@ -101,9 +102,9 @@ def jax_scan(num_envs: int, device: torch.device, activation: str) -> Case:
 
 def cases_of(num_envs: int, device: torch.device) -> dict[str, Case]:
     """Everything that is measured with one number of envs."""
-    cases = {"floor: three matrix products": network(num_envs, device, None)}
+    cases = {"upper bound: three matrix products": network(num_envs, device, None)}
     for activation in ACTIVATIONS:
-        cases[f"floor: network, {activation}"] = network(num_envs, device, activation)
+        cases[f"upper bound: network, {activation}"] = network(num_envs, device, activation)
     cases["CartPole-v1, random actions"] = collector("CartPole-v1", num_envs, device, None)
     for activation in ACTIVATIONS:
         cases[f"CartPole-v1, {activation}"] = collector("CartPole-v1", num_envs, device, activation)
@@ -125,11 +126,11 @@ def table(num_envs: Sequence[int], device: torch.device, rounds: int) -> str:
     for activation in ACTIVATIONS:
         ours = f"CartPole-v1, {activation}"
         theirs = f"CartPole-v1 in JAX, {activation.removeprefix('sigmoid_')}"
-        pairs = {"of the network alone": f"floor: network, {activation}", "of JAX": theirs}
+        pairs = {"to network alone": f"upper bound: network, {activation}", "to JAX": theirs}
         for what, other in pairs.items():
             if other in columns[0]:
                 ratios = (f"{ratio(column[ours], column[other]):.2f}" for column in columns)
-                rows.append([f"*CartPole-v1, {activation}: share {what}*", *ratios])
+                rows.append([f"*CartPole-v1, {activation}: ratio {what}*", *ratios])
     return markdown_table(["", *(f"{number:,} envs" for number in num_envs)], rows)
 
 
@@ -143,15 +144,15 @@ def main(arguments: Sequence[str] = ()) -> Path:
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     given = parser.parse_args(arguments)
     threads = sorted(set(given.threads))
-    parts = [f"Thousand policy steps per second. {machine(threads[-1], ['jax'])}."]
+    parts = [f"Values are thousands of policy steps per second. {machine(threads[-1], ['jax'])}."]
     if given.device.type == "cuda":
         parts.append(f"Device: {torch.cuda.get_device_name(given.device)}.")
     for number in threads:
         torch.set_num_threads(number)
-        parts.append(f"With {number} PyTorch thread(s), {given.device.type}:")
+        parts.append(f"With {number} PyTorch threads, {given.device.type}:")
         parts.append(table(given.num_envs, given.device, given.rounds))
     name = "tensor_envs" + ("_cuda" if given.device.type == "cuda" else "")
-    return write_results(name, "Environments written in torch", "\n\n".join(parts))
+    return write_results(name, "Environments in torch", "\n\n".join(parts))
 
 
 if __name__ == "__main__":

@@ -1,17 +1,19 @@
-"""What a gradient step and an acting step of DreamerV3 cost, beside sheeprl's.
+"""Cost of a gradient step and an acting step of DreamerV3 in kit and sheeprl.
 
     python -m benchmarks.world_models [--rounds 5] [--size 12m]
 
-Gradient step: size ``tiny`` (``--size`` measures another one alone, without sheeprl), 16 sequences
-of 64 records of CartPole-v1, 15 imagined steps from all of them, from the minibatch to the moved
-slow critic. "Recorded" is ``compile="auto"``. sheeprl is ``dreamer_v3_5`` with the same layers,
-weights and minibatch, where it is installed. "Matrix products" are those of the kit's step alone,
-as they were called, on tensors of the same shapes.
+**Gradient step**: from a minibatch to the updated slow critic, with size ``tiny``, 16 sequences of
+64 records of CartPole-v1, and 15 imagined steps from each record. ``--size`` measures another size
+without sheeprl.
 
-Acting step: a policy step of CartPole-v1 in one environment, with the environment, in batches of 4
-as the recipe collects them; sheeprl's player alone.
+- "Recorded" is ``compile="auto"``.
+- sheeprl is ``dreamer_v3_5`` with the same layers, weights and minibatch.
+- "Matrix products" runs only the matrix products of kit's step on tensors of the same shapes.
 
-Figures are processor time (``time.process_time``) on one thread, medians and ranges of the rounds.
+**Acting step**: a policy step of CartPole-v1 in one environment, in batches of 4 as in the recipe.
+kit's time includes the environment; sheeprl's includes only the player.
+
+Values are processor time (``time.process_time``) on one thread, medians and ranges over rounds.
 """
 
 from __future__ import annotations
@@ -186,11 +188,11 @@ def main(rounds: int = 5) -> Path:
     quick = "yes" if median(acting["kit"]) <= AT_MOST else "no"
     text = (
         f"{__doc__}\n{machine(THREADS, ['sheeprl'])}; {rounds} rounds.\n\n"
-        f"## One gradient step\n\n{table(gradient, RECORDED)}\n\n{against_sheeprl(gradient)}\n\n"
-        f"## One acting step\n\n{table(acting, 'kit')}\n\n"
+        f"## Gradient step\n\n{table(gradient, RECORDED)}\n\n{against_sheeprl(gradient)}\n\n"
+        f"## Acting step\n\n{table(acting, 'kit')}\n\n"
         f"At most {AT_MOST:.0f} ms: {quick}."
     )
-    return write_results("world_models", "World models: one gradient step, one acting step", text)
+    return write_results("world_models", "World models", text)
 
 
 def of_size(size: str, rounds: int = 3) -> Path:
@@ -205,8 +207,8 @@ def of_size(size: str, rounds: int = 3) -> Path:
     share = ratio(figures["matrix products"], figures[RECORDED])
     text = (
         f"{__doc__}\n{machine(THREADS)}; {rounds} rounds.\n\n"
-        f"## One gradient step of {size}\n\n{table(figures, RECORDED)}\n\n"
-        f"Matrix products are {share:.2f} of the step (asked of 12m: at least 0.6)."
+        f"## Gradient step of {size}\n\n{table(figures, RECORDED)}\n\n"
+        f"Matrix products are {share:.2f} of the step (target for 12m: at least 0.6)."
     )
     return write_results(f"world_models_{size}", f"World models: {size}", text)
 
