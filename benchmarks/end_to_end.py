@@ -54,7 +54,7 @@ from benchmarks.measure import (
 
 _COMMON = ["progress=true", "steps.evaluation_every=null", "steps.evaluation_episodes=10"]
 _AS_THEY_ARE = ["env.normalize_observation=false", "env.normalize_reward=false"]
-_PPO = ["learning_rate=3e-4", "anneal=constant", *_AS_THEY_ARE]
+_PPO = ["learning_rate=3e-4", "lr_schedule=constant", *_AS_THEY_ARE]
 _PONG = ["env.id=ale_py:PongNoFrameskip-v4", "env.kwargs.max_num_frames_per_episode=4000"]
 _WORLD = "algo.world_model"
 _DREAMER = (
@@ -114,7 +114,7 @@ CASES = {
     "DQN, CartPole": Case(
         ("dqn", "steps.steps_per_env=4", "steps.learning_starts=1000", "steps.replay_ratio=1/4",
          "steps.minibatch_size=64", "n_step=1", "double_dqn=false", "target_update_every=125",
-         "learning_rate=1e-4", "anneal=constant", "buffer_size=50_000",
+         "learning_rate=1e-4", "lr_schedule=constant", "buffer_size=50_000",
          "hidden_sizes=[64,64]"), 50_000, 2.5,
     ),
     "SAC, 4 x LunarLanderContinuous": Case(

@@ -71,7 +71,7 @@ RATES = {"lr": 3e-4, "eps": 1e-5}
 def parts(recipe: Any) -> tuple[Any, Any]:
     """Return the loss module of a recipe, and a minibatch for it."""
     torch.manual_seed(0)
-    trainer = recipe.build(recipe.Config(runs=None, progress=False))
+    trainer = recipe.build(recipe.Config(log_dir=None, progress=False))
     batch = trainer.advantage(trainer.collector.collect())
     rows = torch.arange(ROWS) % batch.numel()
     minibatch = batch.reshape(-1)[rows].clone()
@@ -119,7 +119,7 @@ def off_policy(name: str, env: str) -> tuple[Callable[[], Any], Callable[[], Any
     recipe: Any = importlib.import_module(f"recipes.{name}")
     updates, minibatch = [], None
     for how in ("auto", "exact", False):
-        config = recipe.Config(runs=None, progress=False, hidden_sizes=[256, 256], compile=how)
+        config = recipe.Config(log_dir=None, progress=False, hidden_sizes=[256, 256], compile=how)
         config.env.id, config.env.num_envs = env, 1
         config.steps.minibatch_size, config.steps.learning_starts = 256, 300
         trainer = recipe.build(config)

@@ -168,7 +168,7 @@ def train(case: str, seed: int) -> Run:
     with tempfile.TemporaryDirectory() as folder:
         module = importlib.import_module(f"recipes.{recipe}")
         began = time.perf_counter()
-        arguments = [*settings, f"seed={seed}", f"runs={folder}", "progress=false"]
+        arguments = [*settings, f"seed={seed}", f"log_dir={folder}", "progress=false"]
         kept = case in BEST_KEPT
         alone = [] if kept else ["steps.evaluation_every=null"]
         main(module.Config, module.build, [*arguments, *alone])

@@ -159,7 +159,7 @@ def sac(**settings: Any) -> dict[str, float]:
     Args:
         **settings: of the recipe.
     """
-    from kit.buffers import ReplayBatches
+    from kit.buffers import ReplayMinibatches
     from kit.collectors.base import KitCollector
     from kit.config.settings import EnvConfig
     from kit.steps.settings import OffPolicySteps
@@ -174,18 +174,18 @@ def sac(**settings: Any) -> dict[str, float]:
         stack.enter_context(contextlib.redirect_stdout(nowhere))
         for owner, name, part in (
             (KitCollector, "collect", "collect"),
-            (ReplayBatches, "extend", "extend"),
+            (ReplayMinibatches, "extend", "extend"),
             (Update, "__call__", "gradient step"),
         ):
             stack.enter_context(patch.object(owner, name, clock.timed(part, getattr(owner, name))))
         looking = property(clock.timed("gradient step", Update.keys_read.fget))  # type: ignore[attr-defined]
         stack.enter_context(patch.object(Update, "keys_read", looking))
-        drawing = clock.timed_iterator("sample", ReplayBatches.epoch)
-        stack.enter_context(patch.object(ReplayBatches, "epoch", drawing))
+        drawing = clock.timed_iterator("sample", ReplayMinibatches.epoch)
+        stack.enter_context(patch.object(ReplayMinibatches, "epoch", drawing))
         env = EnvConfig(id=PENDULUM, num_envs=1)
         cadence: dict[str, Any] = {"log_every": 200, "checkpoint_every": 2_000}  # of 20,000 steps
         build(
-            Config(env=env, steps=steps, runs=folder, threads=THREADS, **cadence, **settings)
+            Config(env=env, steps=steps, log_dir=folder, threads=THREADS, **cadence, **settings)
         ).run()
     iterations = clock.batches - clock.first + 1
     parts = {name: seconds / iterations * 1e6 for name, seconds in clock.seconds.items()}

@@ -103,7 +103,7 @@ def now(device: torch.device) -> float:
 def build(name: str, settings: dict[str, Any], device: torch.device, compile: Any) -> Any:
     """Return the trainer of a recipe that writes nothing and evaluates once."""
     recipe: Any = importlib.import_module(f"recipes.{name}")
-    config = recipe.Config(runs=None, progress=False, device=str(device), compile=compile)
+    config = recipe.Config(log_dir=None, progress=False, device=str(device), compile=compile)
     config.steps.evaluation_every, config.steps.evaluation_episodes = None, 1
     for path, value in settings.items():
         *groups, field = path.split(".")

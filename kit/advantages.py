@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from torch.nn.modules.batchnorm import _NormBase
 from torchrl.objectives import value as torchrl_value
 
-from kit.envs.normalize import Moments
+from kit.envs.normalize import RunningMeanStd
 from kit.fast.traced import Traced
 from kit.steps import SettingError
 from kit.steps.errors import one_of, real_number, whole_number
@@ -117,7 +117,7 @@ def vtrace(
     return rho * (reward + gamma * later * ~terminated - value), target
 
 
-class Standardizer(nn.Module):
+class AdvantageNormalizer(nn.Module):
     """Brings advantages to mean 0 and standard deviation 1.
 
     Args:
@@ -147,7 +147,7 @@ class Standardizer(nn.Module):
         if self.over == "batch":
             return _standardized(advantage, mask)
         weight, count, mean, centred = _centred(advantage, mask)
-        known = Moments(self.mean, self.var, self.count)
+        known = RunningMeanStd(self.mean, self.var, self.count)
         var = centred.double().square().sum() / count
         for buffer, new in zip(known, known.merged(mean.double(), var, count)):
             buffer.copy_(new)
@@ -187,7 +187,7 @@ class GAE(torchrl_value.GAE):
         lmbda: weight of longer estimates, in [0, 1].
         value_network: module from observations to values.
         n_step: rewards summed before bootstrapping, in place of ``lmbda``; ``None``: lambda.
-        standardize: over what advantages are standardised, see :class:`Standardizer`; ``None``:
+        standardize: over what advantages are standardised, see :class:`AdvantageNormalizer`; ``None``:
             they are not. (A loss standardises over minibatches with ``normalize_advantage``.)
 
     Raises:
@@ -212,7 +212,7 @@ class GAE(torchrl_value.GAE):
                 why = f"contradicts lmbda={lmbda}: both weigh longer estimates"
                 raise SettingError("n_step", n_step, why, [None], "or use lmbda=1")
         self.n_step = n_step
-        self.standardizer = Standardizer(standardize) if standardize else None
+        self.standardizer = AdvantageNormalizer(standardize) if standardize else None
         self._traced: Traced | None = None
 
     @property
@@ -371,7 +371,7 @@ class RewardToGo(nn.Module):
     def __init__(self, *, gamma: float, standardize: Standardize | None = None) -> None:
         super().__init__()
         self.gamma = real_number("gamma", gamma, 0, 1)
-        self.standardizer = Standardizer(standardize) if standardize else None
+        self.standardizer = AdvantageNormalizer(standardize) if standardize else None
 
     @torch.no_grad()
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:

@@ -16,11 +16,11 @@ from torch.optim import Optimizer
 from torchrl.collectors import BaseCollector
 from torchrl.objectives.utils import default_value_kwargs
 
-from kit.buffers import PrioritizedSampler, ReplayBatches, make_replay_buffer
+from kit.buffers import PrioritizedSampler, ReplayMinibatches, make_replay_buffer
 from kit.buffers.datasets import (
-    StoredBatches,
-    are_left_unread,
-    as_of_environment,
+    DatasetMinibatches,
+    cast_to_env_specs,
+    dataset_loading_disabled,
     read_datasets,
 )
 from kit.buffers.given import buffer_settings, check_given, delivering_to, takes_from_host
@@ -52,7 +52,7 @@ from kit.config.plain import check, differences
 from kit.config.plan import AnyConfig, make_plan
 from kit.dialects.carried import caveats, take
 from kit.envs import VectorEnv, make_env
-from kit.envs.errors import EnvironmentFault
+from kit.envs.errors import EnvError
 from kit.envs.state import seed_process
 from kit.hooks import (
     Anneal,
@@ -68,16 +68,16 @@ from kit.hooks import (
 )
 from kit.logging.loggers import RowLogger, make_loggers
 from kit.modules import make_actor_critic
-from kit.modules.shared_body import with_shared_body
+from kit.modules.shared_backbone import with_shared_backbone
+from kit.runs.init_from import init_from
 from kit.runs.recipe import Recipe
 from kit.runs.run_folder import SWEEP_JOB, RunFolder
 from kit.runs.saved_runs import FREE_TO_DIFFER
-from kit.runs.start_from import start_from
 from kit.steps import SettingError
 from kit.steps.settings import OfflineSteps, OffPolicySteps, OnPolicySteps
 from kit.trainer import Trainer
-from kit.trainer.process import OwnNumbers
-from kit.update import in_precision
+from kit.trainer.rng import IsolatedRNG
+from kit.update import autocast_loss
 
 __all__ = [
     "EnvConfig", "Experiment", "OffPolicyConfig", "OffPolicySteps", "OfflineConfig", "OfflineSteps",
@@ -100,7 +100,7 @@ class Experiment:
 
     Args:
         cfg: settings of the recipe; those that ``cfg.steps`` of another library sets are changed in
-            place. With ``runs=None`` nothing is written, as in a notebook.
+            place. With ``log_dir=None`` nothing is written, as in a notebook.
         algorithm: as other libraries know it, for settings of steps in their words; by default the
             name of the recipe.
         parts: parts of the caller of ``build``, by name. They replace the recipe's; ``hooks`` and
@@ -133,10 +133,12 @@ class Experiment:
         self.cfg = cfg
         self._parts = dict(parts or {})
         self._replacements = Replacements(self._parts)
-        if cfg.runs is None and cfg.resume is not None:
+        if cfg.log_dir is None and cfg.resume is not None:
             why = "goes on in its run folder, and this run has none"
-            raise SettingError("resume", cfg.resume, why, "leave out runs=null, or use start_from")
-        self._run = None if cfg.runs is None else RunFolder(recipe, cfg)
+            raise SettingError(
+                "resume", cfg.resume, why, "leave out log_dir=null, or use init_from"
+            )
+        self._run = None if cfg.log_dir is None else RunFolder(recipe, cfg)
         self.folder: Path | None = None
         self.plan = make_plan(cfg, self.algorithm)
         if self._run is not None:  # another library's settings may say another number
@@ -146,7 +148,7 @@ class Experiment:
         self._sampler: PrioritizedSampler | None = None  # that of the settings
         notes = caveats(cfg.steps, self.algorithm, cfg.FAMILY)
         self.plan.remarks.extend([*differing, *taken, *notes])
-        self._outside, self._threads = OwnNumbers(), torch.get_num_threads()
+        self._outside, self._threads = IsolatedRNG(), torch.get_num_threads()
         if cfg.threads is not None:
             torch.set_num_threads(cfg.threads)
         seed_everything(cfg.seed)
@@ -180,7 +182,7 @@ class Experiment:
             settings["normalize_observation"] = cfg.normalize_data
         with named_as_in(cfg):
             env = make_env(**{**settings, **kwargs, **changes})
-        if not are_left_unread():  # a saved run that is only played stores nothing
+        if not dataset_loading_disabled():  # a saved run that is only played stores nothing
             checks.memory(plan, cfg, env, _bytes_of_latent(cfg))
         check_stacked_frames(cfg, env)
         check_actions(env, actions, self.name)
@@ -269,7 +271,7 @@ class Experiment:
         Args:
             given: class or function; or its name, in ``torchrl.objectives`` or as ``module:Class``.
             *networks: actor and critics, in the order of the algorithm's losses. A body that actor
-                and critic share runs once: see :class:`~kit.modules.shared_body.SharedBody`.
+                and critic share runs once: see :class:`~kit.modules.shared_backbone.SharedBackbone`.
             **arguments: further arguments. One that the loss does not take may be left out if it is
                 a setting of the recipe at its default.
 
@@ -286,10 +288,10 @@ class Experiment:
         with loss.fitting(), warnings.catch_warnings():
             # TorchRL's BCLoss declares no target networks, which it does not have.
             warnings.filterwarnings("ignore", "The name target_")
-            module = with_shared_body(loss.make, networks, **taken).to(self.cfg.device)
+            module = with_shared_backbone(loss.make, networks, **taken).to(self.cfg.device)
         self._set_discount(module)
         loss.check(module, networks, taken)
-        in_precision(module, self.cfg.precision, self.cfg.device)
+        autocast_loss(module, self.cfg.precision, self.cfg.device)
         return module
 
     def _set_discount(self, loss: Any) -> None:
@@ -302,7 +304,7 @@ class Experiment:
             settings["lmbda"] = cfg.gae_lambda
         loss.make_value_estimator(**settings)
 
-    def make_replay_buffer(self, **changes: Any) -> ReplayBatches:
+    def make_replay_buffer(self, **changes: Any) -> ReplayMinibatches:
         """Make the replay buffer, with the discount, the device and the priorities of the settings.
 
         Made after the loss, whose errors are the priorities.
@@ -316,18 +318,18 @@ class Experiment:
         if cfg.hindsight is not None:
             reward_fn = GoalReward(self._env, cfg.hindsight)
             settings |= {"strategy": cfg.hindsight, "reward_fn": reward_fn}
-        if not cfg.priority_exponent:
-            checks.unused(cfg, ("importance_exponent",), "priority_exponent=0 draws uniformly")
+        if not cfg.per_alpha:
+            checks.unused(cfg, ("per_beta",), "per_alpha=0 draws uniformly")
         elif "sampler" not in changes:
             if plan.sequence_length is not None:
                 why = f"draws no sequences, and sequence_length is {plan.sequence_length}"
-                raise SettingError("priority_exponent", cfg.priority_exponent, why, [0.0])
-            alpha = cfg.priority_exponent / self._exponent_per_alpha
-            self._sampler = PrioritizedSampler(cfg.buffer_size, alpha, cfg.importance_exponent)
+                raise SettingError("per_alpha", cfg.per_alpha, why, [0.0])
+            alpha = cfg.per_alpha / self._exponent_per_alpha
+            self._sampler = PrioritizedSampler(cfg.buffer_size, alpha, cfg.per_beta)
             settings["sampler"] = self._sampler
         return make_replay_buffer(**{**settings, **changes})
 
-    def make_dataset(self, env: VectorEnv) -> StoredBatches:
+    def make_dataset(self, env: VectorEnv) -> DatasetMinibatches:
         """Read the data set of the settings; its statistics normalise the environments.
 
         A saved run that is only played has none: its checkpoint has the statistics.
@@ -337,14 +339,14 @@ class Experiment:
         """
         cfg = self.cfg
         assert isinstance(cfg, OfflineConfig), "only offline recipes have a data set"
-        if are_left_unread():
-            return StoredBatches(None, self.plan.minibatch_size)
+        if dataset_loading_disabled():
+            return DatasetMinibatches(None, self.plan.minibatch_size)
         rows = read_datasets(cfg.dataset)
         check_dataset(env, rows, cfg.dataset)
-        rows = as_of_environment(rows, env)
+        rows = cast_to_env_specs(rows, env)
         if env.normalizer is not None:
             env.normalizer.fit(rows["observation"])
-        return StoredBatches(rows.to(cfg.device), self.plan.minibatch_size, env.normalizer)
+        return DatasetMinibatches(rows.to(cfg.device), self.plan.minibatch_size, env.normalizer)
 
     # ------------------------------------------------------------------ the whole
     def trainer(
@@ -363,7 +365,7 @@ class Experiment:
             policy: what is trained; the collector and the evaluator act with it.
             parts: parts of the caller of ``build`` that the experiment was not created with.
             start_with_buffer: whether a run that begins with the weights of another one
-                (``start_from``) begins with its replay buffer as well.
+                (``init_from``) begins with its replay buffer as well.
             **wired: the recipe's parts: ``update``, ``advantage``, ``buffer``, ``hooks``, ...
 
         Raises:
@@ -377,7 +379,7 @@ class Experiment:
             given = {name: part for name, part in self._parts.items() if name not in used}
             return self._trainer(env, policy, given, wired, start_with_buffer)
         finally:  # the trainer keeps the seeded random numbers; the process has its own again
-            self._outside.put_back()
+            self._outside.restore_global()
             torch.set_num_threads(self._threads)
 
     def _trainer(
@@ -408,11 +410,11 @@ class Experiment:
         run = self._run
         with contextlib.nullcontext() if run is None else run.taken() as self.folder:
             trainer = Trainer(self.plan, **{**self._around(hooks, loggers), **chosen})
-            start = cfg.start_from if run is None else run.config["start_from"]
+            start = cfg.init_from if run is None else run.config["init_from"]
             if start is not None and (run is None or run.checkpoint is None):
-                folder = start_from(trainer, start, cfg, self.name, start_with_buffer)
+                folder = init_from(trainer, start, cfg, self.name, start_with_buffer)
                 if run is not None:  # "latest" is another one later
-                    run.config["start_from"] = str(folder)
+                    run.config["init_from"] = str(folder)
         trainer.numbers.threads = cfg.threads
         return trainer
 
@@ -422,7 +424,7 @@ class Experiment:
         if isinstance(cfg, OffPolicyConfig) and (cfg.standardize_reward or cfg.reward_scale != 1):
             hooks.append(ScaleReward(cfg.reward_scale, cfg.standardize_reward))
         if self._sampler is not None and self._sampler.beta:
-            rises = Anneal(self._sampler, "_beta", "linear", end=1.0, name="importance_exponent")
+            rises = Anneal(self._sampler, "_beta", "linear", end=1.0, name="per_beta")
             hooks.append(rises)
         if cfg.time_limit is not None:
             hooks.append(TimeLimit(cfg.time_limit))
@@ -504,7 +506,7 @@ class Experiment:
         wanted = wanted or ("episode" if self.plan.collects_episodes else "vector")
         kwargs = cfg.collector_kwargs
         field, value = ("collector_kwargs", kwargs) if kwargs else ("collector", wanted)
-        why, faults = "cannot be used", (EnvironmentFault,)
+        why, faults = "cannot be used", (EnvError,)
         with checks.reported_as(field, value, why, unless=faults):
             return make_collector(wanted, env, policy, self.plan, **settings, **kwargs)
 
@@ -513,7 +515,7 @@ class Experiment:
         cfg, hooks = self.cfg, list[Hook]()
         if self.folder is None:
             names = ["video_every", "save_policy"]
-            checks.unused(cfg, names, "it needs a run folder (runs='runs')")
+            checks.unused(cfg, names, "it needs a run folder (log_dir='runs')")
             return hooks
         if cfg.video_every is not None:
             hooks.append(RecordVideo(self.folder / "videos", cfg.video_every))
@@ -530,7 +532,7 @@ class Experiment:
             run_name = f"{self.name} {cfg.env.id} s{cfg.seed}"
             return make_loggers(cfg.logger, self.folder, run_name=run_name)
         if cfg.logger != "none":
-            checks.unused(cfg, ["logger"], "it needs a run folder (runs='runs')")
+            checks.unused(cfg, ["logger"], "it needs a run folder (log_dir='runs')")
         return []
 
 

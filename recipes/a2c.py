@@ -12,11 +12,18 @@ from typing import Any, Literal
 from torch.optim import Adam
 
 from kit.advantages import GAE
-from kit.config import Count, FittedCriticConfig, NotNegative, Positive, ScheduleName, UnitInterval
+from kit.config import (
+    FittedCriticConfig,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    ScheduleName,
+    UnitInterval,
+)
 from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
 from kit.fast.optimizers import RMSprop
 from kit.hooks import AnnealLearningRate, anneal_coefficients, fit_critic
-from kit.modules import parameter_groups, without_unread_outputs
+from kit.modules import drop_log_prob, parameter_groups
 from kit.trainer import Trainer
 from kit.update import Update
 
@@ -38,16 +45,16 @@ class Config(FittedCriticConfig):
     loss: str = "A2CLoss"
     """Loss of torchrl.objectives, or module:Class."""
     gae_lambda: UnitInterval = 1.0
-    n_step: Count | None = None
+    n_step: PositiveInt | None = None
     """Rewards summed before bootstrapping, in place of gae_lambda; null: gae_lambda."""
-    normalize_over: Literal["batch", "running"] = "batch"  # type: ignore[assignment]
+    advantage_norm: Literal["batch", "running"] = "batch"  # type: ignore[assignment]
     """Rows over which advantages are normalised: each batch, or all batches so far."""
-    entropy_coeff: NotNegative = 0.01
+    entropy_coeff: NonNegativeFloat = 0.01
     optimizer: Literal["rmsprop", "adam"] = "rmsprop"
     """Optimiser: RMSprop as in the paper, or Adam."""
     gamma: UnitInterval = 0.98
-    learning_rate: Positive = 1e-3
-    anneal: ScheduleName = "constant"
+    learning_rate: PositiveFloat = 1e-3
+    lr_schedule: ScheduleName = "constant"
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
@@ -63,17 +70,17 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         critic_coeff=cfg.joint_critic_coeff or 0.0,  # None would be 1 in PPO's losses
         loss_critic_type=cfg.critic_loss,
     )
-    groups = parameter_groups(loss, [actor, critic], cfg.learning_rate, cfg.body_lr_factor)
+    groups = parameter_groups(loss, [actor, critic], cfg.learning_rate, cfg.backbone_lr_scale)
     adam = cfg.optimizer == "adam"
     form: dict[str, Any] = {"fused": True} if adam else {"alpha": 0.99, "eps": 1e-5}
     optimizer = experiment.make_optimizer(Adam if adam else RMSprop, groups, **form)
     return experiment.trainer(
         env,
-        without_unread_outputs(actor, loss),
+        drop_log_prob(actor, loss),
         advantage=GAE(value_network=critic, n_step=cfg.n_step, **cfg.horizon),
         update=Update(loss, optimizer, max_grad_norm=cfg.max_grad_norm, compile=cfg.compile),
         hooks=[
-            AnnealLearningRate(optimizer, cfg.anneal),
+            AnnealLearningRate(optimizer, cfg.lr_schedule),
             *anneal_coefficients(loss, **cfg.schedules),
             *fit_critic(critic, cfg, n_step=cfg.n_step),
         ],

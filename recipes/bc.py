@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.optim import Adam
 
-from kit.config import HiddenSizes, NetworkConfig, Positive
+from kit.config import HiddenSizes, NetworkConfig, PositiveFloat
 from kit.experiment import EnvConfig, Experiment, OfflineConfig, main
 from kit.modules import make_actor
 from kit.trainer import Trainer
@@ -33,7 +33,7 @@ class Config(NetworkConfig, OfflineConfig):
     """Widths of the hidden layers of the actor."""
     loss: str = "auto"
     """Loss of torchrl.objectives, module:Class; auto: squared error, or likelihood."""
-    learning_rate: Positive = 1e-3
+    learning_rate: PositiveFloat = 1e-3
     """Learning rate of Adam."""
 
 

@@ -12,7 +12,14 @@ from typing import Annotated, Any
 from torch.optim import Adam
 from torchrl.objectives import SoftUpdate
 
-from kit.config import CriticNetworkConfig, Finite, Limits, NotNegative, Positive, UnitInterval
+from kit.config import (
+    CriticNetworkConfig,
+    FiniteFloat,
+    Limits,
+    NonNegativeFloat,
+    PositiveFloat,
+    UnitInterval,
+)
 from kit.experiment import EnvConfig, Experiment, OfflineConfig, main
 from kit.modules import make_action_value, make_actor
 from kit.trainer import Trainer
@@ -28,18 +35,18 @@ class Config(CriticNetworkConfig, OfflineConfig):
     """Discount factor."""
     loss: str = "kit.losses:CQLLoss"
     """Loss of torchrl.objectives, or module:Class."""
-    min_q_weight: NotNegative = 1.0
+    min_q_weight: NonNegativeFloat = 1.0
     """Weight of the penalty of Q-values, beside squared errors, as in the authors' code: twice the
     alpha of eq. 4, which halves them."""
     num_random: Annotated[int, Limits(1, 1_000)] = 10
     """Actions of each kind by which the penalty of one of the transitions is estimated."""
-    initial_alpha: Positive = 1.0
+    initial_alpha: PositiveFloat = 1.0
     """Initial entropy temperature; it is learned."""
-    target_entropy: Finite | None = None
+    target_entropy: FiniteFloat | None = None
     """Target entropy of actions in their own units, in nats; null: minus their dimensions."""
     tau: UnitInterval = 0.005
     """Polyak averaging coefficient of the target networks."""
-    learning_rate: Positive = 1e-3
+    learning_rate: PositiveFloat = 1e-3
     """Learning rate of Adam."""
 
 

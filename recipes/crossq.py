@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kit.config import (
-    Count,
     CriticNetworkConfig,
     Decay,
-    Finite,
-    Natural,
-    Networks,
-    Positive,
+    FiniteFloat,
+    NonNegativeInt,
+    NumNetworks,
+    PositiveFloat,
+    PositiveInt,
     UnitInterval,
 )
 from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, OffPolicySteps, main
@@ -38,24 +38,24 @@ class Config(CriticNetworkConfig, OffPolicyConfig):
     )
     loss: str = "kit.losses:CrossQLoss"
     """Loss as module:Class, or a name from torchrl.objectives."""
-    num_critics: Networks = 2
+    num_critics: NumNetworks = 2
     """Number of Q-networks; targets use the minimum over them."""
-    policy_delay: Count = 3
+    policy_delay: PositiveInt = 3
     """Gradient steps of the critics for each one of actor and temperature."""
     renorm_actor: bool = False
     """Whether the actor is that of the authors' program: batch renormalisation as well, and log
     deviations clipped to [-20, 2]."""
     momentum: UnitInterval = 0.01
     """Weight of a minibatch in the running statistics of a network."""
-    renorm_warmup: Natural = 100_000
+    renorm_warmup: NonNegativeInt = 100_000
     """Minibatches of a network with batch normalisation, before running ones renormalise."""
-    initial_alpha: Positive = 1.0
+    initial_alpha: PositiveFloat = 1.0
     """Initial entropy temperature."""
     fixed_alpha: bool = False
     """Whether the temperature stays as it is; otherwise it is learned."""
-    target_entropy: Finite | None = None
+    target_entropy: FiniteFloat | None = None
     """Target entropy of actions in their own units, in nats; null: minus their dimensions."""
-    learning_rate: Positive = 1e-3
+    learning_rate: PositiveFloat = 1e-3
     """Learning rate of Adam for actor, critics and temperature."""
     beta_1: Decay = 0.5
     """Decay of Adam's mean of gradients."""

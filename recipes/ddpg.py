@@ -13,7 +13,13 @@ from tensordict.nn import TensorDictSequential
 from torch.optim import Adam
 from torchrl.objectives import SoftUpdate
 
-from kit.config import CriticNetworkConfig, HiddenSizes, NotNegative, Positive, UnitInterval
+from kit.config import (
+    CriticNetworkConfig,
+    HiddenSizes,
+    NonNegativeFloat,
+    PositiveFloat,
+    UnitInterval,
+)
 from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, main
 from kit.modules import make_action_value, make_actor
 from kit.modules.exploration import GaussianNoise, half_range
@@ -30,12 +36,12 @@ class Config(CriticNetworkConfig, OffPolicyConfig):
     """Widths of the hidden layers of actor and critic."""
     loss: str = "DDPGLoss"
     """Loss of torchrl.objectives, or module:Class."""
-    exploration_noise: NotNegative = 0.2
+    exploration_noise: NonNegativeFloat = 0.2
     """Standard deviation of the noise added to actions, in units of half their range; normal noise,
     where the paper has an Ornstein-Uhlenbeck process."""
     tau: UnitInterval = 0.005
     """Polyak averaging coefficient of the target networks."""
-    learning_rate: Positive = 1e-3
+    learning_rate: PositiveFloat = 1e-3
     """Learning rate of Adam for actor and critic."""
 
 

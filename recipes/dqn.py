@@ -12,7 +12,7 @@ from typing import Any, Literal
 from tensordict.nn import TensorDictSequential
 from torch.optim import Adam
 
-from kit.config import Count, HiddenSizes, Positive, Share, UnitInterval
+from kit.config import HiddenSizes, PositiveFloat, PositiveFraction, PositiveInt, UnitInterval
 from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, OffPolicySteps, main
 from kit.hooks import AnnealLearningRate, anneal_epsilon
 from kit.modules import make_q_network
@@ -45,21 +45,21 @@ class Config(OffPolicyConfig):
     """Probability of a random action at first."""
     epsilon_end: UnitInterval = 0.04
     """Probability of a random action after the exploration phase; what epsilon_decay approaches."""
-    exploration_share: Share = 0.16
+    exploration_share: PositiveFraction = 0.16
     """Share of the run in which epsilon falls linearly."""
     epsilon_decay: UnitInterval | None = None
     """Factor of epsilon's distance from epsilon_end per iteration; null: it falls linearly."""
     tau: UnitInterval | None = None
     """Polyak coefficient of the target network; null: 0.005, or 1 if it is updated more rarely."""
-    target_update_every: Count = 1
+    target_update_every: PositiveInt = 1
     """Gradient steps between two updates of the target network."""
-    n_step: Count = 3
+    n_step: PositiveInt = 3
     """Rewards summed before bootstrapping."""
-    learning_rate: Positive = 2e-3
+    learning_rate: PositiveFloat = 2e-3
     """Initial learning rate of Adam."""
-    anneal: Literal["linear", "cosine", "constant"] = "linear"
+    lr_schedule: Literal["linear", "cosine", "constant"] = "linear"
     """Schedule of the learning rate, down to 0 at the end of the run."""
-    max_grad_norm: Positive | None = 10.0
+    max_grad_norm: PositiveFloat | None = 10.0
     """Maximum norm of the gradient; null: unclipped."""
 
 
@@ -81,7 +81,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     targets = make_target_updater(loss, cfg.tau, every)
     update = Update(loss, optimizer, **limits, target_updater=targets, target_update_every=every)
     epsilon = anneal_epsilon(explore, cfg, experiment.plan)
-    hooks = [AnnealLearningRate(optimizer, cfg.anneal), epsilon]
+    hooks = [AnnealLearningRate(optimizer, cfg.lr_schedule), epsilon]
     buffer = experiment.make_replay_buffer()
     return experiment.trainer(env, policy, buffer=buffer, update=update, hooks=hooks)
 

@@ -12,7 +12,14 @@ from typing import Any, Literal
 from tensordict.nn import TensorDictSequential
 from torch.optim import Adam
 
-from kit.config import Count, Frames, HiddenSizes, Positive, Share, UnitInterval
+from kit.config import (
+    HiddenSizes,
+    NumFrames,
+    PositiveFloat,
+    PositiveFraction,
+    PositiveInt,
+    UnitInterval,
+)
 from kit.envs.pixels import pixel_wrappers
 from kit.experiment import EnvConfig, Experiment, OffPolicySteps, main
 from kit.hooks import AnnealLearningRate, SignReward, anneal_epsilon
@@ -43,20 +50,20 @@ class Config(dqn.Config):
     )
     preprocess: Literal["atari", "none"] = "atari"
     """Preprocessing: atari (84 x 84 grey values, actions held for 4 frames) or none."""
-    stacked_frames: Frames = 4
+    stacked_frames: NumFrames = 4
     """Frames that make one observation, of which the buffer stores the newest alone."""
     clip_reward: bool = True
     """Whether the sign of a reward is learned from, in place of the reward."""
     convolutions: list[list[int]] = field(default_factory=lambda: [list(n) for n in NATURE])
     """Channels, kernel size and stride of each convolution."""
     hidden_sizes: HiddenSizes = field(default_factory=lambda: [512])
-    buffer_size: Count = 100_000
-    n_step: Count = 1
-    exploration_share: Share = 0.1
+    buffer_size: PositiveInt = 100_000
+    n_step: PositiveInt = 1
+    exploration_share: PositiveFraction = 0.1
     epsilon_end: UnitInterval = 0.01
-    target_update_every: Count = 250
-    learning_rate: Positive = 1e-4
-    anneal: Literal["linear", "cosine", "constant"] = "constant"
+    target_update_every: PositiveInt = 250
+    learning_rate: PositiveFloat = 1e-4
+    lr_schedule: Literal["linear", "cosine", "constant"] = "constant"
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
@@ -77,7 +84,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     targets = make_target_updater(loss, cfg.tau, every)
     update = Update(loss, optimizer, **limits, target_updater=targets, target_update_every=every)
     epsilon = anneal_epsilon(explore, cfg, experiment.plan)
-    hooks: list[Any] = [AnnealLearningRate(optimizer, cfg.anneal), epsilon]
+    hooks: list[Any] = [AnnealLearningRate(optimizer, cfg.lr_schedule), epsilon]
     buffer = experiment.make_replay_buffer()
     if cfg.clip_reward and cfg.n_step > 1:
         why = f"takes the sign of sums of n_step={cfg.n_step} rewards, not of each reward"

@@ -12,7 +12,14 @@ from typing import Any
 from torch.optim import Adam
 
 from kit.buffers import SequenceReplay
-from kit.config import Count, NotNegative, Positive, ReplayConfig, UnitInterval, checks
+from kit.config import (
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    ReplayConfig,
+    UnitInterval,
+    checks,
+)
 from kit.dialects.base import Dialect
 from kit.experiment import EnvConfig, Experiment, main
 from kit.modules.world import GaussianWorldModel, Player, TanhActor, elu_network
@@ -40,28 +47,28 @@ class Config(ReplayConfig):
     """Size of all networks: nano, tiny, published."""
     loss: str = "kit.losses:DreamerV1Loss"
     """Loss, as module:Class."""
-    buffer_size: Count = 100_000
+    buffer_size: PositiveInt = 100_000
     """Records that the replay holds: observations, with one more for each episode."""
-    imagination_horizon: Count = 15
+    imagination_horizon: PositiveInt = 15
     """Imagined policy steps."""
-    imagination_starts: Count | None = 8
+    imagination_starts: PositiveInt | None = 8
     """Last time steps of each sequence from which imagination begins, of a shorter one all; null:
     all, as published."""
     lmbda: UnitInterval = 0.95
     """Weight of longer returns."""
-    free_nats: NotNegative = 1.0
+    free_nats: NonNegativeFloat = 1.0
     """Divergence between posterior and prior that costs nothing; 3 was published, for images."""
-    divergence_coeff: NotNegative = 0.1
+    divergence_coeff: NonNegativeFloat = 0.1
     """Weight of the divergence; 1 was published, for images."""
-    continuation_coeff: NotNegative = 10.0
+    continuation_coeff: NonNegativeFloat = 10.0
     """Weight of the loss of predicted continuations; 0: imagined episodes never end."""
-    exploration_noise: NotNegative = 0.3
+    exploration_noise: NonNegativeFloat = 0.3
     """Standard deviation of the noise added to actions in [-1, 1]; choices take none."""
-    model_learning_rate: Positive = 6e-4
+    model_learning_rate: PositiveFloat = 6e-4
     """Learning rate of Adam for the world model."""
-    learning_rate: Positive = 3e-4
+    learning_rate: PositiveFloat = 3e-4
     """Learning rate of Adam for actor and critic; 8e-5 was published."""
-    max_grad_norm: Positive | None = 100.0
+    max_grad_norm: PositiveFloat | None = 100.0
     """Maximum norm of each gradient; null: unclipped."""
 
 

@@ -17,7 +17,15 @@ from torchrl.objectives import SoftUpdate
 from torchrl.trainers.algorithms import DreamerV3Optimizer
 
 from kit.buffers import SequenceReplay
-from kit.config import Count, Limits, Natural, NotNegative, Positive, ReplayConfig, UnitInterval
+from kit.config import (
+    Limits,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ReplayConfig,
+    UnitInterval,
+)
 from kit.dialects.base import Dialect
 from kit.envs import VectorEnv
 from kit.experiment import EnvConfig, Experiment, main
@@ -50,36 +58,36 @@ class Config(ReplayConfig):
     """Loss, as module:Class."""
     gamma: UnitInterval = 0.997
     """Discount factor."""
-    buffer_size: Count = 100_000
+    buffer_size: PositiveInt = 100_000
     """Records that the replay holds: observations, with one more for each episode."""
     imagination_horizon: Annotated[int, Limits(1, 1_000)] = 15
     """Imagined policy steps."""
-    imagination_starts: Count | None = 8
+    imagination_starts: PositiveInt | None = 8
     """Last time steps of each sequence from which imagination begins, of a shorter one all; null:
     all, as published."""
     lmbda: UnitInterval = 0.95
     """Weight of longer returns."""
-    entropy_coeff: NotNegative = 3e-4
+    entropy_coeff: NonNegativeFloat = 3e-4
     """Weight of the actor's entropy."""
-    free_nats: NotNegative = 1.0
+    free_nats: NonNegativeFloat = 1.0
     """Divergence between posterior and prior that costs nothing."""
-    dynamics_coeff: NotNegative = 1.0
+    dynamics_coeff: NonNegativeFloat = 1.0
     """Weight of the divergence that trains the prior."""
-    representation_coeff: NotNegative = 0.1
+    representation_coeff: NonNegativeFloat = 0.1
     """Weight of the divergence that trains the posterior. Where observations are a few small
     numbers, whose errors are small, take less of both."""
-    replay_critic_coeff: NotNegative = 0.3
+    replay_critic_coeff: NonNegativeFloat = 0.3
     """Weight of the critic's loss on replayed sequences, from one start of imagination to the
     next; with one alone there is none."""
     stored_latents: bool = True
     """Whether sequences begin with latents that the replay keeps; false: with zeros."""
     tau: UnitInterval = 0.02
     """Polyak averaging coefficient of the slow critic."""
-    learning_rate: Positive = 4e-4
+    learning_rate: PositiveFloat = 4e-4
     """Learning rate; 4e-5 was published, for size=12m and larger."""
-    warmup_gradient_steps: Natural = 0
+    warmup_gradient_steps: NonNegativeInt = 0
     """Gradient steps over which the learning rate rises from 0; 1,000 was published."""
-    max_grad_ratio: Positive = 0.3
+    max_grad_ratio: PositiveFloat = 0.3
     """Maximum norm of a tensor's gradient, relative to that of the tensor."""
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch.nn import Dropout, LayerNorm
 from torchrl.objectives import SoftUpdate
 
-from kit.config import Count, UnitInterval
+from kit.config import PositiveInt, UnitInterval
 from kit.experiment import Experiment, OffPolicySteps, main
 from kit.modules import make_action_value
 from kit.trainer import Trainer
@@ -33,7 +33,7 @@ class Config(sac.Config):
     """Loss of torchrl.objectives, or module:Class."""
     dropout: UnitInterval = 0.01
     """Probability that a unit of a critic's hidden layer is dropped, in targets as well."""
-    policy_delay: Count = 20
+    policy_delay: PositiveInt = 20
     """Gradient steps of the critics for each one of actor and temperature."""
 
 

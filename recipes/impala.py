@@ -12,7 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from kit.advantages import VTrace
-from kit.config import ActorCriticConfig, NotNegative, Positive, ScheduleName, UnitInterval
+from kit.config import (
+    ActorCriticConfig,
+    NonNegativeFloat,
+    PositiveFloat,
+    ScheduleName,
+    UnitInterval,
+)
 from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
 from kit.fast.optimizers import RMSprop
 from kit.hooks import AnnealLearningRate, anneal_coefficients
@@ -38,19 +44,19 @@ class Config(ActorCriticConfig):
     )
     loss: str = "A2CLoss"
     """Loss of torchrl.objectives, or module:Class; it takes V-trace advantages as they are."""
-    max_rho: Positive = 1.0
+    max_rho: PositiveFloat = 1.0
     """Largest importance weight of a temporal difference (rho-bar)."""
-    max_c: Positive = 1.0
+    max_c: PositiveFloat = 1.0
     """Largest importance weight that is passed on to earlier steps (c-bar)."""
     gae_lambda: UnitInterval = 1.0
     """Factor of these weights (lambda): less bootstraps from values closer by."""
-    entropy_coeff: NotNegative = 0.01
+    entropy_coeff: NonNegativeFloat = 0.01
     normalize_advantage: bool = False
-    normalize_over: Literal["batch", "running"] = "batch"  # type: ignore[assignment]
+    advantage_norm: Literal["batch", "running"] = "batch"  # type: ignore[assignment]
     """Rows over which advantages are normalised: each batch, or all batches so far."""
     gamma: UnitInterval = 0.98
-    learning_rate: Positive = 1e-3
-    anneal: ScheduleName = "constant"
+    learning_rate: PositiveFloat = 1e-3
+    lr_schedule: ScheduleName = "constant"
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
@@ -66,7 +72,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         critic_coeff=cfg.critic_coeff,
         loss_critic_type=cfg.critic_loss,
     )
-    groups = parameter_groups(loss, [actor, critic], cfg.learning_rate, cfg.body_lr_factor)
+    groups = parameter_groups(loss, [actor, critic], cfg.learning_rate, cfg.backbone_lr_scale)
     # The paper's, without momentum.
     optimizer = experiment.make_optimizer(RMSprop, groups, alpha=0.99, eps=1e-5)
     advantage = VTrace(
@@ -82,7 +88,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         advantage=advantage,
         update=Update(loss, optimizer, max_grad_norm=cfg.max_grad_norm, compile=cfg.compile),
         hooks=[
-            AnnealLearningRate(optimizer, cfg.anneal),
+            AnnealLearningRate(optimizer, cfg.lr_schedule),
             *anneal_coefficients(loss, **cfg.schedules),
         ],
     )

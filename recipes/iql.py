@@ -12,7 +12,7 @@ from typing import Any
 from torch.optim import Adam
 from torchrl.objectives import SoftUpdate
 
-from kit.config import CriticNetworkConfig, Networks, Positive, UnitInterval
+from kit.config import CriticNetworkConfig, NumNetworks, PositiveFloat, UnitInterval
 from kit.experiment import EnvConfig, Experiment, OfflineConfig, main
 from kit.modules import make_action_value, make_actor, make_value
 from kit.trainer import Trainer
@@ -28,15 +28,15 @@ class Config(CriticNetworkConfig, OfflineConfig):
     """Discount factor."""
     loss: str = "kit.losses:IQLLoss"
     """Loss of torchrl.objectives, or module:Class."""
-    num_critics: Networks = 2
+    num_critics: NumNetworks = 2
     """Number of Q-networks; the minimum over them is used."""
     expectile: UnitInterval = 0.7
     """Expectile of Q-values over actions of the data that state values estimate (eq. 5)."""
-    temperature: Positive = 3.0
+    temperature: PositiveFloat = 3.0
     """Factor of advantages in the exponential weights of the actor (beta in eq. 7)."""
     tau: UnitInterval = 0.005
     """Polyak averaging coefficient of the target networks."""
-    learning_rate: Positive = 1e-3
+    learning_rate: PositiveFloat = 1e-3
     """Learning rate of Adam."""
 
 

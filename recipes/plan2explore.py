@@ -12,8 +12,8 @@ from typing import Annotated, Any
 from torch.optim import Adam
 
 import recipes.dreamerv3
-from kit.buffers.datasets import are_left_unread
-from kit.config import Limits, NotNegative, Positive
+from kit.buffers.datasets import dataset_loading_disabled
+from kit.config import Limits, NonNegativeFloat, PositiveFloat
 from kit.dialects.base import Dialect
 from kit.experiment import EnvConfig, Experiment, main
 from kit.hooks import EndOfExploration
@@ -32,18 +32,18 @@ class Config(recipes.dreamerv3.Config):
     steps: ExplorationSteps | Dialect | StepPlan = field(default_factory=ExplorationSteps)
     loss: str = "kit.losses:Plan2ExploreLoss"
     """Loss, as module:Class."""
-    learning_rate: Positive = 1e-3
+    learning_rate: PositiveFloat = 1e-3
     """Learning rate; explorers of a maze were trained with this one (docs/worlds.md)."""
     ensemble: Annotated[int, Limits(2, 1_000)] = 8
     """One-step models whose disagreement rewards the explorer."""
-    ensemble_learning_rate: Positive = 1e-3
+    ensemble_learning_rate: PositiveFloat = 1e-3
     """Learning rate of Adam for the ensemble."""
-    intrinsic_weight: Positive = 1.0
+    intrinsic_weight: PositiveFloat = 1.0
     """Weight of the disagreement's advantages for the explorer."""
-    extrinsic_weight: NotNegative = 0.0
+    extrinsic_weight: NonNegativeFloat = 0.0
     """Weight of the task's advantages for the explorer (sheeprl: 1, and 0.1 for the intrinsic
     ones)."""
-    intrinsic_reward_multiplier: Positive = 1.0
+    intrinsic_reward_multiplier: PositiveFloat = 1.0
     """Factor of the disagreement, which is divided by its running standard deviation."""
 
 
@@ -97,10 +97,10 @@ def _explores(cfg: Config, plan: StepPlan) -> bool:
         trained = max(trained, plan.policy_steps_after(next(trains, 0)))
     if plan.exploration_steps > trained:
         return True
-    checked = cfg.resume is not None or are_left_unread()  # when the run was started
-    if cfg.start_from is None and not checked:
+    checked = cfg.resume is not None or dataset_loading_disabled()  # when the run was started
+    if cfg.init_from is None and not checked:
         why = f"leaves the explorer nothing to do: it acts trained after {trained} policy steps"
-        works = f"give more than {trained}, start_from=RUN of an exploration, or use dreamerv3"
+        works = f"give more than {trained}, init_from=RUN of an exploration, or use dreamerv3"
         raise SettingError("steps.exploration_steps", plan.exploration_steps, why, works)
     return False
 

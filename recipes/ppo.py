@@ -13,7 +13,7 @@ from typing import Any, Literal
 from torch.optim import Adam
 
 from kit.advantages import GAE
-from kit.config import FittedCriticConfig, Positive, ScheduleName, Share
+from kit.config import FittedCriticConfig, PositiveFloat, PositiveFraction, ScheduleName
 from kit.experiment import EnvConfig, Experiment, main
 from kit.hooks import AnnealLearningRate, TargetKL, anneal_coefficients, fit_critic
 from kit.modules import parameter_groups
@@ -31,25 +31,25 @@ class Config(FittedCriticConfig):
     loss: str = "ClipPPOLoss"
     """Loss of torchrl.objectives (ClipPPOLoss, PPOLoss), or module:Class; with a penalty on the
     divergence: kit.losses:KLPENPPOLoss."""
-    clip_epsilon: Share = 0.2
+    clip_epsilon: PositiveFraction = 0.2
     """Clipping range of the probability ratio."""
-    anneal_clip: ScheduleName = "constant"
+    clip_schedule: ScheduleName = "constant"
     """Schedule of that range; the same choices as anneal."""
-    clip_value: Positive | Literal[True] | None = None
+    clip_value: PositiveFloat | Literal[True] | None = None
     """Clipping range of the value around its last estimate; true: clip_epsilon, with its schedule;
     null: none."""
-    target_kl: Positive | None = None
+    target_kl: PositiveFloat | None = None
     """An update stops early once the approximate KL exceeds 1.5 times this; null: never."""
     squash_actions: bool = False
     """Whether continuous actions are squashed to their bounds by tanh, with a standard deviation
     learned for each state; otherwise they are clipped to them."""
-    learning_rate: Positive = 5e-4
+    learning_rate: PositiveFloat = 5e-4
 
     @property
     def clip_schedules(self) -> dict[str, str]:
         """Schedules of the clipping ranges, for :func:`~kit.hooks.anneal_coefficients`."""
         ranges = ["clip_epsilon", *(["clip_value"] if self.clip_value is True else [])]
-        return dict.fromkeys(ranges, self.anneal_clip)
+        return dict.fromkeys(ranges, self.clip_schedule)
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
@@ -69,7 +69,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         loss_critic_type=cfg.critic_loss,
         normalize_advantage=cfg.normalize_minibatch,
     )
-    groups = parameter_groups(loss, [actor, critic], cfg.learning_rate, cfg.body_lr_factor)
+    groups = parameter_groups(loss, [actor, critic], cfg.learning_rate, cfg.backbone_lr_scale)
     optimizer = experiment.make_optimizer(Adam, groups, eps=1e-5, fused=True)
     return experiment.trainer(
         env,
@@ -77,7 +77,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         advantage=GAE(value_network=critic, **cfg.horizon),
         update=Update(loss, optimizer, max_grad_norm=cfg.max_grad_norm, compile=cfg.compile),
         hooks=[
-            AnnealLearningRate(optimizer, cfg.anneal),
+            AnnealLearningRate(optimizer, cfg.lr_schedule),
             *anneal_coefficients(loss, **cfg.clip_schedules, **cfg.schedules),
             TargetKL(cfg.target_kl),
             *fit_critic(critic, cfg),

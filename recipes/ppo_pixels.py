@@ -12,7 +12,14 @@ from typing import Any, Literal
 from torch.optim import Adam
 
 from kit.advantages import GAE
-from kit.config import ActorCriticConfig, Frames, HiddenSizes, NotNegative, Positive, Share
+from kit.config import (
+    ActorCriticConfig,
+    HiddenSizes,
+    NonNegativeFloat,
+    NumFrames,
+    PositiveFloat,
+    PositiveFraction,
+)
 from kit.envs.pixels import pixel_wrappers
 from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
 from kit.hooks import AnnealLearningRate, TargetKL, anneal_coefficients
@@ -39,21 +46,21 @@ class Config(ActorCriticConfig):
     )
     preprocess: Literal["atari", "none"] = "atari"
     """Preprocessing: atari (84 x 84 grey values, actions held for 4 frames) or none."""
-    frame_stack: Frames = 4
+    frame_stack: NumFrames = 4
     """Images that make one observation: those of the last time steps."""
     convolutions: list[list[int]] = field(default_factory=lambda: [list(n) for n in NATURE])
     """Channels, kernel size and stride of each convolution."""
     hidden_sizes: HiddenSizes = field(default_factory=lambda: [512])
     activation: str = "relu"
-    shared_body: bool = True
+    shared_backbone: bool = True
     loss: str = "ClipPPOLoss"
     """Loss of torchrl.objectives (ClipPPOLoss, PPOLoss), or module:Class; with a penalty on the
     divergence: kit.losses:KLPENPPOLoss."""
-    clip_epsilon: Share = 0.1
+    clip_epsilon: PositiveFraction = 0.1
     """Clipping range of the probability ratio."""
-    entropy_coeff: NotNegative = 0.01
-    learning_rate: Positive = 2.5e-4
-    target_kl: Positive | None = None
+    entropy_coeff: NonNegativeFloat = 0.01
+    learning_rate: PositiveFloat = 2.5e-4
+    target_kl: PositiveFloat | None = None
     """An update stops early once the approximate KL exceeds 1.5 times this; null: never."""
 
 
@@ -72,7 +79,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         loss_critic_type=cfg.critic_loss,
         normalize_advantage=cfg.normalize_minibatch,
     )
-    groups = parameter_groups(loss, [actor, critic], cfg.learning_rate, cfg.body_lr_factor)
+    groups = parameter_groups(loss, [actor, critic], cfg.learning_rate, cfg.backbone_lr_scale)
     optimizer = experiment.make_optimizer(Adam, groups, eps=1e-5, fused=True)
     schedules = anneal_coefficients(loss, **cfg.schedules)
     return experiment.trainer(
@@ -80,7 +87,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         actor,
         advantage=GAE(value_network=critic, **cfg.horizon),
         update=Update(loss, optimizer, max_grad_norm=cfg.max_grad_norm, compile=cfg.compile),
-        hooks=[AnnealLearningRate(optimizer, cfg.anneal), *schedules, TargetKL(cfg.target_kl)],
+        hooks=[AnnealLearningRate(optimizer, cfg.lr_schedule), *schedules, TargetKL(cfg.target_kl)],
     )
 
 

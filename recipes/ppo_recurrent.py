@@ -15,7 +15,14 @@ from typing import Any, Literal
 from torch.optim import Adam
 
 from kit.advantages import GAE
-from kit.config import ActorCriticConfig, Natural, Positive, ScheduleName, Share, Width
+from kit.config import (
+    ActorCriticConfig,
+    LayerWidth,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveFraction,
+    ScheduleName,
+)
 from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
 from kit.hooks import AnnealLearningRate, TargetKL, anneal_coefficients
 from kit.modules import parameter_groups
@@ -36,21 +43,21 @@ class Config(ActorCriticConfig):
             total_policy_steps=65_536, steps_per_env=128, sequence_length=16, minibatch_size=16
         )
     )
-    shared_body: bool = True
+    shared_backbone: bool = True
     recurrent: Literal["lstm", "gru"] = "lstm"
     """Kind of the recurrent layer."""
-    recurrent_size: Width = 64
+    recurrent_size: LayerWidth = 64
     """Units of the recurrent layer."""
-    burn_in: Natural = 0
+    burn_in: NonNegativeInt = 0
     """Time steps at the beginning of each sequence that only prepare the hidden state."""
     loss: str = "ClipPPOLoss"
     """Loss of torchrl.objectives (ClipPPOLoss, PPOLoss), or module:Class; with a penalty on the
     divergence: kit.losses:KLPENPPOLoss."""
-    clip_epsilon: Share = 0.2
+    clip_epsilon: PositiveFraction = 0.2
     """Clipping range of the probability ratio."""
-    anneal_clip: ScheduleName = "constant"
+    clip_schedule: ScheduleName = "constant"
     """Schedule of that range; the same choices as anneal."""
-    target_kl: Positive | None = None
+    target_kl: PositiveFloat | None = None
     """An update stops early once the approximate KL exceeds 1.5 times this; null: never."""
 
 
@@ -71,15 +78,15 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         loss_critic_type=cfg.critic_loss,
         normalize_advantage=cfg.normalize_minibatch,
     )
-    groups = parameter_groups(loss, [actor, critic], cfg.learning_rate, cfg.body_lr_factor)
+    groups = parameter_groups(loss, [actor, critic], cfg.learning_rate, cfg.backbone_lr_scale)
     optimizer = experiment.make_optimizer(Adam, groups, eps=1e-5, fused=True)
-    schedules = anneal_coefficients(loss, clip_epsilon=cfg.anneal_clip, **cfg.schedules)
+    schedules = anneal_coefficients(loss, clip_epsilon=cfg.clip_schedule, **cfg.schedules)
     return experiment.trainer(
         env,
         actor,
         advantage=GAE(value_network=critic, **cfg.horizon),
         update=Update(loss, optimizer, max_grad_norm=cfg.max_grad_norm, compile=cfg.compile),
-        hooks=[AnnealLearningRate(optimizer, cfg.anneal), *schedules, TargetKL(cfg.target_kl)],
+        hooks=[AnnealLearningRate(optimizer, cfg.lr_schedule), *schedules, TargetKL(cfg.target_kl)],
     )
 
 

@@ -1,7 +1,7 @@
 """Rainbow (Hessel et al. 2018): DQN with all its extensions, each of which can be left out.
 
 python -m recipes.rainbow head=quantile seed=1
-python -m recipes.rainbow noisy=false priority_exponent=0
+python -m recipes.rainbow noisy=false per_alpha=0
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tensordict.nn import TensorDictSequential
 from torch.optim import Adam
 from torchrl.envs.utils import ExplorationType
 
-from kit.config import Atoms, Finite, NotNegative, checks
+from kit.config import FiniteFloat, NonNegativeFloat, NumAtoms, checks
 from kit.experiment import Experiment, main
 from kit.hooks import AnnealLearningRate, anneal_epsilon
 from kit.modules import make_q_network
@@ -38,11 +38,11 @@ class Config(dqn.Config):
     """Whether noise on weights explores (Fortunato et al. 2018), in place of epsilon."""
     head: Literal["value", "c51", "quantile"] = "c51"
     """What is estimated: mean returns or their distribution (Bellemare 2017, Dabney 2018)."""
-    atoms: Atoms = 51
+    atoms: NumAtoms = 51
     """Atoms of each distribution that the Q-networks estimate."""
-    support: list[Finite] = field(default_factory=lambda: [0.0, 100.0])
+    support: list[FiniteFloat] = field(default_factory=lambda: [0.0, 100.0])
     """Smallest and largest return of the support of c51."""
-    priority_exponent: NotNegative = 0.5
+    per_alpha: NonNegativeFloat = 0.5
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
@@ -64,7 +64,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     optimizer = experiment.make_optimizer(
         Adam, loss.parameters(), lr=cfg.learning_rate, eps=1.5e-4, fused=True
     )
-    hooks: list[Any] = [AnnealLearningRate(optimizer, cfg.anneal)]
+    hooks: list[Any] = [AnnealLearningRate(optimizer, cfg.lr_schedule)]
     policy = TensorDictSequential(network)
     if not cfg.noisy:
         start, end = cfg.epsilon_start, min(cfg.epsilon_start, cfg.epsilon_end)

@@ -13,7 +13,7 @@ from typing import Any
 
 from torchrl.objectives import SoftUpdate
 
-from kit.config import Count, Networks
+from kit.config import NumNetworks, PositiveInt
 from kit.experiment import Experiment, OffPolicySteps, main
 from kit.modules import make_action_value
 from kit.steps import SettingError
@@ -33,11 +33,11 @@ class Config(sac.Config):
     )
     loss: str = "kit.losses:REDQLoss"
     """Loss of torchrl.objectives, or module:Class."""
-    num_critics: Networks = 10
+    num_critics: NumNetworks = 10
     """Number of Q-networks; the actor ascends their mean."""
-    num_target_critics: Networks = 2
+    num_target_critics: NumNetworks = 2
     """Q-networks drawn at random for each gradient step; its targets use the minimum over them."""
-    policy_delay: Count = 20
+    policy_delay: PositiveInt = 20
     """Gradient steps of the critics for each one of actor and temperature."""
 
 

@@ -12,7 +12,14 @@ from typing import Any, Literal
 from torch.optim import Adam
 
 from kit.advantages import GAE, RewardToGo
-from kit.config import ActorCriticConfig, NotNegative, Positive, ScheduleName, UnitInterval, checks
+from kit.config import (
+    ActorCriticConfig,
+    NonNegativeFloat,
+    PositiveFloat,
+    ScheduleName,
+    UnitInterval,
+    checks,
+)
 from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
 from kit.hooks import AnnealLearningRate, anneal_coefficients
 from kit.modules import parameter_groups
@@ -40,21 +47,21 @@ class Config(ActorCriticConfig):
     or module:Class."""
     baseline: bool = True
     """Whether the value of the state is subtracted from the return."""
-    critic_coeff: NotNegative = 1.0
+    critic_coeff: NonNegativeFloat = 1.0
     gae_lambda: UnitInterval = 1.0
-    normalize_over: Literal["batch", "running"] = "batch"  # type: ignore[assignment]
+    advantage_norm: Literal["batch", "running"] = "batch"  # type: ignore[assignment]
     """Rows over which advantages are normalised: each batch, or all batches so far."""
     gamma: UnitInterval = 0.98
-    learning_rate: Positive = 3e-3
-    anneal: ScheduleName = "constant"
+    learning_rate: PositiveFloat = 3e-3
+    lr_schedule: ScheduleName = "constant"
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Wire REINFORCE; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
     experiment = Experiment(cfg, algorithm="reinforce", parts=parts)
     if not cfg.baseline:
-        of_critic = ("critic_coeff", "critic_hidden_sizes", "critic_loss", "anneal_critic")
-        of_values = (*of_critic, "gae_lambda", "shared_body")
+        of_critic = ("critic_coeff", "critic_hidden_sizes", "critic_loss", "critic_schedule")
+        of_values = (*of_critic, "gae_lambda", "shared_backbone")
         checks.unused(cfg, of_values, "baseline=false estimates no values")
     env = experiment.make_env()
     actor, critic = experiment.make_actor_critic(env, **cfg.networks)
@@ -66,7 +73,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         critic_coeff=cfg.critic_coeff if cfg.baseline else 0.0,
         loss_critic_type=cfg.critic_loss,
     )
-    groups = parameter_groups(loss, [actor, critic], cfg.learning_rate, cfg.body_lr_factor)
+    groups = parameter_groups(loss, [actor, critic], cfg.learning_rate, cfg.backbone_lr_scale)
     optimizer = experiment.make_optimizer(Adam, groups, fused=True)
     advantage: Any = RewardToGo(gamma=cfg.gamma, standardize=cfg.standardize)
     if cfg.baseline:
@@ -77,7 +84,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         advantage=advantage,
         update=Update(loss, optimizer, max_grad_norm=cfg.max_grad_norm, compile=cfg.compile),
         hooks=[
-            AnnealLearningRate(optimizer, cfg.anneal),
+            AnnealLearningRate(optimizer, cfg.lr_schedule),
             *anneal_coefficients(loss, **cfg.schedules),
         ],
     )

@@ -12,7 +12,14 @@ from typing import Any
 from torch.optim import Adam, Optimizer
 from torchrl.objectives import SoftUpdate
 
-from kit.config import CriticNetworkConfig, Finite, Networks, Positive, UnitInterval, checks
+from kit.config import (
+    CriticNetworkConfig,
+    FiniteFloat,
+    NumNetworks,
+    PositiveFloat,
+    UnitInterval,
+    checks,
+)
 from kit.envs import VectorEnv
 from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, main
 from kit.modules import make_action_value, make_actor
@@ -27,17 +34,17 @@ class Config(CriticNetworkConfig, OffPolicyConfig):
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="Pendulum-v1", num_envs=1))
     loss: str = "SACLoss"
     """Loss of torchrl.objectives, or module:Class."""
-    num_critics: Networks = 2
+    num_critics: NumNetworks = 2
     """Number of Q-networks; targets use the minimum over them."""
     tau: UnitInterval = 0.005
     """Polyak averaging coefficient of the target networks."""
-    initial_alpha: Positive = 1.0
+    initial_alpha: PositiveFloat = 1.0
     """Initial entropy temperature."""
     fixed_alpha: bool = False
     """Whether the temperature stays as it is; otherwise it is learned."""
-    target_entropy: Finite | None = None
+    target_entropy: FiniteFloat | None = None
     """Target entropy of actions in their own units, in nats; null: minus their dimensions."""
-    learning_rate: Positive = 1e-3
+    learning_rate: PositiveFloat = 1e-3
     """Learning rate of Adam for actor, critics and temperature."""
 
 

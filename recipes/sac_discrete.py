@@ -16,7 +16,14 @@ from typing import Any, Literal
 from torch.optim import Adam
 from torchrl.objectives import SoftUpdate
 
-from kit.config import Count, CriticNetworkConfig, HiddenSizes, Networks, Positive, UnitInterval
+from kit.config import (
+    CriticNetworkConfig,
+    HiddenSizes,
+    NumNetworks,
+    PositiveFloat,
+    PositiveInt,
+    UnitInterval,
+)
 from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, OffPolicySteps, main
 from kit.hooks import AnnealLearningRate
 from kit.modules import make_actor, make_q_network
@@ -39,21 +46,21 @@ class Config(CriticNetworkConfig, OffPolicyConfig):
     """Widths of the hidden layers of actor and critics."""
     loss: str = "kit.losses:DiscreteSACLoss"
     """Loss of torchrl.objectives, or module:Class."""
-    num_critics: Networks = 2
+    num_critics: NumNetworks = 2
     """Number of Q-networks; targets use the minimum over them."""
     tau: UnitInterval = 0.005
     """Polyak averaging coefficient of the target networks."""
-    initial_alpha: Positive = 1.0
+    initial_alpha: PositiveFloat = 1.0
     """Initial entropy temperature; it is learned."""
     target_entropy: UnitInterval = 0.7
     """Target entropy of the policy, as a share of that of random actions among those allowed."""
-    n_step: Count = 5
+    n_step: PositiveInt = 5
     """Rewards summed before bootstrapping."""
-    learning_rate: Positive = 2e-3
+    learning_rate: PositiveFloat = 2e-3
     """Initial learning rate of Adam for actor, critics and temperature."""
-    anneal: Literal["linear", "cosine", "constant"] = "linear"
+    lr_schedule: Literal["linear", "cosine", "constant"] = "linear"
     """Schedule of the learning rate, down to 0 at the end of the run."""
-    max_grad_norm: Positive | None = 10.0
+    max_grad_norm: PositiveFloat | None = 10.0
     """Maximum norm of the gradient; null: unclipped."""
 
 
@@ -84,7 +91,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         target_updater=SoftUpdate(loss, tau=cfg.tau),
     )
     policy, buffer = actor.select_out_keys("action"), experiment.make_replay_buffer()
-    hooks = [AnnealLearningRate(optimizer, cfg.anneal)]
+    hooks = [AnnealLearningRate(optimizer, cfg.lr_schedule)]
     return experiment.trainer(env, policy, buffer=buffer, update=update, hooks=hooks)
 
 

@@ -16,8 +16,8 @@ from typing import Annotated, Any, Literal
 from torch.optim import Adam
 
 from kit.advantages import GAE
-from kit.buffers import GroupedBatches
-from kit.config import ActorCriticConfig, Limits, Positive
+from kit.buffers import GroupedMinibatches
+from kit.config import ActorCriticConfig, Limits, PositiveFloat
 from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
 from kit.hooks import AnnealLearningRate, anneal_coefficients
 from kit.losses import SteinGradients
@@ -38,18 +38,18 @@ class Config(ActorCriticConfig):
             total_policy_steps=409_600, steps_per_env=8, update_epochs=1, minibatch_size=None
         )
     )
-    learning_rate: Positive = 5e-3
+    learning_rate: PositiveFloat = 5e-3
     """Initial learning rate of Adam, for actor and critic."""
     num_particles: Annotated[int, Limits(1, 64)] = 4
     """Particles; environments and minibatches are divided evenly among them."""
-    temperature: Positive = 0.1
+    temperature: PositiveFloat = 0.1
     """Weight of keeping the particles apart against the return."""
     loss: str = "A2CLoss"
     """Loss of torchrl.objectives (A2CLoss, ClipPPOLoss, ...), or module:Class."""
     normalize_advantage: bool = False
-    normalize_over: Literal["batch", "running"] = "batch"  # type: ignore[assignment]
+    advantage_norm: Literal["batch", "running"] = "batch"  # type: ignore[assignment]
     """Over what: each batch of all particles, or all batches so far."""
-    max_grad_norm: Positive | None = None
+    max_grad_norm: PositiveFloat | None = None
     """Maximum norm of the gradients of all particles together; null: unclipped."""
 
 
@@ -67,20 +67,20 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         critic_coeff=cfg.critic_coeff,
         loss_critic_type=cfg.critic_loss,
     )
-    groups = parameter_groups(loss, [actor, critic], cfg.learning_rate, cfg.body_lr_factor)
+    groups = parameter_groups(loss, [actor, critic], cfg.learning_rate, cfg.backbone_lr_scale)
     optimizer = experiment.make_optimizer(Adam, groups, eps=1e-5, fused=True)
     stein = SteinGradients(actor, cfg.temperature)
     schedules = anneal_coefficients(loss, **cfg.schedules)
     return experiment.trainer(
         env,
         actor,
-        buffer=GroupedBatches(count),
+        buffer=GroupedMinibatches(count),
         advantage=GAE(value_network=critic, **cfg.horizon),
         update=Update(
             loss, optimizer, max_grad_norm=cfg.max_grad_norm, gradients=stein, compile=cfg.compile
         ),
         evaluate=experiment.make_evaluator(env, actor, particles=count),
-        hooks=[AnnealLearningRate(optimizer, cfg.anneal), *schedules],
+        hooks=[AnnealLearningRate(optimizer, cfg.lr_schedule), *schedules],
     )
 
 

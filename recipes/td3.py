@@ -13,7 +13,13 @@ from tensordict.nn import TensorDictSequential
 from torch.optim import Adam
 from torchrl.objectives import SoftUpdate
 
-from kit.config import Count, CriticNetworkConfig, NotNegative, Positive, UnitInterval
+from kit.config import (
+    CriticNetworkConfig,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    UnitInterval,
+)
 from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, main
 from kit.modules import make_action_value, make_actor
 from kit.modules.exploration import GaussianNoise, half_range
@@ -28,18 +34,18 @@ class Config(CriticNetworkConfig, OffPolicyConfig):
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="Pendulum-v1", num_envs=1))
     loss: str = "kit.losses:TD3Loss"
     """Loss of torchrl.objectives, or module:Class."""
-    policy_delay: Count = 2
+    policy_delay: PositiveInt = 2
     """Gradient steps of the critics for each one of the actor."""
-    exploration_noise: NotNegative = 0.1
+    exploration_noise: NonNegativeFloat = 0.1
     """Standard deviation of the noise added to actions, in units of half their range."""
-    policy_noise: NotNegative = 0.2
+    policy_noise: NonNegativeFloat = 0.2
     """Standard deviation of the noise added to target actions (smoothing), in units of half the
     range of actions."""
-    noise_clip: NotNegative = 0.5
+    noise_clip: NonNegativeFloat = 0.5
     """Largest noise added to target actions, in the same units."""
     tau: UnitInterval = 0.005
     """Polyak averaging coefficient of the target networks."""
-    learning_rate: Positive = 1e-3
+    learning_rate: PositiveFloat = 1e-3
     """Learning rate of Adam for actor and critics."""
 
 

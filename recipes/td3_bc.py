@@ -12,7 +12,13 @@ from typing import Any
 from torch.optim import Adam
 from torchrl.objectives import SoftUpdate
 
-from kit.config import Count, CriticNetworkConfig, NotNegative, Positive, UnitInterval
+from kit.config import (
+    CriticNetworkConfig,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    UnitInterval,
+)
 from kit.experiment import EnvConfig, Experiment, OfflineConfig, main
 from kit.modules import make_action_value, make_actor
 from kit.modules.exploration import half_range
@@ -29,18 +35,18 @@ class Config(CriticNetworkConfig, OfflineConfig):
     """Discount factor."""
     loss: str = "TD3BCLoss"
     """Loss of torchrl.objectives, or module:Class."""
-    alpha: NotNegative = 2.5
+    alpha: NonNegativeFloat = 2.5
     """Weight of Q-values, of mean absolute value 1, against the squared error of actions."""
-    policy_delay: Count = 2
+    policy_delay: PositiveInt = 2
     """Gradient steps of the critics for each one of the actor."""
-    policy_noise: NotNegative = 0.2
+    policy_noise: NonNegativeFloat = 0.2
     """Standard deviation of the noise added to target actions (smoothing), in units of half the
     range of actions."""
-    noise_clip: NotNegative = 0.5
+    noise_clip: NonNegativeFloat = 0.5
     """Largest noise added to target actions, in the same units."""
     tau: UnitInterval = 0.005
     """Polyak averaging coefficient of the target networks."""
-    learning_rate: Positive = 1e-3
+    learning_rate: PositiveFloat = 1e-3
     """Learning rate of Adam."""
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch.optim import Adam
 from torchrl.objectives import SoftUpdate
 
-from kit.config import Natural, Networks, Outputs
+from kit.config import NonNegativeInt, NumNetworks, NumQuantiles
 from kit.experiment import Experiment, main
 from kit.modules import make_action_value
 from kit.steps import SettingError
@@ -27,11 +27,11 @@ class Config(sac.Config):
 
     loss: str = "TQCLoss"
     """Loss of torchrl.objectives, or module:Class."""
-    num_critics: Networks = 2
+    num_critics: NumNetworks = 2
     """Number of Q-networks, each of which estimates the distribution of the return."""
-    num_quantiles: Outputs = 25
+    num_quantiles: NumQuantiles = 25
     """Quantiles that each of the Q-networks estimates."""
-    dropped_quantiles: Natural = 2
+    dropped_quantiles: NonNegativeInt = 2
     """Largest quantiles left out of targets, of all Q-networks together, for each of them."""
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from kit.advantages import GAE
-from kit.config import Count, FittedCriticConfig, NotNegative, Positive, checks
+from kit.config import FittedCriticConfig, NonNegativeFloat, PositiveFloat, PositiveInt, checks
 from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
 from kit.hooks import anneal_coefficients, fit_critic
 from kit.trainer import Trainer
@@ -31,25 +31,25 @@ class Config(FittedCriticConfig):
     )
     loss: str = "PPOLoss"
     """Loss of torchrl.objectives (PPOLoss is the surrogate of TRPO), or module:Class."""
-    max_kl: Positive = 0.01
+    max_kl: PositiveFloat = 0.01
     """Largest mean Kullback-Leibler divergence of the policy after a step from that before it."""
-    damping: NotNegative = 0.1
+    damping: NonNegativeFloat = 0.1
     """Added to the diagonal of the Fisher matrix."""
-    conjugate_gradient_steps: Count = 10
+    conjugate_gradient_steps: PositiveInt = 10
     """Iterations in which the natural gradient is solved for."""
-    line_search_steps: Count = 10
+    line_search_steps: PositiveInt = 10
     """Lengths of the step that are tried, each 0.8 of the one before."""
-    critic_epochs: Count = 10
+    critic_epochs: PositiveInt = 10
     """Passes over each batch in which an optimiser of its own fits the critic, before advantages
     are estimated."""
-    normalize_over: Literal["batch", "running"] = "batch"  # type: ignore[assignment]
+    advantage_norm: Literal["batch", "running"] = "batch"  # type: ignore[assignment]
     """Rows over which advantages are normalised: each batch, or all batches so far."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Wire TRPO; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
     experiment = Experiment(cfg, algorithm="trpo", parts=parts)
-    unused = ("learning_rate", "anneal", "body_lr_factor")
+    unused = ("learning_rate", "lr_schedule", "backbone_lr_scale")
     checks.unused(cfg, unused, "the length of a step follows from max_kl")
     env = experiment.make_env()
     actor, critic = experiment.make_actor_critic(env, **cfg.networks)
@@ -74,7 +74,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         advantage=GAE(value_network=critic, **cfg.horizon),
         update=update,
         hooks=[
-            *anneal_coefficients(loss, entropy_coeff=cfg.anneal_entropy),
+            *anneal_coefficients(loss, entropy_coeff=cfg.entropy_schedule),
             *fit_critic(critic, cfg),
         ],
     )

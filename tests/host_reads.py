@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 aten = torch.ops.aten
 TORCH = f"{Path(torch.__file__).parent}/"
 INDEXING = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default}
-NUMBERS = "kit/trainer/process.py"
+NUMBERS = "kit/trainer/rng.py"
 """Puts the random numbers of the process back when a run ends: they are on the host."""
 READING = {
     Tensor.tolist, Tensor.numpy, Tensor.cpu, Tensor.item, Tensor.__array__, Tensor.__bool__,

@@ -19,7 +19,7 @@ from torch.optim import SGD
 from torchrl.data import LazyTensorStorage, ListStorage, TensorDictReplayBuffer
 from torchrl.modules import QValueModule
 
-from kit.buffers import PrioritizedSampler, ReplayBatches, make_replay_buffer
+from kit.buffers import PrioritizedSampler, ReplayMinibatches, make_replay_buffer
 from kit.buffers.n_step import NStep
 from kit.collectors import VectorCollector
 from kit.collectors.policy import PolicyRunner
@@ -29,7 +29,7 @@ from kit.fast.nested import leaves
 from kit.logging.metrics import MetricMeans
 from kit.modules import make_actor, make_q_network
 from kit.modules.exploration import EpsilonGreedy, GaussianNoise
-from kit.trainer.pieces import LARGE, _apart, _together
+from kit.trainer.chunked_state import LARGE, _apart, _together
 from kit.update import Update
 from tests import simulated_cuda
 from tests.losses import make_loss, minibatch_for
@@ -82,7 +82,7 @@ def sources() -> None:
     unknown = LazyTensorStorage(128, device="auto")  # where the first batch comes from
     as_given = TensorDictReplayBuffer(storage=unknown, batch_size=4)
     on_host = TensorDictReplayBuffer(storage=LazyTensorStorage(128), batch_size=4)
-    for buffer in (ReplayBatches(listed), ReplayBatches(as_given), on_host):
+    for buffer in (ReplayMinibatches(listed), ReplayMinibatches(as_given), on_host):
         trained("sac", buffer)
     trained("ppo", make_replay_buffer(32, 8, device=CUDA))
 

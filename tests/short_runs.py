@@ -49,7 +49,7 @@ def tiny_config(tmp_path: Path, **changes: Any) -> Config:
             total_policy_steps=64, steps_per_env=8, update_epochs=1, minibatch_size=8,
             evaluation_every=None, evaluation_episodes=1,
         ),
-        "hidden_sizes": [8], "runs": str(tmp_path / "runs"), "progress": False,
+        "hidden_sizes": [8], "log_dir": str(tmp_path / "runs"), "progress": False,
         "checkpoint_every": 16, "log_every": 16,
     }  # fmt: skip
     return Config(**{**settings, **changes})

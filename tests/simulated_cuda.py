@@ -352,7 +352,7 @@ def record_nothing() -> None:
     from kit.fast import traced
 
     def nothing(*_):
-        raise traced.NotTraceable("the device is simulated")
+        raise traced.TraceError("the device is simulated")
 
     traced.record = nothing
 

@@ -14,8 +14,8 @@ from torchrl.objectives.value.functional import vtrace_advantage_estimate
 
 from kit.advantages import (
     GAE,
+    AdvantageNormalizer,
     RewardToGo,
-    Standardizer,
     VTrace,
     discounted_suffix_sums,
     generalized_advantages,
@@ -191,7 +191,7 @@ def test_vtrace_corrects_each_agent_by_the_ratio_of_its_own_actions():
 def test_padding_of_several_agents_is_not_counted_in_the_normalisation():
     advantage, mask = torch.randn(2, 5, 3, 1), torch.ones(2, 5, dtype=torch.bool)
     mask[1, 2:] = False
-    found = Standardizer("batch")(advantage, mask)
+    found = AdvantageNormalizer("batch")(advantage, mask)
     assert not found[1, 2:].any()
     torch.testing.assert_close(found[mask].std(), torch.ones(()))
 
@@ -363,7 +363,7 @@ def test_one_advantage_alone_is_zero_when_normalised():
     masks = [None, torch.tensor([[True]]), torch.tensor([[False, True, False]])]
     for mask in masks:
         advantage = torch.full((1, 1 if mask is None else mask.shape[1], 1), 3.0)
-        assert (Standardizer("batch")(advantage, mask) == 0).all()
+        assert (AdvantageNormalizer("batch")(advantage, mask) == 0).all()
 
 
 # ---------------------------------------------------------------------- n-step returns
@@ -443,7 +443,7 @@ def test_vtrace_is_the_sum_of_the_paper_and_torchrls(shape, max_rho, max_c, lmbd
 
 # ---------------------------------------------------------------------- standardisation
 def test_a_running_standardiser_has_the_moments_of_everything_so_far():
-    standardizer, seen = Standardizer("running"), []
+    standardizer, seen = AdvantageNormalizer("running"), []
     for seed in range(5):
         generator = torch.Generator().manual_seed(seed)
         advantage = 3 + 2 * torch.randn(4, 7, 1, generator=generator, dtype=torch.float64)

@@ -25,7 +25,7 @@ import recipes.sac
 import recipes.td3
 from kit.cli.launch import main
 from kit.collectors import VectorCollector
-from kit.envs import EnvironmentFault, make_env
+from kit.envs import EnvError, make_env
 from kit.hooks.evaluation import Evaluator
 from kit.modules import make_actor
 from kit.steps import SettingError
@@ -99,7 +99,7 @@ REFUSED = {
     "steps.optim_steps_per_batch=1 steps.init_random_frames=60": "learning_starts=60 is beyond the "
     "40 policy steps of the run, which would train nothing; train earlier, or longer.",
     "redq steps.sequence_length=1": "steps.sequence_length=1 makes sequences of which each is a",
-    "ppo shared_body=true critic_hidden_sizes=[8]": "critic_hidden_sizes=[8] is of layers that the "
+    "ppo shared_backbone=true critic_hidden_sizes=[8]": "critic_hidden_sizes=[8] is of layers that the "
     "critic does not have: it shares the actor's; what works: null.",
     "crossq renorm_actor=true loss=CrossQLoss": "renorm_actor=True needs a loss that takes "
     "minibatches into the actor's running statistics; use loss=kit.losses:CrossQLoss",
@@ -124,7 +124,7 @@ REFUSED = {
     "ppo seed=1,2": "seed='1,2' is several values; use [1,2] for a list, or --multirun",
     "ppo env.id=${bar}": "Interpolation key 'bar' not found",
     "ppo preset=mujco": "preset='mujco' is not a choice; what works: mujoco or",
-    "ppo anneal=lin": "anneal='lin' is not a schedule; what works: linear or",
+    "ppo lr_schedule=lin": "lr_schedule='lin' is not a schedule; what works: linear or",
     "ppo activation=tan": "activation='tan' is not a choice; what works: tanh or",
     "ppo collector=vecor": "collector='vecor' is no collector; what works: vector or",
     "ppo collector_kwargs.fast_polcy=exact": "collector_kwargs={'fast_polcy': 'exact'} "
@@ -143,7 +143,7 @@ REFUSED = {
     "ppo device=gpu": "device='gpu' cannot be used",
     "ppo initial_log_std=-.inf": "initial_log_std='-.inf' is not a number; give a number.",
     "ppo stop_at_return=9 steps.evaluation_every=null": "stop_at_return=9.0 has no effect: ",
-    "ppo runs=/proc/no": "/proc/no/ppo/CartPole-v1 cannot be written",
+    "ppo log_dir=/proc/no": "/proc/no/ppo/CartPole-v1 cannot be written",
     "ppo resume=nowhere": "resume='nowhere' is not a run folder (it has no config.yaml)",
     "ppo resume=latest": "resume='latest' finds no run in runs/ppo.",
 }
@@ -388,7 +388,7 @@ def test_settings_that_cannot_be_read_are_said_in_one_line(command, finished):
 def test_a_fault_of_an_environment_survives_the_way_between_processes():
     import pickle
 
-    fault = EnvironmentFault("Env-v0", 3, "fell over", 17)
+    fault = EnvError("Env-v0", 3, "fell over", 17)
     assert str(pickle.loads(pickle.dumps(fault))) == str(fault)
 
 

@@ -33,20 +33,20 @@ from torchrl.trainers import LRSchedulerHook
 from kit.advantages import GAE
 from kit.config.plain import from_plain
 from kit.envs import make_env
-from kit.hooks import AnnealLearningRate, Evaluator, Hook, NaNGuard, NotFinite, StopWhen
-from kit.logging.files import NotSaved, append, write_whole
+from kit.hooks import AnnealLearningRate, Evaluator, Hook, NaNGuard, NonFiniteError, StopWhen
+from kit.logging.files import WriteError, append, write_whole
 from kit.modules import Categorical
 from kit.steps import SettingError, StepPlan
 from kit.trainer import Trainer
 from kit.trainer.checkpoint import (
     Checkpoints,
-    Damaged,
+    CorruptCheckpointError,
     _views_of_parameters,
     _write_checksums,
     check_whole,
     make_parts_when_loaded,
 )
-from kit.trainer.process import OwnNumbers
+from kit.trainer.rng import IsolatedRNG
 from kit.trainer.stages import HookError
 from kit.update import Update
 from tests.errors import raises_setting
@@ -128,7 +128,7 @@ def test_one_that_fails_half_way_is_not_there_and_the_one_before_is(tmp_path, er
 
     first.value = 2
     monkeypatch.setattr(torch, "save", fails)
-    with pytest.raises((NotSaved, KeyboardInterrupt)):
+    with pytest.raises((WriteError, KeyboardInterrupt)):
         checkpoints.save(16, {})
     assert len(saved) == 2
     assert Checkpoints.latest(tmp_path) == before
@@ -154,7 +154,7 @@ def test_a_folder_that_a_kill_has_left_incomplete_is_passed_over(tmp_path):
 def test_an_error_of_a_part_is_not_taken_for_a_full_disk(tmp_path):
     with pytest.raises(Exception, match="weights are gone") as raised:
         Checkpoints(tmp_path, {"part": Part(RuntimeError("weights are gone"))}).save(8, {})
-    assert not isinstance(raised.value, NotSaved)
+    assert not isinstance(raised.value, WriteError)
     assert Checkpoints.latest(tmp_path) is None
 
 
@@ -251,7 +251,7 @@ def flip(file: Path, bit: int) -> None:
 @pytest.mark.parametrize("recipe", ["ppo", "sac", "dreamerv3"])
 def test_a_single_changed_bit_is_noticed_in_any_file(recipe, tmp_path):
     module = importlib.import_module(f"recipes.{recipe}")
-    values = {**small_config(module.Config), "runs": str(tmp_path)}
+    values = {**small_config(module.Config), "log_dir": str(tmp_path)}
     trainer = module.build(from_plain(module.Config, values))
     trainer.run()
     checkpoint = trainer.last_checkpoint
@@ -263,7 +263,7 @@ def test_a_single_changed_bit_is_noticed_in_any_file(recipe, tmp_path):
         file = files[trial % len(files)]
         bit = int(rng.integers(8 * file.stat().st_size))
         flip(file, bit)
-        with pytest.raises(Damaged) as raised:
+        with pytest.raises(CorruptCheckpointError) as raised:
             check_whole(checkpoint)
         noticed += f"its file {file.relative_to(checkpoint)} is" in str(raised.value)
         flip(file, bit)
@@ -276,7 +276,7 @@ def test_every_changed_bit_of_the_checksums_themselves_is_noticed(tmp_path):
     sums = path / "checksums.txt"
     for bit in range(8 * sums.stat().st_size):
         flip(sums, bit)
-        with pytest.raises(Damaged, match=re.escape("its file checksums.txt is")):
+        with pytest.raises(CorruptCheckpointError, match=re.escape("its file checksums.txt is")):
             check_whole(path)
         flip(sums, bit)
     check_whole(path)
@@ -309,7 +309,7 @@ def test_the_damaged_file_is_named_and_the_checkpoint_before_is_used(what, tmp_p
     DAMAGES[what](file)
     name = file.relative_to(path)
     advice = "use another checkpoint, or begin a new run; this folder can be removed."
-    with pytest.raises(Damaged) as raised:
+    with pytest.raises(CorruptCheckpointError) as raised:
         checkpoints.load(path)
     why = f"is damaged: its file {name} {what}"
     assert str(raised.value) == f"checkpoint='{path}' {why}; {advice}"
@@ -328,7 +328,7 @@ def test_where_all_are_damaged_the_newest_is_named(tmp_path):
     for steps in (8, 16):
         shortened(checkpoints.save(steps, {}) / "manifest.json")
     why = r"checkpoint-000000000016' is damaged: its file manifest.json is not as it was written"
-    with pytest.raises(Damaged, match=why):
+    with pytest.raises(CorruptCheckpointError, match=why):
         Checkpoints.latest(tmp_path)
 
 
@@ -337,7 +337,7 @@ def test_a_file_that_was_added_is_named(name, tmp_path):
     path = Checkpoints(tmp_path, {"part": Part()}).save(8, {})
     (path / name).parent.mkdir(exist_ok=True)
     (path / name).write_text("{}")
-    with pytest.raises(Damaged, match=f"its file {name} was not written with it"):
+    with pytest.raises(CorruptCheckpointError, match=f"its file {name} was not written with it"):
         Checkpoints(tmp_path, {"part": Part()}).load(path)
 
 
@@ -362,7 +362,7 @@ def test_what_cannot_be_read_is_not_taken_for_damaged(what, tmp_path, monkeypatc
     monkeypatch.setattr(os, "listdir", refusing(list_folder))
     with raises_setting("checkpoint") as refused:
         Checkpoints.latest(tmp_path)
-    assert not isinstance(refused.value, Damaged)
+    assert not isinstance(refused.value, CorruptCheckpointError)
     assert f"make {forbidden} readable" in str(refused.value)
     assert "remove" not in str(refused.value)
 
@@ -374,7 +374,7 @@ def test_a_large_file_is_checked_from_its_first_byte_to_its_last(tmp_path):
     assert bits > 2 * 8 * 2**20  # is read in several blocks
     for bit in (0, bits // 2, bits - 1):
         flip(file, bit)
-        with pytest.raises(Damaged, match="is not as it was written"):
+        with pytest.raises(CorruptCheckpointError, match="is not as it was written"):
             check_whole(path)
         flip(file, bit)
     check_whole(path)
@@ -383,10 +383,10 @@ def test_a_large_file_is_checked_from_its_first_byte_to_its_last(tmp_path):
 def test_an_error_of_a_part_is_not_taken_for_that_of_the_checkpoint(tmp_path):
     class Full(Part):
         def load_state_dict(self, state):
-            raise NotSaved("rows.csv cannot be written: No space left on device")
+            raise WriteError("rows.csv cannot be written: No space left on device")
 
     path = Checkpoints(tmp_path, {"part": Part()}).save(8, {})
-    with pytest.raises(NotSaved, match=r"^rows.csv cannot be written: No space left on device$"):
+    with pytest.raises(WriteError, match=r"^rows.csv cannot be written: No space left on device$"):
         Checkpoints(tmp_path, {"part": Full()}).load(path)
 
 
@@ -647,7 +647,7 @@ def test_they_are_part_of_a_saved_policy_and_noise_is_not(alone, tmp_path):
 
 
 def test_random_numbers_go_on_where_they_were(tmp_path):
-    numbers = OwnNumbers()
+    numbers = IsolatedRNG()
     checkpoints = Checkpoints(tmp_path, {"random_numbers": numbers})
 
     def draw() -> list[float]:
@@ -680,7 +680,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_the_last_good_checkpoint_sta
             trainer.register_op("process_loss", spoil)
 
     trainer.register_op("post_steps", later)
-    with pytest.raises(NotFinite) as raised:
+    with pytest.raises(NonFiniteError) as raised:
         trainer.run()
     good = tmp_path / "checkpoints" / "checkpoint-000000000032"
     assert "loss_objective is nan" in str(raised.value) or math.isinf(bad)
@@ -699,7 +699,7 @@ def test_a_file_is_written_completely_or_not_at_all(tmp_path):
     write_whole(path, "after")
     assert path.read_text() == "after"
     assert names(tmp_path) == ["file.txt"]
-    with pytest.raises(NotSaved, match=r"nowhere/file\.txt cannot be written: No such file"):
+    with pytest.raises(WriteError, match=r"nowhere/file\.txt cannot be written: No such file"):
         write_whole(tmp_path / "nowhere" / "file.txt", "")
 
 
@@ -711,7 +711,7 @@ def test_a_file_that_does_not_fit_leaves_nothing(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(NotSaved, match="No space left on device"):
+    with pytest.raises(WriteError, match="No space left on device"):
         write_whole(path, "after")
     assert path.read_text() == "before"
     assert names(tmp_path) == ["file.txt"]
@@ -730,7 +730,7 @@ def test_a_line_that_does_not_fit_is_not_there_at_all(tmp_path, monkeypatch):
     monkeypatch.setattr(
         Path, "open", lambda self, mode, **_: Full(io.FileIO(str(self), mode), newline="")
     )
-    with pytest.raises(NotSaved, match=r"rows.csv cannot be written: No space left on device"):
+    with pytest.raises(WriteError, match=r"rows.csv cannot be written: No space left on device"):
         append(path, "3,4\n")
     monkeypatch.undo()
     assert path.read_text() == "1,2\n"

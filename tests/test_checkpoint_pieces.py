@@ -11,8 +11,13 @@ import torch
 from tensordict import TensorDict
 
 from kit.buffers import make_replay_buffer
-from kit.trainer.checkpoint import Checkpoints, Damaged, _write_checksums, check_whole
-from kit.trainer.pieces import LARGE, PIECE, _here
+from kit.trainer.checkpoint import (
+    Checkpoints,
+    CorruptCheckpointError,
+    _write_checksums,
+    check_whole,
+)
+from kit.trainer.chunked_state import LARGE, PIECE, _here
 from tests.errors import raises_setting
 from tests.test_checkpoint import Part
 
@@ -111,7 +116,7 @@ def test_a_changed_bit_of_a_piece_is_noticed(tmp_path):
     data = bytearray(piece.read_bytes())
     data[PIECE // 2] ^= 4
     piece.write_bytes(data)
-    with pytest.raises(Damaged, match=piece.name):
+    with pytest.raises(CorruptCheckpointError, match=piece.name):
         check_whole(path)
 
 

@@ -75,7 +75,7 @@ def test_what_translate_prints_can_be_typed(kit, name):
     made = json.loads(kit(f"translate {source[name]} --to {name} --json"))["to"]
     words = " ".join(f"{key}={value}" for key, value in made["settings"].items())
     kit(f"explain {name} algo={made['algo']} {words}")
-    assert not {"critic", "body_lr_factor"} & set(made["settings"])
+    assert not {"critic", "backbone_lr_scale"} & set(made["settings"])
 
 
 def test_translate_keeps_settings_of_the_target(kit):
@@ -133,7 +133,7 @@ def test_words_lists_the_vocabularies(kit):
     assert "critic.lamda=0.95  (acts: gae_lambda)" in kit("words pyrado")
     uses = {row["name"]: (row["use"], row["as"]) for row in json.loads(kit("words sb3 --json"))}
     assert uses["gradient_steps"] == ("counts", "")
-    assert uses["clip_range"] == ("acts", "clip_epsilon, anneal_clip")
+    assert uses["clip_range"] == ("acts", "clip_epsilon, clip_schedule")
     assert uses["use_sde"][0] == "refused"
     assert len(json.loads(kit("words --json"))) == 10
 

@@ -119,9 +119,9 @@ def test_a_value_that_is_no_number_is_shown(text, middle, place):
 
 
 def test_a_run_that_begins_with_the_weights_of_another_is_a_group_of_its_own(runs, tmp_path):
-    other = made(tmp_path, learning_rate=LOW, seed=4, start_from=str(runs[LOW, 0]))
+    other = made(tmp_path, learning_rate=LOW, seed=4, init_from=str(runs[LOW, 0]))
     names = [group.name for group in compare([runs[LOW, 0], other]).groups]
-    assert names == ["start_from=null", f"start_from={runs[LOW, 0]}"]
+    assert names == ["init_from=null", f"init_from={runs[LOW, 0]}"]
 
 
 def test_a_setting_that_one_run_did_not_have_yet_is_told(runs, tmp_path):
@@ -143,7 +143,7 @@ def test_recipes_are_told_by_name_and_not_by_their_many_settings(runs, tmp_path)
         total_policy_steps=16, steps_per_env=8, minibatch_size=16, evaluation_every=16
     )
     config = recipes.a2c.Config(
-        env=EnvConfig(num_envs=2), steps=steps, runs=str(tmp_path), progress=False, gamma=0.5
+        env=EnvConfig(num_envs=2), steps=steps, log_dir=str(tmp_path), progress=False, gamma=0.5
     )
     trainer = recipes.a2c.build(config)
     trainer.run()

@@ -18,7 +18,7 @@ import recipes.bc
 import recipes.ppo
 import recipes.sac
 from kit.cli.launch import help_text
-from kit.config import Count, NotNegative, Positive, UnitInterval
+from kit.config import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
 from kit.config.parts import resolve
 from kit.config.plain import check, from_plain, settings, to_plain
 from kit.config.plan import make_plan
@@ -38,7 +38,7 @@ RECIPES = [
 class Inner:
     """A group."""
 
-    size: Count = 2
+    size: PositiveInt = 2
     """rows."""
 
 
@@ -47,11 +47,11 @@ class Settings:
     """Settings of all kinds."""
 
     inner: Inner = field(default_factory=Inner)
-    count: Count = 3
+    count: PositiveInt = 3
     """things."""
-    maybe: Count | None = None
-    rate: Positive = 0.1
-    weight: NotNegative = 0.0
+    maybe: PositiveInt | None = None
+    rate: PositiveFloat = 0.1
+    weight: NonNegativeFloat = 0.0
     discount: UnitInterval = 0.9
     kind: Literal["red", "green"] = "red"
     sizes: list[int] = field(default_factory=lambda: [4, 4])
@@ -313,7 +313,7 @@ def test_the_environments_defaults_are_those_of_make_env():
 def test_a_plan_of_a_hundred_million_steps_is_not_followed_when_a_run_is_built():
     """Where a rule counts in floats, asking for a far iteration follows all those before it."""
     steps = {"dialect": "dreamer", "train_ratio": 20.0, "envs": 10, "max_episode_steps": 3}
-    config = from_plain(recipes.sac.Config, {"steps": steps, "runs": None, "progress": False})
+    config = from_plain(recipes.sac.Config, {"steps": steps, "log_dir": None, "progress": False})
     trainer = recipes.sac.build(config)
     assert trainer.plan.total_policy_steps >= 10**8
     assert len(getattr(trainer.plan, "_followed", (0, []))[1]) < 1_000

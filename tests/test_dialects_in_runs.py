@@ -72,7 +72,7 @@ def rows_of(recipe: Any, steps: Any, folder: Any) -> tuple[Any, list[dict[str, A
     """Run a recipe and return its plan and one row for each iteration."""
     config = recipe.Config(
         env=EnvConfig(id="Pendulum-v1", max_episode_steps=EPISODE),
-        steps=steps, hidden_sizes=[8], runs=str(folder), progress=False, log_every=1,
+        steps=steps, hidden_sizes=[8], log_dir=str(folder), progress=False, log_every=1,
         checkpoint_every=10**9,
     )  # fmt: skip
     rows: list[dict[str, Any]] = []
@@ -112,7 +112,7 @@ NIP = {"frames_per_batch": 32, "steps_per_env_per_iteration": 8, "num_iterations
 def small(recipe: Any, steps: Any, **settings: Any) -> Any:
     """Settings of a small run that writes nothing."""
     env = EnvConfig(id="Pendulum-v1", max_episode_steps=EPISODE)
-    quiet = {"runs": None, "progress": False, "hidden_sizes": [8], "env": env}
+    quiet = {"log_dir": None, "progress": False, "hidden_sizes": [8], "env": env}
     return recipe.Config(**{**quiet, "steps": steps, **settings})
 
 
@@ -128,14 +128,14 @@ def test_learning_rate_and_discounts_of_nip_reach_optimizer_and_advantages() -> 
 
 def test_the_hidden_layers_of_nip_learn_at_a_rate_of_their_own() -> None:
     factors = {"actor": 0.5, "critic": 0.5}
-    trainer = ppo.build(small(ppo, Nip(**NIP, lr=0.01, body_lr_factor=factors)))
+    trainer = ppo.build(small(ppo, Nip(**NIP, lr=0.01, backbone_lr_scale=factors)))
     rates = [float(group["lr"]) for group in trainer.optimizer.param_groups]
     assert rates == pytest.approx([0.01, 0.005])
     trainer.run()
-    with raises_setting("body_lr_factor.actor"):
-        ppo.build(small(ppo, Nip(**NIP, body_lr_factor={"actor": 0.5})))
-    told = " ".join(Nip(**NIP, body_lr_factor=factors).notes())
-    assert "body_lr_factor acts here; nip's agents have factors of their own" in told
+    with raises_setting("backbone_lr_scale.actor"):
+        ppo.build(small(ppo, Nip(**NIP, backbone_lr_scale={"actor": 0.5})))
+    told = " ".join(Nip(**NIP, backbone_lr_scale=factors).notes())
+    assert "backbone_lr_scale acts here; nip's agents have factors of their own" in told
 
 
 @pytest.mark.parametrize(("given", "clipped"), [(0.4, 0.4), (True, 0.2), (False, None)])
@@ -274,7 +274,7 @@ def test_the_settings_of_the_run_are_those_it_trained_with_and_a_resume_keeps_th
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = [f"steps.{name}={value}" for name, value in NIP.items()]
-    words += ["steps.lr=0.5", "steps.gamma=0.5", "anneal=constant"]
+    words += ["steps.lr=0.5", "steps.gamma=0.5", "lr_schedule=constant"]
     main(ppo.Config, ppo.build, ["steps=nip", *words, "hidden_sizes=[8]", "progress=false"])
     (run,) = (path.parent for path in tmp_path.rglob("config.yaml"))
     saved = yaml.safe_load((run / "config.yaml").read_text())
@@ -296,7 +296,7 @@ def test_the_settings_of_the_run_are_those_it_trained_with_and_a_resume_keeps_th
 def test_a_resume_in_python_has_the_number_of_envs_that_the_words_say(tmp_path: Any) -> None:
     def config(n_envs: int = 2, **changes: Any) -> Any:
         steps = SB3(total_timesteps=64, n_envs=n_envs, n_steps=16, batch_size=8)
-        run = {"runs": str(tmp_path), "progress": False, "hidden_sizes": [8]}
+        run = {"log_dir": str(tmp_path), "progress": False, "hidden_sizes": [8]}
         return ppo.Config(steps=steps, **run, **changes)
 
     stopped = ppo.build(config(), hooks=[TimeLimit(1e-9)])
@@ -309,12 +309,12 @@ def test_a_resume_in_python_has_the_number_of_envs_that_the_words_say(tmp_path: 
 def test_an_episode_that_ends_before_the_length_that_is_said_names_that_setting():
     steps = Pyrado(max_iter=2, min_steps=20, num_epoch=1, batch_size=9, env_max_steps=500)
     with raises_setting("episode_length"):
-        ppo.build(ppo.Config(steps=steps, runs=None, progress=False)).run()
+        ppo.build(ppo.Config(steps=steps, log_dir=None, progress=False)).run()
 
 
 def test_pyrados_longest_rollout_is_the_time_limit_of_the_environment():
     steps = Pyrado(max_iter=2, min_steps=50, num_epoch=1, batch_size=10, env_max_steps=20)
-    cfg = ppo.Config(steps=steps, runs=None, progress=False)
+    cfg = ppo.Config(steps=steps, log_dir=None, progress=False)
     cfg.env.id = "Pendulum-v1"  # whose episodes are 200 steps
     trainer = ppo.build(cfg)
     ledger = trainer.run()

@@ -157,7 +157,7 @@ def test_a_command_does_what_the_page_says_it_does(command, tmp_path, monkeypatc
     assert (program, words[0]) == ("python", "-m"), "neither run nor listed as not run"
     module, *words = words[1:]
     if module.startswith("recipes."):
-        if any(word.startswith(("resume=", "start_from=")) for word in words):
+        if any(word.startswith(("resume=", "init_from=")) for word in words):
             interrupted(module)
         words = shortened(module, words)
     else:

@@ -43,7 +43,7 @@ def run(tmp_path_factory) -> Path:
             total_policy_steps=256, steps_per_env=32, update_epochs=2, minibatch_size=32,
             evaluation_every=None, evaluation_episodes=3,
         ),
-        hidden_sizes=[8], runs=str(tmp_path_factory.mktemp("runs")), progress=False,
+        hidden_sizes=[8], log_dir=str(tmp_path_factory.mktemp("runs")), progress=False,
     )  # fmt: skip
     trainer = recipes.ppo.build(config)
     trainer.run()
@@ -222,7 +222,7 @@ def test_a_saved_run_has_the_weights_and_the_frozen_normalisation_of_its_end(tmp
             total_policy_steps=60, learning_starts=20, minibatch_size=8, evaluation_every=None,
             evaluation_episodes=2,
         ),
-        hidden_sizes=[8], runs=str(tmp_path), progress=False,
+        hidden_sizes=[8], log_dir=str(tmp_path), progress=False,
     )  # fmt: skip
     trainer = recipes.sac.build(config)
     trainer.run()
@@ -394,7 +394,7 @@ def test_a_saved_policy_acts_in_plain_gymnasium_as_in_its_evaluations(kind, tmp_
         steps = OffPolicySteps(total_policy_steps=60, learning_starts=30, evaluation_every=None)
     if kind == "ppo_recurrent":
         steps.sequence_length, steps.minibatch_size = 16, 8
-    settings = {"runs": str(tmp_path), "progress": False, "steps": steps}
+    settings = {"log_dir": str(tmp_path), "progress": False, "steps": steps}
     trainer = recipe.build(recipe.Config(**settings))
     trainer.run()
     saved = SavedRun(str(trainer.folder))
@@ -417,7 +417,7 @@ def test_a_saved_policy_that_samples_explores_as_much_as_at_the_end_of_its_train
         minibatch_size=8,
         evaluation_episodes=1,
     )
-    settings = {"hidden_sizes": [8], "runs": str(tmp_path), "progress": False, "steps": steps}
+    settings = {"hidden_sizes": [8], "log_dir": str(tmp_path), "progress": False, "steps": steps}
     trainer = recipes.dqn.build(recipes.dqn.Config(epsilon_end=0.0, **settings))
     trainer.run()
     saved = SavedRun(trainer.folder, best=best)
@@ -479,7 +479,7 @@ def test_a_run_of_watched_processes_is_evaluated_in_this_one(tmp_path):
     config = recipes.ppo.Config(
         env=EnvConfig(num_envs=2, vectorization="async", step_timeout=60.0),
         steps=OnPolicySteps(total_policy_steps=64, steps_per_env=8, minibatch_size=16),
-        hidden_sizes=[8], runs=str(tmp_path), progress=False,
+        hidden_sizes=[8], log_dir=str(tmp_path), progress=False,
     )  # fmt: skip
     trainer = recipes.ppo.build(config)
     trainer.run()

@@ -111,9 +111,9 @@ EFFECTS: dict[str, Effect] = {
     "threads": Effect(2, lambda run: run.threads),
     "compile": Effect(False, part("update.compile")),
     "logger": Effect("tensorboard", lambda run: [f for f in run.files if "tfevents" in f]),
-    "runs": Effect("elsewhere", lambda run: {f.split("/")[0] for f in run.files}),
+    "log_dir": Effect("elsewhere", lambda run: {f.split("/")[0] for f in run.files}),
     "resume": Effect("latest", lambda run: sum(f.endswith("config.yaml") for f in run.files)),
-    "start_from": Effect("latest"),
+    "init_from": Effect("latest"),
     "log_every": Effect(32, lambda run: run.rows),
     "checkpoint_every": Effect(
         32, lambda run: [f for f in run.files if f.endswith("32/manifest.json")]
@@ -165,7 +165,7 @@ EFFECTS: dict[str, Effect] = {
     "hidden_sizes": Effect([6]),
     "critic_hidden_sizes": Effect([6]),
     "activation": Effect("silu"),
-    "shared_body": Effect(None),
+    "shared_backbone": Effect(None),
     "initial_log_std": Effect(-2.0, weights, PENDULUM),
     "squash_actions": Effect(True, weights, PENDULUM),
     "dueling": Effect(None),
@@ -195,8 +195,8 @@ EFFECTS: dict[str, Effect] = {
     "num_target_critics": Effect(1),
     "dropout": Effect(0.5),
     "noisy": Effect(False),
-    "priority_exponent": Effect(2.0),
-    "importance_exponent": Effect(1.0, given={"priority_exponent": 1.0}),
+    "per_alpha": Effect(2.0),
+    "per_beta": Effect(1.0, given={"per_alpha": 1.0}),
     # world models
     "size": Effect("tiny"),
     "imagination_horizon": Effect(2),
@@ -219,9 +219,9 @@ EFFECTS: dict[str, Effect] = {
     "extrinsic_weight": Effect(1.0),
     "ensemble_learning_rate": Effect(0.1),
     "steps.exploration_steps": Effect(8),
-    "anneal_entropy": Effect("linear", weights, {"entropy_coeff": 0.5}),
-    "anneal_critic": Effect("linear"),
-    "normalize_over": Effect("running", weights, {"normalize_advantage": True}),
+    "entropy_schedule": Effect("linear", weights, {"entropy_coeff": 0.5}),
+    "critic_schedule": Effect("linear"),
+    "advantage_norm": Effect("running", weights, {"normalize_advantage": True}),
     "baseline": Effect(False),
     "max_rho": Effect(0.1),
     "max_c": Effect(0.1),
@@ -229,7 +229,7 @@ EFFECTS: dict[str, Effect] = {
     "recurrent_size": Effect(5),
     "burn_in": Effect(2),
     "num_particles": Effect(1),
-    "anneal_clip": Effect("linear", weights, {**SEVERAL_EPOCHS, "clip_epsilon": 1e-3}),
+    "clip_schedule": Effect("linear", weights, {**SEVERAL_EPOCHS, "clip_epsilon": 1e-3}),
     # images
     "clip_reward": Effect(False, lambda run: "sign_reward" in run.trainer.registered_modules),
     "preprocess": Effect("atari", refused),
@@ -237,13 +237,13 @@ EFFECTS: dict[str, Effect] = {
     "convolutions": Effect([[4, 4, 2]]),
     # optimisation
     "optimizer": Effect("adam"),
-    "body_lr_factor": Effect(0.1, weights, {"shared_body": True}),
+    "backbone_lr_scale": Effect(0.1, weights, {"shared_backbone": True}),
     "momentum": Effect(0.9),
     "renorm_actor": Effect(True),
     "renorm_warmup": Effect(3),
     "beta_1": Effect(0.99),
     "learning_rate": Effect(0.05),
-    "anneal": Effect("cosine"),
+    "lr_schedule": Effect("cosine"),
     "max_grad_norm": Effect(1e-3),
     "target_kl": Effect(1e-9, counts("skipped_gradient_steps"), SEVERAL_EPOCHS),
     "tau": Effect(0.5),
@@ -336,7 +336,7 @@ RECURRENT = {
         counts("iterations"),
         {**NO_STEPS, "steps.frames_per_batch": 16, "steps.minibatch_size": 2},
     ),
-    "shared_body": Effect(False, refused),
+    "shared_backbone": Effect(False, refused),
 }
 """Of recipes whose minibatches are sequences."""
 
@@ -400,11 +400,11 @@ TRUST_REGION: dict[str, Effect] = {
         False, lambda run: run.trainer.registered_modules["fit_critic"].update.compile
     ),
     "learning_rate": Effect(0.05, refused),
-    "anneal": Effect("cosine", refused),
-    "body_lr_factor": Effect(0.1, refused),
-    "shared_body": Effect(True, refused),
+    "lr_schedule": Effect("cosine", refused),
+    "backbone_lr_scale": Effect(0.1, refused),
+    "shared_backbone": Effect(True, refused),
     "critic_coeff": Effect(5.0, refused),
-    "anneal_critic": Effect("linear", refused),
+    "critic_schedule": Effect("linear", refused),
 }
 """Of trust regions, beside which a critic is fitted."""
 
@@ -491,7 +491,7 @@ def derive_loss(recipe: str) -> None:
 
 
 WRITES = (
-    "logger", "runs", "resume", "start_from", "log_every", "checkpoint_every", "video_every",
+    "logger", "log_dir", "resume", "init_from", "log_every", "checkpoint_every", "video_every",
     "save_policy",
 )  # fmt: skip
 """Settings of what a run writes; the others are tried without a run folder."""
@@ -511,14 +511,14 @@ def differs(recipe: str, name: str, tmp_path: Path, capsys: Any) -> bool:
             outcome(recipe, tmp_path, {name: effect.value}, capsys)
         return True
     given = {key: value for key, value in effect.given.items() if key in known}
-    given |= {"runs": "runs"} if name in WRITES else {}
+    given |= {"log_dir": "runs"} if name in WRITES else {}
     if name == "resume":
         first, second = (
             effect.look(outcome(recipe, tmp_path, {**given, **more}, capsys))
             for more in ({}, {name: effect.value})
         )
         return bool(first == second)
-    if name == "start_from":  # the run before
+    if name == "init_from":  # the run before
         runs = [
             outcome(recipe, tmp_path, {**given, **more}, capsys)
             for more in ({}, {name: effect.value})

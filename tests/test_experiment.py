@@ -64,7 +64,7 @@ def quiet(config_class: Any, **settings: Any) -> Any:
     usual: dict[str, Any] = {"steps": OnPolicySteps(**ON) if on else OffPolicySteps(**OFF)}
     usual |= {"hidden_sizes": [8]} if hasattr(config_class, "activation") else {}
     usual |= {"env": EnvConfig(num_envs=2)} if on else {}
-    return config_class(**{**usual, "runs": None, "progress": False, **settings})
+    return config_class(**{**usual, "log_dir": None, "progress": False, **settings})
 
 
 def ppo(**settings: Any) -> recipes.ppo.Config:
@@ -114,7 +114,7 @@ def test_a_logger_without_a_folder_is_refused():
 
 def test_resuming_without_a_folder_is_refused_rather_than_begun_anew():
     message = refused(recipes.ppo.build, ppo(resume="runs/ppo/CartPole-v1/20251201-093000-s0"))
-    assert "goes on in its run folder, and this run has none; leave out runs=null" in message
+    assert "goes on in its run folder, and this run has none; leave out log_dir=null" in message
 
 
 # ---------------------------------------------------------------------- as if wired by hand
@@ -262,7 +262,7 @@ def test_every_loss_gets_the_settings_of_the_recipe(swap):
 
 
 def test_a_loss_that_is_tried_when_a_run_is_built_leaves_running_moments_as_they_were():
-    config = ppo(normalize_over="running", loss=f"{__name__}:Bolder")
+    config = ppo(advantage_norm="running", loss=f"{__name__}:Bolder")
     advantage = recipes.ppo.build(config).advantage
     assert advantage.standardizer.count == 0
 
@@ -287,7 +287,7 @@ def test_a_loss_that_does_not_read_how_many_steps_were_joined_is_refused():
 def test_a_loss_of_ones_own_draws_the_random_numbers_of_the_recipes():
     numbers = []
     for loss in ("SACLoss", f"{__name__}:OwnSAC"):
-        config = recipes.sac.Config(loss=loss, runs=None, progress=False)
+        config = recipes.sac.Config(loss=loss, log_dir=None, progress=False)
         config.steps.total_policy_steps, config.steps.evaluation_every = 1_016, None
         trainer = recipes.sac.build(config)
         trainer.run()
@@ -364,7 +364,7 @@ def test_settings_that_make_no_sense_are_refused_with_what_to_do(recipe, config,
     ids=lambda steps: type(steps).__name__,
 )
 def test_steps_are_also_a_plan_or_another_librarys_and_resume(steps, tmp_path):
-    config = ppo(steps=steps, runs=str(tmp_path))
+    config = ppo(steps=steps, log_dir=str(tmp_path))
     trainer = recipes.ppo.build(config)
     assert trainer.run().policy_steps == 64
     config.resume = str(trainer.folder)
@@ -417,7 +417,7 @@ def test_a_setting_that_a_recipe_of_ones_own_leaves_out_is_refused(setting, mess
     ids=["the kit's", "TorchRL's"],
 )
 def test_a_replay_buffer_with_other_samples_than_the_settings_say_is_refused(buffer):
-    for setting in ({"n_step": 3}, {"priority_exponent": 0.6}, {"buffer_size": 9}):
+    for setting in ({"n_step": 3}, {"per_alpha": 0.6}, {"buffer_size": 9}):
         with raises_setting(min(setting)):
             recipes.sac.build(sac(**setting), buffer=buffer)
     recipes.sac.build(sac(buffer_size=100), buffer=buffer)
@@ -441,12 +441,12 @@ def prioritized(alpha):
 
 
 def test_priorities_of_a_given_replay_buffer_have_the_exponent_of_the_settings():
-    with raises_setting("priority_exponent"):
-        recipes.sac.build(sac(priority_exponent=0.6), buffer=prioritized(0.7))
-    recipes.sac.build(sac(priority_exponent=0.7), buffer=prioritized(0.7))
-    message = refused(recipes.ddpg.build, ddpg(priority_exponent=0.6), buffer=prioritized(0.6))
-    assert message.startswith("priority_exponent=0.6 has no effect: the given")
-    recipes.ddpg.build(ddpg(priority_exponent=1.2), buffer=prioritized(0.6))
+    with raises_setting("per_alpha"):
+        recipes.sac.build(sac(per_alpha=0.6), buffer=prioritized(0.7))
+    recipes.sac.build(sac(per_alpha=0.7), buffer=prioritized(0.7))
+    message = refused(recipes.ddpg.build, ddpg(per_alpha=0.6), buffer=prioritized(0.6))
+    assert message.startswith("per_alpha=0.6 has no effect: the given")
+    recipes.ddpg.build(ddpg(per_alpha=1.2), buffer=prioritized(0.6))
 
 
 @pytest.mark.parametrize(
@@ -454,7 +454,7 @@ def test_priorities_of_a_given_replay_buffer_have_the_exponent_of_the_settings()
     [
         {"store_next_observation": False},
         {"buffer_folder": "."},
-        {"importance_exponent": 0.5, "priority_exponent": 0.6},
+        {"per_beta": 0.5, "per_alpha": 0.6},
     ],
 )
 def test_how_a_given_replay_buffer_stores_and_draws_is_no_setting(settings):
@@ -469,7 +469,7 @@ def test_evaluating_a_saved_run_allocates_no_replay_buffer_and_starts_no_process
     from kit.evaluate import SavedRun
 
     env = EnvConfig("Pendulum-v1", num_envs=1, vectorization="async")
-    trainer = recipes.sac.build(sac(env=env, collector="async", runs=str(tmp_path)))
+    trainer = recipes.sac.build(sac(env=env, collector="async", log_dir=str(tmp_path)))
     trainer.run()
     before = set(multiprocessing.active_children())
     run = SavedRun(Path(str(trainer.folder)))
@@ -483,7 +483,7 @@ def test_evaluating_a_saved_run_allocates_no_replay_buffer_and_starts_no_process
 @pytest.mark.parametrize("recipe", [recipes.ppo, recipes.a2c, recipes.sac])
 def test_in_bfloat16_recorded_steps_are_the_eager_ones_and_weights_stay_float32(recipe):
     def trained(**settings):
-        config = recipe.Config(runs=None, progress=False, **settings)
+        config = recipe.Config(log_dir=None, progress=False, **settings)
         config.steps.total_policy_steps, config.steps.evaluation_every = 2_560, None
         if recipe is recipes.sac:
             config.steps.total_policy_steps = 1_024

@@ -109,7 +109,7 @@ RUNS = {
 
 def played(recipe: Any, folder: Path, **settings: Any) -> SavedRun:
     """The policy of a short run."""
-    config = recipe.Config(runs=str(folder), progress=False, hidden_sizes=[8], **settings)
+    config = recipe.Config(log_dir=str(folder), progress=False, hidden_sizes=[8], **settings)
     trainer = recipe.build(config)
     trainer.run()
     return SavedRun(trainer.folder)

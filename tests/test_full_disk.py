@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.trainer.checkpoint import Checkpoints, NotSaved
+from kit.trainer.checkpoint import Checkpoints, WriteError
 from recipes.ppo import build
 from tests.short_runs import COMMON, SHORT, one_line, policy_steps_in, rows_in, the_run, tiny_config
 
@@ -41,7 +41,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path, mon
         return save(self, path, metadata=metadata)
 
     monkeypatch.setattr(Checkpoint, "save", once)
-    with pytest.raises(NotSaved) as raised:
+    with pytest.raises(WriteError) as raised:
         build(tiny_config(tmp_path)).run()
     run = the_run(tmp_path)
     assert str(raised.value) == (
@@ -54,7 +54,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path, mon
 
 def test_rows_that_cannot_be_written_leave_those_before(tmp_path, monkeypatch):
     full_from(monkeypatch, "metrics.csv", 3)
-    with pytest.raises(NotSaved, match=r"metrics.csv cannot be written: No space left on device"):
+    with pytest.raises(WriteError, match=r"metrics.csv cannot be written: No space left on device"):
         build(tiny_config(tmp_path)).run()
     run = the_run(tmp_path)
     before = rows_in(run)
@@ -74,7 +74,7 @@ def test_a_picture_that_cannot_be_written_leaves_the_run_as_it_is(tmp_path, monk
         return write(path, content)
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(NotSaved, match=r"curve.png cannot be written: No space left on device"):
+    with pytest.raises(WriteError, match=r"curve.png cannot be written: No space left on device"):
         build(tiny_config(tmp_path)).run()
     assert policy_steps_in(the_run(tmp_path)) == [16, 32, 48, 64]
     assert Checkpoints.latest(the_run(tmp_path) / "checkpoints").name.endswith("64")
@@ -89,7 +89,7 @@ def test_a_disk_that_is_really_full_is_said_in_one_line(tmp_path):
 
     words = [*SHORT["ppo"], *COMMON, "hidden_sizes=[64,64]", "checkpoint_every=32", "log_every=16"]
     ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "recipes.ppo", *words, f"runs={tmp_path}/runs"],
+        [sys.executable, "-W", "ignore", "-m", "recipes.ppo", *words, f"log_dir={tmp_path}/runs"],
         check=False, capture_output=True, text=True, preexec_fn=limit,
     )  # fmt: skip
     assert ran.returncode == 1

@@ -253,12 +253,12 @@ NIP = {"num_iterations": 2, "frames_per_batch": 128, "steps_per_env_per_iteratio
 def test_given_default_of_another_library_acts() -> None:
     same = {"use_shared_body": True, "anneal_lr": False}
     assert carry(Nip(**NIP), ppo.Config(), "ppo")[0] == {}
-    values = {"shared_body": True, "anneal": "constant"}
+    values = {"shared_backbone": True, "lr_schedule": "constant"}
     assert carry(Nip(**NIP, **same), ppo.Config(), "ppo")[0] == values
     assert carry(replace(Nip(**NIP), **same), ppo.Config(), "ppo")[0] == values
     assigned = Nip(**NIP)
     assigned.anneal_lr = False
-    assert carry(assigned, ppo.Config(), "ppo")[0] == {"anneal": "constant"}
+    assert carry(assigned, ppo.Config(), "ppo")[0] == {"lr_schedule": "constant"}
     as_file = from_plain(ppo.Config, {"steps": {"dialect": "nip", **NIP, **same}})
     assert carry(as_file.steps, as_file, "ppo")[0] == values
     words = [f"steps.{n}={written(v)}" for n, v in {**NIP, **same}.items()]
@@ -268,9 +268,9 @@ def test_given_default_of_another_library_acts() -> None:
 
 
 def test_given_default_of_a_group_of_another_library_acts() -> None:
-    config = ppo.Config(body_lr_factor=0.5)
-    with raises_setting("body_lr_factor.actor"):
-        carry(Nip(**NIP, body_lr_factor={"actor": 1.0}), config, "ppo")
+    config = ppo.Config(backbone_lr_scale=0.5)
+    with raises_setting("backbone_lr_scale.actor"):
+        carry(Nip(**NIP, backbone_lr_scale={"actor": 1.0}), config, "ppo")
 
 
 def test_given_default_contradicts_a_given_setting_of_the_recipe() -> None:
@@ -318,7 +318,7 @@ def test_differences_lists_what_is_not_the_recipes_default() -> None:
 
 def test_table_of_a_run_lists_its_settings() -> None:
     steps = OnPolicySteps(total_policy_steps=5_120, evaluation_episodes=1)
-    trainer = ppo.build(ppo.Config(steps=steps, gamma=0.9, runs=None, progress=False))
+    trainer = ppo.build(ppo.Config(steps=steps, gamma=0.9, log_dir=None, progress=False))
     (line,) = [one for one in trainer.plan.remarks if one.startswith("settings: ")]
     assert line == (
         "settings: steps.total_policy_steps=5120 (recipe: 65536), "

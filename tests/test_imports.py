@@ -163,9 +163,9 @@ from typing import TYPE_CHECKING
 from kit import trainer
 from kit.steps import StepPlan
 if TYPE_CHECKING:
-    from kit.logging.journal import Journal
+    from kit.logging.metrics_recorder import Journal
 def function():
-    from kit.buffers import ReplayBatches
+    from kit.buffers import ReplayMinibatches
 """
     found = set(imported(ast.parse(source), set(modules())))
     expected = {
@@ -173,7 +173,7 @@ def function():
         "kit.trainer.__init__",
         "kit.__init__",
         "kit.steps.__init__",
-        "kit.logging.journal",
+        "kit.logging.metrics_recorder",
         "kit.buffers.__init__",
     }
     assert found == expected

@@ -99,16 +99,16 @@ def test_a_sweep_makes_a_run_of_each_point_and_shows_them_side_by_side(capsys):
 
 def test_all_runs_of_a_sweep_start_from_the_run_that_was_the_latest_before_it():
     place = "it's here"
-    given = f'runs="{place}"'
+    given = f'log_dir="{place}"'
     ppo(*SHORT, given)
     before = find_run("latest", Path(place), "ppo")
-    ppo(given, "-m", *SHORT, "seed=1,2", "start_from=latest")
+    ppo(given, "-m", *SHORT, "seed=1,2", "init_from=latest")
     after = set(Path(place).glob("ppo/*/*-s[12]"))
-    assert [settings_of(run)["start_from"] for run in after] == [str(before)] * 2
+    assert [settings_of(run)["init_from"] for run in after] == [str(before)] * 2
 
 
 def test_what_hydra_writes_of_a_sweep_is_where_its_runs_are(tmp_path):
-    ppo(*SHORT, 'runs="here"', "--multirun", "seed=0,1")
+    ppo(*SHORT, 'log_dir="here"', "--multirun", "seed=0,1")
     assert [path.name for path in tmp_path.iterdir()] == ["here"]
     assert len(list(tmp_path.glob("here/ppo/sweeps/*/multirun.yaml"))) == 1
 
@@ -257,11 +257,11 @@ def test_help_shows_the_settings_of_the_chosen_vocabulary(capsys):
 
 
 def test_folders_in_quotation_marks_are_found_again():
-    ppo(*SHORT, "runs='a,b'")
+    ppo(*SHORT, "log_dir='a,b'")
     (run,) = [path.parent for path in Path("a,b").rglob("config.yaml")]
     before = (run / "metrics.csv").read_bytes()
-    ppo("resume='latest'", "runs='a,b'")
-    ppo(f"resume='{run}'", "runs='a,b'")
+    ppo("resume='latest'", "log_dir='a,b'")
+    ppo(f"resume='{run}'", "log_dir='a,b'")
     assert (run / "metrics.csv").read_bytes() == before
     assert [path.name for path in Path().iterdir()] == ["a,b"]
 

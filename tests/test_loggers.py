@@ -16,7 +16,6 @@ import pytest
 from kit.experiment import EnvConfig
 from kit.hooks import StopWhen
 from kit.logging.csv_file import read_rows
-from kit.logging.journal import Journal
 from kit.logging.loggers import (
     CsvLogger,
     LoggerError,
@@ -26,6 +25,7 @@ from kit.logging.loggers import (
     WandbLogger,
     make_loggers,
 )
+from kit.logging.metrics_recorder import MetricsRecorder
 from kit.runs.saved_runs import read_config
 from kit.steps import StepLedger
 from kit.steps.settings import OnPolicySteps
@@ -210,7 +210,7 @@ def config(tmp_path: Path, **changes: Any) -> Config:
         evaluation_every=32, evaluation_episodes=1,
     )  # fmt: skip
     return Config(
-        env=EnvConfig(num_envs=2), steps=steps, hidden_sizes=[8], runs=str(tmp_path / "runs"),
+        env=EnvConfig(num_envs=2), steps=steps, hidden_sizes=[8], log_dir=str(tmp_path / "runs"),
         progress=False, log_every=16, checkpoint_every=32, **changes,
     )  # fmt: skip
 
@@ -382,9 +382,9 @@ def test_a_logger_that_changes_its_row_changes_no_other_s():
 
 
 def test_a_logger_that_is_new_in_a_resumed_run_is_told_settings_and_plan(tmp_path):
-    before, new = Journal([CsvLogger(tmp_path)]), Rows()
+    before, new = MetricsRecorder([CsvLogger(tmp_path)]), Rows()
     before.start(0, {"lr": 1}, "a plan")
-    resumed = Journal([CsvLogger(tmp_path), new])
+    resumed = MetricsRecorder([CsvLogger(tmp_path), new])
     resumed.load_state_dict(before.state_dict())
     resumed.start(8, {"lr": 1}, "a plan")
     assert (new.config, new.texts) == ({"lr": 1}, {"plan": "a plan"})
@@ -419,7 +419,7 @@ def test_wandb_is_online_only_for_somebody_who_is_logged_in(logged_in, monkeypat
 @pytest.mark.usefixtures("nobody")
 def test_metrics_of_an_offline_run_are_drawn_against_gradient_steps_by_wandb(tmp_path):
     logger = WandbLogger(tmp_path)
-    Journal([logger], "gradient_steps").start(0, {}, "")
+    MetricsRecorder([logger], "gradient_steps").start(0, {}, "")
     logger.close()
     metrics = [record for name, record in records(tmp_path) if name == "metric"]
     (others,) = [metric for metric in metrics if metric.glob_name]
@@ -484,7 +484,7 @@ def test_any_logger_of_torchrl_takes_rows(tmp_path):
 def test_tensorboard_on_a_full_disk_ends_with_an_error(tmp_path):
     """Its thread's error, raised again in each later call, must not be chained to itself."""
     logger = TensorBoardLogger(tmp_path)
-    journal = Journal([logger])
+    journal = MetricsRecorder([logger])
     journal.start(0, {}, "plan")
     error = OSError(errno.ENOSPC, "No space left on device")
     logger.logger.experiment.file_writer.event_writer._async_writer._worker.exception = error

@@ -16,7 +16,7 @@ import recipes.ppo
 import recipes.ppo_recurrent
 import recipes.sac
 import recipes.tqc
-from kit.config.memory import Need, check_memory, memory_of_machine
+from kit.config.memory import MemoryEstimate, check_memory, memory_of_machine
 from kit.experiment import EnvConfig
 from kit.steps import SettingError
 from kit.steps.settings import OnPolicySteps
@@ -38,7 +38,7 @@ def machine(monkeypatch) -> Iterator[Any]:
 
 def refused(recipe: Any, **settings: Any) -> SettingError:
     with pytest.raises(SettingError) as raised:
-        recipe.build(recipe.Config(runs=None, **settings)).shutdown()
+        recipe.build(recipe.Config(log_dir=None, **settings)).shutdown()
     assert "\n" not in str(raised.value)
     return raised.value
 
@@ -55,14 +55,14 @@ def test_a_replay_buffer_that_does_not_fit_is_refused_with_the_largest_that_does
     )
     largest = int(str(error).split("what works: ")[1].split()[0])
     assert 0.95 * 100 * MIB < largest * ROW < 100 * MIB
-    recipes.sac.build(recipes.sac.Config(runs=None, buffer_size=largest)).shutdown()
+    recipes.sac.build(recipes.sac.Config(log_dir=None, buffer_size=largest)).shutdown()
     assert refused(recipes.sac, buffer_size=largest + 1).field == "buffer_size"
 
 
 def test_a_replay_buffer_on_a_disk_needs_room_there_and_no_memory(machine, tmp_path, monkeypatch):
     machine(100 * MIB)
     on_disk = {"buffer_folder": str(tmp_path)}
-    recipes.sac.build(recipes.sac.Config(runs=None, buffer_size=10 * MIB, **on_disk)).shutdown()
+    recipes.sac.build(recipes.sac.Config(log_dir=None, buffer_size=10 * MIB, **on_disk)).shutdown()
     free = SimpleNamespace(free=100 * MIB)
     monkeypatch.setattr(kit.config.memory.shutil, "disk_usage", lambda folder: free)
     error = refused(recipes.sac, buffer_size=10 * MIB, **on_disk)
@@ -72,8 +72,8 @@ def test_a_replay_buffer_on_a_disk_needs_room_there_and_no_memory(machine, tmp_p
 def test_latents_that_the_replay_keeps_count(machine):
     machine(100 * MIB)
     without = {"stored_latents": False, "buffer_size": MIB}
-    recipes.dreamerv3.build(recipes.dreamerv3.Config(runs=None, **without)).shutdown()
-    recipes.dreamerv3.build(recipes.dreamerv3.Config(runs=None, buffer_size=400_000)).shutdown()
+    recipes.dreamerv3.build(recipes.dreamerv3.Config(log_dir=None, **without)).shutdown()
+    recipes.dreamerv3.build(recipes.dreamerv3.Config(log_dir=None, buffer_size=400_000)).shutdown()
     assert refused(recipes.dreamerv3, buffer_size=400_000, latents=64).field == "buffer_size"
     assert refused(recipes.dreamerv3, buffer_size=MIB).field == "buffer_size"
 
@@ -90,7 +90,7 @@ def test_a_batch_that_does_not_fit_is_refused(machine):
 
 
 def test_where_nothing_works_no_value_is_named():
-    needs = [Need("big", 10, 11), Need("small", 1, 50)]
+    needs = [MemoryEstimate("big", 10, 11), MemoryEstimate("small", 1, 50)]
     with raises_setting("big"):
         check_memory(needs, 60, "memory of this machine")
     check_memory(needs, 160, "memory of this machine")

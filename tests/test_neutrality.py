@@ -195,7 +195,7 @@ def test_a_recipe_with_everything_on_trains_as_one_with_everything_off(
 ):
     monkeypatch.setenv("WANDB_MODE", "offline")
     watched = config(
-        logger="wandb,tensorboard", runs=str(tmp_path), log_every=1, checkpoint_every=16,
+        logger="wandb,tensorboard", log_dir=str(tmp_path), log_every=1, checkpoint_every=16,
         time_limit=1e9, progress=True,
     )  # fmt: skip
     watched.steps.evaluation_every = 32
@@ -208,7 +208,7 @@ def test_a_recipe_with_everything_on_trains_as_one_with_everything_off(
     assert written >= {"curve.png", "metrics.csv", "checkpoints", "wandb", "tensorboard"}
     assert "policy steps" in capsys.readouterr().out
 
-    trainer = recipe.build(config(runs=None, progress=False))
+    trainer = recipe.build(config(log_dir=None, progress=False))
     trainer.run()
     assert trainer.folder is None
     assert capsys.readouterr().out == ""

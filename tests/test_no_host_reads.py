@@ -16,7 +16,7 @@ from kit.buffers import make_replay_buffer
 from kit.collectors import TensorCollector, rollout, tensor
 from kit.envs import make_env
 from kit.losses import KLPENPPOLoss
-from kit.modules import make_action_value, make_actor, make_body, make_value
+from kit.modules import make_action_value, make_actor, make_backbone, make_value
 from kit.steps import StepPlan
 from kit.trainer import Trainer
 from kit.trainer.stages import HookError
@@ -47,7 +47,7 @@ def ppo(
     """PPO whose environments are written in torch: nothing has to come to the host."""
     plan = on_policy_plan(total_policy_steps=160, **changes)
     env = make_env(env, plan.num_envs, vectorization="tensor", seed=0)
-    body = None if recurrent is None else make_body(env, (8,), recurrent=recurrent)
+    body = None if recurrent is None else make_backbone(env, (8,), recurrent=recurrent)
     actor, critic = make_actor(env, (8,), body=body), make_value(env, (8,), body=body)
     loss = loss_class(actor, critic, normalize_advantage=True)
     optimizer = torch.optim.Adam(loss.parameters(), lr=1e-3, fused=True)

@@ -23,7 +23,7 @@ def built(collector: str = "vector", runs: str | None = None, steps: Any = (), *
     }  # fmt: skip
     vectorization = "tensor" if collector == "tensor" else "sync"
     env = EnvConfig("CartPole-v1", 4, vectorization=vectorization, normalize_observation=True)
-    settings = {"env": env, "hidden_sizes": [8], "progress": False, "runs": runs}
+    settings = {"env": env, "hidden_sizes": [8], "progress": False, "log_dir": runs}
     return ppo.build(
         ppo.Config(
             collector=collector, steps=OnPolicySteps(**{**amounts, **dict(steps)}),
@@ -68,12 +68,12 @@ def test_statistics_are_those_of_the_first_observations_alone():
 def test_a_resumed_run_ends_as_if_it_had_not_been_interrupted(tmp_path):
     whole = built()
     whole.run()
-    broken = built(runs=str(tmp_path))
+    broken = built(log_dir=str(tmp_path))
     broken.register_op(
         "post_steps", lambda: broken.request_stop() if broken.policy_steps == 168 else None
     )
     broken.run()
-    resumed = built(runs=str(tmp_path), resume=str(broken.folder))
+    resumed = built(log_dir=str(tmp_path), resume=str(broken.folder))
     resumed.run()
     assert resumed.ledger.counters() == whole.ledger.counters()
     assert_equal(weights(resumed), weights(whole))

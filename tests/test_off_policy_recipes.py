@@ -49,7 +49,7 @@ def built(name: str, folder: Path | None = None, **changes: Any) -> Trainer:
     )  # fmt: skip
     settings: dict[str, Any] = {
         "steps": steps, "hidden_sizes": [8, 8], "buffer_size": 100, "progress": False,
-        "runs": None if folder is None else str(folder), "checkpoint_every": 10,
+        "log_dir": None if folder is None else str(folder), "checkpoint_every": 10,
     }  # fmt: skip
     make = changes.pop("make", recipe.build)
     config = recipe.Config(**{**settings, **changes})
@@ -136,7 +136,7 @@ def test_priorities_are_absolute_errors_where_torchrl_writes_their_squares(name,
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_samples_by_priority_on_demand(name):
-    trainer = built(name, priority_exponent=0.6)
+    trainer = built(name, per_alpha=0.6)
     sampler = trainer.replay_buffer.sampler
     squares = name in ("dqn", "ddpg")  # half the exponent of a square is the same
     assert (sampler._alpha, sampler.beta) == (0.3 if squares else 0.6, 0.4)
@@ -146,7 +146,7 @@ def test_every_recipe_samples_by_priority_on_demand(name):
 
 @pytest.mark.parametrize(("name", "loss"), [("td3", "TD3BCLoss"), ("dqn", "DiscreteCQLLoss")])
 def test_the_exponent_is_that_of_errors_for_losses_of_data_sets_too(name, loss):
-    trainer = built(name, loss=loss, priority_exponent=0.6, importance_exponent=0.0)
+    trainer = built(name, loss=loss, per_alpha=0.6, per_beta=0.0)
     assert trainer.replay_buffer.sampler._alpha == 0.3  # TorchRL's write the square
 
 
@@ -159,22 +159,22 @@ def test_the_exponent_is_that_of_errors_for_a_loss_of_ones_own_on_a_known_one():
 
     for loss, alpha in ((OnTorchRLs, 0.3), (OnTheKits, 0.6)):
         make = functools.partial(dqn.build, make_loss=loss)
-        trainer = built("dqn", make=make, priority_exponent=0.6)
+        trainer = built("dqn", make=make, per_alpha=0.6)
         assert trainer.replay_buffer.sampler._alpha == alpha
 
 
 def test_priorities_of_sequences_are_refused_by_the_setting_that_asks_for_them():
     steps = OffPolicySteps(total_policy_steps=120, learning_starts=40, sequence_length=2)
-    with raises_setting("priority_exponent"):
-        built("sac", steps=steps, priority_exponent=0.6)
+    with raises_setting("per_alpha"):
+        built("sac", steps=steps, per_alpha=0.6)
 
 
 def test_importance_weights_are_left_out_on_demand_and_refused_without_priorities():
-    trainer = built("sac", priority_exponent=0.6, importance_exponent=0.0)
+    trainer = built("sac", per_alpha=0.6, per_beta=0.0)
     trainer.run()
     assert trainer.replay_buffer.sampler.beta == 0
-    with raises_setting("importance_exponent"):
-        built("sac", importance_exponent=1.0)
+    with raises_setting("per_beta"):
+        built("sac", per_beta=1.0)
 
 
 def test_a_loss_that_does_not_read_importance_weights_is_refused_with_them():
@@ -269,7 +269,7 @@ def test_gradient_steps_are_bitwise_those_of_eager_pytorch(name):
         {"head": "quantile"},
         {"head": "value", "noisy": False},
         {"head": "value", "noisy": False, "loss": "DQNLoss"},
-        {"head": "value", "priority_exponent": 0.0},
+        {"head": "value", "per_alpha": 0.0},
     ],
     ids=str,
 )
@@ -316,8 +316,8 @@ def test_a_resumed_run_ends_as_if_it_had_not_been_interrupted(name, tmp_path):
         ),
         (
             "rainbow",
-            {"priority_exponent": 0.0, "importance_exponent": 0.5},
-            r"importance_exponent=0\.5 has no effect: priority_exponent=0",
+            {"per_alpha": 0.0, "per_beta": 0.5},
+            r"per_beta=0\.5 has no effect: per_alpha=0",
         ),
         ("sac_discrete", {"target_entropy": 2.0}, "target_entropy=2.0 is more than 1"),
     ],
@@ -442,7 +442,7 @@ def test_rewards_of_which_the_sign_is_learned_from_are_not_normalised():
 @pytest.mark.parametrize(("name", "seed"), [("ddpg", 2), ("droq", 0)])
 def test_recipes_swing_the_pendulum_up_with_their_defaults(name, seed):
     recipe = importlib.import_module(f"recipes.{name}")
-    config = recipe.Config(runs=None, progress=False, seed=seed)
+    config = recipe.Config(log_dir=None, progress=False, seed=seed)
     config.steps.evaluation_every, config.steps.evaluation_episodes = None, 100
     trainer = recipe.build(config)
     trainer.run()

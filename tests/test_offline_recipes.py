@@ -71,7 +71,7 @@ def built(name: str, max_episode_steps: int = 15, **changes: Any) -> Trainer:
         evaluation_episodes=1,
     )  # fmt: skip
     settings: dict[str, Any] = {
-        "steps": steps, "hidden_sizes": [8, 8], "progress": False, "runs": None, "log_every": 20,
+        "steps": steps, "hidden_sizes": [8, 8], "progress": False, "log_dir": None, "log_every": 20,
     }  # fmt: skip
     config = recipe.Config(**{**settings, **changes})
     config.env.max_episode_steps = max_episode_steps
@@ -96,13 +96,13 @@ def test_gradient_steps_are_bitwise_those_of_eager_pytorch(name):
 def test_a_resumed_run_ends_as_if_it_had_not_been_interrupted(name, tmp_path):
     whole = built(name)
     whole.run()
-    broken = built(name, runs=str(tmp_path))
+    broken = built(name, log_dir=str(tmp_path))
     broken.register_op(
         "post_steps",
         lambda: broken.request_stop() if broken.ledger.gradient_steps == 40 else None,
     )
     broken.run()
-    resumed = built(name, runs=str(tmp_path), resume=str(broken.folder))
+    resumed = built(name, log_dir=str(tmp_path), resume=str(broken.folder))
     resumed.run()
     assert resumed.ledger.counters() == whole.ledger.counters()
     assert_equal(weights(resumed), weights(whole))
@@ -140,12 +140,12 @@ def test_the_statistics_of_the_data_normalise_data_and_evaluation(stored):
 def test_data_are_normalised_as_what_the_weights_of_another_run_were_learnt_from(
     stored, monkeypatch, tmp_path
 ):
-    first = built("bc", runs=str(tmp_path))
+    first = built("bc", log_dir=str(tmp_path))
     first.run()
     rows = given(monkeypatch, stored, observation=lambda seen: seen / 2 + 1)
-    second = built("bc", runs=str(tmp_path), start_from=str(first.folder))
+    second = built("bc", log_dir=str(tmp_path), init_from=str(first.folder))
     second.run()
-    resumed = built("bc", runs=str(tmp_path), resume=str(second.folder))
+    resumed = built("bc", log_dir=str(tmp_path), resume=str(second.folder))
     for trainer in (second, resumed):
         known = trainer.evaluate.env.normalizer.statistics
         torch.testing.assert_close(known.observation.mean, stored["observation"].double().mean(0))
@@ -156,9 +156,9 @@ def test_data_are_normalised_as_what_the_weights_of_another_run_were_learnt_from
 @pytest.mark.parametrize("theirs", [True, False])
 @pytest.mark.usefixtures("stored")
 def test_weights_learnt_from_data_on_another_scale_are_refused(theirs, tmp_path):
-    built("bc", runs=str(tmp_path), normalize_data=theirs).run()
+    built("bc", log_dir=str(tmp_path), normalize_data=theirs).run()
     with raises_setting("normalize_data") as refused:
-        built("bc", runs=str(tmp_path), normalize_data=not theirs, start_from="latest")
+        built("bc", log_dir=str(tmp_path), normalize_data=not theirs, init_from="latest")
     assert refused.value.works == [theirs]
 
 
@@ -166,7 +166,7 @@ def test_weights_learnt_from_data_on_another_scale_are_refused(theirs, tmp_path)
 @pytest.mark.parametrize("best", [False, True])
 @pytest.mark.parametrize("name", CONTINUOUS)
 def test_a_saved_run_is_played_where_its_data_set_is_not(name, best, stored, monkeypatch, tmp_path):
-    trainer = built(name, runs=str(tmp_path / "runs"), dataset=["elsewhere"])
+    trainer = built(name, log_dir=str(tmp_path / "runs"), dataset=["elsewhere"])
     trainer.run()
     moved = (tmp_path / "moved").resolve()
     trainer.folder.rename(moved)
@@ -186,7 +186,7 @@ def test_a_saved_run_is_played_where_its_data_set_is_not(name, best, stored, mon
 
 
 def test_a_trainer_without_its_data_set_is_not_trained(stored, tmp_path):
-    trainer = built("bc", runs=str(tmp_path))
+    trainer = built("bc", log_dir=str(tmp_path))
     trainer.run()
     with raises_setting("learning_starts"):
         SavedRun(trainer.folder).trainer.run()
@@ -261,7 +261,7 @@ def test_priorities_are_absolute_errors_and_their_weights_are_refused_as_torchrl
     buffer = as_minibatches(make_replay_buffer(100, 8, sampler=sampler))
     (found,) = in_priorities(buffer, loss)
     assert f"{torchrls.__name__} does not read" in found[2]
-    assert found[4].startswith("in a recipe importance_exponent=0;")  # beta is no setting of one
+    assert found[4].startswith("in a recipe per_beta=0;")  # beta is no setting of one
 
 
 def built_loss(name: str) -> Any:
@@ -287,9 +287,9 @@ def test_bad_data_sets_and_counts_are_refused(stored, monkeypatch):
 
 @pytest.mark.usefixtures("stored")
 def test_a_run_continues_with_its_data_set_where_that_has_moved(tmp_path):
-    first = built("bc", runs=str(tmp_path), dataset=["before"])
+    first = built("bc", log_dir=str(tmp_path), dataset=["before"])
     first.run()
-    settings = {"runs": str(tmp_path), "resume": str(first.folder)}
+    settings = {"log_dir": str(tmp_path), "resume": str(first.folder)}
     assert built("bc", dataset=["after"], **settings).ledger.gradient_steps == 60
     with raises_setting("resume"):
         built("bc", dataset=["after"], learning_rate=0.5, **settings)
@@ -299,11 +299,11 @@ def test_a_run_continues_with_its_data_set_where_that_has_moved(tmp_path):
 
 
 def test_a_run_does_not_continue_with_another_data_set(stored, monkeypatch, tmp_path):
-    first = built("bc", runs=str(tmp_path))
+    first = built("bc", log_dir=str(tmp_path))
     first.run()
     monkeypatch.setattr("kit.experiment.read_datasets", lambda folders: stored[:100].clone())
     with pytest.raises(SettingError, match="has other transitions than the run's data set of 200"):
-        built("bc", runs=str(tmp_path), resume=str(first.folder))
+        built("bc", log_dir=str(tmp_path), resume=str(first.folder))
     for key, change in {
         "action": torch.neg,
         ("next", "reward"): torch.neg,
@@ -315,7 +315,7 @@ def test_a_run_does_not_continue_with_another_data_set(stored, monkeypatch, tmp_
         rows[key] = change(rows[key])
         given(monkeypatch, rows)
         with pytest.raises(SettingError, match="has other transitions than the run's data set"):
-            built("bc", runs=str(tmp_path), resume=str(first.folder))
+            built("bc", log_dir=str(tmp_path), resume=str(first.folder))
 
 
 def given(monkeypatch, rows: Any, **changes: Any) -> Any:
@@ -349,7 +349,7 @@ def test_a_given_buffer_is_not_trained_on_as_it_is_by_a_policy_that_is_played_no
     recipe = importlib.import_module("recipes.bc")
     own = make_replay_buffer(200, None)
     own.extend(stored)
-    config = recipe.Config(progress=False, runs=None)
+    config = recipe.Config(progress=False, log_dir=None)
     with raises_setting("normalize_data"):
         recipe.build(config, buffer=own)
     config.normalize_data = False
@@ -611,7 +611,7 @@ def test_a_data_set_has_the_spaces_and_the_numbers_of_its_environment(tmp_path):
     assert episode.actions.tolist() == (rows["action"] + 1).tolist()
     assert episode.observations[:-1].tolist() == (rows["observation"] + 5).tolist()
     read = kit.buffers.datasets.read_datasets([str(folder)])
-    read = kit.buffers.datasets.as_of_environment(read, env)
+    read = kit.buffers.datasets.cast_to_env_specs(read, env)
     assert torch.equal(read["action"], rows["action"])
     assert torch.equal(read["next", "observation"], rows["next", "observation"])
 
@@ -707,7 +707,7 @@ def test_nothing_is_left_of_a_data_set_that_was_half_written(tmp_path, monkeypat
 
 
 def test_the_command_refuses_in_one_line_before_it_plays(stored, tmp_path, monkeypatch, capsys):
-    run = built("bc", runs=str(tmp_path), normalize_data=False)
+    run = built("bc", log_dir=str(tmp_path), normalize_data=False)
     run.run()
     monkeypatch.setattr("kit.cli.record._played", lambda *_: pytest.fail("it was played"))
     for name, why in [("few", "has a name that Minari does not take"), ("it-v0", "exists already")]:
@@ -729,7 +729,7 @@ def test_raw_observations_are_recorded_of_a_policy_that_sees_them_normalized(
 ):
     needs_minari()
     if kind == "data":
-        trainer = built("iql", runs=str(tmp_path))
+        trainer = built("iql", log_dir=str(tmp_path))
         trainer.run()
         run = SavedRun(trainer.folder)
     else:
@@ -799,7 +799,7 @@ def test_rewards_are_recorded_as_the_environment_gives_them(tmp_path):
 
 def sac_run(folder: Path, policy_steps: int, **settings: Any) -> Any:
     """A run of SAC, as it is saved."""
-    config = recipes.sac.Config(runs=str(folder), progress=False, **settings)
+    config = recipes.sac.Config(log_dir=str(folder), progress=False, **settings)
     config.steps.total_policy_steps, config.steps.evaluation_every = policy_steps, None
     config.steps.evaluation_episodes, config.steps.learning_starts = 1, min(500, policy_steps)
     trainer = recipes.sac.build(config)

@@ -127,10 +127,10 @@ def test_the_critics_of_redq_are_drawn_in_a_graph():
 
 @pytest.mark.parametrize("name", list(RUNS))
 def test_a_run_that_is_cut_off_goes_on_as_if_it_had_not_been(name, tmp_path):
-    whole = built(name, runs=str(tmp_path / "whole"), checkpoint_every=16)
+    whole = built(name, log_dir=str(tmp_path / "whole"), checkpoint_every=16)
     whole.run()
     iterations = whole.ledger.iterations
-    cut = built(name, runs=str(tmp_path / "cut"), checkpoint_every=16)
+    cut = built(name, log_dir=str(tmp_path / "cut"), checkpoint_every=16)
 
     def cut_off() -> None:
         if cut.ledger.iterations == max(iterations * 3 // 4, 1):
@@ -140,7 +140,7 @@ def test_a_run_that_is_cut_off_goes_on_as_if_it_had_not_been(name, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         cut.run()
     (folder,) = (config.parent for config in (tmp_path / "cut").glob("**/config.yaml"))
-    resumed = built(name, runs=str(tmp_path / "cut"), checkpoint_every=16, resume=str(folder))
+    resumed = built(name, log_dir=str(tmp_path / "cut"), checkpoint_every=16, resume=str(folder))
     assert 0 < resumed.ledger.iterations < iterations
     resumed.run()
     (other,) = (config.parent for config in (tmp_path / "whole").glob("**/config.yaml"))
@@ -149,7 +149,7 @@ def test_a_run_that_is_cut_off_goes_on_as_if_it_had_not_been(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["ppo", "sac", "dqn_pixels", "dreamerv3", "iql"])
 def test_a_run_of_a_gpu_is_evaluated(name, tmp_path, capsys):
-    trainer = built(name, runs=str(tmp_path), checkpoint_every=16)
+    trainer = built(name, log_dir=str(tmp_path), checkpoint_every=16)
     trainer.run()
     (folder,) = (config.parent for config in tmp_path.glob("**/config.yaml"))
     evaluate.main([str(folder), "--episodes", "2"])

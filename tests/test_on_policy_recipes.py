@@ -20,7 +20,7 @@ from kit.collectors import VectorCollector
 from kit.envs import make_env
 from kit.experiment import EnvConfig, OnPolicySteps
 from kit.modules import make_actor
-from kit.modules.shared_body import SharedBody, with_shared_body
+from kit.modules.shared_backbone import SharedBackbone, with_shared_backbone
 from kit.trainer import Trainer
 from kit.update import Update
 from tests.errors import raises_setting
@@ -39,13 +39,13 @@ IMAGES = {
 }  # fmt: skip
 RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "ppo": ("ppo", TINY),
-    "ppo2": ("ppo", {**TINY, "clip_value": 0.2, "normalize_over": "running"}),
-    "ppo, shared body": ("ppo", {**TINY, "shared_body": True, "body_lr_factor": 0.5}),
+    "ppo2": ("ppo", {**TINY, "clip_value": 0.2, "advantage_norm": "running"}),
+    "ppo, shared body": ("ppo", {**TINY, "shared_backbone": True, "backbone_lr_scale": 0.5}),
     "ppo, schedules": (
         "ppo",
         {
-            **TINY, "anneal": "warmup 0.5 cosine", "anneal_clip": "linear", "entropy_coeff": 0.01,
-            "anneal_entropy": "piecewise 0.5 0.1", "anneal_critic": "cosine",
+            **TINY, "lr_schedule": "warmup 0.5 cosine", "clip_schedule": "linear", "entropy_coeff": 0.01,
+            "entropy_schedule": "piecewise 0.5 0.1", "critic_schedule": "cosine",
         },
     ),
     "a2c": ("a2c", TINY),
@@ -55,7 +55,7 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "impala": ("impala", {**TINY, "collector": "vector"}),
     "trpo": ("trpo", {**TINY, "critic_epochs": 2}),
     "svpg": ("svpg", {**TINY, "num_particles": 2}),
-    "svpg, ppo": ("svpg", {**TINY, "num_particles": 2, "loss": "ClipPPOLoss", "shared_body": True}),
+    "svpg, ppo": ("svpg", {**TINY, "num_particles": 2, "loss": "ClipPPOLoss", "shared_backbone": True}),
     "ppo_recurrent": ("ppo_recurrent", {**TINY, "recurrent_size": 8, "recurrent": "gru"}),
     "ppo_pixels": ("ppo_pixels", IMAGES),
 }  # fmt: skip
@@ -77,7 +77,7 @@ def built(name: str, folder: Path | None = None, **changes: Any) -> Trainer:
     env = EnvConfig("CartPole-v1", 4, normalize_observation=False, normalize_reward=False)
     settings: dict[str, Any] = {
         "env": env, "steps": steps, "progress": False,
-        "runs": None if folder is None else str(folder), "checkpoint_every": 64,
+        "log_dir": None if folder is None else str(folder), "checkpoint_every": 64,
     }  # fmt: skip
     module = importlib.import_module(f"recipes.{recipe}")
     return module.build(module.Config(**{**settings, **own, **changes}))
@@ -133,7 +133,7 @@ def test_a2c_collects_what_its_loss_reads_and_learns_the_same(monkeypatch):
     assert set(lean.collector.collect().keys()) == {"action", "collector", "next", "observation"}
     lean = built("a2c")
     lean.run()
-    monkeypatch.setattr("recipes.a2c.without_unread_outputs", lambda actor, _: actor)
+    monkeypatch.setattr("recipes.a2c.drop_log_prob", lambda actor, _: actor)
     whole = built("a2c")
     whole.run()
     assert_equal(weights(lean), weights(whole))
@@ -148,7 +148,9 @@ def test_another_loss_in_a2c_has_every_output_of_the_policy(loss):
 # ---------------------------------------------------------------------- a penalty on the divergence
 def test_the_gradient_of_the_penalty_has_the_weight_that_the_loss_has():
     """The weight changes in each gradient step: that of a changed one is for the next."""
-    trainer = built("ppo", loss="kit.losses:KLPENPPOLoss", learning_rate=0.05, anneal="constant")
+    trainer = built(
+        "ppo", loss="kit.losses:KLPENPPOLoss", learning_rate=0.05, lr_schedule="constant"
+    )
     loss, found = trainer.loss_module, []
 
     def look(minibatch: Any) -> None:
@@ -217,7 +219,7 @@ def test_a_shared_body_has_the_gradients_of_torchrls_loss():
     for name in ("ppo, shared body", "ppo_pixels", "ppo_recurrent"):
         trainer = built(name)
         loss = trainer.loss_module
-        assert isinstance(loss, SharedBody)
+        assert isinstance(loss, SharedBackbone)
         actor, critic = trainer.evaluate.policy, trainer.advantage.value_network
         plain = type(loss.loss)(
             actor, critic, clip_epsilon=float(loss.clip_epsilon),
@@ -264,12 +266,12 @@ def with_two_outputs(loss):
     body.out_features = 4
     value = TensorDictModule(nn.Linear(2, 1), ["task"], ["state_value"])
     actor, critic = make_actor(env, body=body), TensorDictSequential(body, value)
-    return with_shared_body(loss, (actor, critic)), env, actor, critic
+    return with_shared_backbone(loss, (actor, critic)), env, actor, critic
 
 
 def test_all_that_a_shared_body_writes_is_learnt_from():
     loss, env, actor, critic = with_two_outputs(ClipPPOLoss)
-    assert isinstance(loss, SharedBody)
+    assert isinstance(loss, SharedBackbone)
     batch = VectorCollector(env, actor, steps_per_env=8).collect()
     batch = GAE(gamma=0.9, value_network=critic)(batch)
     assert "task" in batch.keys()  # of the policy that acted: no gradient goes through it
@@ -293,7 +295,7 @@ def test_a_setting_of_a_loss_with_a_shared_body_is_that_of_the_loss():
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_hidden_layers_have_a_learning_rate_of_their_own(shared):
-    trainer = built("ppo", shared_body=shared, body_lr_factor=0.25, anneal="constant")
+    trainer = built("ppo", shared_backbone=shared, backbone_lr_scale=0.25, lr_schedule="constant")
     trainer.run()
     heads, body = trainer.optimizer.param_groups
     assert float(body["lr"]) == pytest.approx(0.25 * float(heads["lr"]))
@@ -304,9 +306,9 @@ def test_hidden_layers_have_a_learning_rate_of_their_own(shared):
 
 
 def test_a_factor_of_hidden_layers_is_refused_where_there_are_none():
-    with raises_setting("body_lr_factor"):
-        built("ppo", hidden_sizes=[], body_lr_factor=0.25)
-    built("ppo", hidden_sizes=[], critic_hidden_sizes=[8], body_lr_factor=0.25)
+    with raises_setting("backbone_lr_scale"):
+        built("ppo", hidden_sizes=[], backbone_lr_scale=0.25)
+    built("ppo", hidden_sizes=[], critic_hidden_sizes=[8], backbone_lr_scale=0.25)
 
 
 # ---------------------------------------------------------------------- schedules
@@ -333,7 +335,7 @@ def test_coefficients_follow_their_schedules():
 def test_values_are_clipped_in_the_annealed_range_of_the_policy_unless_they_have_their_own(
     clip_value, last
 ):
-    trainer = built("ppo", clip_value=clip_value, anneal_clip="linear")
+    trainer = built("ppo", clip_value=clip_value, clip_schedule="linear")
     seen: list[float] = []
     trainer.register_op(
         "pre_optim_steps", lambda: seen.append(float(trainer.loss_module.clip_value))
@@ -363,9 +365,9 @@ def test_a_loss_that_cannot_leave_out_a_critic_is_refused_where_none_is_in_it(re
     built(recipe, loss="ReinforceLoss")
 
 
-@pytest.mark.parametrize("shared_body", [False, True])
-def test_a_loss_by_name_begins_as_it_was_made(shared_body):
-    loss = built("ppo", loss="kit.losses:KLPENPPOLoss", shared_body=shared_body).loss_module
+@pytest.mark.parametrize("shared_backbone", [False, True])
+def test_a_loss_by_name_begins_as_it_was_made(shared_backbone):
+    loss = built("ppo", loss="kit.losses:KLPENPPOLoss", shared_backbone=shared_backbone).loss_module
     assert float(loss.beta) == 1.0, "not the next one of the batch on which it was tried"
 
 
@@ -381,24 +383,24 @@ def test_a_loss_by_name_is_tried_on_sequences_that_go_on_after_the_burn_in(loss)
     ("name", "settings", "message"),
     [
         ("a2c", {"n_step": 5, "gae_lambda": 0.9}, "n_step"),
-        ("a2c", {"normalize_over": "minibatch"}, "normalize_over"),
+        ("a2c", {"advantage_norm": "minibatch"}, "advantage_norm"),
         ("ppo", {"loss": "KLPENPPOLoss"}, "loss"),
         ("ppo", {"clip_epsilon": 1.5}, "clip_epsilon"),
         ("ppo_recurrent", {"clip_epsilon": 2.0}, "clip_epsilon"),
         ("ppo", {"clip_epsilon": 0.0}, "clip_epsilon"),
-        ("ppo", {"anneal": "lineal"}, "anneal"),
-        ("ppo", {"anneal": "anneal"}, "anneal"),
+        ("ppo", {"lr_schedule": "lineal"}, "lr_schedule"),
+        ("ppo", {"lr_schedule": "lr_schedule"}, "lr_schedule"),
         ("ppo_pixels", {"env": EnvConfig("CartPole-v1"), "frame_stack": 1}, "env.id"),
         ("ppo_pixels", {"convolutions": [[8, 9, 9], [8, 3, 1]]}, "convolutions"),
         ("a2c", {"env": SEVERAL_ACTIONS}, "loss"),
         ("reinforce", {"env": SEVERAL_ACTIONS}, "loss"),
-        ("ppo", {"normalize_advantage": False, "normalize_over": "batch"}, "normalize_over"),
+        ("ppo", {"normalize_advantage": False, "advantage_norm": "batch"}, "advantage_norm"),
         ("ppo", {"initial_log_std": -1.0}, "initial_log_std"),
         ("reinforce", {"baseline": False, "gae_lambda": 0.9}, "gae_lambda"),
         ("reinforce", {"baseline": False, "critic_coeff": 0.1}, "critic_coeff"),
         ("reinforce", {"baseline": False, "critic_loss": "l1"}, "critic_loss"),
-        ("reinforce", {"baseline": False, "anneal_critic": "linear"}, "anneal_critic"),
-        ("reinforce", {"baseline": False, "shared_body": True}, "shared_body"),
+        ("reinforce", {"baseline": False, "critic_schedule": "linear"}, "critic_schedule"),
+        ("reinforce", {"baseline": False, "shared_backbone": True}, "shared_backbone"),
         ("reinforce", {"baseline": False, "critic_hidden_sizes": [8]}, "critic_hidden_sizes"),
         ("trpo", {"learning_rate": 0.1}, "learning_rate"),
         (
@@ -441,13 +443,13 @@ def test_a_tiny_task_of_images_is_learnt():
         ("impala", {}),
         ("a2c", {"n_step": 5}),
         ("ppo", {"clip_value": True, "learning_rate": 1e-3}),  # clipped values follow slowly
-        ("ppo", {"shared_body": True}),
+        ("ppo", {"shared_backbone": True}),
         ("trpo", {}),
     ],
 )
 def test_recipes_balance_the_pole_within_100_000_policy_steps(name, settings):
     module = importlib.import_module(f"recipes.{name}")
-    config = module.Config(runs=None, progress=False, **settings)
+    config = module.Config(log_dir=None, progress=False, **settings)
     config.steps.evaluation_every, config.steps.evaluation_episodes = None, 100
     trainer = module.build(config)
     ledger = trainer.run()

@@ -67,7 +67,7 @@ def built(
     if isinstance(env, str):
         env = EnvConfig(id=env, num_envs=8 if recipe is recipes.ppo else 1)
     config = recipe.Config(
-        env=env, steps=steps_class(**{**defaults, **own}), runs=str(folder), progress=False,
+        env=env, steps=steps_class(**{**defaults, **own}), log_dir=str(folder), progress=False,
         **settings,
     )  # fmt: skip
     return recipe.build(config)
@@ -104,12 +104,12 @@ def test_ppo_learns_numbers(ppo, world):
 @pytest.mark.parametrize(
     "change",
     [
-        {"shared_body": True},
+        {"shared_backbone": True},
         {"loss": "kit.losses:KLPENPPOLoss"},
         {"loss": "PPOLoss"},
         {"target_kl": 0.05},
-        {"anneal": "cosine"},
-        {"anneal": "constant", "learning_rate": 2e-3},
+        {"lr_schedule": "cosine"},
+        {"lr_schedule": "constant", "learning_rate": 2e-3},
         {"normalize_advantage": False},
         {"entropy_coeff": 0.01},
     ],
@@ -134,7 +134,7 @@ def test_ppo_balances_a_pole(ppo):
 # ---------------------------------------------------------------------- PPO does what it says
 def test_a_shared_body_is_one_object(ppo):
     def count(shared: bool) -> int:
-        loss = ppo("Guess-v0", **SHORT, shared_body=shared).loss_module
+        loss = ppo("Guess-v0", **SHORT, shared_backbone=shared).loss_module
         return sum(parameter.numel() for parameter in loss.parameters())
 
     body, heads = 3 * 32 + 32, (32 * 3 + 3) + (32 + 1)
@@ -143,15 +143,15 @@ def test_a_shared_body_is_one_object(ppo):
 
 
 @pytest.mark.parametrize(
-    ("anneal", "rates"),
+    ("lr_schedule", "rates"),
     [
         ("linear", [1.0, 0.75, 0.5, 0.25]),
         ("constant", [1.0, 1.0, 1.0, 1.0]),
         ("cosine", [1.0, 0.8535533905932737, 0.5, 0.14644660940672627]),
     ],
 )
-def test_the_learning_rate_is_annealed_iteration_by_iteration(ppo, anneal, rates):
-    trainer = ppo("Guess-v0", **{**SHORT, "total_policy_steps": 1_024}, anneal=anneal)
+def test_the_learning_rate_is_annealed_iteration_by_iteration(ppo, lr_schedule, rates):
+    trainer = ppo("Guess-v0", **{**SHORT, "total_policy_steps": 1_024}, lr_schedule=lr_schedule)
     used: list[float] = []
     trainer.register_op(
         "pre_optim_steps", lambda: used.append(float(trainer.optimizer.param_groups[0]["lr"]))
@@ -238,7 +238,9 @@ def test_several_copies_share_the_replay_ratio(sac):
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(5))
 def test_ppo_with_its_defaults_solves_cartpole(seed, tmp_path):
-    trainer = recipes.ppo.build(recipes.ppo.Config(seed=seed, runs=str(tmp_path), progress=False))
+    trainer = recipes.ppo.build(
+        recipes.ppo.Config(seed=seed, log_dir=str(tmp_path), progress=False)
+    )
     assert learnt(trainer) >= 475.0
     assert trainer.ledger.policy_steps == 65_536
 
@@ -246,7 +248,9 @@ def test_ppo_with_its_defaults_solves_cartpole(seed, tmp_path):
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(3))
 def test_sac_with_its_defaults_swings_the_pendulum_up(seed, tmp_path):
-    trainer = recipes.sac.build(recipes.sac.Config(seed=seed, runs=str(tmp_path), progress=False))
+    trainer = recipes.sac.build(
+        recipes.sac.Config(seed=seed, log_dir=str(tmp_path), progress=False)
+    )
     assert learnt(trainer) >= -180.0
     assert trainer.ledger.policy_steps == 20_000
 
@@ -256,7 +260,7 @@ def test_sac_with_its_defaults_swings_the_pendulum_up(seed, tmp_path):
 @pytest.mark.parametrize("name", ["a2c", "reinforce", "ppo_recurrent"])
 def test_policy_gradients_with_their_defaults_solve_cartpole(name, seed):
     recipe = importlib.import_module(f"recipes.{name}")
-    config = recipe.Config(seed=seed, runs=None, progress=False)
+    config = recipe.Config(seed=seed, log_dir=None, progress=False)
     config.steps.evaluation_episodes = 100
     trainer = recipe.build(config)
     assert learnt(trainer) >= 475.0
@@ -265,7 +269,7 @@ def test_policy_gradients_with_their_defaults_solve_cartpole(name, seed):
 
 @pytest.mark.parametrize("recipe", [recipes.a2c, recipes.reinforce], ids=["a2c", "reinforce"])
 def test_policy_gradients_use_each_batch_once_and_whole(recipe):
-    config = recipe.Config(runs=None, progress=False, hidden_sizes=[8])
+    config = recipe.Config(log_dir=None, progress=False, hidden_sizes=[8])
     steps = config.steps
     steps.total_policy_steps, steps.evaluation_every, steps.evaluation_episodes = 400, None, 1
     steps.min_steps = steps.min_steps and 200
@@ -280,7 +284,7 @@ def test_dqn_with_its_defaults_solves_cartpole_and_keeps_the_policy_that_did(tmp
     last, best = [], []
     for seed in range(5):
         trainer = recipes.dqn.build(
-            recipes.dqn.Config(seed=seed, runs=str(tmp_path), progress=False)
+            recipes.dqn.Config(seed=seed, log_dir=str(tmp_path), progress=False)
         )
         assert trainer.run().policy_steps == 50_000
         for found, kept in ((last, False), (best, True)):
@@ -300,7 +304,7 @@ def test_td3_with_its_defaults_swings_the_pendulum_up(seed, tmp_path):
 
 def hundred_episodes(recipe: Any, seed: int, folder: Path) -> float:
     """The return after a run with the defaults of a recipe, over a hundred episodes."""
-    config = recipe.Config(seed=seed, runs=str(folder), progress=False)
+    config = recipe.Config(seed=seed, log_dir=str(folder), progress=False)
     config.steps.evaluation_every, config.steps.evaluation_episodes = None, 100
     return learnt(recipe.build(config))
 
@@ -314,7 +318,7 @@ def hundred_episodes(recipe: Any, seed: int, folder: Path) -> float:
     ],
 )
 def test_a_target_network_of_dqn_that_is_updated_rarely_is_replaced(given, kept):
-    config = recipes.dqn.Config(runs=None, progress=False, **given)
+    config = recipes.dqn.Config(log_dir=None, progress=False, **given)
     trainer = recipes.dqn.build(config)
     loss = trainer.loss_module
     target, online = loss.target_value_network_params.data, loss.value_network_params.data
@@ -328,7 +332,7 @@ def test_dqn_bootstraps_after_several_steps_with_as_many_discounts():
 
     def collected(n_step: int) -> Trainer:
         config = recipes.dqn.Config(
-            env=EnvConfig(id="CartPole-v1", num_envs=1, max_episode_steps=20), runs=None,
+            env=EnvConfig(id="CartPole-v1", num_envs=1, max_episode_steps=20), log_dir=None,
             steps=OffPolicySteps(
                 total_policy_steps=250, steps_per_env=1, learning_starts=250, minibatch_size=4,
                 evaluation_every=None, evaluation_episodes=1,
@@ -378,14 +382,14 @@ def test_dqn_bootstraps_after_several_steps_with_as_many_discounts():
 def test_actions_that_an_algorithm_cannot_choose_are_refused_with_a_recipe_that_can(
     recipe, env, others, tmp_path
 ):
-    config = recipe.Config(env=EnvConfig(id=env, num_envs=1), runs=str(tmp_path), progress=False)
+    config = recipe.Config(env=EnvConfig(id=env, num_envs=1), log_dir=str(tmp_path), progress=False)
     with raises_setting("env.id"):
         recipe.build(config)
 
 
 @pytest.mark.parametrize("recipe", [recipes.dqn, recipes.td3])
 def test_short_runs_count_exactly_and_stay_on_the_fast_path(recipe, tmp_path):
-    config = recipe.Config(runs=str(tmp_path), progress=False, buffer_size=1_000)
+    config = recipe.Config(log_dir=str(tmp_path), progress=False, buffer_size=1_000)
     config.steps = OffPolicySteps(
         total_policy_steps=400, learning_starts=100, replay_ratio="1/2", minibatch_size=8,
         steps_per_env=4, evaluation_every=None, evaluation_episodes=2,

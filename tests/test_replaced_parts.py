@@ -37,7 +37,7 @@ OFF: dict[str, Any] = {
     "total_policy_steps": 20, "learning_starts": 10, "minibatch_size": 4,
     "evaluation_every": None, "evaluation_episodes": 1,
 }  # fmt: skip
-QUIET: dict[str, Any] = {"hidden_sizes": [8], "runs": None, "progress": False}
+QUIET: dict[str, Any] = {"hidden_sizes": [8], "log_dir": None, "progress": False}
 
 
 def ppo(**changes: Any) -> recipes.ppo.Config:
@@ -100,7 +100,7 @@ def test_build_rejects_settings_that_the_given_optimizer_ignores():
     with raises_setting("learning_rate"):
         recipes.ppo.build(ppo(learning_rate=0.1), optimizer=lambda weights: SGD(weights))
     recipes.ppo.build(ppo(learning_rate=0.1), optimizer=SGD).shutdown()
-    cfg = recipes.a2c.Config(optimizer="adam", runs=None, progress=False)
+    cfg = recipes.a2c.Config(optimizer="adam", log_dir=None, progress=False)
     with raises_setting("optimizer"):
         recipes.a2c.build(cfg, optimizer=SGD)
 
@@ -135,8 +135,8 @@ def test_one_network_is_replaced_and_settings_of_the_other_act():
     cfg = ppo(critic_hidden_sizes=[3])
     with raises_setting("critic_hidden_sizes"):
         recipes.ppo.build(cfg, make_critic=lambda env: make_value(env, (4,)))
-    with raises_setting("shared_body"):
-        recipes.ppo.build(ppo(shared_body=True), make_critic=make_value)
+    with raises_setting("shared_backbone"):
+        recipes.ppo.build(ppo(shared_backbone=True), make_critic=make_value)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_recipes_use_the_given_network(name, network, make):
         calls.append(env)
         return make(env)
 
-    trainer = recipe.build(recipe.Config(runs=None, progress=False), **{network: counted})
+    trainer = recipe.build(recipe.Config(log_dir=None, progress=False), **{network: counted})
     assert len(calls) == (4 if name == "svpg" else 1)
     trainer.shutdown()
 
@@ -176,7 +176,7 @@ def test_recipes_use_the_given_network(name, network, make):
 def test_build_rejects_parts_that_the_recipe_does_not_use(recipe, part, value):
     module = importlib.import_module(f"recipes.{recipe}")
     with raises_setting(part):
-        module.build(module.Config(runs=None, progress=False), **{part: value})
+        module.build(module.Config(log_dir=None, progress=False), **{part: value})
 
 
 def test_build_rejects_an_optimizer_next_to_an_update():

@@ -69,7 +69,7 @@ def run(arguments: list[str], folder: Path, kill_at: int = 0) -> int:
     folder.mkdir(exist_ok=True)
     count = folder / "count"
     command = [sys.executable, "-W", "ignore", "-c", RECIPE, recipe, str(kill_at), str(count)]
-    command += [*settings, f"runs={folder}", "progress=false"]
+    command += [*settings, f"log_dir={folder}", "progress=false"]
     ran = subprocess.run(command, check=False, capture_output=True, text=True)
     assert ran.returncode == (-signal.SIGKILL if kill_at else 0), ran.stdout + ran.stderr
     return 0 if kill_at else int(count.read_text())

@@ -30,7 +30,7 @@ import recipes.td3
 from kit.config import EnvConfig
 from kit.evaluate import SavedRun
 from kit.hooks import Hook, StopWhen
-from kit.logging.files import NotSaved
+from kit.logging.files import WriteError
 from kit.runs.lock import RunLock
 from kit.runs.run_folder import make_new, new_sweep
 from kit.runs.saved_runs import find_run
@@ -105,13 +105,13 @@ def test_a_run_to_resume_that_is_shut_down_before_it_begins_stays_as_it_was(tmp_
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path):
     (tmp_path / "runs").write_text("a file")
-    with pytest.raises(NotSaved, match="cannot be written"):
+    with pytest.raises(WriteError, match="cannot be written"):
         build(tiny_config(tmp_path))
 
 
 def test_a_link_that_leads_nowhere_is_no_folder_of_runs(tmp_path):
     (tmp_path / "CartPole-v1").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(NotSaved, match="CartPole-v1 cannot be written: File exists"):
+    with pytest.raises(WriteError, match="CartPole-v1 cannot be written: File exists"):
         make_new(tmp_path / "CartPole-v1" / "first")
 
 
@@ -205,7 +205,7 @@ def test_a_disk_without_room_for_the_lock_is_said(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(FileLock, "acquire", full)
-    with pytest.raises(NotSaved, match="lock cannot be written: No space left on device"):
+    with pytest.raises(WriteError, match="lock cannot be written: No space left on device"):
         build(tiny_config(tmp_path))
 
 
@@ -291,7 +291,7 @@ def test_a_run_that_was_built_and_not_begun_gives_way_to_the_next(tmp_path):
 
 # ---------------------------------------------------------------------- what goes wrong
 def test_a_checkpoint_before_the_run_has_begun_is_an_error_that_says_so(tmp_path):
-    with pytest.raises(NotSaved, match="or the run has not begun"):
+    with pytest.raises(WriteError, match="or the run has not begun"):
         build(tiny_config(tmp_path)).save()
 
 
@@ -308,7 +308,7 @@ class Removes(Hook):
 @pytest.mark.parametrize("log_every", [16, 64])
 def test_a_folder_that_is_removed_while_its_run_runs_is_an_error(log_every, tmp_path):
     config = tiny_config(tmp_path, log_every=log_every)
-    with pytest.raises(NotSaved, match=r"was removed, and nothing|was removed while"):
+    with pytest.raises(WriteError, match=r"was removed, and nothing|was removed while"):
         build(config, hooks=[Removes()]).run()
     assert not list((tmp_path / "runs").rglob("checkpoint-*"))
 
@@ -386,12 +386,12 @@ def test_a_run_starts_from_the_weights_and_the_normalisation_of_another(recipe, 
         other = OffPolicySteps(total_policy_steps=120, learning_starts=110)
     for steps in (one, other):
         steps.evaluation_episodes, steps.minibatch_size = 2, 32
-    settings = {"env": env, "runs": str(tmp_path), "progress": False, "hidden_sizes": [8]}
+    settings = {"env": env, "log_dir": str(tmp_path), "progress": False, "hidden_sizes": [8]}
     first = recipe.build(recipe.Config(steps=one, **settings))
     first.run()
     wanted = first.evaluate(0)
 
-    second = recipe.build(recipe.Config(steps=other, start_from=str(first.folder), **settings))
+    second = recipe.build(recipe.Config(steps=other, init_from=str(first.folder), **settings))
     assert second.ledger.policy_steps == 0
     assert second.evaluate(0) == wanted
     assert_equal(weights(first), weights(second))
@@ -402,7 +402,7 @@ def test_a_run_starts_from_the_weights_and_the_normalisation_of_another(recipe, 
     shutil.rmtree(first.folder)  # a saved run needs the other one no more
     assert SavedRun(second.folder).policy_steps == other.total_policy_steps
     for start in (None, "latest", str(first.folder)):
-        again = recipe.Config(steps=other, start_from=start, resume=str(second.folder), **settings)
+        again = recipe.Config(steps=other, init_from=start, resume=str(second.folder), **settings)
         resumed = recipe.build(again)
         assert_equal(weights(second), weights(resumed))
         resumed.shutdown()
@@ -425,11 +425,11 @@ def test_resume_takes_defaults_for_settings_that_an_older_version_lacks(tmp_path
 def test_a_run_that_is_resumed_does_not_start_from_another_than_it_did(tmp_path):
     build(tiny_config(tmp_path)).run()
     first = str(the_run(tmp_path))
-    second = build(tiny_config(tmp_path, start_from=first))
+    second = build(tiny_config(tmp_path, init_from=first))
     second.run()
     for run, start in ((first, str(second.folder)), (first, "latest"), (second.folder, "nowhere")):
         with raises_setting("resume"):
-            build(tiny_config(tmp_path, start_from=start, resume=str(run)))
+            build(tiny_config(tmp_path, init_from=start, resume=str(run)))
 
 
 @pytest.mark.parametrize(
@@ -459,33 +459,33 @@ def test_settings_in_the_folder_are_those_that_its_checkpoint_was_written_with(
 
 def test_a_run_that_was_killed_at_once_starts_again_from_the_same_weights(tmp_path):
     build(tiny_config(tmp_path)).run()
-    second = build(tiny_config(tmp_path, start_from=str(the_run(tmp_path)), seed=1))
+    second = build(tiny_config(tmp_path, init_from=str(the_run(tmp_path)), seed=1))
     wanted = {name: value.clone() for name, value in weights(second).items()}
     second.run()
     shutil.rmtree(second.folder / "checkpoints")
-    again = tiny_config(tmp_path, start_from=None, seed=1, resume=str(second.folder))
+    again = tiny_config(tmp_path, init_from=None, seed=1, resume=str(second.folder))
     assert_equal(wanted, weights(build(again)))
 
 
 def test_weights_that_do_not_fit_are_refused(tmp_path):
     steps = OnPolicySteps(total_policy_steps=64, steps_per_env=8, minibatch_size=32)
-    settings = {"steps": steps, "runs": str(tmp_path), "progress": False}
+    settings = {"steps": steps, "log_dir": str(tmp_path), "progress": False}
     first = recipes.ppo.build(recipes.ppo.Config(hidden_sizes=[8], **settings))
-    with raises_setting("start_from"):
-        recipes.ppo.build(recipes.ppo.Config(start_from="elsewhere", **settings))
+    with raises_setting("init_from"):
+        recipes.ppo.build(recipes.ppo.Config(init_from="elsewhere", **settings))
     first.run()
-    with raises_setting("start_from"):
-        recipes.ppo.build(recipes.ppo.Config(hidden_sizes=[9], start_from="latest", **settings))
-    same = {"hidden_sizes": [8], "start_from": "latest", **settings}
-    with raises_setting("start_from"):
+    with raises_setting("init_from"):
+        recipes.ppo.build(recipes.ppo.Config(hidden_sizes=[9], init_from="latest", **settings))
+    same = {"hidden_sizes": [8], "init_from": "latest", **settings}
+    with raises_setting("init_from"):
         recipes.ppo.build(recipes.ppo.Config(collector="async", **same))
 
 
 def test_a_run_without_a_checkpoint_gives_no_weights(tmp_path):
     build(tiny_config(tmp_path)).run()
     shutil.rmtree(the_run(tmp_path) / "checkpoints")
-    with raises_setting("start_from") as refused:
-        build(tiny_config(tmp_path, start_from="latest"))
+    with raises_setting("init_from") as refused:
+        build(tiny_config(tmp_path, init_from="latest"))
     assert refused.value.works == "let it run on, or resume it"
 
 
@@ -515,8 +515,8 @@ def test_weights_are_not_repeated_for_more_numbers(theirs, mine, tmp_path):
     """TensorDict copies one row of weights into two."""
     build(tiny_config(tmp_path, env=EnvConfig("kit/Numbers-v0", num_envs=2, kwargs=theirs))).run()
     env = EnvConfig("kit/Numbers-v0", num_envs=2, kwargs=mine)
-    with raises_setting("start_from"):
-        build(tiny_config(tmp_path, env=env, start_from="latest"))
+    with raises_setting("init_from"):
+        build(tiny_config(tmp_path, env=env, init_from="latest"))
 
 
 def rainbow(tmp_path: Path, **changes: Any) -> Trainer:
@@ -525,7 +525,7 @@ def rainbow(tmp_path: Path, **changes: Any) -> Trainer:
         total_policy_steps=60, steps_per_env=1, learning_starts=30, minibatch_size=16
     )
     config = recipes.rainbow.Config(
-        env=EnvConfig(num_envs=1), hidden_sizes=[8], runs=str(tmp_path), steps=steps,
+        env=EnvConfig(num_envs=1), hidden_sizes=[8], log_dir=str(tmp_path), steps=steps,
         progress=False, **changes,
     )  # fmt: skip
     return recipes.rainbow.build(config)
@@ -534,18 +534,18 @@ def rainbow(tmp_path: Path, **changes: Any) -> Trainer:
 def test_weights_of_other_names_are_refused(tmp_path):
     """TensorDict passes over names that it does not have: the networks would stay untrained."""
     rainbow(tmp_path, noisy=True).run()
-    with raises_setting("start_from"):
-        rainbow(tmp_path, noisy=False, start_from="latest")
+    with raises_setting("init_from"):
+        rainbow(tmp_path, noisy=False, init_from="latest")
 
 
 def test_bounds_of_actions_are_those_of_the_environment_that_is_played(tmp_path):
     settings: dict[str, Any] = {
-        "hidden_sizes": [8], "runs": str(tmp_path), "progress": False,
+        "hidden_sizes": [8], "log_dir": str(tmp_path), "progress": False,
         "steps": OffPolicySteps(total_policy_steps=40, learning_starts=20, minibatch_size=8),
     }  # fmt: skip
     first, second = (EnvConfig("kit/Numbers-v0", 1, kwargs={"high": high}) for high in (2.0, 0.5))
     recipes.td3.build(recipes.td3.Config(env=first, **settings)).run()
-    config = recipes.td3.Config(env=second, start_from="latest", **settings)
+    config = recipes.td3.Config(env=second, init_from="latest", **settings)
     actor, _ = recipes.td3.build(config).evaluate.policy.module  # the other is noise, which clips
     rows = TensorDict({"observation": torch.full((1, 2), 1e6)}, [1])
     assert actor(rows)["action"].abs() == 0.5
@@ -555,7 +555,7 @@ def test_bounds_of_actions_that_a_world_model_reads_are_those_of_the_environment
     recipe = recipes.dreamerv3
     first, second = (EnvConfig("kit/Numbers-v0", 1, kwargs={"high": high}) for high in (2.0, 0.5))
     worlds.build(recipe, tmp_path, env=first).run()
-    player = worlds.build(recipe, tmp_path, env=second, start_from="latest").evaluate.policy
+    player = worlds.build(recipe, tmp_path, env=second, init_from="latest").evaluate.policy
     code = player.world_model.code
     action = torch.tensor([[-0.5], [0.25]])
     assert code.encode(action).tolist() == [[-1.0], [0.5]]
@@ -565,17 +565,17 @@ def test_bounds_of_actions_that_a_world_model_reads_are_those_of_the_environment
 def test_settings_of_a_run_that_starts_from_another_are_its_own(tmp_path):
     """TorchRL keeps coefficients of losses beside their weights; an annealed one would be 0."""
     steps = OnPolicySteps(total_policy_steps=64, steps_per_env=8, minibatch_size=32)
-    settings = {"steps": steps, "runs": str(tmp_path), "progress": False, "hidden_sizes": [8]}
-    first = recipes.ppo.Config(anneal_clip="linear", entropy_coeff=0.0, **settings)
+    settings = {"steps": steps, "log_dir": str(tmp_path), "progress": False, "hidden_sizes": [8]}
+    first = recipes.ppo.Config(clip_schedule="linear", entropy_coeff=0.0, **settings)
     recipes.ppo.build(first).run()
-    given = {"clip_epsilon": 0.3, "entropy_coeff": 0.1, "start_from": "latest"}
+    given = {"clip_epsilon": 0.3, "entropy_coeff": 0.1, "init_from": "latest"}
     second = recipes.ppo.build(recipes.ppo.Config(**given, **settings)).loss_module
     assert [float(second.clip_epsilon), float(second.entropy_coeff)] == pytest.approx([0.3, 0.1])
 
     steps = OffPolicySteps(total_policy_steps=60, learning_starts=30, minibatch_size=16)
     settings |= {"steps": steps, "env": EnvConfig(id="Pendulum-v1", num_envs=1)}
     recipes.sac.build(recipes.sac.Config(**settings)).run()
-    given = {"gamma": 0.5, "fixed_alpha": True, "initial_alpha": 0.5, "start_from": "latest"}
+    given = {"gamma": 0.5, "fixed_alpha": True, "initial_alpha": 0.5, "init_from": "latest"}
     loss = recipes.sac.build(recipes.sac.Config(**given, **settings)).loss_module
     assert float(loss._value_estimator.gamma) == 0.5
     assert float(loss.log_alpha.exp()) == pytest.approx(0.5)
@@ -586,29 +586,29 @@ def test_a_beginning_of_what_the_run_before_has_learnt_is_refused(tmp_path):
     recipe, name = recipes.sac, "initial_alpha"
     steps = OffPolicySteps(total_policy_steps=60, learning_starts=30, minibatch_size=16)
     settings = {
-        "steps": steps, "runs": str(tmp_path), "progress": False, "hidden_sizes": [8],
+        "steps": steps, "log_dir": str(tmp_path), "progress": False, "hidden_sizes": [8],
         "env": EnvConfig(id="Pendulum-v1", num_envs=1),
     }  # fmt: skip
     recipe.build(recipe.Config(**{name: 0.5}, **settings)).run()
-    recipe.build(recipe.Config(**{name: 0.5}, start_from="latest", **settings)).shutdown()
+    recipe.build(recipe.Config(**{name: 0.5}, init_from="latest", **settings)).shutdown()
     with raises_setting(name):
-        recipe.build(recipe.Config(**{name: 0.25}, start_from="latest", **settings))
+        recipe.build(recipe.Config(**{name: 0.25}, init_from="latest", **settings))
 
 
 def test_weights_of_networks_with_another_activation_are_refused(tmp_path):
     build(tiny_config(tmp_path, activation="relu")).run()
     with raises_setting("activation"):
-        build(tiny_config(tmp_path, start_from="latest"))
+        build(tiny_config(tmp_path, init_from="latest"))
     build(tiny_config(tmp_path)).run()
-    build(tiny_config(tmp_path, start_from="latest", activation="sigmoid_tanh")).shutdown()
+    build(tiny_config(tmp_path, init_from="latest", activation="sigmoid_tanh")).shutdown()
 
 
 def test_weights_of_networks_whose_atoms_stand_for_other_returns_are_refused(tmp_path):
     rainbow(tmp_path, support=[-1.0, 5.0]).run()
     for name, mine in (("support", [0.0, 200.0]), ("head", "quantile")):
         with raises_setting(name):
-            rainbow(tmp_path, start_from="latest", **{name: mine})
-    rainbow(tmp_path, start_from="latest", support=[-1.0, 5.0]).shutdown()
+            rainbow(tmp_path, init_from="latest", **{name: mine})
+    rainbow(tmp_path, init_from="latest", support=[-1.0, 5.0]).shutdown()
 
 
 @pytest.mark.parametrize(
@@ -622,7 +622,7 @@ def test_weights_of_networks_whose_atoms_stand_for_other_returns_are_refused(tmp
         ),
         ((True, False), (True, True), "reward=True differs from what is loaded: .* False"),
         ((False, True), (False, False), "observation=False and .* observations and rewards as"),
-        ((False, False), (False, True), "reward=True and start_from=.* has no normalisation"),
+        ((False, False), (False, True), "reward=True and init_from=.* has no normalisation"),
     ],
 )
 def test_observations_and_rewards_are_normalised_as_in_the_run_before(
@@ -632,7 +632,7 @@ def test_observations_and_rewards_are_normalised_as_in_the_run_before(
     theirs, mine = (EnvConfig(num_envs=2, **dict(zip(names, values))) for values in (theirs, mine))
     build(tiny_config(tmp_path, env=theirs)).run()
     with pytest.raises(SettingError, match=rf"^env\.normalize_{message}"):
-        build(tiny_config(tmp_path, env=mine, start_from="latest"))
+        build(tiny_config(tmp_path, env=mine, init_from="latest"))
 
 
 def test_a_run_goes_on_without_the_normalisation_of_rewards(tmp_path):
@@ -640,6 +640,6 @@ def test_a_run_goes_on_without_the_normalisation_of_rewards(tmp_path):
     theirs, mine = (EnvConfig(num_envs=2, **dict(zip(names, [True, on]))) for on in (True, False))
     first = build(tiny_config(tmp_path, env=theirs))
     first.run()
-    second = build(tiny_config(tmp_path, env=mine, start_from="latest"))
+    second = build(tiny_config(tmp_path, env=mine, init_from="latest"))
     known = [one.collector.normalizer.observation["observation"] for one in (first, second)]
     assert all(torch.equal(*pair) for pair in zip(*known))

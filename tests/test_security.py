@@ -25,8 +25,8 @@ from gymnasium.envs.registration import EnvSpec
 import recipes.ppo
 from kit.buffers.datasets import read_datasets
 from kit.cli.launch import main
-from kit.envs import EnvironmentFault
-from kit.envs.plain_values import CannotCapture
+from kit.envs import EnvError
+from kit.envs.plain_values import StateCaptureError
 from kit.envs.state import capture, restore
 from kit.evaluate import SavedRun
 from kit.evaluate import main as evaluate
@@ -130,7 +130,7 @@ def test_a_name_behind_an_interpolation_is_refused(name, attack, capsys):
     with pytest.raises(SystemExit):
         resume(run)
     assert "was made with other settings" in one_line(capsys.readouterr().err)
-    with pytest.raises((SettingError, EnvironmentFault)):
+    with pytest.raises((SettingError, EnvError)):
         SavedRun(run)
     assert not trap.exists()
 
@@ -541,7 +541,7 @@ def test_states_of_environments_hold_no_code(case):
     env, other = Gadgets(), Gadgets()
     state = capture(other)
     state["layers"][0]["attributes"] |= STATES[case]
-    with pytest.raises((CannotCapture, ValueError, KeyError, TypeError)):
+    with pytest.raises((StateCaptureError, ValueError, KeyError, TypeError)):
         restore(env, state)
     for name in ("step", "reset", "render", "up", "down", "height", "np_random", "__call__", "new"):
         assert name not in vars(env)
@@ -612,7 +612,7 @@ def test_settings_of_wandb_are_those_of_the_project(where, attack, wandb_setting
 
 
 def test_the_colon_of_a_device_or_of_a_folder_names_no_module(attack):
-    run, _ = attack(device="cpu:0", runs="a:b", start_from="c:d")
+    run, _ = attack(device="cpu:0", log_dir="a:b", init_from="c:d")
     SavedRun(run).close()
 
 

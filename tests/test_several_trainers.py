@@ -19,7 +19,7 @@ from tensordict import TensorDict
 
 import recipes.ppo
 import recipes.sac
-from kit.buffers import ReplayBatches, make_replay_buffer
+from kit.buffers import ReplayMinibatches, make_replay_buffer
 from kit.envs import make_env
 from kit.experiment import EnvConfig, OffPolicySteps, OnPolicySteps
 from kit.hooks import Evaluator
@@ -43,7 +43,7 @@ def sac(seed: int, **changes: Any) -> Trainer:
     return recipes.sac.build(recipes.sac.Config(seed=seed, **{**settings, **QUIET, **changes}))
 
 
-QUIET: dict[str, Any] = {"progress": False, "runs": None, "logger": "none"}
+QUIET: dict[str, Any] = {"progress": False, "log_dir": None, "logger": "none"}
 RECIPES = pytest.mark.parametrize("build", [ppo, sac])
 
 
@@ -103,14 +103,14 @@ def test_runs_can_take_turns_and_run_within_each_other(build):
 
 
 @RECIPES
-@pytest.mark.parametrize("goes_on", [False, True])
-def test_a_loop_of_ones_own_is_the_run_with_its_hooks_and_rows(build, goes_on, tmp_path):
+@pytest.mark.parametrize("continues_episodes", [False, True])
+def test_a_loop_of_ones_own_is_the_run_with_its_hooks_and_rows(build, continues_episodes, tmp_path):
     if build is ppo:
-        build = functools.partial(ppo, anneal="linear")  # a hook with a beginning
-    runs = {"runs": str(tmp_path), "logger": "csv", "checkpoint_every": 16}
+        build = functools.partial(ppo, lr_schedule="linear")  # a hook with a beginning
+    runs = {"log_dir": str(tmp_path), "logger": "csv", "checkpoint_every": 16}
     whole, own = build(1, **runs), build(1, **runs)
     whole.run()
-    if goes_on:
+    if continues_episodes:
         own.load(next(iter(sorted((whole.folder / "checkpoints").glob("checkpoint*")))))
     else:
         own.begin()
@@ -120,7 +120,7 @@ def test_a_loop_of_ones_own_is_the_run_with_its_hooks_and_rows(build, goes_on, t
     rows = [(one.folder / "metrics.csv").read_text().splitlines() for one in (whole, own)]
     assert rows[1][1:]
     assert rows[1][1:] == rows[0][-len(rows[1]) + 1 :]
-    assert goes_on or rows[0] == rows[1]
+    assert continues_episodes or rows[0] == rows[1]
 
 
 def stores(number: int, buffer: Any, sequence_length: int | None = None, **parts: Any) -> Trainer:
@@ -156,7 +156,7 @@ def test_steps_of_trainers_that_take_turns_with_one_buffer_are_not_joined():
 @pytest.mark.parametrize("wrapped", ["once", "by each trainer"])
 def test_sequences_of_trainers_that_take_turns_with_one_buffer_are_separate(wrapped):
     buffer = make_replay_buffer(100, 4, sequence_length=3)
-    other = buffer if wrapped == "once" else ReplayBatches(buffer.buffer)
+    other = buffer if wrapped == "once" else ReplayMinibatches(buffer.buffer)
     begin_and_take_turns(stores(1, buffer, sequence_length=3), stores(2, other, sequence_length=3))
     rows = buffer.buffer[:]
     changes = rows["trainer"][:-1] != rows["trainer"][1:]

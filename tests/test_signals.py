@@ -44,7 +44,7 @@ def ppo(folder: Path, *words: str, number: int = 0) -> None:
         built.append(recipes.ppo.build(config, hooks=hooks))
         return built[0]
 
-    main(recipes.ppo.Config, build, [*words, f"runs={folder / 'runs'}"])
+    main(recipes.ppo.Config, build, [*words, f"log_dir={folder / 'runs'}"])
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +88,7 @@ def test_signal_ends_a_run_that_is_being_built(number, code, when, tmp_path, cap
         return built
 
     with pytest.raises(SystemExit) as stopped:
-        main(recipes.ppo.Config, build, [*RUN, f"runs={tmp_path / 'runs'}"])
+        main(recipes.ppo.Config, build, [*RUN, f"log_dir={tmp_path / 'runs'}"])
     assert stopped.value.code == code
     assert capfd.readouterr().err == f"\nstopped by {number.name} before the run began\n"
     del stopped
@@ -108,7 +108,7 @@ def test_sigusr1_before_a_run_saves_its_first_iteration(when, tmp_path):
     try:
         if when == "while it is imported":
             os.kill(os.getpid(), signal.SIGUSR1)
-        main(recipes.ppo.Config, build, [*RUN, f"runs={tmp_path / 'runs'}"])
+        main(recipes.ppo.Config, build, [*RUN, f"log_dir={tmp_path / 'runs'}"])
         os.kill(os.getpid(), signal.SIGUSR1)  # between two runs
         assert Signals.save_next
     finally:
@@ -147,7 +147,7 @@ def test_a_run_that_is_stopped_before_its_first_iteration_begins_anew(tmp_path, 
         return recipes.ppo.build(config, hooks=[SendsAtFirst()])
 
     with pytest.raises(SystemExit):
-        main(recipes.ppo.Config, build, [*RUN, f"runs={tmp_path / 'runs'}"])
+        main(recipes.ppo.Config, build, [*RUN, f"log_dir={tmp_path / 'runs'}"])
     run = the_run(tmp_path)
     said = [line for line in capfd.readouterr().err.splitlines() if line]
     assert said == [
@@ -179,9 +179,9 @@ def test_without_a_run_folder_it_is_said_that_nothing_was_saved(tmp_path, capfd)
         return recipes.ppo.build(config, hooks=[Sends(signal.SIGTERM)])
 
     with pytest.raises(SystemExit):
-        main(recipes.ppo.Config, build, [*RUN, "runs=null"])
+        main(recipes.ppo.Config, build, [*RUN, "log_dir=null"])
     assert capfd.readouterr().err.endswith(
-        "\nstopped by SIGTERM after 32 policy steps; nothing was saved (runs=null)\n"
+        "\nstopped by SIGTERM after 32 policy steps; nothing was saved (log_dir=null)\n"
     )
 
 
@@ -232,7 +232,7 @@ main(recipes.ppo.Config, lambda config: recipes.ppo.build(config, hooks=[Twice()
 
 
 def test_a_second_signal_ends_the_run_at_once(tmp_path):
-    command = [sys.executable, "-W", "ignore", "-c", SECOND, *RUN, f"runs={tmp_path}/runs"]
+    command = [sys.executable, "-W", "ignore", "-c", SECOND, *RUN, f"log_dir={tmp_path}/runs"]
     ran = subprocess.run(command, check=False, capture_output=True, text=True)
     assert (ran.returncode, ran.stdout) == (-signal.SIGTERM, "")
     assert not (the_run(tmp_path) / "checkpoints").exists()
@@ -269,7 +269,12 @@ main(recipes.ppo.Config, recipes.ppo.build, sys.argv[1:])
     [("launcher", signal.SIGKILL), ("all", signal.SIGTERM)],
 )
 def test_a_run_in_a_process_of_a_launcher_is_saved_when_the_launcher_ends(to, number, tmp_path):
-    words = [*RUN, "steps.total_policy_steps=1_000_000", "log_every=160", f"runs={tmp_path}/runs"]
+    words = [
+        *RUN,
+        "steps.total_policy_steps=1_000_000",
+        "log_every=160",
+        f"log_dir={tmp_path}/runs",
+    ]
     command = [sys.executable, "-c", LAUNCHES, LAUNCHED, *words]
     output = (tmp_path / "output").open("w")
     with subprocess.Popen(

@@ -23,7 +23,7 @@ SHORT = {
 
 
 def recipe(name: str, folder: Path, *settings: str) -> list[str]:
-    return [sys.executable, "-W", "ignore", "-m", f"recipes.{name}", f"runs={folder / 'runs'}",
+    return [sys.executable, "-W", "ignore", "-m", f"recipes.{name}", f"log_dir={folder / 'runs'}",
             *settings]  # fmt: skip
 
 

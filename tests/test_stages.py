@@ -19,7 +19,7 @@ import recipes.td3
 from kit.config.plain import from_plain
 from kit.envs.episodes import Episode
 from kit.hooks import AnnealLearningRate, TargetKL
-from kit.logging.journal import episode_columns
+from kit.logging.metrics_recorder import episode_columns
 from kit.steps.schedules import Constant
 from kit.trainer import Trainer
 from kit.trainer.stages import STAGES, HookError

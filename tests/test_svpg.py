@@ -106,7 +106,7 @@ def test_each_particle_answers_its_block_of_rows(sizes):
 @pytest.mark.parametrize("shared", [False, True])
 def test_stacked_actors_and_critics_are_the_separate_ones(id, shared):
     env = make_env(id, 8)
-    make = functools.partial(make_actor_critic, env, [8], shared_body=shared)
+    make = functools.partial(make_actor_critic, env, [8], shared_backbone=shared)
     with torch.random.fork_rng():
         stacked = make_particles(make, 4, PLAN)
     separate = [make() for _ in range(4)]  # from the same random numbers
@@ -125,14 +125,14 @@ def test_stacked_actors_and_critics_are_the_separate_ones(id, shared):
 
 
 # ---------------------------------------------------------------------- runs
-def built(runs=None, **changes):
+def built(log_dir=None, **changes):
     """Four iterations of 8 environments for 4 particles."""
     steps = OnPolicySteps(
         total_policy_steps=256, steps_per_env=8, update_epochs=1, minibatch_size=None,
         evaluation_every=None, evaluation_episodes=6,
     )  # fmt: skip
     env = EnvConfig("CartPole-v1", 8)
-    settings = {"steps": steps, "env": env, "hidden_sizes": [8], "progress": False, "runs": runs}
+    settings = {"steps": steps, "env": env, "hidden_sizes": [8], "progress": False, "log_dir": runs}
     return svpg.build(svpg.Config(**{**settings, **changes}))
 
 
@@ -175,13 +175,13 @@ def test_every_minibatch_has_the_same_share_of_each_particle():
 def test_a_single_particle_is_the_learner_itself():
     same = {
         "entropy_coeff": 0.0, "max_grad_norm": None, "learning_rate": 1e-2, "hidden_sizes": [8],
-        "anneal": "constant",
+        "lr_schedule": "constant",
     }  # fmt: skip
     one = built(num_particles=1, temperature=1.0, **same)
     one.run()
     plain = a2c.build(
         a2c.Config(
-            env=EnvConfig("CartPole-v1", 8), steps=one.plan, runs=None, progress=False,
+            env=EnvConfig("CartPole-v1", 8), steps=one.plan, log_dir=None, progress=False,
             optimizer="adam", gae_lambda=0.95, gamma=0.99, normalize_advantage=False, **same,
         )
     )  # fmt: skip
@@ -213,7 +213,7 @@ def test_each_of_many_particles_of_a_saved_run_is_evaluated(tmp_path):
 # ---------------------------------------------------------------------- as they learn
 @pytest.mark.nightly
 def test_the_best_particle_balances_the_pole_within_102_400_policy_steps_of_its_own():
-    config = svpg.Config(runs=None, progress=False)
+    config = svpg.Config(log_dir=None, progress=False)
     config.steps.evaluation_every, config.steps.evaluation_episodes = None, 100
     trainer = svpg.build(config)
     ledger = trainer.run()
@@ -247,6 +247,6 @@ def test_what_particles_cannot_share_is_refused(changes, field):
 
 def test_recurrent_networks_are_refused():
     env = make_env("CartPole-v1", 8)
-    make = {"shared_body": True, "recurrent": "gru"}
+    make = {"shared_backbone": True, "recurrent": "gru"}
     with raises_setting("recurrent"):
         make_particles(lambda: make_actor_critic(env, [8], **make), 4, PLAN)

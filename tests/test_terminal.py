@@ -34,7 +34,7 @@ def test_a_run_whose_reader_has_gone_ends_in_silence(monkeypatch, capsys, tmp_pa
         patched.setattr(sys, "stdout", stream)
         with pytest.raises(SystemExit) as ended:
             main(recipes.ppo.Config, recipes.ppo.build,
-                 [*SHORT["ppo"], *COMMON, "progress=true", f"runs={tmp_path}"])  # fmt: skip
+                 [*SHORT["ppo"], *COMMON, "progress=true", f"log_dir={tmp_path}"])  # fmt: skip
     assert ended.value.code != 0
     assert capsys.readouterr().err == ""
 
@@ -42,7 +42,7 @@ def test_a_run_whose_reader_has_gone_ends_in_silence(monkeypatch, capsys, tmp_pa
 def test_a_terminal_of_ascii_shows_question_marks(monkeypatch, tmp_path):
     shown = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", shown)
-    words = [*SHORT["ppo"], *COMMON, "progress=true", f"runs={tmp_path}"]
+    words = [*SHORT["ppo"], *COMMON, "progress=true", f"log_dir={tmp_path}"]
     main(recipes.ppo.Config, recipes.ppo.build, words)
     assert b"last evaluation: return" in shown.buffer.getvalue()
     assert b" ? " in shown.buffer.getvalue()

@@ -53,7 +53,7 @@ from kit.envs import make_env
 from kit.hooks import AnnealLearningRate, ScaleReward, SignReward
 from kit.modules import make_action_value, make_actor
 from kit.steps import StepPlan
-from kit.trainer import PlanNotKept, Trainer
+from kit.trainer import PlanMismatchError, Trainer
 from kit.trainer.stages import HookError
 from kit.update import Update
 from tests.errors import raises_setting
@@ -158,7 +158,7 @@ def test_batch_sub_sampler_cuts_the_minibatches():
 
 def test_batch_sub_sampler_cannot_train_on_less_than_planned_unseen():
     trainer = ppo_trainer(hooks=[BatchSubSampler(batch_size=4)])
-    with pytest.raises(PlanNotKept, match="samples: planned 128, counted 64"):
+    with pytest.raises(PlanMismatchError, match="samples: planned 128, counted 64"):
         trainer.run()
 
 

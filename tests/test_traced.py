@@ -21,7 +21,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.testing import assert_close
 
 from kit.fast import executors
-from kit.fast.trace import NotTraceable, record
+from kit.fast.trace import TraceError, record
 from kit.fast.traced import Traced
 from kit.fast.watch import Watch
 
@@ -949,7 +949,7 @@ READS = {
 
 @pytest.mark.parametrize("what", READS)
 def test_what_reads_the_host_is_refused(what):
-    with pytest.raises(NotTraceable, match=r"reads a tensor on the host at .*:\d+"):
+    with pytest.raises(TraceError, match=r"reads a tensor on the host at .*:\d+"):
         record(READS[what], [torch.ones(2)])
 
 
@@ -963,7 +963,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("what", SHAPES)
 def test_a_shape_that_depends_on_values_is_refused(what):
-    with pytest.raises(NotTraceable, match=r"a shape that depends on values at .*test_traced.py"):
+    with pytest.raises(TraceError, match=r"a shape that depends on values at .*test_traced.py"):
         record(SHAPES[what], [torch.ones(2)])
 
 

@@ -22,15 +22,20 @@ from torchrl.data import (
 from torchrl.envs import Transform
 from torchrl.objectives import SoftUpdate
 
-from kit.buffers import PrioritizedSampler, ReplayBatches, RolloutBatches, make_replay_buffer
+from kit.buffers import (
+    PrioritizedSampler,
+    ReplayMinibatches,
+    RolloutMinibatches,
+    make_replay_buffer,
+)
 from kit.collectors import TensorCollector, VectorCollector
-from kit.envs import EnvironmentFault, make_env
-from kit.hooks import BestPolicy, Console, Evaluator, Hook, NotFinite, StopWhen
+from kit.envs import EnvError, make_env
+from kit.hooks import BestPolicy, Console, Evaluator, Hook, NonFiniteError, StopWhen
 from kit.logging import LoggerError
-from kit.logging.journal import episode_columns
+from kit.logging.metrics_recorder import episode_columns
 from kit.modules import make_actor
 from kit.steps import SettingError
-from kit.trainer import PlanNotKept, Trainer
+from kit.trainer import PlanMismatchError, Trainer
 from kit.trainer.checkpoint import Checkpoints
 from kit.trainer.stages import HookError
 from kit.update import Update
@@ -133,7 +138,7 @@ def test_batches_share_memory_where_nothing_keeps_them():
     assert (len(addresses), len(set(addresses[12:]))) == (40, 1)
 
 
-class OwnReplay(ReplayBatches):
+class OwnReplay(ReplayMinibatches):
     """Behaves as its parent."""
 
 
@@ -210,7 +215,7 @@ def test_batches_that_an_advantage_is_given_are_its_own():
         assert_same(batch.to_dict(), copy.to_dict())
 
 
-class Keeping(ReplayBatches):
+class Keeping(ReplayMinibatches):
     """A buffer of one's own that keeps what it is given, and reads what a loss has written."""
 
     copies = False  # it keeps the batches themselves
@@ -434,7 +439,7 @@ def test_env_steps_are_those_that_the_environments_made():
 def test_a_run_that_breaks_its_plan_says_so():
     trainer = ppo_trainer()
     trainer.register_op("process_optim_batch", lambda minibatch: minibatch[:3])
-    with pytest.raises(PlanNotKept, match=r"samples: planned 128, counted 48"):
+    with pytest.raises(PlanMismatchError, match=r"samples: planned 128, counted 48"):
         trainer.run()
 
 
@@ -933,7 +938,7 @@ def with_nan_critic(**parts) -> Trainer:
 
 
 def test_a_plain_trainer_guards_against_nan_unless_told_not_to():
-    with pytest.raises(NotFinite, match="loss_critic is nan"):
+    with pytest.raises(NonFiniteError, match="loss_critic is nan"):
         with_nan_critic().run()
     assert with_nan_critic(nan_guard=False).run().policy_steps == 16
 
@@ -949,7 +954,7 @@ def test_a_loss_that_refuses_weights_that_are_nan_ends_the_run_in_the_same_line(
     with torch.no_grad():
         weight = next(trainer.loss_module.actor_network_params.parameters())
         trainer.register_op("pre_optim_steps", lambda: weight.data.fill_(math.nan))
-    with pytest.raises(NotFinite, match="after 0 gradient steps a weight is NaN") as raised:
+    with pytest.raises(NonFiniteError, match="after 0 gradient steps a weight is NaN") as raised:
         trainer.run()
     assert "std" in str(raised.value.__cause__)
 
@@ -1114,12 +1119,12 @@ def test_a_return_that_is_no_number_is_a_fault_of_the_environment():
             return [one._replace(episode_return=math.nan) for one in super().take_episodes()]
 
     message = r"^environment CartPole-v1, env \d.*: gave rewards whose sum over an episode is nan$"
-    with pytest.raises(EnvironmentFault, match=message):
+    with pytest.raises(EnvError, match=message):
         ppo_trainer_of(Unchecked, on_policy_plan()).run()
 
 
 def test_minibatches_of_which_there_are_none_are_refused():
-    class Empty(RolloutBatches):
+    class Empty(RolloutMinibatches):
         def epoch(self, plan, limit):
             return iter(())
 

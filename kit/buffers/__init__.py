@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kit.buffers.batches import ReplayBatches, as_minibatches
+from kit.buffers.batches import ReplayMinibatches, as_minibatches
 from kit.buffers.hindsight import HindsightReplayBuffer
 from kit.buffers.n_step import NStep
 from kit.buffers.observations import ObservationStorage
@@ -10,25 +10,25 @@ from kit.buffers.priorities import PrioritizedSampler
 from kit.buffers.records import SequenceReplay
 from kit.buffers.replay import make_replay_buffer
 from kit.buffers.rollout_batches import (
-    GroupedBatches,
+    GroupedMinibatches,
     Minibatches,
     MinibatchGroup,
-    RolloutBatches,
+    RolloutMinibatches,
     valid_rows,
 )
 from kit.buffers.sequences import SequenceSampler
 from kit.buffers.writer import SliceWriter
 
 __all__ = [
-    "GroupedBatches",
+    "GroupedMinibatches",
     "HindsightReplayBuffer",
     "MinibatchGroup",
     "Minibatches",
     "NStep",
     "ObservationStorage",
     "PrioritizedSampler",
-    "ReplayBatches",
-    "RolloutBatches",
+    "ReplayMinibatches",
+    "RolloutMinibatches",
     "SequenceReplay",
     "SequenceSampler",
     "SliceWriter",

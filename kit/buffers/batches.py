@@ -19,12 +19,12 @@ from torchrl.data import PrioritizedSampler as TorchRLPrioritizedSampler
 from torchrl.data.replay_buffers.samplers import Sampler, SliceSampler
 from torchrl.envs.transforms import MultiStepTransform, Reward2GoTransform
 
-from kit.buffers.direct import DirectRows
+from kit.buffers.direct import FastStorageIO
 from kit.buffers.hindsight import HindsightReplayBuffer
 from kit.buffers.n_step import NStep, close
 from kit.buffers.observations import ObservationStorage
 from kit.buffers.priorities import PrioritizedSampler
-from kit.buffers.rollout_batches import Minibatches, MinibatchGroup, RolloutBatches
+from kit.buffers.rollout_batches import Minibatches, MinibatchGroup, RolloutMinibatches
 from kit.buffers.sequences import SequenceSampler
 from kit.envs.normalize import Normalizer
 from kit.envs.spaces import key_from_list, key_to_list
@@ -32,7 +32,7 @@ from kit.fast.nested import entry, leaves, nested
 from kit.steps import SettingError, StepPlan
 
 
-class ReplayBatches:
+class ReplayMinibatches:
     """Samples of a TorchRL replay buffer, any storage and any sampler.
 
     Args:
@@ -72,7 +72,7 @@ class ReplayBatches:
     ) -> None:
         self.buffer, self.device = buffer, device
         self.n_step = n_step
-        self._direct = DirectRows(buffer)
+        self._direct = FastStorageIO(buffer)
         self._transforms = buffer._transform
         self.sequences = buffer.sampler if isinstance(buffer.sampler, SequenceSampler) else None
         self._hindsight = buffer if isinstance(buffer, HindsightReplayBuffer) else None
@@ -403,5 +403,5 @@ def _from_plain(rows: dict[str, Any]) -> TensorDictBase:
 def as_minibatches(buffer: Minibatches | ReplayBuffer | None) -> Minibatches:
     """Return the source of minibatches: a TorchRL buffer as it is, passes for ``None``."""
     if buffer is None:
-        return RolloutBatches()
-    return ReplayBatches(buffer) if isinstance(buffer, ReplayBuffer) else buffer
+        return RolloutMinibatches()
+    return ReplayMinibatches(buffer) if isinstance(buffer, ReplayBuffer) else buffer

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
-from kit.buffers.batches import ReplayBatches
+from kit.buffers.batches import ReplayMinibatches
 from kit.buffers.rollout_batches import MinibatchGroup
 from kit.envs.normalize import Normalizer
 from kit.envs.vector_env import VectorEnv
@@ -30,7 +30,7 @@ _left_unread: ContextVar[bool] = ContextVar("left_unread", default=False)
 
 
 @contextlib.contextmanager
-def datasets_left_unread() -> Iterator[None]:
+def without_dataset_loading() -> Iterator[None]:
     """Let what is built here have no data: a trainer whose policy is only played needs none.
 
     The statistics that normalise observations are in the checkpoint of its run.
@@ -42,12 +42,12 @@ def datasets_left_unread() -> Iterator[None]:
         _left_unread.reset(before)
 
 
-def are_left_unread() -> bool:
-    """Whether data sets are not read: see :func:`datasets_left_unread`."""
+def dataset_loading_disabled() -> bool:
+    """Whether data sets are not read: see :func:`without_dataset_loading`."""
     return _left_unread.get()
 
 
-class StoredBatches(ReplayBatches):
+class DatasetMinibatches(ReplayMinibatches):
     """Minibatches of a data set, uniformly with replacement. Checkpoints do not hold the data.
 
     Args:
@@ -191,7 +191,7 @@ def _tensor(array: NDArray[Any]) -> torch.Tensor:
     return torch.as_tensor(array.astype(np.int64))
 
 
-def as_of_environment(rows: TensorDictBase, env: VectorEnv) -> TensorDictBase:
+def cast_to_env_specs(rows: TensorDictBase, env: VectorEnv) -> TensorDictBase:
     """Bring transitions into the types of an environment of the kit.
 
     Choices are counted from 0; actions that rounding led beyond their bounds are these bounds.

@@ -106,7 +106,7 @@ def _refuse(path: tuple[str, ...], value: Tensor | None, stored: Tensor | None) 
     raise SettingError("entry", ".".join(path), why, "give all batches the same entries")
 
 
-class DirectRows:
+class FastStorageIO:
     """Writes and samples rows of a plain replay buffer, entry by entry.
 
     What is stored, sampled and drawn at random is what TorchRL's ``extend`` and ``sample`` store,

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from kit.buffers.batches import ReplayBatches, as_minibatches
+from kit.buffers.batches import ReplayMinibatches, as_minibatches
 from kit.buffers.priorities import PrioritizedSampler
 from kit.config import OfflineConfig, OffPolicyConfig, RunConfig, checks
 from kit.steps import SettingError, StepPlan
@@ -39,19 +39,19 @@ def check_given(cfg: RunConfig, buffer: Any, exponent_per_alpha: int) -> None:
     """
     if isinstance(cfg, OfflineConfig) and cfg.normalize_data:
         raise SettingError("normalize_data", True, f"has no effect: {_UNCHANGED}", [False])
-    if not isinstance(cfg, OffPolicyConfig) or not isinstance(buffer, ReplayBatches):
+    if not isinstance(cfg, OffPolicyConfig) or not isinstance(buffer, ReplayMinibatches):
         return
-    exponent = cfg.priority_exponent if buffer.reads_loss_outputs else 0.0
+    exponent = cfg.per_alpha if buffer.reads_loss_outputs else 0.0
     if isinstance(sampler := buffer.buffer.sampler, PrioritizedSampler):
         exponent = sampler.alpha * exponent_per_alpha
     own = {
         "n_step": buffer.summed.steps if buffer.summed else 1,
         "buffer_size": buffer.buffer.storage.max_size,
-        "priority_exponent": exponent,
+        "per_alpha": exponent,
     }
     others = (
         "hindsight", "store_next_observation", "stacked_frames", "buffer_folder",
-        "importance_exponent",
+        "per_beta",
     )  # fmt: skip
     different = [name for name, value in own.items() if getattr(cfg, name) != value]
     checks.unused(cfg, [*different, *others], _UNCHANGED)
@@ -60,7 +60,7 @@ def check_given(cfg: RunConfig, buffer: Any, exponent_per_alpha: int) -> None:
 def delivering_to(device: torch.device | str, buffer: Any) -> Any:
     """Return a given buffer, with minibatches on a device if it stores transitions elsewhere."""
     batches = as_minibatches(buffer)
-    if not isinstance(batches, ReplayBatches) or batches.device is not None:
+    if not isinstance(batches, ReplayMinibatches) or batches.device is not None:
         return buffer
     kept = getattr(batches.buffer.storage, "device", None)
     if isinstance(kept, torch.device) and kept.type != torch.device(device).type:
@@ -74,6 +74,6 @@ def takes_from_host(plan: StepPlan, buffer: Any, *, collects_on_host: bool) -> b
     These are transitions that a buffer keeps there, or copies with all entries at once. Other
     batches are read on the device, for their advantages.
     """
-    if plan.on_policy or not isinstance(buffer, ReplayBatches):
+    if plan.on_policy or not isinstance(buffer, ReplayMinibatches):
         return False
     return buffer.device is not None or (collects_on_host and buffer.gpu is not None)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchrl.data import TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import RandomSampler, Sampler
 
-from kit.buffers.batches import ReplayBatches
+from kit.buffers.batches import ReplayMinibatches
 from kit.buffers.disk import TransitionStorage
 from kit.buffers.hindsight import HindsightReplayBuffer
 from kit.buffers.n_step import NStep
@@ -38,7 +38,7 @@ def make_replay_buffer(
     folder: Path | str | None = None,
     strategy: Literal["future", "final", "episode"] | None = None,
     reward_fn: Callable[[TensorDictBase], Tensor] | None = None,
-) -> ReplayBatches:
+) -> ReplayMinibatches:
     """Make TorchRL's replay buffer of transitions, whose memory is allocated when first used.
 
     Args:
@@ -101,7 +101,7 @@ def make_replay_buffer(
         else HindsightReplayBuffer(reward_fn, strategy=strategy, **parts)
     )
     of_several = None if n_step == 1 else NStep(n_step, gamma)
-    return ReplayBatches(buffer, of_several, device=None if kept == delivered else delivered)
+    return ReplayMinibatches(buffer, of_several, device=None if kept == delivered else delivered)
 
 
 def _check_without(name: str, value: Any, others: Mapping[str, Any]) -> None:

@@ -48,7 +48,7 @@ class Minibatches(Protocol):
         """Restore what :meth:`state_dict` returned."""
 
 
-class RolloutBatches:
+class RolloutMinibatches:
     """Shuffled passes over the last batch: in each, every transition is seen once.
 
     With ``last_minibatch="carry"`` a permutation continues where it was left, over epochs and
@@ -139,7 +139,7 @@ def _permutation(count: int, rows: TensorDictBase) -> Tensor:
     return torch.randperm(count, device=device)
 
 
-class GroupedBatches(RolloutBatches):
+class GroupedMinibatches(RolloutMinibatches):
     """Shuffled passes in which groups of environments have the same share of every minibatch.
 
     Rows of a minibatch are those of the first group, then those of the next: for particles, each of

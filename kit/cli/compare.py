@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
 
-from kit.logging.files import NotSaved
+from kit.logging.files import WriteError
 from kit.runs.comparison import COLUMN, FOR_IQM, Comparison, SeedCurve, compare, ranges
 from kit.steps import SettingError
 from kit.steps.table import text_table
@@ -99,7 +99,7 @@ def main(words: Sequence[str]) -> int:
             given.plot.parent.mkdir(parents=True, exist_ok=True)
             draw(compared, given.plot)
             print(f"\ncurves: {given.plot}")
-    except (SettingError, NotSaved, OSError) as error:
+    except (SettingError, WriteError, OSError) as error:
         print(f"kit: {error}", file=sys.stderr)
         return 2
     return 0

@@ -29,7 +29,7 @@ def draw(comparison: Comparison, picture: Path) -> None:
     Where some seeds lack a value, it is interpolated. Beyond the data of all, seeds are thin lines.
 
     Raises:
-        NotSaved: if it cannot be written.
+        WriteError: if it cannot be written.
     """
     figure, axes = curve_axes()
     labels = [_label(group) for group in comparison.groups]

@@ -11,18 +11,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kit.cli.terminal import limit_of_system, terminal
-from kit.collectors.base import PolicyFault
-from kit.envs.errors import EnvironmentFault
-from kit.hooks.guards import NotFinite
-from kit.logging.files import NotSaved
+from kit.collectors.base import PolicyError
+from kit.envs.errors import EnvError
+from kit.hooks.guards import NonFiniteError
+from kit.logging.files import WriteError
 from kit.logging.loggers import LoggerError
 from kit.steps.errors import SettingError
-from kit.trainer import PlanNotKept
+from kit.trainer import PlanMismatchError
 from kit.trainer.stages import HookError
 
 EXPLAINED = (
-    SettingError, EnvironmentFault, PolicyFault, HookError, LoggerError, NotFinite, NotSaved,
-    PlanNotKept,
+    SettingError, EnvError, PolicyError, HookError, LoggerError, NonFiniteError, WriteError,
+    PlanMismatchError,
 )  # fmt: skip
 """Errors of the user's, printed without a stack trace."""
 

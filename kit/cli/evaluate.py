@@ -34,7 +34,9 @@ def parser_for(command: str, text: str, seed: int | None = None) -> argparse.Arg
     """
     parser = argparse.ArgumentParser(prog=command, description=text.split("\n")[0])
     parser.add_argument("run", help='run folder, or "latest"')
-    parser.add_argument("--runs", default="runs", help="where run folders are")
+    parser.add_argument(
+        "--log-dir", "--runs", dest="log_dir", default="runs", help="where run folders are"
+    )
     if seed is not None:
         parser.add_argument("--episodes", type=int, default=100, help="whole episodes to play")
         parser.add_argument("--seed", type=int, default=seed, help="of the environments")
@@ -48,7 +50,7 @@ def chosen_run(given: argparse.Namespace, device: str | None = None) -> SavedRun
     if "episodes" in given:
         given.episodes = whole_number("episodes", given.episodes, at_least=1)
         given.seed = whole_number("seed", given.seed)
-    folder = find_run(given.run, Path(given.runs), field="run")
+    folder = find_run(given.run, Path(given.log_dir), field="run")
     trust = trusted_names(given.trust)
     return SavedRun(folder, trust, how="--trust ", best=given.best, device=device)
 

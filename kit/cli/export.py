@@ -111,7 +111,7 @@ def export(run: SavedRun, file: Path, seed: int = 0) -> str:
 
     Raises:
         SettingError: if the policy cannot be exported, or a package is missing.
-        NotSaved: if the file cannot be written.
+        WriteError: if the file cannot be written.
     """
     if file.suffix not in FORMATS:
         raise SettingError("file", str(file), "has no format of policies", FORMATS)

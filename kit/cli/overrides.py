@@ -161,7 +161,7 @@ def choices(words: Sequence[str]) -> dict[str, Any]:
     chosen: dict[str, Any] = {}
     for word in words:
         key, value = split(word)
-        if "=" in word and key in (*CHOICES, "runs"):
+        if "=" in word and key in (*CHOICES, "log_dir"):
             several = key == "trust" or (one := parsed(word)).is_sweep_override()
             chosen[key] = value if several else one.value()
     return chosen
@@ -191,7 +191,7 @@ def _resumed(
         if name in chosen:
             why = "cannot be chosen again for a run that is resumed"
             raise SettingError(name, chosen[name], why, "leave it out")
-    runs = chosen.get("runs") or "runs"
+    runs = chosen.get("log_dir") or "runs"
     folder = find_run(str(chosen["resume"]), Path(str(runs)), recipe.name)
     check_same_recipe(folder, recipe)
     saved = read_config(folder)

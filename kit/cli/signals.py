@@ -121,7 +121,7 @@ class Signals:
             when += ", while environments hang (env.step_timeout=SECONDS ends such a step)"
         stopped = f"stopped by {signal.Signals(number).name} {when}"
         if trainer.folder is None:
-            return f"{stopped}; nothing was saved (runs=null)"
+            return f"{stopped}; nothing was saved (log_dir=null)"
         return f"{stopped}; resume it with: {self.command} resume={from_here(trainer.folder)}"
 
 

@@ -20,7 +20,7 @@ from kit.config.plain import from_plain
 from kit.config.plan import make_plan
 from kit.dialects.base import Dialect
 from kit.logging.csv_file import as_csv
-from kit.logging.files import NotSaved, from_here, write_whole
+from kit.logging.files import WriteError, from_here, write_whole
 from kit.runs.recipe import Recipe
 from kit.runs.run_folder import SWEEP_JOB, new_sweep
 from kit.runs.saved_runs import SWEEP_TABLE, find_run
@@ -70,13 +70,13 @@ class Job:
         return _job_elsewhere, (self.recipe, *names, self.before, state)
 
     def settings(self, overrides: Sequence[str]) -> dict[str, Any]:
-        """Return the settings of a run; ``start_from=latest`` is a run from before the sweep."""
+        """Return the settings of a run; ``init_from=latest`` is a run from before the sweep."""
         values = self.before.overridden(overrides)
-        if values.get("start_from") == "latest":
+        if values.get("init_from") == "latest":
             if not self._latest:
-                runs = Path(values.get("runs") or "runs")
-                self._latest = str(find_run("latest", runs, self.recipe.name, "start_from"))
-            values["start_from"] = self._latest
+                runs = Path(values.get("log_dir") or "runs")
+                self._latest = str(find_run("latest", runs, self.recipe.name, "init_from"))
+            values["init_from"] = self._latest
         return values
 
     def __call__(self, _: Any) -> None:
@@ -97,7 +97,7 @@ class Job:
             failed = error
         finally:
             SWEEP_JOB.reset(token)
-        with contextlib.suppress(NotSaved):
+        with contextlib.suppress(WriteError):
             _note(self.folder, number, overrides, trainer, failed)
         if failed is not None and self.is_elsewhere:
             raise failed  # Hydra brings it home
@@ -126,7 +126,7 @@ def run(job: Job, overrides: Sequence[str]) -> None:
 
     try:
         _check_points(job, overrides)
-        runs = choices(overrides).get("runs", job.before.values["runs"])
+        runs = choices(overrides).get("log_dir", job.before.values["log_dir"])
         job.folder = new_sweep(Path(str(runs or tempfile.gettempdir())), job.recipe.name)
         try:
             _call_hydra(job, overrides)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kit.collectors.asynchronous import AsyncCollector
-from kit.collectors.base import KitCollector, PolicyFault, StepsCollector
+from kit.collectors.base import KitCollector, PolicyError, StepsCollector
 from kit.collectors.episode import EpisodeCollector
 from kit.collectors.registry import COLLECTORS, make_collector
 from kit.collectors.rollout import VectorCollector
@@ -14,7 +14,7 @@ __all__ = [
     "AsyncCollector",
     "EpisodeCollector",
     "KitCollector",
-    "PolicyFault",
+    "PolicyError",
     "StepsCollector",
     "TensorCollector",
     "VectorCollector",

@@ -27,15 +27,15 @@ from kit.collectors.policy import (
 from kit.envs.backends.base import Mask
 from kit.envs.spaces import Arrays, Key
 from kit.modules.host_copy import HostCopy
-from kit.modules.numpy_policy import NotInNumpy, NumpyPolicy, copy_on_host
-from kit.modules.random_actions import ActsOn, RandomActions
+from kit.modules.numpy_policy import NumpyPolicy, NumpyPolicyError, copy_on_host
+from kit.modules.random_actions import HasActionSpec, RandomActions
 from kit.steps import SettingError
 
 NO_CONTEXT: AbstractContextManager[Any] = contextlib.nullcontext()
 _FOREVER = 2**62
 
 
-class Actor:
+class ActionSelector:
     """Chooses actions: at random first, then by an exploration policy, then by the policy.
 
     Args:
@@ -62,7 +62,7 @@ class Actor:
 
     def __init__(
         self,
-        env: ActsOn,
+        env: HasActionSpec,
         policy: Policy | None,
         exploration_policy: Policy | None = None,
         *,
@@ -131,9 +131,9 @@ class Actor:
             kind = self.runner.exploration_type
             self.numpy = NumpyPolicy(policy, self.num_envs, kind, self.keeps_outputs)
             if self.numpy.reads not in self._observations:
-                raise NotInNumpy("it is of another environment")
+                raise NumpyPolicyError("it is of another environment")
             self.numpy.continue_from(before)
-        except NotInNumpy as reason:
+        except NumpyPolicyError as reason:
             self.numpy, self._not_in_numpy = None, str(reason)
         self.runner.is_recurrent = self.numpy is None
 

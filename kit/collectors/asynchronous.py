@@ -24,12 +24,12 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torchrl.envs import EnvBase
 
-from kit.collectors.base import KitCollector, PolicyFault
+from kit.collectors.base import KitCollector, PolicyError
 from kit.collectors.policy import Policy
 from kit.collectors.rollout import VectorCollector
 from kit.envs.backends.workers import how_it_ended, without_main
 from kit.envs.episodes import Episode
-from kit.envs.errors import EnvironmentFault
+from kit.envs.errors import EnvError
 from kit.envs.hanging import ASK, StepWatch, end_process, is_main_thread, is_parents_affair
 from kit.envs.state import capture_process, restore_process, seed_process
 from kit.envs.vector_env import VectorEnv
@@ -148,7 +148,7 @@ class AsyncCollector(KitCollector):
         self.staleness = self._taken - facts["version"]
         self._staleness_since_row.append(self.staleness)
         self._taken += 1
-        self.goes_on = facts["goes_on"]
+        self.continues_episodes = facts["continues_episodes"]
         for name in self._COUNTERS:
             setattr(self, name, facts["counters"][name])
         self._finished += [Episode(*episode) for episode in facts["episodes"]]
@@ -230,9 +230,9 @@ class AsyncCollector(KitCollector):
             value["batch"] = self._slots[value.pop("slot")]
         return kind, value
 
-    def _death(self) -> EnvironmentFault:
+    def _death(self) -> EnvError:
         what = f"the process that collects died ({how_it_ended(self._process)})"
-        return EnvironmentFault(getattr(self.env, "name", "env"), None, what)
+        return EnvError(getattr(self.env, "name", "env"), None, what)
 
     # ------------------------------------------------------------------ in and out
     def _seed_environments(self, seed: int) -> None:
@@ -487,7 +487,7 @@ class _Served:
             "slot": slot,
             "new_slots": new_slots,
             "version": version,
-            "goes_on": collector.goes_on and not self._begins_anew,
+            "continues_episodes": collector.continues_episodes and not self._begins_anew,
             "counters": {name: getattr(collector, name) for name in collector._COUNTERS},
             "episodes": [tuple(episode) for episode in collector.take_episodes()],
             "normalizer": None if normalizer is None else normalizer.state_dict(),
@@ -520,8 +520,8 @@ def _signature(batch: TensorDictBase) -> tuple[Any, ...]:
 def _sendable(error: BaseException) -> Exception:
     """Return an exception as it can be sent: the kit's own as they are, others by their text."""
     if isinstance(error, KeyboardInterrupt):  # of an environment: Ctrl-C is left to the parent
-        return EnvironmentFault("env", None, "raised KeyboardInterrupt in the collector's process")
-    if isinstance(error, (EnvironmentFault, PolicyFault, SettingError)):
+        return EnvError("env", None, "raised KeyboardInterrupt in the collector's process")
+    if isinstance(error, (EnvError, PolicyError, SettingError)):
         return error
     text = "".join(traceback.format_exception(error))
     return RuntimeError(f"the process that collects failed: {error}\n{text}")

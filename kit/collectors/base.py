@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torchrl.collectors import BaseCollector
 from torchrl.envs.utils import ExplorationType
 
-from kit.collectors.actor import Actor
+from kit.collectors.actor import ActionSelector
 from kit.collectors.policy import FastPolicy, Policy, PolicyPath, fast_policy_of
 from kit.config.devices import usable_device
 from kit.envs.episodes import Episode
@@ -61,7 +61,7 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
         exact_policy: whether the policy's results are bitwise those of the policy as a module.
         collects_on_host: whether batches are on the host first, and ``storing_device`` says where
             they are delivered.
-        goes_on: whether the last batch goes on with the episodes of the one before. It does not
+        continues_episodes: whether the last batch goes on with the episodes of the one before. It does not
             where environments were seeded or reset in between, or stepped by others.
     """
 
@@ -72,13 +72,13 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
     episodes: int
     environment_errors: int
     env: Any = None
-    _actor: Actor
+    _actor: ActionSelector
     policy: Any = None
     frames_per_batch = requested_frames_per_batch = -1
     prefill_frames = 0
     exact_resume = True
     exact_policy = True
-    goes_on = True
+    continues_episodes = True
     follows_plan = False
     collects_on_host = False
 
@@ -114,12 +114,12 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
         self._finished: list[Episode] = []
         self._iter = -1
         self.closed = False
-        self._random_numbers = RandomNumbers(seed, self.policy_device)
+        self._random_numbers = RNGStream(seed, self.policy_device)
 
     def _let_act(self) -> None:
         """Create the actor, which acts in ``env`` with the policies."""
         self.exact_policy = self._fast_policy != "auto"
-        self._actor = Actor(
+        self._actor = ActionSelector(
             self.env,
             self.policy,
             self.exploration_policy,
@@ -163,7 +163,7 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
         """Collect one batch and return it.
 
         Raises:
-            EnvironmentFault: if an environment fails and is not to be restarted.
+            EnvError: if an environment fails and is not to be restarted.
         """
         if self.closed:
             raise RuntimeError("this collector was shut down; make a new one")
@@ -349,7 +349,7 @@ class StepsCollector(KitCollector):
         """Take ``steps`` policy steps in every env, count them, return the batch."""
 
 
-class RandomNumbers:
+class RNGStream:
     """Random numbers of a collector's own: other uses of PyTorch's do not change them.
 
     Within ``with random_numbers:`` PyTorch draws from them, and records no gradients.
@@ -456,7 +456,7 @@ def copy_weights(source: Any, policy: Any) -> None:
             tensor.copy_(given[name])
 
 
-class PolicyFault(RuntimeError):
+class PolicyError(RuntimeError):
     """An output of a policy is NaN.
 
     Args:
@@ -492,7 +492,7 @@ def check_policy(
         taken: policy steps of each environment before these.
 
     Raises:
-        PolicyFault: at the first one, unless an observation was NaN by then.
+        PolicyError: at the first one, unless an observation was NaN by then.
     """
     for key, value in outputs.items():
         name = key if isinstance(key, str) else key[-1]
@@ -511,4 +511,4 @@ def check_policy(
         step, env = steps.nonzero()[0].tolist()
         # From such an observation on, a recurrent policy writes NaN for good ones, too.
         if all(np.isfinite(np.asarray(seen[: step + 1])).all() for seen in observation.values()):
-            raise PolicyFault(key, env, taken + step)
+            raise PolicyError(key, env, taken + step)

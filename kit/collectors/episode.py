@@ -13,10 +13,10 @@ from torchrl.envs import EnvBase
 from kit.collectors.base import KitCollector, check_policy
 from kit.collectors.episode_buffer import EpisodeBuffer, Span
 from kit.collectors.policy import Policy, Tensors
-from kit.collectors.rollout import Schedule, VectorCollector, as_vector_env, rollout
+from kit.collectors.rollout import ActiveEnvs, VectorCollector, as_vector_env, rollout
 from kit.collectors.rollout_buffer import MaskCheck
 from kit.envs.backends.base import Mask, StepArrays
-from kit.envs.errors import EnvironmentFault
+from kit.envs.errors import EnvError
 from kit.envs.spaces import Arrays, some
 from kit.steps import SettingError
 from kit.steps.errors import one_of, whole_number
@@ -107,7 +107,7 @@ class EpisodeCollector(KitCollector):
             self.env.restart(self._strayed)
             self._strayed[...] = False
         buffer = EpisodeBuffer(self.env)
-        schedule = EpisodeSchedule(self, *least)
+        schedule = ActiveEpisodes(self, *least)
         try:
             with self._actor.begin(self.policy_steps):
                 rollout(self.env, self._actor, buffer.rows(), schedule)
@@ -116,7 +116,7 @@ class EpisodeCollector(KitCollector):
         except BaseException as error:
             self._strayed[...] = True  # the next batch begins with new episodes
             self.env.take_infos()
-            if isinstance(error, EnvironmentFault):
+            if isinstance(error, EnvError):
                 raise error.at(buffer.steps - 1) from error
             raise
         self._count(buffer, schedule)
@@ -139,7 +139,7 @@ class EpisodeCollector(KitCollector):
         self._check_masks(acted_on, taken)
         return outputs
 
-    def _count(self, buffer: EpisodeBuffer, schedule: EpisodeSchedule) -> None:
+    def _count(self, buffer: EpisodeBuffer, schedule: ActiveEpisodes) -> None:
         finished = buffer.episodes(schedule.spans)
         frames = schedule.policy_steps - self.policy_steps
         self.random_policy_steps += self._actor.random_steps(self.policy_steps, frames)
@@ -179,7 +179,7 @@ class EpisodeCollector(KitCollector):
             self._strayed[...] = False
 
 
-class EpisodeSchedule(Schedule):
+class ActiveEpisodes(ActiveEnvs):
     """Decides which environments begin an episode, and keeps where in the memory episodes are.
 
     Args:
@@ -207,7 +207,7 @@ class EpisodeSchedule(Schedule):
         self.done, self._count = count == 0, count
         self.active = None if everyone else self._playing
         can_stand_still = self._collector.env.backend.steps_some
-        self.stands_still = self.active if can_stand_still else None
+        self.freeze_mask = self.active if can_stand_still else None
 
     def begins(self, result: StepArrays) -> Mask:
         """Return which environments began an episode after the last step."""
@@ -219,7 +219,7 @@ class EpisodeSchedule(Schedule):
         self.policy_steps += self._count
         ended = result.terminated | result.truncated
         if self.active is not None:
-            if self.stands_still is None:
+            if self.freeze_mask is None:
                 self._collector.idle_env_steps += int(result.env_steps[~self._playing].sum())
                 self._collector._strayed |= ~self._playing
         elif not some(ended):

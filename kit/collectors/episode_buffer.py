@@ -15,7 +15,7 @@ from torch import Tensor
 from kit.collectors.policy import Tensors
 from kit.collectors.rollout_buffer import CHUNK, RolloutBuffer, Row, first_infinite
 from kit.envs.episodes import Episode
-from kit.envs.errors import EnvironmentFault
+from kit.envs.errors import EnvError
 from kit.envs.spaces import Arrays, path_of
 from kit.envs.vector_env import VectorEnv
 
@@ -98,7 +98,7 @@ class EpisodeBuffer:
         """Refuse infinity and NaN, naming environment and step.
 
         Raises:
-            EnvironmentFault: if an observation or reward of an episode is one of them.
+            EnvError: if an observation or reward of an episode is one of them.
         """
         observations = (*self._following().items(), *self.acted_on().items())
         for what, values in (("reward", self._whole("reward")), *observations):
@@ -109,7 +109,7 @@ class EpisodeBuffer:
                 if found is not None:
                     step, _, value = found
                     text = f"returned {value} as {what}, {step} policy steps into its episode"
-                    raise EnvironmentFault(name, span.env, text)
+                    raise EnvError(name, span.env, text)
 
     def tensordict(
         self, spans: Sequence[Span], outputs: Tensors, layout: str, first: int

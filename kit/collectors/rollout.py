@@ -10,34 +10,34 @@ from typing import Any
 from tensordict import TensorDictBase
 from torchrl.envs import EnvBase
 
-from kit.collectors.actor import NO_CONTEXT, Actor
+from kit.collectors.actor import NO_CONTEXT, ActionSelector
 from kit.collectors.base import StepsCollector, check_policy
 from kit.collectors.policy import Policy, Tensors
 from kit.collectors.rollout_buffer import (
     CHUNK,
     SMALL,
-    Batches,
     EpisodeIds,
     MaskCheck,
     RolloutBuffer,
+    RolloutViews,
     Row,
 )
 from kit.envs.backends.base import Mask, StepArrays
 from kit.envs.episodes import Episode, EpisodeStatistics
-from kit.envs.errors import EnvironmentFault
+from kit.envs.errors import EnvError
 from kit.envs.make import make_env
 from kit.envs.spaces import Arrays
 from kit.envs.vector_env import VectorEnv
 
 
-class Schedule:
+class ActiveEnvs:
     """Says which environments take the next step of a rollout: all, as long as there are rows."""
 
     policy_steps: int
     """of all environments so far."""
     active: Mask | None = None
     """environments that take the next step; ``None``: all."""
-    stands_still: Mask | None = None
+    freeze_mask: Mask | None = None
     """``active`` where the other environments can stand still, else ``None``."""
     done = False
     """whether there is no further step."""
@@ -55,7 +55,12 @@ class Schedule:
 
 
 def rollout(
-    env: VectorEnv, actor: Actor, rows: Iterable[Row], schedule: Schedule, *, rewards: bool = True
+    env: VectorEnv,
+    actor: ActionSelector,
+    rows: Iterable[Row],
+    schedule: ActiveEnvs,
+    *,
+    rewards: bool = True,
 ) -> None:
     """Step environments until a schedule is done, or there are no further rows.
 
@@ -67,15 +72,13 @@ def rollout(
         rewards: whether rewards are normalised step by step, if they are.
 
     Raises:
-        EnvironmentFault: if an environment fails.
+        EnvError: if an environment fails.
     """
     recurrent = actor.is_recurrent
     for observation, row in rows:
         seen = env.observed(observation) if env.raw else observation
         actions = actor(seen, schedule.policy_steps, schedule.active)
-        env.step_arrays(
-            actions, row, schedule.stands_still, rewards=rewards, played=schedule.active
-        )
+        env.step_arrays(actions, row, schedule.freeze_mask, rewards=rewards, played=schedule.active)
         schedule.stepped(row)
         if recurrent:
             actor.end_episodes(schedule.begins(row))
@@ -114,7 +117,7 @@ class VectorCollector(StepsCollector):
     collects_on_host = True
 
     _buffer: RolloutBuffer | None = None
-    _batches: Batches | None = None
+    _batches: RolloutViews | None = None
     _gives_away = False
     _left: Arrays | None = None  # the last observation, with which the next batch goes on
 
@@ -151,12 +154,14 @@ class VectorCollector(StepsCollector):
         return super()._prepared()
 
     def _collect_steps(self, steps: int) -> TensorDictBase:
-        self.goes_on = self.env.is_at(self._left) and not self.reset_at_each_iter
-        if not self.goes_on:  # of episodes that others began it would count only the rest
+        self.continues_episodes = self.env.is_at(self._left) and not self.reset_at_each_iter
+        if (
+            not self.continues_episodes
+        ):  # of episodes that others began it would count only the rest
             self.env.abandon()
             self._restart()
         buffer = self._begin(steps)
-        schedule = Schedule(self.num_envs, self.policy_steps)
+        schedule = ActiveEnvs(self.num_envs, self.policy_steps)
         try:
             with self._actor.begin(self.policy_steps, steps, buffer.actions):
                 alone = steps == 1  # its reward alone is normalised in a third of the time
@@ -169,7 +174,7 @@ class VectorCollector(StepsCollector):
         except BaseException as error:
             self.env.abandon()  # where its environments are is not known, and nothing was counted
             self._buffer = None
-            if isinstance(error, EnvironmentFault):
+            if isinstance(error, EnvError):
                 raise error.at(schedule.policy_steps // self.num_envs) from error
             raise
         assert self._batches is not None
@@ -194,7 +199,7 @@ class VectorCollector(StepsCollector):
             self._batches = None
         if self._batches is None or (self._batches.is_full and copied):
             count = 1 if self._gives_away else max(CHUNK // steps, 1)
-            self._batches = Batches(buffer, count, copied=copied)
+            self._batches = RolloutViews(buffer, count, copied=copied)
         elif self._batches.is_full:
             self._batches.again()
         buffer.begin(shown=shown)
@@ -277,7 +282,7 @@ class VectorCollector(StepsCollector):
         self._take_in()
         state = super().state_dict()
         state["statistics"] = self._statistics.state_dict()
-        state["goes_on"] = self.env.is_at(self._left)
+        state["continues_episodes"] = self.env.is_at(self._left)
         state["episode_ids"] = self._episode_ids.present.tolist()
         state["actor"] = self._actor.state_dict()
         state["env"] = self.env.full_state()
@@ -297,8 +302,10 @@ class VectorCollector(StepsCollector):
         self.exact_resume = self.env.load_full_state(state_dict["env"])
         if not self.exact_resume:
             self._restart()
-        goes_on = not self.exact_resume or state_dict.get("goes_on", self.env.is_started)
-        self._left = self.env.start() if goes_on else None
+        continues_episodes = not self.exact_resume or state_dict.get(
+            "continues_episodes", self.env.is_started
+        )
+        self._left = self.env.start() if continues_episodes else None
 
 
 def as_vector_env(create_env_fn: EnvBase | Callable[[], EnvBase]) -> VectorEnv:

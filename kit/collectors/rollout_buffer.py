@@ -17,7 +17,7 @@ from tensordict import TensorDictBase
 from kit.collectors.policy import Tensors
 from kit.envs.backends.base import Mask, StepArrays, rows_of
 from kit.envs.episodes import EpisodeStatistics
-from kit.envs.errors import EnvironmentFault
+from kit.envs.errors import EnvError
 from kit.envs.spaces import Arrays, Key, path_of, some
 from kit.envs.vector_env import VectorEnv
 from kit.fast.nested import nested
@@ -42,7 +42,7 @@ Row = tuple[Arrays, StepArrays]
 class RolloutBuffer:
     """Memory of one batch, time first, that environments write to.
 
-    A batch is a copy (see :class:`Batches`), or this memory itself. Arrays are
+    A batch is a copy (see :class:`RolloutViews`), or this memory itself. Arrays are
     ``[steps, num_envs, ...]``.
 
     Args:
@@ -139,7 +139,7 @@ class RolloutBuffer:
         return found or any(map(may_be_infinite, self.whole.next_observation.values()))
 
     def check_finite(self, name: str, statistics: EpisodeStatistics, taken: int) -> None:
-        """Raise ``EnvironmentFault`` at the first observation or reward that is not finite.
+        """Raise ``EnvError`` at the first observation or reward that is not finite.
 
         Args:
             name: of the environment.
@@ -155,15 +155,15 @@ class RolloutBuffer:
                 length = int(statistics.lengths[env]) + step
                 length = step - int(ends[-1]) - 1 if len(ends) else length
                 text = f"returned {value} as {what}, {length} policy steps into its episode"
-                raise EnvironmentFault(name, env, text, taken + step)
+                raise EnvError(name, env, text, taken + step)
         for what, values in self._seen.items():
             found = first_infinite(values)
             if found is not None:
                 text = f"returned {found[2]} as {what} when it was reset"
-                raise EnvironmentFault(name, found[1], text, taken + found[0])
+                raise EnvError(name, found[1], text, taken + found[0])
 
 
-class Batches:
+class RolloutViews:
     """Batches of a rollout buffer.
 
     Args:
@@ -334,7 +334,7 @@ class MaskCheck:
         self._starts = np.cumsum([0, *choices[:-1]]) if several else None
 
     def __call__(self, acted_on: Arrays, taken: int) -> None:
-        """Raise ``EnvironmentFault`` if a mask of ``[steps, num_envs, ...]`` allows no action."""
+        """Raise ``EnvError`` if a mask of ``[steps, num_envs, ...]`` allows no action."""
         if self._key is None:
             return
         mask = acted_on[self._key]
@@ -345,7 +345,7 @@ class MaskCheck:
         if not allowed.all():
             step, number = np.argwhere(~allowed)[0].tolist()
             what = "allows no action: every entry of its action_mask is false"
-            raise EnvironmentFault(self._name, number, what, taken + step)
+            raise EnvError(self._name, number, what, taken + step)
 
 
 def first_infinite(values: NDArray[Any]) -> tuple[int, int, str] | None:

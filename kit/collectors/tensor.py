@@ -11,12 +11,12 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.envs import EnvBase
 
-from kit.collectors.actor import Actor
+from kit.collectors.actor import ActionSelector
 from kit.collectors.base import StepsCollector, check_policy
 from kit.collectors.policy import IS_INIT, Policy, PolicyRunner, Tensors
 from kit.config.devices import usable_device
 from kit.envs.episodes import Episode
-from kit.envs.errors import EnvironmentFault
+from kit.envs.errors import EnvError
 from kit.envs.normalize import Normalizer
 from kit.envs.spaces import Key
 from kit.envs.tensor import TENSOR_ENVS, EpisodeState, TensorBackend, TensorEnv
@@ -91,8 +91,8 @@ class TensorCollector(StepsCollector):
     def _collect_steps(self, steps: int) -> TensorDictBase:
         env = self.env
         anew = self.reset_at_each_iter and self._iter > 0
-        self.goes_on = self._left == self._writes and not anew
-        if not self.goes_on:
+        self.continues_episodes = self._left == self._writes and not anew
+        if not self.continues_episodes:
             env.reset_tensors()
             self._restart()
         self._steps.prepare()
@@ -191,7 +191,7 @@ class TensorCollector(StepsCollector):
                 length = int(memory.step["episode_length"][step, env]) - 1
                 value = "NaN" if values[tuple(place)].isnan() else "infinity"
                 what = f"returned {value} as {what}, {length} policy steps into its episode"
-                raise EnvironmentFault(name, env, what, self.policy_steps // self.num_envs + step)
+                raise EnvError(name, env, what, self.policy_steps // self.num_envs + step)
 
     # Counts that are on the device; reading them waits for it.
 
@@ -243,7 +243,7 @@ class TensorCollector(StepsCollector):
         self._finished += self._ended.take()
         state = super().state_dict()
         state["ended"] = self._ended.state_dict()
-        state["goes_on"] = self._left == self._writes
+        state["continues_episodes"] = self._left == self._writes
         state["episode"] = self._episode.clone()
         state["actor"] = self._actor.state_dict()
         state["env"] = dict(self.env.state_dict())
@@ -259,7 +259,7 @@ class TensorCollector(StepsCollector):
         self._episode = state_dict["episode"].to(self.device).clone()
         self._actor.load_state_dict(state_dict["actor"])
         self.env.load_state_dict(state_dict["env"])
-        self._left = self._writes if state_dict.get("goes_on", True) else None
+        self._left = self._writes if state_dict.get("continues_episodes", True) else None
         self._begun = bool(state_dict["begun"])
         if self.normalizer is not None:
             self.normalizer.load_state_dict(state_dict["normalizer"])
@@ -289,7 +289,13 @@ class TensorSteps:
     """Whether observations and rewards are written before normalisation."""
 
     def __init__(
-        self, env: TensorEnv, actor: Actor, normalizer: Normalizer, *, block: int, fast: bool
+        self,
+        env: TensorEnv,
+        actor: ActionSelector,
+        normalizer: Normalizer,
+        *,
+        block: int,
+        fast: bool,
     ) -> None:
         self.env, self.actor, self.normalizer = env, actor, normalizer
         self.block, self.fast = block, fast

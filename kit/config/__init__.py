@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from kit.config.limits import (
-    Atoms,
     Decay,
-    Finite,
-    Frames,
+    FiniteFloat,
     HiddenSizes,
+    LayerWidth,
     LogStd,
-    Networks,
-    NotNegative,
-    Outputs,
-    Positive,
+    NonNegativeFloat,
+    NumAtoms,
+    NumFrames,
+    NumNetworks,
+    NumQuantiles,
+    PositiveFloat,
+    PositiveFraction,
     ScheduleName,
     Seed,
-    Share,
     UnitInterval,
-    Width,
 )
 from kit.config.settings import (
     ActorCriticConfig,
@@ -33,12 +33,36 @@ from kit.config.settings import (
 )
 from kit.steps.errors import Limits
 from kit.steps.given import GivenFields
-from kit.steps.schema import Count, Natural
+from kit.steps.schema import NonNegativeInt, PositiveInt
 
 __all__ = [
-    "ActorCriticConfig", "Atoms", "Count", "CriticNetworkConfig", "Decay", "EnvConfig", "Finite",
-    "FittedCriticConfig", "Frames", "GivenFields", "HiddenSizes", "Limits", "LogStd", "Natural",
-    "NetworkConfig", "Networks", "NotNegative", "OffPolicyConfig", "OfflineConfig",
-    "OnPolicyConfig", "Outputs", "Positive", "ReplayConfig", "RunConfig", "ScheduleName", "Seed",
-    "Share", "UnitInterval", "Width",
+    "ActorCriticConfig",
+    "CriticNetworkConfig",
+    "Decay",
+    "EnvConfig",
+    "FiniteFloat",
+    "FittedCriticConfig",
+    "GivenFields",
+    "HiddenSizes",
+    "LayerWidth",
+    "Limits",
+    "LogStd",
+    "NetworkConfig",
+    "NonNegativeFloat",
+    "NonNegativeInt",
+    "NumAtoms",
+    "NumFrames",
+    "NumNetworks",
+    "NumQuantiles",
+    "OffPolicyConfig",
+    "OfflineConfig",
+    "OnPolicyConfig",
+    "PositiveFloat",
+    "PositiveFraction",
+    "PositiveInt",
+    "ReplayConfig",
+    "RunConfig",
+    "ScheduleName",
+    "Seed",
+    "UnitInterval",
 ]  # fmt: skip

@@ -80,4 +80,4 @@ def unused(cfg: RunConfig, names: Sequence[str], why: str) -> None:
 def rows_of_normalization(cfg: RunConfig) -> None:
     """Refuse rows over which advantages are normalised where they are not."""
     if isinstance(cfg, ActorCriticConfig) and not cfg.normalize_advantage:
-        unused(cfg, ("normalize_over",), "normalize_advantage=false")
+        unused(cfg, ("advantage_norm",), "normalize_advantage=false")

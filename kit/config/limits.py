@@ -23,13 +23,13 @@ class NamesSchedule:
 
 Seed = Annotated[int, Limits(0, 2**63 - 1)]
 """What random number generators start from."""
-Finite = Annotated[float, Limits(-LARGEST_FLOAT)]
+FiniteFloat = Annotated[float, Limits(-LARGEST_FLOAT)]
 """Any number."""
-NotNegative = Annotated[float, Limits(0)]
+NonNegativeFloat = Annotated[float, Limits(0)]
 """A weight or coefficient."""
-Positive = Annotated[float, Limits(0, open=True)]
+PositiveFloat = Annotated[float, Limits(0, open=True)]
 """A learning rate, a temperature, a bound."""
-Share = Annotated[float, Limits(0, 1, open=True)]
+PositiveFraction = Annotated[float, Limits(0, 1, open=True)]
 """A number in (0, 1]: a share of the run, a clipping range of the ratio, which is not negative."""
 UnitInterval = Annotated[float, Limits(0, 1)]
 """A number in [0, 1]: a discount, a probability, an averaging coefficient."""
@@ -39,15 +39,15 @@ LogStd = Annotated[float, Limits(-20, 10)]
 """Logarithm of a standard deviation."""
 ScheduleName = Annotated[str, NamesSchedule()]
 """Constant, linear, cosine, or a text with shares of the run."""
-Networks = Annotated[int, Limits(1, 1_000)]
+NumNetworks = Annotated[int, Limits(1, 1_000)]
 """Networks of an ensemble."""
-Frames = Annotated[int, Limits(1, 1_000)]
+NumFrames = Annotated[int, Limits(1, 1_000)]
 """Images that make one observation."""
-Outputs = Annotated[int, Limits(1, 10_000)]
+NumQuantiles = Annotated[int, Limits(1, 10_000)]
 """Numbers that a network estimates of each value: quantiles."""
-Atoms = Annotated[int, Limits(2, 10_000)]
+NumAtoms = Annotated[int, Limits(2, 10_000)]
 """Numbers that make a distribution."""
-Width = Annotated[int, Limits(1, 16_384)]
+LayerWidth = Annotated[int, Limits(1, 16_384)]
 """Units of a layer."""
-HiddenSizes = list[Width]
+HiddenSizes = list[LayerWidth]
 """Widths of hidden layers; none: a linear network."""

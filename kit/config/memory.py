@@ -14,7 +14,7 @@ BYTES_PER_STEP = 1_500
 """Python objects of one time step of a rollout buffer: views of a row of each of its arrays."""
 
 
-class Need(NamedTuple):
+class MemoryEstimate(NamedTuple):
     """Bytes that follow from a setting."""
 
     field: str
@@ -28,7 +28,7 @@ class Need(NamedTuple):
         return self.value * self.each
 
 
-def check_memory(needs: Sequence[Need], available: int, where: str) -> None:
+def check_memory(needs: Sequence[MemoryEstimate], available: int, where: str) -> None:
     """Refuse settings that need more bytes than are ``available``; ``where`` says whose they are.
 
     Raises:
@@ -48,20 +48,20 @@ def _gigabytes(size: int) -> str:
     return f"{size / 2**30:,.1f} GiB"
 
 
-def rollout_need(plan: StepPlan, row: int) -> Need:
+def rollout_need(plan: StepPlan, row: int) -> MemoryEstimate:
     """A batch of the rollout, with ``row`` bytes for each transition."""
     steps = plan.frames_per_batch if plan.is_exact else plan.min_steps or 0
     envs, length = plan.num_envs, -(-steps // plan.num_envs)
     if plan.collects_episodes:
-        return Need("steps.min_steps", steps, row + BYTES_PER_STEP // envs)
+        return MemoryEstimate("steps.min_steps", steps, row + BYTES_PER_STEP // envs)
     if length >= envs:
-        return Need("steps.steps_per_env", length, envs * row + BYTES_PER_STEP)
-    return Need("env.num_envs", envs, length * (row + BYTES_PER_STEP // envs))
+        return MemoryEstimate("steps.steps_per_env", length, envs * row + BYTES_PER_STEP)
+    return MemoryEstimate("env.num_envs", envs, length * (row + BYTES_PER_STEP // envs))
 
 
-def buffer_need(cfg: Any, stored: int) -> Need:
+def buffer_need(cfg: Any, stored: int) -> MemoryEstimate:
     """The replay buffer, in memory or on a disk, with so many bytes for each transition."""
-    return Need("buffer_size", cfg.buffer_size, stored)
+    return MemoryEstimate("buffer_size", cfg.buffer_size, stored)
 
 
 def memory_of_machine() -> tuple[int, str]:

@@ -18,7 +18,7 @@ from kit.config.settings import RunConfig
 from kit.lazy import module_and_name
 from kit.steps.errors import SettingError, nearest_first
 
-RATES = ("learning_rate", "model_learning_rate", "body_lr_factor")
+RATES = ("learning_rate", "model_learning_rate", "backbone_lr_scale")
 """Settings that act through the learning rates of a recipe's optimizer."""
 OPTIMIZER = ("optimizer", "beta_1", "max_grad_ratio", "warmup_gradient_steps")
 """Settings that act through other arguments of a recipe's optimizer."""
@@ -111,10 +111,10 @@ class Replacements:
         if not replaced:
             self._acting |= names
             return made[0], made[1]
-        if settings.get("shared_body"):
+        if settings.get("shared_backbone"):
             why = f"shares layers of actor and critic, and {replaced[0]} replaces one of the two"
-            works = "pass both make_actor and make_critic, or set shared_body=False"
-            raise SettingError("shared_body", True, why, works)
+            works = "pass both make_actor and make_critic, or set shared_backbone=False"
+            raise SettingError("shared_backbone", True, why, works)
         own = {"make_actor": {"initial_log_std"}, "make_critic": {"critic_hidden_sizes"}}
         self._idle |= dict.fromkeys(own[replaced[0]], replaced[0])
         self._acting |= names - own[replaced[0]]

@@ -6,12 +6,12 @@ from dataclasses import MISSING, dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from kit.config.limits import (
-    Finite,
-    Frames,
+    FiniteFloat,
     HiddenSizes,
     LogStd,
-    NotNegative,
-    Positive,
+    NonNegativeFloat,
+    NumFrames,
+    PositiveFloat,
     ScheduleName,
     Seed,
     UnitInterval,
@@ -20,7 +20,7 @@ from kit.steps import SettingError, StepPlan
 from kit.steps.errors import Limits
 from kit.steps.foreign import ForeignSteps
 from kit.steps.given import GivenFields, completed, given_fields
-from kit.steps.schema import Count, Natural
+from kit.steps.schema import NonNegativeInt, PositiveInt
 from kit.steps.settings import OfflineSteps, OffPolicySteps, OnPolicySteps
 
 
@@ -35,15 +35,15 @@ class EnvConfig(GivenFields):
     vectorization: Literal["sync", "async", "native", "envpool", "tensor"] = "sync"
     """How environments are stepped: sync (one after the other), async (in worker processes), native
     (the environment's own vector environment), envpool, or tensor (written in torch)."""
-    action_repeat: Count = 1
+    action_repeat: PositiveInt = 1
     """Env steps that one action is held for."""
-    max_episode_steps: Count | None = None
+    max_episode_steps: PositiveInt | None = None
     """Policy steps after which an episode is truncated; null: as the environment is registered."""
     normalize_observation: bool = False
     """Whether observations are normalised to running mean 0 and variance 1."""
     normalize_reward: bool = False
     """Whether rewards are divided by the running standard deviation of the discounted return."""
-    step_timeout: Positive | None = None
+    step_timeout: PositiveFloat | None = None
     """Seconds that one step or reset of an environment in a worker process (async) may take; what
     takes longer is a fault, and its process is killed; null: no limit."""
     kwargs: dict[str, Any] = field(default_factory=dict)
@@ -80,29 +80,29 @@ class RunConfig(GivenFields):
     """Type in which a loss multiplies matrices; weights, optimisers and acting stay float32."""
     logger: str = "csv"
     """Loggers besides metrics.csv: wandb, tensorboard, or both, separated by a comma; or none."""
-    runs: str | None = "runs"
+    log_dir: str | None = "runs"
     """Folder in which each run gets a folder of its own; null: nothing is written."""
     resume: str | None = None
     """Run folder to resume, or "latest"."""
-    start_from: str | None = None
+    init_from: str | None = None
     """Run folder whose last weights and normalisation a new run begins with, or "latest"."""
-    log_every: Count | None = None
+    log_every: PositiveInt | None = None
     """Policy steps between two rows of metrics; null: a hundredth of the run."""
-    checkpoint_every: Count | None = None
+    checkpoint_every: PositiveInt | None = None
     """Policy steps between two checkpoints; null: a tenth of the run."""
     keep_best: bool = True
     """Whether the policy of the best evaluation is kept, in checkpoints beside the last one."""
-    video_every: Count | None = None
+    video_every: PositiveInt | None = None
     """Policy steps between videos of an episode, recorded after the next evaluation and after that
     at the end of the plan (needs a run folder and the extra "video"); null: none."""
     save_policy: bool = False
     """Whether the policy alone is written at the end, last and best weights with settings, to the
     folder "policy" of the run (needs a run folder), and given to W&B as its model."""
-    time_limit: Positive | None = None
+    time_limit: PositiveFloat | None = None
     """Seconds after which the run ends, with the iteration under way; null: none."""
-    stop_at_return: Finite | None = None
+    stop_at_return: FiniteFloat | None = None
     """Mean return of an evaluation at which the run ends; null: none."""
-    evaluation_max_steps: Count = 100_000
+    evaluation_max_steps: PositiveInt = 100_000
     """Policy steps after which an episode of an evaluation is cut if it has not ended; the column
     evaluation/truncated_episodes is the number of such episodes."""
     progress: bool = True
@@ -140,7 +140,7 @@ class ReplayConfig(RunConfig):
     steps: OffPolicySteps | ForeignSteps | StepPlan = field(default_factory=OffPolicySteps)
     gamma: UnitInterval = 0.99
     """Discount factor."""
-    buffer_size: Count = 1_000_000
+    buffer_size: PositiveInt = 1_000_000
     """Transitions that the replay buffer holds."""
 
 
@@ -148,16 +148,16 @@ class ReplayConfig(RunConfig):
 class OffPolicyConfig(ReplayConfig):
     """Settings of every off-policy recipe: minibatches are sampled from a replay buffer."""
 
-    reward_scale: Positive = 1.0
+    reward_scale: PositiveFloat = 1.0
     """Factor of the rewards that are learned from; returns are logged as they are."""
     standardize_reward: bool = False
     """Whether rewards of a minibatch get mean 0 and deviation 1, before they are scaled; with
     n_step=1."""
-    n_step: Count = 1
+    n_step: PositiveInt = 1
     """Rewards summed into one before bootstrapping (n-step returns)."""
-    priority_exponent: NotNegative = 0.0
+    per_alpha: NonNegativeFloat = 0.0
     """Exponent of errors as priorities (Schaul et al. 2016); 0: minibatches are uniform."""
-    importance_exponent: UnitInterval = 0.4
+    per_beta: UnitInterval = 0.4
     """Exponent of the weights that correct priorities; it rises to 1 during the run. 0: there are
     none."""
     hindsight: Literal["future", "final", "episode"] | None = None
@@ -165,7 +165,7 @@ class OffPolicyConfig(ReplayConfig):
     achieved later in the episode, at its end, or anywhere in it; null: no goal is replaced."""
     store_next_observation: bool = True
     """Whether the buffer stores both observations of a transition; false: each one once."""
-    stacked_frames: Frames = 1
+    stacked_frames: NumFrames = 1
     """Frames in an observation of which the buffer stores the newest alone; 1: all it has."""
     buffer_folder: str | None = None
     """Folder on whose disk the buffer is, for more than memory holds; null: it is in memory."""
@@ -192,7 +192,7 @@ class NetworkConfig:
     """Widths of the hidden layers."""
     activation: str = "relu"
     """Activation: tanh, sigmoid_tanh (faster on a CPU), relu, elu, silu, gelu."""
-    max_grad_norm: Positive | None = None
+    max_grad_norm: PositiveFloat | None = None
     """Maximum norm of the gradient; null: unclipped."""
 
 
@@ -220,17 +220,17 @@ class ActorCriticConfig(OnPolicyConfig):
     """Widths of the hidden layers of the critic; null: as hidden_sizes."""
     activation: str = "tanh"
     """Activation: tanh, sigmoid_tanh (faster on a CPU), relu, elu, silu, gelu."""
-    shared_body: bool = False
+    shared_backbone: bool = False
     """Whether actor and critic share their hidden layers."""
     initial_log_std: LogStd = 0.0
     """Initial log standard deviation of the Gaussian policy."""
-    entropy_coeff: NotNegative = 0.0
+    entropy_coeff: NonNegativeFloat = 0.0
     """Weight of the entropy bonus."""
-    anneal_entropy: ScheduleName = "constant"
+    entropy_schedule: ScheduleName = "constant"
     """Schedule of that weight; the same choices as anneal."""
-    critic_coeff: NotNegative = 0.5
+    critic_coeff: NonNegativeFloat = 0.5
     """Weight of the value loss."""
-    anneal_critic: ScheduleName = "constant"
+    critic_schedule: ScheduleName = "constant"
     """Schedule of that weight; the same choices as anneal."""
     critic_loss: Literal["l2", "l1", "smooth_l1"] = "l2"
     """Distance between value and return: squared, absolute, or both (Huber)."""
@@ -238,35 +238,35 @@ class ActorCriticConfig(OnPolicyConfig):
     """Lambda of generalised advantage estimation; 1: returns with a bootstrapped end."""
     normalize_advantage: bool = True
     """Whether advantages are normalised to mean 0 and deviation 1."""
-    normalize_over: Literal["minibatch", "batch", "running"] = "minibatch"
+    advantage_norm: Literal["minibatch", "batch", "running"] = "minibatch"
     """Rows over which they are normalised: each minibatch, each batch, or all batches so far."""
-    learning_rate: Positive = 1e-3
+    learning_rate: PositiveFloat = 1e-3
     """Initial learning rate."""
-    body_lr_factor: Positive = 1.0
+    backbone_lr_scale: PositiveFloat = 1.0
     """Factor of the learning rate of the hidden layers; the output layers have it as it is."""
-    anneal: ScheduleName = "linear"
+    lr_schedule: ScheduleName = "linear"
     """Schedule of the learning rate, down to 0: linear, cosine or constant; "warmup 0.1 cosine"
     rises from 0 in a tenth of the run; "piecewise 0.5 0.1" is a tenth from half of the run on."""
-    max_grad_norm: Positive | None = 0.5
+    max_grad_norm: PositiveFloat | None = 0.5
     """Maximum norm of the gradient; null: unclipped."""
 
     @property
     def networks(self) -> dict[str, Any]:
         """Arguments of :func:`~kit.modules.make_actor_critic`."""
-        names = ("hidden_sizes", "critic_hidden_sizes", "activation", "shared_body", "device")
+        names = ("hidden_sizes", "critic_hidden_sizes", "activation", "shared_backbone", "device")
         return {name: getattr(self, name) for name in (*names, "initial_log_std")}
 
     @property
     def normalize_minibatch(self) -> bool:
         """Whether the loss normalises advantages."""
-        return self.normalize_advantage and self.normalize_over == "minibatch"
+        return self.normalize_advantage and self.advantage_norm == "minibatch"
 
     @property
     def standardize(self) -> Literal["batch", "running"] | None:
         """Rows over which the estimator standardises advantages; ``None``: it does not."""
-        if not self.normalize_advantage or self.normalize_over == "minibatch":
+        if not self.normalize_advantage or self.advantage_norm == "minibatch":
             return None
-        return self.normalize_over
+        return self.advantage_norm
 
     @property
     def horizon(self) -> dict[str, Any]:
@@ -276,19 +276,19 @@ class ActorCriticConfig(OnPolicyConfig):
     @property
     def schedules(self) -> dict[str, str]:
         """Schedules of the loss's weights, for :func:`~kit.hooks.anneal_coefficients`."""
-        return {"entropy_coeff": self.anneal_entropy, "critic_coeff": self.anneal_critic}
+        return {"entropy_coeff": self.entropy_schedule, "critic_coeff": self.critic_schedule}
 
 
 @dataclass
 class FittedCriticConfig(ActorCriticConfig):
     """What recipes have whose critic may be fitted on its own."""
 
-    critic_epochs: Natural = 0
+    critic_epochs: NonNegativeInt = 0
     """Passes over each batch in which an optimiser of its own fits the critic, before advantages
     are estimated; 0: it learns with the policy, by the weight critic_coeff."""
-    critic_minibatch_size: Count = 64
+    critic_minibatch_size: PositiveInt = 64
     """Transitions in a minibatch of these passes."""
-    critic_learning_rate: Positive = 1e-3
+    critic_learning_rate: PositiveFloat = 1e-3
     """Learning rate of these passes."""
 
     @property
@@ -298,7 +298,7 @@ class FittedCriticConfig(ActorCriticConfig):
         Raises:
             SettingError: if a setting is given that means nothing for the way it learns.
         """
-        together = ["critic_coeff", "anneal_critic", "shared_body"]
+        together = ["critic_coeff", "critic_schedule", "shared_backbone"]
         together += ["clip_value"] if hasattr(self, "clip_value") else []  # of PPO
         alone = ("critic_minibatch_size", "critic_learning_rate")
         usual = type(self)()

@@ -14,7 +14,7 @@ from kit.steps.errors import SettingError, close_to, one_of
 from kit.steps.foreign import ForeignSteps
 from kit.steps.plan import StepPlan
 from kit.steps.same_run import differing_settings
-from kit.steps.schema import Count, check_types
+from kit.steps.schema import PositiveInt, check_types
 from kit.steps.values import same_value
 
 ON_POLICY, OFF_POLICY, OFFLINE = "on_policy", "off_policy", "offline"
@@ -23,7 +23,7 @@ COUNTS_AS = {ON_POLICY: "ppo", OFF_POLICY: "sac"}
 """The algorithm as which a family is counted, for recipes that a library does not have."""
 
 RAW: dict[str, Any] = {"env.normalize_observation": False, "env.normalize_reward": False}
-"""Entries of ``UNSAID`` for a library that normalises neither observations nor rewards."""
+"""Entries of ``IMPLICIT_DEFAULTS`` for a library that normalises neither observations nor rewards."""
 
 Difference = tuple[str, Any, Any]
 """A setting of a plan, its wanted value, and the nearest one of the dialect."""
@@ -66,7 +66,7 @@ class Dialect(ForeignSteps):
     """groups of its configuration files of which one is chosen (``env=atari``), their choices, and
     the fields that each choice sets, or its choices in later groups."""
 
-    UNSAID: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    IMPLICIT_DEFAULTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """settings of recipes that the library has no field for, as it has them, by algorithm."""
 
     algo: str | None = fact()
@@ -370,9 +370,9 @@ class Dialect(ForeignSteps):
 class WrappedDialect(Dialect):
     """A dialect of a library without action repeat and time limits of its own."""
 
-    action_repeat: Count = fact("action_repeat", 1)
+    action_repeat: PositiveInt = fact("action_repeat", 1)
     """env steps one action is held for; the environment's business."""
-    max_episode_steps: Count | None = fact("max_episode_steps")
+    max_episode_steps: PositiveInt | None = fact("max_episode_steps")
     """policy steps after which an episode is truncated; the environment's business."""
 
 

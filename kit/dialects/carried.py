@@ -195,9 +195,9 @@ def _unsaid(
 ) -> tuple[dict[str, Any], list[str]]:
     """As :func:`_defaults`, of what the library does and has no field for."""
     taken, left = {}, []
-    known = said.UNSAID.get(str(said.algo), {})
+    known = said.IMPLICIT_DEFAULTS.get(str(said.algo), {})
     if hasattr(config, "convolutions"):
-        known = said.UNSAID.get(f"{said.algo}_atari", known)
+        known = said.IMPLICIT_DEFAULTS.get(f"{said.algo}_atari", known)
     for name, wanted in known.items():
         ours = _setting(config, name)
         if name in values or ours in ([], [wanted]):
@@ -240,7 +240,7 @@ def _meanings(settings: Dialect) -> dict[str, Any]:
     """The recipe's settings that all fields mean, and those that the library has no field for."""
     said = settings.resolved()
     values = flat(said)
-    found = dict(said.UNSAID.get(str(said.algo), {}))
+    found = dict(said.IMPLICIT_DEFAULTS.get(str(said.algo), {}))
     for name, use in _uses_for(said).items():
         if values[name] is not None:
             found |= _meant(use, values[name], said) or {}

@@ -21,7 +21,7 @@ from kit.dialects.fields import (
 )
 from kit.steps.errors import SettingError
 from kit.steps.plan import StepPlan
-from kit.steps.schema import Count, Natural
+from kit.steps.schema import NonNegativeInt, PositiveInt
 
 # fmt: off
 _PPO: dict[str, Any] = {
@@ -72,7 +72,7 @@ _ONE_RATE = (ON_POLICY, *_DQNS, *(name for name in _DELAYED if name not in _SACS
 
 _NETWORKS: dict[str, Any] = {"hidden_sizes": [64, 64], "activation": "tanh"}
 _OF_CRITICS: dict[str, Any] = {**RAW, "n_step": 1, "max_grad_norm": None, "activation": "relu"}
-_OF_DQN = {**_OF_CRITICS, "double_dqn": False, "dueling": False, "anneal": "constant"}
+_OF_DQN = {**_OF_CRITICS, "double_dqn": False, "dueling": False, "lr_schedule": "constant"}
 _UNSAID: dict[str, dict[str, Any]] = {
     "ppo": RAW | _NETWORKS,
     "ppo_continuous_action": dict.fromkeys(RAW, True) | _NETWORKS,
@@ -113,34 +113,34 @@ class CleanRL(WrappedDialect):
         "sac": ("learning_starts", "batch_size", "policy_frequency"),
     }
     DEFAULTS: ClassVar = _DEFAULTS
-    UNSAID: ClassVar = _UNSAID
+    IMPLICIT_DEFAULTS: ClassVar = _UNSAID
     TOTAL = "total_timesteps"
     CANNOT: ClassVar = {
         "world_size": (1, "each file is one process"),
         "collects_episodes": (False, "it collects steps"),
     }
 
-    total_timesteps: Natural = counts()
+    total_timesteps: NonNegativeInt = counts()
     """policy steps (PPO), rounded down to whole batches; steps of all environments (off-policy)."""
-    num_envs: Count = counts("num_envs")
+    num_envs: PositiveInt = counts("num_envs")
     """environments; DQN and DDPG have one."""
-    num_steps: Count = counts("steps_per_env", only=ON_POLICY)
+    num_steps: PositiveInt = counts("steps_per_env", only=ON_POLICY)
     """policy steps of each environment in one batch (PPO)."""
-    num_minibatches: Count = counts(only=ON_POLICY)
+    num_minibatches: PositiveInt = counts(only=ON_POLICY)
     """minibatches of a batch (PPO): each has ``num_envs * num_steps // num_minibatches`` steps."""
-    update_epochs: Natural = counts("update_epochs", only=ON_POLICY)
+    update_epochs: NonNegativeInt = counts("update_epochs", only=ON_POLICY)
     """passes over a batch (PPO)."""
-    train_frequency: Count = counts(only=_DQNS)
+    train_frequency: PositiveInt = counts(only=_DQNS)
     """steps between gradient steps (DQN): one at each multiple, counted from 0."""
-    learning_starts: Natural = counts(only=OFF_POLICY)
+    learning_starts: NonNegativeInt = counts(only=OFF_POLICY)
     """steps with random actions; training begins strictly after them."""
-    batch_size: Count = counts("minibatch_size", only=OFF_POLICY)
+    batch_size: PositiveInt = counts("minibatch_size", only=OFF_POLICY)
     """transitions in a minibatch (off-policy)."""
-    buffer_size: Count = acts(
+    buffer_size: PositiveInt = acts(
         "buffer_size", None, lambda value, args: of_each_env(value, args.num_envs), only=OFF_POLICY
     )
     """transitions in the replay buffer, rounded down to equally many of each environment."""
-    policy_frequency: Count = acts("policy_delay", only=_DELAYED)
+    policy_frequency: PositiveInt = acts("policy_delay", only=_DELAYED)
     """gradient steps of the critic per visit to the actor (SAC, TD3, DDPG)."""
     exploration_noise: float = acts("exploration_noise", only=(*_TD3S, *_DDPGS))
     """deviation of the noise on actions, in units of half their range (TD3, DDPG)."""
@@ -148,7 +148,7 @@ class CleanRL(WrappedDialect):
     """deviation of the noise on target actions, in these units (TD3)."""
     noise_clip: float = acts("noise_clip", only=_TD3S)
     """largest noise on target actions, in these units (TD3)."""
-    target_network_frequency: Count = acts(
+    target_network_frequency: PositiveInt = acts(
         "target_update_every", None, _target_period, only=(*_DQNS, *_SACS)
     )
     """steps between target updates (DQN, SAC); those of TD3 and DDPG follow the actor's."""
@@ -158,7 +158,7 @@ class CleanRL(WrappedDialect):
     """learning rate of the policy (SAC)."""
     q_lr: float = refused("use learning_rate: one for all networks", only=_SACS)
     """learning rate of critics and entropy coefficient (SAC)."""
-    anneal_lr: bool = acts("anneal", None, linear_or_constant, only=ON_POLICY)
+    anneal_lr: bool = acts("lr_schedule", None, linear_or_constant, only=ON_POLICY)
     """whether the learning rate falls linearly (PPO), to one iteration's share."""
     gamma: float = acts("gamma")
     """discount."""

@@ -22,7 +22,7 @@ from kit.steps.counting import COUNTING_RULES, CountingRule, as_fraction, needed
 from kit.steps.counts import PlannedCounts
 from kit.steps.errors import SettingError
 from kit.steps.plan import StepPlan
-from kit.steps.schema import Count, Natural
+from kit.steps.schema import NonNegativeInt, PositiveInt
 
 _DRIVER_STEPS = 10
 """Transitions that the driver collects at least before the run asks whether it has ended."""
@@ -46,26 +46,26 @@ class Dreamer(Dialect):
     SECTIONS = frozenset({"", "run", "defaults", "defaults.run"})
     PATHS: ClassVar = {"replay.size": "replay_size"}
 
-    steps: Natural = 10**10
+    steps: NonNegativeInt = 10**10
     """transitions of the run, rounded up to chunks of at least ten (``run.steps``)."""
     train_ratio: float = 32.0
     """replayed time steps per transition (``run.train_ratio``): ``batch_size * batch_length`` times
     the replay ratio; 0: never train, negative: one gradient step per transition."""
-    batch_size: Count = counts("minibatch_size", 16)
+    batch_size: PositiveInt = counts("minibatch_size", 16)
     """sequences in a minibatch."""
-    batch_length: Count = counts("sequence_length", 64)
+    batch_length: PositiveInt = counts("sequence_length", 64)
     """time steps of a sequence."""
-    envs: Count = counts("num_envs", 16)
+    envs: PositiveInt = counts("num_envs", 16)
     """environments (``run.envs``)."""
-    replay_context: Natural = 1
+    replay_context: NonNegativeInt = 1
     """time steps before each sequence that give it its first state."""
-    consec_train: Count = 1
+    consec_train: PositiveInt = 1
     """consecutive sequences that are read one after the other."""
-    repeat: Count = counts("action_repeat", 1)
+    repeat: PositiveInt = counts("action_repeat", 1)
     """env steps one action is held for (``env.*.repeat``): 4 for Atari."""
-    replay_size: Count = acts("buffer_size", 5_000_000)
+    replay_size: PositiveInt = acts("buffer_size", 5_000_000)
     """transitions in the replay (``replay.size``)."""
-    max_episode_steps: Count | None = fact("max_episode_steps")
+    max_episode_steps: PositiveInt | None = fact("max_episode_steps")
     """policy steps after which an episode is truncated; the environment's business."""
 
     @property
@@ -154,21 +154,21 @@ class DreamerPaper(Dialect):
     ALGORITHMS: ClassVar = {"dreamer_v1": OFF_POLICY}
     CANNOT: ClassVar = {"collects_episodes": (True, "the loop collects episodes")}
 
-    steps: Count = 5_000_000
+    steps: PositiveInt = 5_000_000
     """env steps of the run, rounded up to whole episodes."""
-    seed_episodes: Count = 5
+    seed_episodes: PositiveInt = 5
     """episodes with random actions before the loop (S)."""
-    collect_interval: Natural = counts("gradient_steps_per_iteration", 100)
+    collect_interval: NonNegativeInt = counts("gradient_steps_per_iteration", 100)
     """gradient steps between two episodes (C)."""
-    batch_size: Count = counts("minibatch_size", 50)
+    batch_size: PositiveInt = counts("minibatch_size", 50)
     """sequences in a minibatch (B)."""
-    sequence_length: Count = counts("sequence_length", 50)
+    sequence_length: PositiveInt = counts("sequence_length", 50)
     """time steps of a sequence (L)."""
-    imagination_horizon: Count = acts("imagination_horizon", 15)
+    imagination_horizon: PositiveInt = acts("imagination_horizon", 15)
     """time steps of an imagined trajectory (H)."""
-    action_repeat: Count = counts("action_repeat", 2)
+    action_repeat: PositiveInt = counts("action_repeat", 2)
     """env steps one action is held for (R)."""
-    episode_length: Count = 1000
+    episode_length: PositiveInt = 1000
     """env steps of an episode (T)."""
 
     @property

@@ -16,7 +16,7 @@ from kit.dialects.fields import acts, counts, fact, linear_or_constant, range_or
 from kit.steps.errors import SettingError, check_fields, real_number
 from kit.steps.given import GivenFields
 from kit.steps.plan import StepPlan
-from kit.steps.schema import Count, Natural
+from kit.steps.schema import NonNegativeInt, PositiveInt
 
 
 def _one_factor(value: Any, settings: Any) -> float:
@@ -37,7 +37,7 @@ def _clip_value(value: Any, settings: Any) -> Any:
 _PPO: dict[str, Any] = {
     "env.normalize_reward": False, "clip_epsilon": 0.2, "critic_coeff": 1.0,
     "entropy_coeff": 0.001, "normalize_advantage": True, "target_kl": None,
-    "anneal_clip": "constant", "anneal_entropy": "constant",
+    "clip_schedule": "constant", "entropy_schedule": "constant",
 }  # fmt: skip
 _UNSAID: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("vanilla_ppo", "ppo"), _PPO),
@@ -76,28 +76,28 @@ class Nip(WrappedDialect):
         "on_policy": (True, "all its trainers are on-policy"),
     }
     GROUPS: ClassVar = {"body_lr_factor": LrFactors}
-    UNSAID: ClassVar = _UNSAID
+    IMPLICIT_DEFAULTS: ClassVar = _UNSAID
     SECTIONS = frozenset({"", "rl", "protocol_common"})
     PATHS: ClassVar = {"trainer": "algo"}
 
-    frames_per_batch: Count | None = 1000
+    frames_per_batch: PositiveInt | None = 1000
     """frames of one iteration, over all environments; ``None``: ``rollouts_per_iteration *
     steps_per_env_per_iteration``."""
-    rollouts_per_iteration: Count | None = None
+    rollouts_per_iteration: PositiveInt | None = None
     """rollouts of one iteration, if ``frames_per_batch`` is ``None``; ``None``: as many as the
     dataset has points."""
-    steps_per_env_per_iteration: Count | None = None
+    steps_per_env_per_iteration: PositiveInt | None = None
     """frames of each environment in one iteration, a factor of ``frames_per_batch``, which makes
     the number of environments; ``None``: ``max_message_rounds``."""
-    num_iterations: Natural = 1000
+    num_iterations: NonNegativeInt = 1000
     """iterations; ``num_iterations * frames_per_batch`` frames in total."""
-    num_epochs: Natural = 4
+    num_epochs: NonNegativeInt = 4
     """update epochs of one iteration."""
-    minibatch_size: Count = counts("minibatch_size", 64)
+    minibatch_size: PositiveInt = counts("minibatch_size", 64)
     """frames in a minibatch."""
     lr: float = acts("learning_rate", 0.003)
     """learning rate."""
-    anneal_lr: bool = acts("anneal", False, linear_or_constant)
+    anneal_lr: bool = acts("lr_schedule", False, linear_or_constant)
     """whether the learning rate falls linearly, to ``lr / num_iterations`` in the last one."""
     max_grad_norm: float = acts("max_grad_norm", 1.0)
     """largest norm of the gradients."""
@@ -108,7 +108,7 @@ class Nip(WrappedDialect):
     takes 1 for ``True`` and 0 for ``False``."""
     normalize_observations: bool = acts("env.normalize_observation", True)
     """whether observations are normalised, with statistics of random actions before training."""
-    num_normalization_steps: Natural = refused(
+    num_normalization_steps: NonNegativeInt = refused(
         "use steps.num_normalization_steps of the kit, where it is part of the total", 1000
     )
     """frames for these statistics: for each key, and in the train and the test environments."""
@@ -118,19 +118,19 @@ class Nip(WrappedDialect):
     """trade-off of the generalised advantage estimate between bias (0) and variance (1)."""
     body_lr_factor: LrFactors = None  # type: ignore[assignment]  # filled in
     """factors of the learning rate of the body: ``LrFactors``, or a dict of its settings."""
-    use_shared_body: bool = acts("shared_body", True)
+    use_shared_body: bool = acts("shared_backbone", True)
     """whether actor and critic share a body."""
-    num_test_iterations: Natural = 10
+    num_test_iterations: NonNegativeInt = 10
     """batches of the test, once after training, each of ``frames_per_batch`` frames."""
-    max_message_rounds: Count | None = fact()
+    max_message_rounds: PositiveInt | None = fact()
     """greatest length of an episode (``protocol.max_message_rounds``), in frames."""
-    min_message_rounds: Natural = fact(default=0)
+    min_message_rounds: NonNegativeInt = fact(default=0)
     """least length of an episode, in frames."""
-    dataset_size: Count | None = fact()
+    dataset_size: PositiveInt | None = fact()
     """points in the training dataset."""
-    test_dataset_size: Count | None = fact()
+    test_dataset_size: PositiveInt | None = fact()
     """points in the test dataset."""
-    num_normalization_keys: Count = fact(default=2)
+    num_normalization_keys: PositiveInt = fact(default=2)
     """observation keys that are normalised: 3 with a linear message space, else 2."""
     test_run: bool = fact(default=False)
     """whether every loop ends after one pass: one iteration, one minibatch."""

@@ -18,7 +18,7 @@ from kit.dialects.fields import Acts, acts, counts, fact, refused
 from kit.steps.errors import Limits, SettingError, check_fields, real_number, whole_number
 from kit.steps.given import GivenFields
 from kit.steps.plan import StepPlan
-from kit.steps.schema import Count, Natural
+from kit.steps.schema import NonNegativeInt, PositiveInt
 
 EVALUATION_ROLLOUTS = 100
 """Rollouts of one evaluation of a value-based algorithm."""
@@ -35,14 +35,14 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 _ON_POLICY = RAW | {
-    "anneal": "constant", "max_grad_norm": None, "critic_loss": "l2", "normalize_over": "batch",
+    "lr_schedule": "constant", "max_grad_norm": None, "critic_loss": "l2", "advantage_norm": "batch",
 }  # fmt: skip
 _UNSAID: dict[str, dict[str, Any]] = {
     "a2c": _ON_POLICY | {"optimizer": "rmsprop"},
     "ppo": _ON_POLICY | {"entropy_coeff": 0.0, "clip_value": None, "target_kl": None},
     "ppo2": _ON_POLICY | {"clip_value": True, "target_kl": None},
     "dql": RAW
-    | {"anneal": "constant", "n_step": 1, "double_dqn": False, "dueling": False, "tau": 1.0},
+    | {"lr_schedule": "constant", "n_step": 1, "double_dqn": False, "dueling": False, "tau": 1.0},
     "sac": RAW | {"n_step": 1},
 }
 
@@ -100,16 +100,18 @@ class GAE(GivenFields):
     """discount factor per step."""
     lamda: float = acts("gae_lambda", 0.95)
     """trade-off between bias (0) and variance (1)."""
-    num_epoch: Natural = acts("critic_epochs", 10, _epochs)
+    num_epoch: NonNegativeInt = acts("critic_epochs", 10, _epochs)
     """passes over the collected rollouts in one update of the critic."""
-    batch_size: Count = acts("critic_minibatch_size", 64, _of_critic("batch_size"), also=_EPOCHS)
+    batch_size: PositiveInt = acts(
+        "critic_minibatch_size", 64, _of_critic("batch_size"), also=_EPOCHS
+    )
     """transitions in a minibatch of the critic."""
     standardize_adv: bool = acts(
         "normalize_advantage", True, lambda value, given: value or given.algo == "ppo2"
     )
     """whether advantages get mean 0 and standard deviation 1; in PPO2 they always do."""
     standardizer: Literal["RunningStandardizer"] | None = acts(
-        "normalize_over", None, lambda value, _: "running" if value else None
+        "advantage_norm", None, lambda value, _: "running" if value else None
     )
     """``RunningStandardizer``: of all advantages so far; ``None``: of those of each batch."""
     max_grad_norm: float | None = acts("max_grad_norm", None, _critic_norm, also=_EPOCHS)
@@ -141,37 +143,37 @@ class Pyrado(WrappedDialect):
     DEFAULTS: ClassVar = _DEFAULTS
     CANNOT: ClassVar = {"collects_episodes": (True, "it collects rollouts")}
     GROUPS: ClassVar = {"critic": GAE}
-    UNSAID: ClassVar = _UNSAID
+    IMPLICIT_DEFAULTS: ClassVar = _UNSAID
 
     max_iter: int = 1
     """iterations, each a collection and an update phase; 0 and less train nothing."""
-    min_rollouts: Count | None = counts("min_episodes")
+    min_rollouts: PositiveInt | None = counts("min_episodes")
     """whole rollouts of one collection, at least."""
-    min_steps: Count | None = counts("min_steps")
+    min_steps: PositiveInt | None = counts("min_steps")
     """steps of one collection of whole rollouts, at least; with ``min_rollouts`` both hold."""
-    num_epoch: Natural = counts(only=_CLIPPED)
+    num_epoch: NonNegativeInt = counts(only=_CLIPPED)
     """passes over the collected rollouts in one update of the policy (PPO, PPO2)."""
-    batch_size: Count = counts()
+    batch_size: PositiveInt = counts()
     """transitions in a minibatch; the last one of a pass is smaller."""
     critic: GAE = field(default_factory=GAE, metadata={"only": (ON_POLICY,)})
     """settings of the critic."""
-    memory_size: Count | None = acts("buffer_size", only=OFF_POLICY)
+    memory_size: PositiveInt | None = acts("buffer_size", only=OFF_POLICY)
     """transitions in the replay memory; the newest are kept."""
-    num_init_memory_steps: Natural | None = counts(only=OFF_POLICY)
+    num_init_memory_steps: NonNegativeInt | None = counts(only=OFF_POLICY)
     """steps of the warm-up with random actions, in whole rollouts; ``None``: ``memory_size``."""
-    num_updates_per_step: Natural | None = counts(only=OFF_POLICY)
+    num_updates_per_step: NonNegativeInt | None = counts(only=OFF_POLICY)
     """gradient steps of one iteration; ``None``: ``ceil(min_steps / env_max_steps)``, or
     ``min_rollouts`` without ``min_steps``."""
-    target_update_intvl: Count = acts("target_update_every", only=OFF_POLICY)
+    target_update_intvl: PositiveInt = acts("target_update_every", only=OFF_POLICY)
     """gradient steps between target updates; pyrado also makes one after the first."""
-    eval_intvl: Count = counts(default=100, only=OFF_POLICY)
+    eval_intvl: PositiveInt = counts(default=100, only=OFF_POLICY)
     """iterations between evaluations of 100 rollouts, before the update, the first one included;
     ignored if a logger is passed."""
     use_trained_policy_for_refill: bool = counts(default=False, only=OFF_POLICY)
     """whether the memory is filled by the exploring policy, not at random, after a reset."""
-    num_workers: Count = refused("it changes no sample: use env.vectorization=async", 4)
+    num_workers: PositiveInt = refused("it changes no sample: use env.vectorization=async", 4)
     """processes that sample; samples are the same for any number."""
-    num_particles: Count = counts(default=1, only="svpg")
+    num_particles: PositiveInt = counts(default=1, only="svpg")
     """particles (SVPG), each an A2C of its own."""
     horizon: int | None = refused("pyrado does not use it", only="svpg")
     """steps of a particle (SVPG); unused."""
@@ -215,12 +217,12 @@ class Pyrado(WrappedDialect):
     """learning-rate scheduler: one step per epoch (PPO, PPO2) or per iteration (the others)."""
     lr_scheduler_hparam: dict[str, Any] | None = refused("use anneal")
     """settings of the scheduler."""
-    logger_print_intvl: Count | None = fact(only=OFF_POLICY)
+    logger_print_intvl: PositiveInt | None = fact(only=OFF_POLICY)
     """``print_intvl`` of the logger, if one is passed: value-based algorithms evaluate whenever it
     prints, in place of every ``eval_intvl`` iterations."""
-    env_max_steps: Count | None = fact()
+    env_max_steps: PositiveInt | None = fact()
     """``env.max_steps``: steps after which a rollout is cut."""
-    episode_length: Count | None = fact()
+    episode_length: PositiveInt | None = fact()
     """steps of every rollout; ``None``: ``env_max_steps``, or unknown."""
     recurrent: bool = fact(default=False)
     """whether the networks are recurrent: minibatches are then whole rollouts (on-policy)."""

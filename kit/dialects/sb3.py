@@ -17,7 +17,7 @@ from kit.dialects.base import OFF_POLICY, ON_POLICY, RAW, WrappedDialect, trains
 from kit.dialects.fields import Acts, acts, counts, fact, of_each_env, refused
 from kit.steps.errors import LARGEST, Limits, SettingError, one_of, real_number, whole_number
 from kit.steps.plan import StepPlan
-from kit.steps.schema import Count, Natural
+from kit.steps.schema import NonNegativeInt, PositiveInt
 
 # fmt: off
 _ACTOR_CRITIC = {"gamma": 0.99, "ent_coef": 0.0, "vf_coef": 0.5, "max_grad_norm": 0.5}
@@ -123,7 +123,7 @@ def _schedule(value: Any, settings: Any) -> str | None:
 
 
 _FIXED = Acts("fixed_alpha", lambda value, _: None if str(value).startswith("auto") else True)
-_UNSAID_ACTOR_CRITIC: dict[str, Any] = {**RAW, "anneal": "constant", "hidden_sizes": [64, 64]}
+_UNSAID_ACTOR_CRITIC: dict[str, Any] = {**RAW, "lr_schedule": "constant", "hidden_sizes": [64, 64]}
 _CRITICS: dict[str, Any] = {"n_step": 1, "activation": "relu"}
 _UNSAID: dict[str, dict[str, Any]] = {
     "ppo": _UNSAID_ACTOR_CRITIC | {"activation": "tanh"},
@@ -157,38 +157,38 @@ class SB3(WrappedDialect):
         "sac": ("train_freq", "gradient_steps", "learning_starts", "buffer_size"),
     }
     DEFAULTS: ClassVar = _DEFAULTS
-    UNSAID: ClassVar = _UNSAID
+    IMPLICIT_DEFAULTS: ClassVar = _UNSAID
     TOTAL = "total_timesteps"
     CANNOT: ClassVar = {"world_size": (1, "it has one process")}
     PATHS: ClassVar = {"n_timesteps": "total_timesteps"}
 
-    total_timesteps: Natural = 1_000_000
+    total_timesteps: NonNegativeInt = 1_000_000
     """timesteps of the run, rounded up to whole rollouts; the argument of ``learn``."""
-    n_steps: Count = acts("n_step", family=OFF_POLICY)
+    n_steps: PositiveInt = acts("n_step", family=OFF_POLICY)
     """vector steps of one rollout (PPO, A2C): ``n_steps * n_envs`` timesteps; rewards of an n-step
     return (off-policy)."""
-    batch_size: Count = counts(only=("ppo", OFF_POLICY))
+    batch_size: PositiveInt = counts(only=("ppo", OFF_POLICY))
     """transitions in a minibatch (not A2C); the last one of an epoch is smaller."""
-    n_epochs: Count = counts(only="ppo")
+    n_epochs: PositiveInt = counts(only="ppo")
     """passes over a rollout (PPO)."""
     train_freq: Any = counts(only=OFF_POLICY)
     """vector steps of one rollout (off-policy), or ``(2, "episode")``: whole episodes."""
     gradient_steps: Annotated[int, Limits(-LARGEST, LARGEST)] = counts(only=OFF_POLICY)
     """gradient steps after each rollout, whatever ``n_envs``; less than 0: as many as its
     timesteps."""
-    learning_starts: Natural = counts(only=OFF_POLICY)
+    learning_starts: NonNegativeInt = counts(only=OFF_POLICY)
     """timesteps with random actions, rounded up to vector steps; training begins at the first
     rollout that ends strictly after them."""
-    buffer_size: Count = acts(
+    buffer_size: PositiveInt = acts(
         "buffer_size", None, lambda value, given: of_each_env(value, given.n_envs), only=OFF_POLICY
     )
     """transitions in the replay buffer, rounded down to equally many of each environment."""
-    target_update_interval: Count = acts(
+    target_update_interval: PositiveInt = acts(
         "target_update_every", None, _target_period, only=("sac", "dqn")
     )
     """timesteps (DQN), or gradient steps of one call of ``train()`` (SAC), between target
     updates."""
-    policy_delay: Count = acts("policy_delay", only="td3")
+    policy_delay: PositiveInt = acts("policy_delay", only="td3")
     """gradient steps of the critic per step of the actor (TD3)."""
     target_policy_noise: float = acts("policy_noise", only="td3")
     """deviation of the noise on target actions, which are scaled to [-1, 1] (TD3)."""
@@ -201,7 +201,7 @@ class SB3(WrappedDialect):
     noise_std: float | None = acts("exploration_noise", only=("td3", "ddpg"))
     """its deviation, of actions scaled to [-1, 1], of RL Zoo; ``None``: there is no noise."""
     learning_rate: Any = acts(
-        "learning_rate", None, _first_of("learning_rate"), also=Acts("anneal", _schedule)
+        "learning_rate", None, _first_of("learning_rate"), also=Acts("lr_schedule", _schedule)
     )
     """learning rate, which is constant; ``lin_1e-3`` (of RL Zoo): falls linearly to zero."""
     policy: Literal["MlpPolicy", "CnnPolicy", "MultiInputPolicy"] | None = refused(
@@ -225,7 +225,7 @@ class SB3(WrappedDialect):
         None,
         _first_of("clip_range"),
         only="ppo",
-        also=Acts("anneal_clip", _schedule),
+        also=Acts("clip_schedule", _schedule),
     )
     """clipping range of the probability ratio (PPO), constant; ``lin_0.2``: falls linearly."""
     clip_range_vf: float | None = refused(
@@ -264,13 +264,13 @@ class SB3(WrappedDialect):
     """first epsilon (DQN)."""
     exploration_final_eps: float = acts("epsilon_end", only="dqn")
     """last epsilon (DQN)."""
-    eval_freq: Count | None = None
+    eval_freq: PositiveInt | None = None
     """vector steps between evaluations (``EvalCallback``); ``None``: no evaluation."""
-    n_eval_episodes: Count = counts("evaluation_episodes", 5)
+    n_eval_episodes: PositiveInt = counts("evaluation_episodes", 5)
     """episodes of one evaluation."""
-    n_envs: Count = fact("num_envs", 1)
+    n_envs: PositiveInt = fact("num_envs", 1)
     """environments."""
-    episode_length: Count | None = fact()
+    episode_length: PositiveInt | None = fact()
     """timesteps of every episode, where whole episodes are collected."""
 
     def __post_init__(self) -> None:

@@ -19,7 +19,7 @@ from kit.dialects.fields import Acts, Refused, acts, counts, fact, refused
 from kit.steps.counts import LARGEST_RATIO
 from kit.steps.errors import SettingError, real_number, whole_number
 from kit.steps.plan import StepPlan
-from kit.steps.schema import Count, Natural
+from kit.steps.schema import NonNegativeInt, PositiveInt
 
 _ALGORITHMS = {
     **dict.fromkeys(("ppo", "a2c", "reinforce", "npg", "trpo", "gail"), ON_POLICY),
@@ -78,14 +78,18 @@ class TianshouSettings(Dialect):
     }
     CANNOT: ClassVar = {"world_size": (1, "one process trains")}
 
-    batch_size: Count | None = _as("batch_size", 64)
+    batch_size: PositiveInt | None = _as("batch_size", 64)
     """transitions in a minibatch; ``None``: all that was collected; off-policy the whole buffer,
     though the documentation of 2.x has no ``None`` there."""
-    num_test_envs: Count = refused("there is an environment for each episode of an evaluation", 1)
+    num_test_envs: PositiveInt = refused(
+        "there is an environment for each episode of an evaluation", 1
+    )
     """test environments."""
-    buffer_size: Count = _as("buffer", BUFFER_SIZE, use=Acts("buffer_size", _capacity, OFF_POLICY))
+    buffer_size: PositiveInt = _as(
+        "buffer", BUFFER_SIZE, use=Acts("buffer_size", _capacity, OFF_POLICY)
+    )
     """transitions in the replay buffer, rounded up to equally many of each environment."""
-    start_timesteps: Natural = _as("start", 0, _COLLECTING)
+    start_timesteps: NonNegativeInt = _as("start", 0, _COLLECTING)
     """environment steps collected before training, outside of every epoch."""
     start_timesteps_random: bool = _as("start_random", False, _COLLECTING)
     """whether these have random actions."""
@@ -97,7 +101,7 @@ class TianshouSettings(Dialect):
         "stacked_frames", False, _stacked, family=OFF_POLICY, otherwise=_USED_UP
     )
     """whether the buffer stores only the last of stacked frames."""
-    replay_buffer_stack_num: Count = acts(
+    replay_buffer_stack_num: PositiveInt = acts(
         "stacked_frames", 1, _stacked, family=OFF_POLICY, otherwise=_USED_UP
     )
     """frames that the buffer stacks into one observation; with ``save_only_last_obs``, as many as
@@ -155,18 +159,18 @@ class Tianshou(TianshouSettings):
     }
     SECTIONS = frozenset({"", "sampling_config", "sampling"})
 
-    num_epochs: Natural = _as("epochs", 100)
+    num_epochs: NonNegativeInt = _as("epochs", 100)
     """epochs of training, each of as many training steps as reach ``step_per_epoch``, and a test;
     the run has ``num_epochs * ceil(step_per_epoch / c) * c`` environment steps."""
-    step_per_epoch: Count = _as("epoch_steps", 30000)
+    step_per_epoch: PositiveInt = _as("epoch_steps", 30000)
     """environment steps of one epoch, rounded up to whole training steps."""
-    num_train_envs: Count = _as("envs", -1)
+    num_train_envs: PositiveInt = _as("envs", -1)
     """training environments; -1: as many as the machine has CPUs."""
     train_seed: int = acts("seed", 42)
     """seed of the training environments."""
-    num_test_episodes: Count = _as("test_episodes", 1)
+    num_test_episodes: PositiveInt = _as("test_episodes", 1)
     """episodes of one test, over all test environments."""
-    step_per_collect: Count = _as("collect", 2048, _COLLECTING)
+    step_per_collect: PositiveInt = _as("collect", 2048, _COLLECTING)
     """environment steps collected in one training step, rounded up to equally many of each."""
     repeat_per_collect: int | None = _as("repeat", 1, (ON_POLICY,))
     """passes over the collected batch (on-policy)."""
@@ -202,25 +206,25 @@ class Tianshou2(TianshouSettings):
     VERSIONS: ClassVar = {"2.0.1": "the code of 2.0.1; one test before training"}
     SECTIONS = frozenset({"", "training_config", "training"})
 
-    max_epochs: Natural = _as("epochs", 100)
+    max_epochs: NonNegativeInt = _as("epochs", 100)
     """epochs of training (``num_epochs`` of 1.x)."""
-    epoch_num_steps: Count = _as("epoch_steps", 30000)
+    epoch_num_steps: PositiveInt = _as("epoch_steps", 30000)
     """environment steps of one epoch, rounded up to whole training steps."""
-    num_training_envs: Count = _as("envs", -1)
+    num_training_envs: PositiveInt = _as("envs", -1)
     """training environments; -1: as many as the machine has CPUs."""
-    test_step_num_episodes: Natural = _as("test_episodes", -1)
+    test_step_num_episodes: NonNegativeInt = _as("test_episodes", -1)
     """episodes of one test; -1: one for each test environment; 0: none, where the code fails."""
-    collection_step_num_env_steps: Count = _as("collect", 2048, _COLLECTING)
+    collection_step_num_env_steps: PositiveInt = _as("collect", 2048, _COLLECTING)
     """environment steps collected in one training step, rounded up to equally many of each."""
-    collection_step_num_episodes: Count | None = counts(only=_COLLECTING)
+    collection_step_num_episodes: PositiveInt | None = counts(only=_COLLECTING)
     """episodes collected in one training step; the code never forwards it, and fails."""
     test_in_training: bool = refused("evaluations come between iterations", False, only=_COLLECTING)
     """whether a stop criterion met in training leads to a test."""
-    update_step_num_repetitions: Natural = _as("repeat", 1, (ON_POLICY,))
+    update_step_num_repetitions: NonNegativeInt = _as("repeat", 1, (ON_POLICY,))
     """passes over the collected batch (on-policy)."""
     update_step_num_gradient_steps_per_sample: float = _as("per_sample", 1.0, (OFF_POLICY,))
     """gradient steps per collected step (off-policy), rounded in each training step."""
-    episode_length: Count | None = fact()
+    episode_length: PositiveInt | None = fact()
     """steps of every episode; no count follows from it."""
 
     def __post_init__(self) -> None:

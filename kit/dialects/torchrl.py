@@ -24,7 +24,7 @@ from kit.steps.counting import (
 from kit.steps.counts import PlannedCounts
 from kit.steps.errors import SettingError, whole_number
 from kit.steps.plan import StepPlan
-from kit.steps.schema import Count, Natural
+from kit.steps.schema import NonNegativeInt, PositiveInt
 
 RANDOM, WITHOUT = "random", "without_replacement"
 RULE = "torchrl-growing"
@@ -49,24 +49,24 @@ class TorchRL(Dialect):
     SECTIONS = frozenset({"", "trainer", "collector", "replay_buffer"})
     PATHS: ClassVar = {"collector.total_frames": "collector_total_frames"}
 
-    frames_per_batch: Count = 1000
+    frames_per_batch: PositiveInt = 1000
     """policy steps of one batch, over all environments, rounded up to equally many of each."""
-    total_frames: Natural = 1_000_000
+    total_frames: NonNegativeInt = 1_000_000
     """env steps of the run (policy steps times ``frame_skip``), rounded up to whole batches."""
     collector_total_frames: int | None = None
     """policy steps after which the collector ends; ``None`` or -1: never."""
-    frame_skip: Count = counts("action_repeat", 1)
+    frame_skip: PositiveInt = counts("action_repeat", 1)
     """env steps of one policy step, as the trainer counts it."""
     init_random_frames: int | None = None
     """frames with random actions, rounded up to whole batches: the collector counts policy steps,
     and the trainer begins to train after as many env steps."""
-    optim_steps_per_batch: Natural | None = None
+    optim_steps_per_batch: NonNegativeInt | None = None
     """minibatches of one epoch, at most; ``None``: until the sampler has none left."""
-    num_epochs: Natural = 1
+    num_epochs: NonNegativeInt = 1
     """epochs of one batch."""
-    batch_size: Count = counts()
+    batch_size: PositiveInt = counts()
     """transitions in a minibatch of the replay buffer; ``None``: ``frames_per_batch``."""
-    buffer_size: Count = acts("buffer_size", family=OFF_POLICY)
+    buffer_size: PositiveInt = acts("buffer_size", family=OFF_POLICY)
     """transitions that the replay buffer holds; ``None``: a batch, or a million if sampled at
     random."""
     sampler: Literal["random", "without_replacement"] = counts()
@@ -76,9 +76,9 @@ class TorchRL(Dialect):
     neither the sampler nor ``optim_steps_per_batch`` says how an epoch ends."""
     drop_last: bool = False
     """whether a last, smaller minibatch is dropped."""
-    num_envs: Count = fact("num_envs", 1)
+    num_envs: PositiveInt = fact("num_envs", 1)
     """environments of the collector."""
-    max_episode_steps: Count | None = fact("max_episode_steps")
+    max_episode_steps: PositiveInt | None = fact("max_episode_steps")
     """policy steps after which an episode is truncated; a transform's business."""
 
     def implied_algorithm(self) -> str:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kit.envs.backends.workers import WorkersBackend as WorkersBackend
     from kit.envs.episodes import Episode as Episode
     from kit.envs.episodes import EpisodeStatistics as EpisodeStatistics
-    from kit.envs.errors import EnvironmentFault as EnvironmentFault
+    from kit.envs.errors import EnvError as EnvError
     from kit.envs.make import make_env as make_env
     from kit.envs.normalize import Normalizer as Normalizer
     from kit.envs.single_env import ActionMask as ActionMask
@@ -31,7 +31,7 @@ _HOMES = {
     "backends.torchrl": ["TorchRLBackend"],
     "backends.workers": ["WorkersBackend"],
     "episodes": ["Episode", "EpisodeStatistics"],
-    "errors": ["EnvironmentFault"],
+    "errors": ["EnvError"],
     "make": ["make_env"],
     "normalize": ["Normalizer"],
     "single_env": ["ActionMask", "ActionRepeat", "make_single_env"],

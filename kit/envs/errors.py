@@ -8,7 +8,7 @@ FAULTS = (Exception, SystemExit)
 """Errors of environments; simulators exit the process where they cannot continue."""
 
 
-class EnvironmentFault(RuntimeError):
+class EnvError(RuntimeError):
     """An environment raised, returned something impossible, or its process died.
 
     Args:
@@ -27,18 +27,18 @@ class EnvironmentFault(RuntimeError):
         when = "" if policy_step is None else f", after {policy_step} policy steps"
         super().__init__(f"environment {name}{where}{when}: {what}")
 
-    def at(self, policy_step: int) -> EnvironmentFault:
+    def at(self, policy_step: int) -> EnvError:
         """The same fault with the policy steps before it, unless they are known."""
         known = policy_step if self.policy_step is None else self.policy_step
-        return EnvironmentFault(self.name, self.env, self.what, known)
+        return EnvError(self.name, self.env, self.what, known)
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         return type(self), (self.name, self.env, self.what, self.policy_step)
 
 
-def fault_of(name: str, env: int | None, error: BaseException, call: str) -> EnvironmentFault:
+def fault_of(name: str, env: int | None, error: BaseException, call: str) -> EnvError:
     """Return an error raised in ``call`` as a fault of the environment ``name``."""
-    if isinstance(error, EnvironmentFault):
+    if isinstance(error, EnvError):
         return error
     what = f"{call} raised {type(error).__name__}: {error}{place_of(error)}"
-    return EnvironmentFault(name, env, what)
+    return EnvError(name, env, what)

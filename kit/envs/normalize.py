@@ -23,7 +23,7 @@ _FEW = 4_096
 """Numbers whose sum is a product of matrices, which one thread computes."""
 
 
-class Moments(NamedTuple):
+class RunningMeanStd(NamedTuple):
     """Running mean and variance: float64 tensors, or NumPy views of them."""
 
     mean: Any
@@ -33,7 +33,7 @@ class Moments(NamedTuple):
     count: Any
     """values seen, ``[]``; begins with 1e-4."""
 
-    def merged(self, mean: Any, var: Any, count: Any) -> Moments:
+    def merged(self, mean: Any, var: Any, count: Any) -> RunningMeanStd:
         """The moments of these values and ``count`` new ones (Chan et al. 1979).
 
         Args:
@@ -45,15 +45,15 @@ class Moments(NamedTuple):
         share = count / total
         apart = delta * share
         squares = (self.var + delta * apart) * (1 - share) + var * share
-        return Moments(self.mean + apart, squares, total)
+        return RunningMeanStd(self.mean + apart, squares, total)
 
 
 class Statistics(NamedTuple):
     """Statistics as tensors, which the pure functions of :class:`Normalizer` take and return."""
 
-    observation: Moments | None
+    observation: RunningMeanStd | None
     """of observations; ``None``: not normalised."""
-    reward: Moments | None
+    reward: RunningMeanStd | None
     """of discounted sums of rewards; ``None``: not normalised."""
     returns: Tensor
     """discounted sum of rewards of each environment, ``[num_envs]``."""
@@ -66,8 +66,8 @@ class Statistics(NamedTuple):
     def replaced(self, tensors: Iterable[Tensor]) -> Statistics:
         """The same statistics with other tensors, in the order of :meth:`tensors`."""
         rest = iter(tensors)
-        observation = self.observation and Moments(next(rest), next(rest), next(rest))
-        reward = self.reward and Moments(next(rest), next(rest), next(rest))
+        observation = self.observation and RunningMeanStd(next(rest), next(rest), next(rest))
+        reward = self.reward and RunningMeanStd(next(rest), next(rest), next(rest))
         return Statistics(observation, reward, self.returns if reward is None else next(rest))
 
 
@@ -134,8 +134,10 @@ class Normalizer:
         """Move the statistics."""
         if self.device != torch.device(device):
             for key, moments in self.observation.items():
-                self.observation[key] = Moments(*(tensor.to(device) for tensor in moments))
-            self.reward = self.reward and Moments(*(tensor.to(device) for tensor in self.reward))
+                self.observation[key] = RunningMeanStd(*(tensor.to(device) for tensor in moments))
+            self.reward = self.reward and RunningMeanStd(
+                *(tensor.to(device) for tensor in self.reward)
+            )
             self.returns = self.returns.to(device)
             self._view()
         return self
@@ -143,8 +145,8 @@ class Normalizer:
     def _view(self) -> None:
         """Make NumPy views of the statistics; copies if they are not on the CPU."""
 
-        def view(moments: Moments) -> Moments:
-            return Moments(*(tensor.cpu().numpy() for tensor in moments))
+        def view(moments: RunningMeanStd) -> RunningMeanStd:
+            return RunningMeanStd(*(tensor.cpu().numpy() for tensor in moments))
 
         self._observation = {key: view(moments) for key, moments in self.observation.items()}
         self._reward = self.reward and view(self.reward)
@@ -265,7 +267,7 @@ class Normalizer:
             returns += carried
             carried = returns * discount
         self._returns[...] = np.where(ended[-1], 0.0, sums[-1])
-        known, variances = Moments(*(view.item() for view in self._reward)), []
+        known, variances = RunningMeanStd(*(view.item() for view in self._reward)), []
         for mean, var in zip(sums.mean(1).tolist(), sums.var(1).tolist()):
             if math.isfinite(mean):
                 known = known.merged(mean, var, sums.shape[1])
@@ -274,11 +276,11 @@ class Normalizer:
             view[...] = value
         return np.array(variances)
 
-    def _learns(self, moments: Moments) -> Any:
+    def _learns(self, moments: RunningMeanStd) -> Any:
         """Whether the statistics of observations take in more, on the host or as a tensor."""
         return self.most is None or moments.count < self.most
 
-    def _apply(self, moments: Moments, *parts: tuple[NDArray[Any], Any]) -> None:
+    def _apply(self, moments: RunningMeanStd, *parts: tuple[NDArray[Any], Any]) -> None:
         """Normalise rows of arrays, in place."""
         # Of one environment: rows and rows take a quarter of the time of rows and vectors.
         mean, deviation = moments.mean[None], np.sqrt(moments.var + EPSILON)[None]
@@ -287,7 +289,7 @@ class Normalizer:
             apart /= deviation
             values[rows] = self._clipped(apart)
 
-    def _normalized(self, moments: Moments, values: NDArray[Any]) -> NDArray[Any]:
+    def _normalized(self, moments: RunningMeanStd, values: NDArray[Any]) -> NDArray[Any]:
         """Return values ``[..., *shape]`` normalised, as a copy of their type."""
         apart = values - moments.mean
         apart /= np.sqrt(moments.var + EPSILON)
@@ -366,11 +368,11 @@ class Normalizer:
         seen = statistics.observation and self._seen(statistics.observation, observation)
         return Statistics(seen, statistics.reward, torch.zeros_like(statistics.returns))
 
-    def _seen(self, known: Moments, values: Tensor) -> Moments:
+    def _seen(self, known: RunningMeanStd, values: Tensor) -> RunningMeanStd:
         merged, learns = _merged(known, values), self._learns(known)
         if learns is True:
             return merged
-        return Moments(*(torch.where(learns, new, old) for new, old in zip(merged, known)))
+        return RunningMeanStd(*(torch.where(learns, new, old) for new, old in zip(merged, known)))
 
     def apply(self, statistics: Statistics, observation: Tensor) -> Tensor:
         """The observation normalised."""
@@ -447,19 +449,19 @@ class Normalizer:
                 works = "normalise the same observations" if own and other else [bool(other)]
                 raise SettingError(f"env.normalize_{kind}", bool(own), why, works)
 
-    def _named(self) -> list[tuple[str, Moments]]:
+    def _named(self) -> list[tuple[str, RunningMeanStd]]:
         named = [(f"observation {key}", value) for key, value in self.observation.items()]
         return [*named, *([("reward", self.reward)] if self.reward is not None else [])]
 
 
-def _initial(shape: tuple[int, ...]) -> Moments:
+def _initial(shape: tuple[int, ...]) -> RunningMeanStd:
     def full(value: float, *shape: Any) -> Tensor:
         return torch.full(shape, value, dtype=torch.float64)
 
-    return Moments(full(0.0, *shape), full(1.0, *shape), full(1e-4))
+    return RunningMeanStd(full(0.0, *shape), full(1.0, *shape), full(1e-4))
 
 
-def _learn(known: Moments, values: NDArray[Any]) -> None:
+def _learn(known: RunningMeanStd, values: NDArray[Any]) -> None:
     """Take values in, in place, unless one is NaN or infinite, which would spread to every one."""
     values = values.astype(np.float64, copy=False)
     new = len(values)
@@ -471,18 +473,18 @@ def _learn(known: Moments, values: NDArray[Any]) -> None:
         apart = values - mean
         apart *= apart
         var = _mean(apart)
-    before = Moments(known.mean, known.var, known.count.item())
+    before = RunningMeanStd(known.mean, known.var, known.count.item())
     known.mean[...], known.var[...], known.count[...] = before.merged(mean, var, new)
 
 
-def _learn_numbers(known: Moments, values: NDArray[np.float64]) -> None:
+def _learn_numbers(known: RunningMeanStd, values: NDArray[np.float64]) -> None:
     """:func:`_learn` of numbers, ``[rows]``; Python's take a tenth of the time of arrays."""
     mean = float(_mean(values))
     if not math.isfinite(mean):
         return
     apart = values - mean
     var = float(apart.dot(apart)) / len(values)
-    before = Moments(*(view.item() for view in known))
+    before = RunningMeanStd(*(view.item() for view in known))
     known.mean[...], known.var[...], known.count[...] = before.merged(mean, var, len(values))
 
 
@@ -498,9 +500,9 @@ def _ones(count: int) -> NDArray[np.float64]:
     return np.ones(count)
 
 
-def _merged(known: Moments, values: Tensor) -> Moments:
+def _merged(known: RunningMeanStd, values: Tensor) -> RunningMeanStd:
     """The moments with ``values``, ``[num_envs, ...]``, taken in unless one is NaN or infinite."""
     var, mean = torch.var_mean(values.double(), dim=0, correction=0)
     bad = var.isnan().any()
     merged = known.merged(mean, var, len(values))
-    return Moments(*(torch.where(bad, old, new) for old, new in zip(known, merged)))
+    return RunningMeanStd(*(torch.where(bad, old, new) for old, new in zip(known, merged)))

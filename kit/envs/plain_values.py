@@ -41,7 +41,7 @@ _PUT_BACK = frozenset({"object", "function", "partial", "space", "mujoco", "show
 _BIT_GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 
 
-class CannotCapture(TypeError):
+class StateCaptureError(TypeError):
     """An attribute of an environment is nothing that plain values can describe."""
 
 
@@ -66,7 +66,7 @@ class Encoder:
         if hasattr(type(layer), "load_state_dict"):
             return {"own": self(layer.state_dict(), name)}
         if _has_slots(type(layer)):
-            raise CannotCapture(f"{name} keeps its state in __slots__")
+            raise StateCaptureError(f"{name} keeps its state in __slots__")
         return {"attributes": self.attributes(layer, name)}
 
     def attributes(self, owner: Any, where: str) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class Encoder:
         if name in mujoco_state.KINDS:
             return {"mujoco": name, **mujoco_state.capture(value, self, where), "number": number}
         if package(type(value)) not in self._own or not _is_plain(type(value)):
-            raise CannotCapture(f"{where} is a {name}")
+            raise StateCaptureError(f"{where} is a {name}")
         return {"object": name, "attributes": self.attributes(value, where), "number": number}
 
     def _items(self, values: Any, where: str) -> list[Any]:
@@ -111,13 +111,13 @@ class Encoder:
         """A value in a container, whose place may be empty later."""
         written = self(value, where)
         if isinstance(written, dict) and written.keys() & _PUT_BACK:
-            raise CannotCapture(f"{where} is a {type(value).__name__}")
+            raise StateCaptureError(f"{where} is a {type(value).__name__}")
         return written
 
     def _container(self, value: Any, where: str) -> dict[str, Any]:
         name = type(value).__name__
         if type(value) not in _CONTAINERS.values():
-            raise CannotCapture(f"{where} is a {name}")
+            raise StateCaptureError(f"{where} is a {name}")
         if isinstance(value, dict):
             named = [[self(k, where), self._item(v, f"{where}[{k!r}]")] for k, v in value.items()]
             return {name: named}
@@ -129,11 +129,11 @@ class Encoder:
         while isinstance(owner.base, np.ndarray):
             owner = owner.base
         if type(value) is not np.ndarray or value.dtype.hasobject:
-            raise CannotCapture(f"{where} is an array of Python objects, or of another kind")
+            raise StateCaptureError(f"{where} is an array of Python objects, or of another kind")
         if type(owner.base).__name__ == "PyCapsule":  # memory of MuJoCo, which has its own state
             return {"shown": list(value.shape)}
         if not isinstance(owner.base, (bytes, types.NoneType)):
-            raise CannotCapture(f"{where} shows memory of a {type(owner.base).__name__}")
+            raise StateCaptureError(f"{where} shows memory of a {type(owner.base).__name__}")
         described = {"dtype": dtype_to_descr(value.dtype), "shape": list(value.shape)}
         if owner is not value and owner.flags.c_contiguous and owner.base is None:
             begin = value.__array_interface__["data"][0] - owner.__array_interface__["data"][0]
@@ -169,7 +169,7 @@ class Encoder:
     def _partial(self, value: functools.partial[Any], where: str) -> dict[str, Any]:
         given = [*value.args, *value.keywords.values()]
         if not all(v is None or type(v) in _ATOMS or _is_constant(v) for v in given):
-            raise CannotCapture(f"{where} is a partial function of more than plain values")
+            raise StateCaptureError(f"{where} is a partial function of more than plain values")
         return {"partial": None if _is_constant(value.func) else self(value.func, where)}
 
     _WRITERS: tuple[tuple[Any, Callable[..., dict[str, Any]]], ...] = (
@@ -288,14 +288,14 @@ class Decoder:
         """Restore the attributes of an object, those included that it gets in its first step.
 
         Raises:
-            CannotCapture: if an attribute would hide a method or a property.
+            StateCaptureError: if an attribute would hide a method or a property.
         """
         for name, value in values.items():
             hidden = None if name in vars(owner) else getattr(type(owner), name, None)
             code = callable(hidden) or hasattr(hidden, "__get__") or name.startswith("__")
             cached = isinstance(hidden, functools.cached_property)
             if (code and not cached) or name in _ARGUMENTS:
-                raise CannotCapture(f"{type(owner).__name__}.{name} is no state")
+                raise StateCaptureError(f"{type(owner).__name__}.{name} is no state")
             vars(owner)[name] = self._in_place_of(vars(owner).get(name), value)
 
     def _in_place_of(self, present: Any, value: Any) -> Any:
@@ -313,7 +313,7 @@ class Decoder:
             present: what is in its place in an environment that was just made.
 
         Raises:
-            CannotCapture: if it is an object, and there is none of its kind.
+            StateCaptureError: if it is an object, and there is none of its kind.
         """
         if value is None or type(value) in _ATOMS:
             return value
@@ -398,7 +398,7 @@ class Decoder:
             same = type(owner) is type(getattr(present, "__self__", None))
             if name != value["function"] or not same:
                 what = f"{type(present).__name__} {name or ''}".strip()
-                raise CannotCapture(f"a {what} is where a method {value['function']} was")
+                raise StateCaptureError(f"a {what} is where a method {value['function']} was")
             return getattr(owner, name)
         if "object" in value:
             kind = type(present)
@@ -447,4 +447,4 @@ class Decoder:
 
     def _demand(self, holds: bool, wanted: str, present: Any) -> None:
         if not holds:
-            raise CannotCapture(f"a {type(present).__name__} is where a {wanted} was")
+            raise StateCaptureError(f"a {type(present).__name__} is where a {wanted} was")

@@ -42,7 +42,7 @@ def make_single_env(
         kwargs: of the environment.
 
     Raises:
-        EnvironmentFault: if making it raises.
+        EnvError: if making it raises.
     """
     if isinstance(id, EnvSpec):
         env = _make(id, -1 if max_episode_steps is not None else None, kwargs or {})
@@ -223,7 +223,7 @@ def errors_of_making(name: str) -> Iterator[None]:
     """Name the environment in errors of making it.
 
     Raises:
-        EnvironmentFault: instead of any other error.
+        EnvError: instead of any other error.
     """
     try:
         yield

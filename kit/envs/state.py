@@ -18,7 +18,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from kit.envs.plain_values import CannotCapture, Decoder, Encoder, package
+from kit.envs.plain_values import Decoder, Encoder, StateCaptureError, package
 
 _SHARE_NOTHING = frozenset({"builtins", "typing", "abc", "gymnasium", "kit"})
 """packages whose classes and modules keep no state of environments"""
@@ -56,7 +56,7 @@ def held(env: gym.Env[Any, Any]) -> Held:
     for number, layer in enumerate(found):
         if package(type(layer)) in _SHARE_NOTHING:
             continue
-        with contextlib.suppress(CannotCapture):
+        with contextlib.suppress(StateCaptureError):
             encode.attributes(layer, str(number))
     return dict(zip(reversed(encode.places), reversed(encode.kept)))  # of equal places the first
 
@@ -69,7 +69,7 @@ def capture(env: gym.Env[Any, Any], since_made: Held = _NOTHING) -> dict[str, An
         since_made: what it held when it was made.
 
     Raises:
-        CannotCapture: if a layer holds something else; the message names it by its path.
+        StateCaptureError: if a layer holds something else; the message names it by its path.
     """
     found = layers(env)
     encode = Encoder(found)
@@ -89,7 +89,7 @@ def restore(env: gym.Env[Any, Any], state: dict[str, Any], since_made: Held = _N
             place; all else is replaced, for others may use it.
 
     Raises:
-        CannotCapture: if the environment has nothing of that kind where an object was.
+        StateCaptureError: if the environment has nothing of that kind where an object was.
     """
     found = layers(env)
     still = state.get("held", ())
@@ -124,18 +124,20 @@ class Shared:
         """Look whether it has changed.
 
         Raises:
-            CannotCapture: if it has.
+            StateCaptureError: if it has.
         """
         for name, seen in dict(self._seen()).items():
             if self._before.get(name) != seen:
-                raise CannotCapture(f"{name} changes, which all environments of a process share")
+                raise StateCaptureError(
+                    f"{name} changes, which all environments of a process share"
+                )
 
     def _seen(self) -> Iterator[tuple[str, str]]:
         """Names and what they hold, as far as it can be described."""
         for where, name, value in self._places():
             if any(value is space for space in self._spaces):
                 continue
-            with contextlib.suppress(CannotCapture):
+            with contextlib.suppress(StateCaptureError):
                 yield f"{where}.{name}", repr(Encoder((), self._classes)(value, name))
 
     def _places(self) -> Iterator[tuple[str, str, Any]]:

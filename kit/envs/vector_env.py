@@ -16,7 +16,7 @@ from kit.envs.backends.base import EnvBackend, Mask, StepArrays, derived_seed
 from kit.envs.episodes import Episode, EpisodeStatistics, Infos
 from kit.envs.hanging import StepWatch
 from kit.envs.normalize import Normalizer
-from kit.envs.plain_values import CannotCapture
+from kit.envs.plain_values import StateCaptureError
 from kit.envs.spaces import Arrays, Leaf, empty, key_from_list, key_to_list, to_composite
 from kit.steps.errors import SettingError
 
@@ -184,7 +184,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
                 learns; ``None``: all that are stepped.
 
         Raises:
-            EnvironmentFault: if an env raises or returns something impossible.
+            EnvError: if an env raises or returns something impossible.
         """
         recovered = self.backend.step(actions, result, active)
         if self.normalizer is not None:
@@ -323,7 +323,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         """
         try:
             states: list[Any] | None = self.backend.full_states() if self._now.started else []
-        except CannotCapture as reason:
+        except StateCaptureError as reason:
             self.not_resumable = str(reason)
             states = None
         return {
@@ -371,7 +371,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
             return False
         try:
             self.backend.set_full_states(state["envs"])
-        except CannotCapture as reason:
+        except StateCaptureError as reason:
             self.not_resumable = str(reason)
             self._begin_again()
             return False

@@ -118,7 +118,7 @@ def equal(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one, other) or torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
 
 
-class RandomNumbers:
+class RNGState:
     """States of random number generators: PyTorch's on all devices, Python's and NumPy's.
 
     Args:

@@ -5,7 +5,7 @@ distributions. :func:`record` calls the function once under a dispatch mode that
 operation below autograd, and writes these operations into a graph. Parameters and buffers are
 inputs of the graph, so that executing it sees every in-place change of them.
 
-What cannot be replayed is refused with :class:`NotTraceable`: Python that reads a tensor on the
+What cannot be replayed is refused with :class:`TraceError`: Python that reads a tensor on the
 host and may decide otherwise the next time, shapes that depend on values (``x[x > 0]``), and random
 numbers of a generator of its own. Two reads are harmless: checks of libraries that values
 are finite, which are left out, and reads of settings that depend on nothing that varies (the bounds
@@ -45,7 +45,7 @@ _READS = "reads a tensor on the host"
 _version = operator.attrgetter("_version")
 
 
-class NotTraceable(Exception):
+class TraceError(Exception):
     """The function decides something on the host, so it is not a fixed list of operations.
 
     No ``RuntimeError``: those of PyTorch are handled in many places.
@@ -136,7 +136,7 @@ def record(
         inputs: tensors, no two of which may share memory.
 
     Raises:
-        NotTraceable: if the function reads a tensor on the host that may differ in the next call,
+        TraceError: if the function reads a tensor on the host that may differ in the next call,
             other than in a library's check that values are finite. Tensors that it had changed in
             place have their values back.
     """
@@ -148,7 +148,7 @@ def record(
         with recorder, _PastOperations(recorder):
             outputs = function(*inputs)
         return recorder.finish(outputs), outputs
-    except NotTraceable:
+    except TraceError:
         _restore(recorder.saved.values())
         raise
     finally:
@@ -192,7 +192,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if torch.Tag.data_dependent_output in function.tags:
             return function(*args, **kwargs)
         if any(isinstance(value, torch.Generator) for value in kwargs.values()):
-            raise NotTraceable("it draws random numbers from a generator of its own")
+            raise TraceError("it draws random numbers from a generator of its own")
         self._save_changed(function, args, kwargs)
         result = function(*args, **kwargs)
         self._write(function, args, kwargs, result)
@@ -277,7 +277,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Record that Python reads a tensor; ``what`` describes the read in the error.
 
         Raises:
-            NotTraceable: if it may differ in the next call.
+            TraceError: if it may differ in the next call.
         """
         node = self._node(tensor)
         if not node.meta["varies"]:
@@ -285,13 +285,13 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             known = self.asked if self.asks_truth and itself else self.read
             known |= node.meta["settings"]
         elif not (_asks_whether_finite(node) and _is_read_by_a_library()):
-            raise NotTraceable(f"it {what} at {_place_in_python()}")
+            raise TraceError(f"it {what} at {_place_in_python()}")
 
     def _refuse_what_decides_otherwise_next_time(self) -> None:
         """Refuse a function that writes to what it has read on the host: a counter of its calls."""
         written = {_memory(tensor) for tensor, _ in self.saved.values()}
         if written & {_memory(tensor) for tensor in (*self.read.values(), *self.asked.values())}:
-            raise NotTraceable("it reads a tensor on the host that it writes to")
+            raise TraceError("it reads a tensor on the host that it writes to")
 
     # ------------------------------------------------------------------ the end
     def _replace(self, node: fx.Node, other: fx.Node) -> None:

@@ -14,8 +14,8 @@ from kit.fast.executors import Run
 from kit.fast.nested import Names, entry, has_only, names_of
 from kit.fast.policy import MOST_GRAPHS, PATIENCE, TracingPolicy
 from kit.fast.products import are_faster
-from kit.fast.program import Key, Outputs, Program, RandomNumbers, equal
-from kit.fast.trace import NotTraceable, Recording, record, share_no_memory
+from kit.fast.program import Key, Outputs, Program, RNGState, equal
+from kit.fast.trace import Recording, TraceError, record, share_no_memory
 from kit.fast.watch import Watch
 
 Inputs = Any
@@ -202,11 +202,11 @@ class Traced:
         self.refresh()
         if reason := self._obstacle():
             return self._eagerly(reason, inputs)
-        numbers = RandomNumbers(self.watch.values())
+        numbers = RNGState(self.watch.values())
         keys = sorted(_tensor_keys(inputs), key=str)
         try:
             recording, outputs = self._recorded(inputs, keys)
-        except NotTraceable as error:
+        except TraceError as error:
             numbers.restore()
             return self._eagerly(str(error), inputs)
         if numbers.drawn_on_the_host():
@@ -287,7 +287,7 @@ class Traced:
         if self.refresh():
             return self._trace(inputs)
         changed = [*program.recording.changed, *map(inputs.get, program.inputs_changed)]
-        numbers, before = RandomNumbers(self.watch.values()), [one.clone() for one in changed]
+        numbers, before = RNGState(self.watch.values()), [one.clone() for one in changed]
 
         def restore() -> None:
             numbers.restore()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _OF_ENVIRONMENTS = ("env_steps", "episodes", "environment_errors")
 """Counters that the ledger otherwise has up to date with each row and checkpoint alone."""
 _ALONE = (
-    "leave one of the two out; recipes leave theirs out with anneal=constant, "
+    "leave one of the two out; recipes leave theirs out with lr_schedule=constant, "
     "and that of epsilon where epsilon_start=epsilon_end"
 )
 
@@ -123,7 +123,7 @@ class Anneal(KitHook):
 
     @property
     def name(self) -> str:
-        """``anneal`` and the name of the value."""
+        """``lr_schedule`` and the name of the value."""
         return f"anneal_{self.label}"
 
     def register(self, trainer: HookedTrainer, name: str | None = None) -> None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Protocol
 from torch import Tensor
 from torchrl.trainers import TrainerHookBase
 
-from kit.logging.journal import Journal
+from kit.logging.metrics_recorder import MetricsRecorder
 from kit.steps import RunSchedule, SettingError, StepLedger, StepPlan
 
 Kind = Literal["step", "observer"]
@@ -19,7 +19,7 @@ class HookedTrainer(Protocol):
     """What a hook may read of a trainer, and ask of it."""
 
     plan: StepPlan
-    journal: Journal
+    journal: MetricsRecorder
     ledger: StepLedger
     batches: Any
     config: dict[str, Any]

@@ -16,7 +16,7 @@ from kit.config import FittedCriticConfig
 from kit.hooks.base import Kind, KitHook
 from kit.logging.metrics import MetricMeans
 from kit.steps.errors import SettingError, whole_number
-from kit.update import Compile, Update, in_precision
+from kit.update import Compile, Update, autocast_loss
 
 
 class FitCritic(KitHook):
@@ -68,7 +68,7 @@ class FitCritic(KitHook):
         self.keys = [*critic.in_keys, "value_target"]
         optimizer = Adam(critic.parameters(), lr=learning_rate, fused=True)
         device = next(critic.parameters()).device
-        loss_module = in_precision(_ValueLoss(critic, loss), precision, device)
+        loss_module = autocast_loss(_ValueLoss(critic, loss), precision, device)
         self.update = Update(loss_module, optimizer, max_grad_norm=max_grad_norm, compile=compile)
         self.gradient_steps = 0
         self._metrics: dict[str, Any] = {}

@@ -45,7 +45,7 @@ def draw_curve(metrics: Path, picture: Path, title: str = "", axis: str = "polic
         axis: column against which they are drawn.
 
     Raises:
-        NotSaved: if it cannot be written; one that was there before is untouched.
+        WriteError: if it cannot be written; one that was there before is untouched.
     """
     with metrics.open(newline="") as file:
         rows = list(csv.DictReader(file))

@@ -15,17 +15,17 @@ from tensordict import TensorDictBase
 from torch import nn
 from torchrl.envs.utils import ExplorationType
 
-from kit.collectors.actor import Actor
-from kit.collectors.base import RandomNumbers
+from kit.collectors.actor import ActionSelector
+from kit.collectors.base import RNGStream
 from kit.collectors.policy import FastPolicy, fast_policy_of
-from kit.collectors.rollout import Schedule, rollout
+from kit.collectors.rollout import ActiveEnvs, rollout
 from kit.collectors.rollout_buffer import CHUNK, SMALL, RolloutBuffer, first_infinite
 from kit.config.devices import usable_device
 from kit.envs.backends.base import Mask, StepArrays, derived_seed
 from kit.envs.episodes import Episode, EpisodeStatistics
-from kit.envs.errors import EnvironmentFault
+from kit.envs.errors import EnvError
 from kit.envs.vector_env import VectorEnv
-from kit.logging.journal import episode_columns
+from kit.logging.metrics_recorder import episode_columns
 from kit.modules.layers import in_training
 from kit.modules.particles import particle_of
 from kit.steps.errors import SettingError, whole_number
@@ -95,7 +95,7 @@ class Evaluator:
         how = {"exploration_type": exploration_type, "device": self.device}
         how |= {"fast_policy": self.fast_policy, "keeps_outputs": False}
         with in_training(policy, False):  # it is copied from a GPU as it is called
-            self._actor = Actor(env, policy, **how)
+            self._actor = ActionSelector(env, policy, **how)
 
     def __call__(self, number: int = 0) -> dict[str, float]:
         """Evaluate once.
@@ -129,7 +129,7 @@ class Evaluator:
         schedule = _Shares(env, self.episodes, self.max_steps)
         self._actor.restart()
         self._actor.seeded()
-        buffer, numbers = _memory(env), RandomNumbers(seed, self.device)
+        buffer, numbers = _memory(env), RNGStream(seed, self.device)
         with numbers, in_training(self.policy, False):
             self._actor.prepare()
             try:
@@ -142,9 +142,9 @@ class Evaluator:
                     if (longest := schedule.cut_longest()) is not None:
                         env.restart(longest)
                         self._actor.end_episodes(longest)
-            except EnvironmentFault as fault:
+            except EnvError as fault:
                 what, step = f"{fault.what} (in an evaluation)", schedule.steps
-                raise EnvironmentFault(fault.name, fault.env, what, step) from fault
+                raise EnvError(fault.name, fault.env, what, step) from fault
         if schedule.cut and not self._cut:
             what = f"cut {plural(schedule.cut, 'episode')} of {env.name} after {self.max_steps:,}"
             works = "set env.max_episode_steps or evaluation_max_steps"
@@ -202,7 +202,7 @@ def _memory(env: VectorEnv) -> RolloutBuffer:
     return RolloutBuffer(env, min(SMALL // (row * env.num_envs) + 1, CHUNK))
 
 
-class _Shares(Schedule):
+class _Shares(ActiveEnvs):
     """Every environment steps until all have played their share of the episodes."""
 
     def __init__(self, env: VectorEnv, episodes: int, max_steps: int) -> None:
@@ -221,13 +221,13 @@ class _Shares(Schedule):
         """Note whether all have played their share.
 
         Raises:
-            EnvironmentFault: if a reward or an observation is infinite or NaN.
+            EnvError: if a reward or an observation is infinite or NaN.
         """
         for what, values in (("reward", result.reward), *result.next_observation.items()):
             found = first_infinite(values[None])
             if found is not None:
                 text = f"returned {found[2]} as {what}"
-                raise EnvironmentFault(self._env.name, found[1], text)
+                raise EnvError(self._env.name, found[1], text)
         self.steps += 1
         self._left -= result.terminated | result.truncated
         self.done = self._left.max() <= 0

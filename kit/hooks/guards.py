@@ -13,16 +13,16 @@ from kit.logging.metrics import numbers
 from kit.steps.errors import SettingError, nearest_first, one_of, real_number, whole_number
 
 
-class NotFinite(RuntimeError):
+class NonFiniteError(RuntimeError):
     """A loss, another metric of training or a weight is NaN or infinite."""
 
     stops_the_run = True
 
 
-def not_finite(what: str, gradient_steps: int, checkpoint: Path | None) -> NotFinite:
+def not_finite(what: str, gradient_steps: int, checkpoint: Path | None) -> NonFiniteError:
     """The error that says what is not finite, and the last checkpoint, if there is one."""
     kept = f"the last good checkpoint is {checkpoint}" if checkpoint else "none was saved yet"
-    return NotFinite(
+    return NonFiniteError(
         f"after {gradient_steps:,} gradient steps {what}; {kept}. Smaller learning rates or "
         "gradient clipping (max_grad_norm) help most often"
     )
@@ -49,7 +49,7 @@ class NaNGuard(KitHook):
         """Check a row.
 
         Raises:
-            NotFinite: if a metric is not; the losses are named first.
+            NonFiniteError: if a metric is not; the losses are named first.
         """
         bad = [
             name

@@ -89,7 +89,7 @@ class SavePolicy(KitHook):
 
     It has the settings of the run and the last and the best weights with their normalisation, but
     no replay buffer, optimiser or rows: small enough to be sent to somebody. ``python -m
-    kit.evaluate``, ``SavedRun`` and ``start_from`` read it as they read a run folder; W&B keeps it
+    kit.evaluate``, ``SavedRun`` and ``init_from`` read it as they read a run folder; W&B keeps it
     as a model. A run that ends by an error writes none; one that is resumed writes it anew.
     """
 
@@ -114,7 +114,7 @@ class SavePolicy(KitHook):
         """Write the folder if the run has ended, with its last checkpoint.
 
         Raises:
-            NotSaved: if it cannot be written.
+            WriteError: if it cannot be written.
         """
         trainer = self.trainer
         if not (trainer.schedule.done or trainer.stop_reason):

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import gymnasium as gym
 
-from kit.envs.errors import EnvironmentFault
+from kit.envs.errors import EnvError
 from kit.hooks.base import HookedTrainer, KitHook
 from kit.hooks.evaluation import Evaluator
 from kit.logging.files import as_folder, make_folder, write_whole
@@ -93,7 +93,7 @@ def record_episode(
 
     Raises:
         SettingError: if the environment cannot be drawn or a package is missing.
-        NotSaved: if the file cannot be written.
+        WriteError: if the file cannot be written.
     """
     with drawn(evaluator, video, seed) as one:
         metrics: dict[str, float] = one(number)
@@ -120,7 +120,7 @@ def drawn(evaluator: Evaluator, video: Path | None, seed: int | None = None) -> 
             one = evaluator.again(episodes=1, seed=seed, **one_env, **in_this_process)
             with contextlib.closing(one):
                 yield one
-        except (EnvironmentFault, SettingError) as error:
+        except (EnvError, SettingError) as error:
             if (refused := _not_drawn(evaluator.env.name, error)) is None:
                 raise
             raise refused from None

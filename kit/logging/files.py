@@ -6,20 +6,20 @@ import os
 from pathlib import Path
 
 
-class NotSaved(RuntimeError):
+class WriteError(RuntimeError):
     """A file of a run could not be written; files written before are untouched."""
 
     stops_the_run = True
 
 
-def not_written(path: Path, error: OSError) -> NotSaved:
+def not_written(path: Path, error: OSError) -> WriteError:
     """The error to raise where ``path`` could not be written."""
     what = f"{path} cannot be written: {error.strerror or error}"
     if isinstance(error, FileNotFoundError):
-        return NotSaved(f"{what}; its folder was removed, and nothing more is saved")
-    return NotSaved(
+        return WriteError(f"{what}; its folder was removed, and nothing more is saved")
+    return WriteError(
         f"{what}; all that was written before is "
-        "untouched. Make room or choose another folder with runs=..."
+        "untouched. Make room or choose another folder with log_dir=..."
     )
 
 
@@ -45,7 +45,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file atomically; text is written as UTF-8.
 
     Raises:
-        NotSaved: if it cannot be written; an existing file is untouched.
+        WriteError: if it cannot be written; an existing file is untouched.
     """
     temporary = half_written(path)
     try:
@@ -61,7 +61,7 @@ def append(path: Path, text: str) -> None:
     """Add ``text`` to the end of a file, completely or not at all.
 
     Raises:
-        NotSaved: if it cannot be written; the file is as it was before.
+        WriteError: if it cannot be written; the file is as it was before.
     """
     size = None
     try:
@@ -78,7 +78,7 @@ def make_folder(path: Path) -> None:
     """Make a folder and those above it.
 
     Raises:
-        NotSaved: if that is not possible.
+        WriteError: if that is not possible.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)

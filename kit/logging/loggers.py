@@ -13,7 +13,7 @@ from typing import Any
 from torchrl.record.loggers import Logger
 
 from kit.logging.csv_file import FILES, CsvFile, Row, joined
-from kit.logging.files import NotSaved, as_folder, make_folder
+from kit.logging.files import WriteError, as_folder, make_folder
 from kit.steps import SettingError
 from kit.steps.errors import one_of, place_of
 from kit.steps.values import flat
@@ -337,7 +337,7 @@ def named_in_errors(logger: RowLogger) -> Iterator[None]:
     """Raise LoggerError for errors of a logger other than the kit's own."""
     try:
         yield
-    except (SettingError, NotSaved, LoggerError):
+    except (SettingError, WriteError, LoggerError):
         raise
     except Exception as error:
         raise LoggerError(logger, error) from error

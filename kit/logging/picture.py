@@ -33,7 +33,7 @@ def save_picture(figure: Figure, path: Path) -> None:
     """Write a picture as a PNG file, completely or not at all.
 
     Raises:
-        NotSaved: if it cannot be written; one that was there before is untouched.
+        WriteError: if it cannot be written; one that was there before is untouched.
     """
     figure.tight_layout()
     drawn = io.BytesIO()

@@ -44,7 +44,7 @@ def losses_due(loss_module: nn.Module, minibatch: TensorDictBase, due: Set[str])
         due: names of the losses whose optimisers step.
     """
     method = _CRITICS.get(type(loss_module))
-    precision, forward = vars(loss_module).get("in_precision", (contextlib.nullcontext(), None))
+    precision, forward = vars(loss_module).get("autocast_loss", (contextlib.nullcontext(), None))
     if method is None or due != {"loss_qvalue"} or _is_changed(loss_module, forward):
         return loss_module(minibatch)  # type: ignore[no-any-return]
     with precision:

@@ -14,7 +14,7 @@ from tensordict.nn import (
 )
 from torchrl.modules import Actor, ProbabilisticActor
 
-from kit.modules.bodies import make_body, observation_network
+from kit.modules.backbones import make_backbone, observation_network
 from kit.modules.critics import make_value
 from kit.modules.distributions import TanhNormal
 from kit.modules.heads import (
@@ -62,7 +62,7 @@ def make_actor(
             logarithm kept in [-5, 2] by a tanh; ``clipped_tanh_normal``: clipped to [-20, 2];
             ``deterministic``: one action, scaled to the bounds by tanh (for TD3 and DDPG).
         initial_log_std: initial log standard deviation of ``normal``.
-        body: module that writes ``features``, shared with a critic, of :func:`make_body` or any
+        body: module that writes ``features``, shared with a critic, of :func:`make_backbone` or any
             whose ``out_features`` is their number; ``None``: a network of its own.
         after: layers after the joined observations and after each activation; not with ``body``.
         orthogonal: whether weights start orthogonal, the last layer's with gain 0.01.
@@ -144,7 +144,7 @@ def make_actor_critic(
     activation: str = "tanh",
     *,
     critic_hidden_sizes: Sequence[int] | None = None,
-    shared_body: bool = False,
+    shared_backbone: bool = False,
     continuous: Continuous = "normal",
     initial_log_std: float = 0.0,
     device: torch.device | str = "cpu",
@@ -157,11 +157,11 @@ def make_actor_critic(
         hidden_sizes: widths of the hidden layers of each.
         activation: name of the activation between them.
         critic_hidden_sizes: widths of the critic's; ``None``: the same.
-        shared_body: whether they share their hidden layers.
+        shared_backbone: whether they share their hidden layers.
         continuous: distribution of continuous actions.
         initial_log_std: initial log standard deviation of ``normal``.
         device: where they are.
-        **body: further arguments of :func:`make_body`: convolutions, a recurrent layer.
+        **body: further arguments of :func:`make_backbone`: convolutions, a recurrent layer.
 
     Raises:
         SettingError: if a recurrent body is not shared: collectors keep the policy's hidden state
@@ -171,15 +171,15 @@ def make_actor_critic(
     of_critic = dict(shape)
     if critic_hidden_sizes is not None:
         of_critic["hidden_sizes"] = critic_hidden_sizes
-        if shared_body:
+        if shared_backbone:
             why = "is of layers that the critic does not have: it shares the actor's"
             raise SettingError("critic_hidden_sizes", [*critic_hidden_sizes], why, [None])
-    if body.get("recurrent") and not shared_body:
+    if body.get("recurrent") and not shared_backbone:
         why = "leaves the critic without the hidden state, which collectors keep for the policy"
-        raise SettingError("shared_body", False, why, [True])
-    own = shared_body or body
-    first = make_body(env, **shape, **body) if own else None
-    second = make_body(env, **of_critic, **body) if body and not shared_body else first
+        raise SettingError("shared_backbone", False, why, [True])
+    own = shared_backbone or body
+    first = make_backbone(env, **shape, **body) if own else None
+    second = make_backbone(env, **of_critic, **body) if body and not shared_backbone else first
     kind: dict[str, Any] = {"continuous": continuous, "initial_log_std": initial_log_std}
     actor = make_actor(env, **shape, body=first, **kind).to(device)
     critic = make_value(env, **of_critic, body=second).to(device)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchrl.data import Categorical
 from torchrl.modules import QValueActor, ValueOperator
 
-from kit.modules.bodies import observation_network
+from kit.modules.backbones import observation_network
 from kit.modules.heads import action_masks, masked, only_action
 from kit.modules.images import Kernels
 from kit.modules.layers import NoisyLinear
@@ -34,7 +34,7 @@ def make_value(
         env: the environment.
         hidden_sizes: widths of the hidden layers; those of ``body`` where one is given.
         activation: name of the activation between them.
-        body: module that writes ``features``, shared with an actor, of :func:`make_body` or any
+        body: module that writes ``features``, shared with an actor, of :func:`make_backbone` or any
             whose ``out_features`` is their number; ``None``: a network of its own.
         orthogonal: whether weights start orthogonal.
     """

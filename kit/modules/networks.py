@@ -207,11 +207,11 @@ def parameter_groups(
     ]
     if body_factor != 1.0 and not groups[1]["params"]:
         why = "has no effect: there are no hidden layers"
-        raise SettingError("body_lr_factor", body_factor, why, [1.0])
+        raise SettingError("backbone_lr_scale", body_factor, why, [1.0])
     return [group for group in groups if group["params"]]
 
 
-def without_unread_outputs(actor: Any, loss: nn.Module) -> Any:
+def drop_log_prob(actor: Any, loss: nn.Module) -> Any:
     """The policy that acts, without outputs that the loss computes by itself.
 
     They are log-probabilities and parameters of distributions, a tenth of the time of a run whose

@@ -65,7 +65,7 @@ ACTIVATIONS: dict[type[nn.Module], Callable[[Array, Array], Any]] = {
 """Called with an array and where the result is written."""
 
 
-class NotInNumpy(RuntimeError):
+class NumpyPolicyError(RuntimeError):
     """A policy whose actions NumPy does not compute, and why."""
 
 
@@ -89,7 +89,7 @@ class NumpyPolicy:
         noise: random numbers drawn ahead, one array for each time step, the next one last.
 
     Raises:
-        NotInNumpy: if it is another policy, has hooks or a ``forward`` of its own, or is so large
+        NumpyPolicyError: if it is another policy, has hooks or a ``forward`` of its own, or is so large
             that PyTorch is as fast.
     """
 
@@ -101,7 +101,7 @@ class NumpyPolicy:
         keeps_outputs: bool = True,
     ) -> None:
         if exploration_type not in (ExplorationType.RANDOM, ExplorationType.DETERMINISTIC):
-            raise NotInNumpy(f"actions are chosen by {exploration_type}")
+            raise NumpyPolicyError(f"actions are chosen by {exploration_type}")
         self.policy, self.num_envs = policy, num_envs
         samples = exploration_type is ExplorationType.RANDOM
         network, self._seen, self._sampler, self._head = _parts(policy, num_envs, samples)
@@ -109,10 +109,10 @@ class NumpyPolicy:
         each = [hooks for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks)]
         self._hooks = [_global_forward_hooks, _global_forward_pre_hooks, *each]
         if any(self._hooks):
-            raise NotInNumpy("it has hooks")
+            raise NumpyPolicyError("it has hooks")
         for module in modules:
             if "forward" in vars(module):
-                raise NotInNumpy(f"the forward of its {type(module).__name__} was replaced")
+                raise NumpyPolicyError(f"the forward of its {type(module).__name__} was replaced")
         self.samples = samples and self._sampler.draws_any
         self.out_keys = [key for key in policy.out_keys if not str(key).startswith("_")]
         layers = _layers(network, num_envs)
@@ -263,25 +263,25 @@ def copy_on_host(policy: Any, num_envs: int) -> HostCopy:
     """A copy on the host of a policy on a GPU, for :class:`NumpyPolicy`.
 
     Raises:
-        NotInNumpy: if it is no policy that NumPy computes, as far as its class and size tell.
+        NumpyPolicyError: if it is no policy that NumPy computes, as far as its class and size tell.
     """
     if type(policy) not in _KNOWN:
-        raise NotInNumpy(f"{type(policy).__name__} is no actor of kit.modules")
+        raise NumpyPolicyError(f"{type(policy).__name__} is no actor of kit.modules")
     parameters = [*policy.parameters()]
     if any(map(is_lazy, parameters)):
-        raise NotInNumpy("it has parameters without a shape yet")
+        raise NumpyPolicyError("it has parameters without a shape yet")
     for part in policy.modules():
         if type(part).__module__.split(".")[0] not in _COPIED:
-            raise NotInNumpy(f"{type(part).__name__} is no layer that NumPy computes here")
+            raise NumpyPolicyError(f"{type(part).__name__} is no layer that NumPy computes here")
         if part._forward_hooks or part._forward_pre_hooks:
-            raise NotInNumpy("it has hooks")
+            raise NumpyPolicyError("it has hooks")
     largest = max((parameter.numel() for parameter in parameters), default=0)
     if num_envs * largest > MOST_PRODUCTS:
-        raise NotInNumpy(f"a layer makes {num_envs * largest} multiplications")
+        raise NumpyPolicyError(f"a layer makes {num_envs * largest} multiplications")
     try:
         return HostCopy(policy)
     except (RuntimeError, TypeError) as error:  # PyTorch copies no tensors with gradients
-        raise NotInNumpy(f"it cannot be copied to the host: {error}") from None
+        raise NumpyPolicyError(f"it cannot be copied to the host: {error}") from None
 
 
 class _Parts(NamedTuple):
@@ -302,9 +302,9 @@ def _parts(policy: Any, num_envs: int, samples: bool) -> _Parts:
         chosen = policy.module[1].distribution_class
         known = chosen is head.distribution and chosen in OF_DISTRIBUTIONS
         if not known or len(getattr(head, "shape", (1,))) != 1:
-            raise NotInNumpy(f"its distribution is {getattr(chosen, '__name__', chosen)}")
+            raise NumpyPolicyError(f"its distribution is {getattr(chosen, '__name__', chosen)}")
         if isinstance(head, ClippedTanhNormal):
-            raise NotInNumpy("its log deviations are clipped")
+            raise NumpyPolicyError("its log deviations are clipped")
         sampler = OF_DISTRIBUTIONS[head.distribution](head, num_envs)
         network = policy.module[0].module.network
         return _Parts(network, _only_input(policy.module[0]), sampler, head)
@@ -313,10 +313,12 @@ def _parts(policy: Any, num_envs: int, samples: bool) -> _Parts:
     if set(written) == {"action"} and type(modules[0]) in _NOISES and len(modules) <= 2:
         noise = modules[1] if len(modules) > 1 else None
         if noise is not None and type(noise) not in _NOISES[type(modules[0])]:
-            raise NotInNumpy(f"its actions are changed by {type(noise).__name__}")
+            raise NumpyPolicyError(f"its actions are changed by {type(noise).__name__}")
         make = _greedy if type(modules[0]) is QValueActor else _deterministic
         return make(modules[0], noise if samples else None, num_envs)
-    raise NotInNumpy(f"{type(policy).__name__} is no actor of kit.modules with one action alone")
+    raise NumpyPolicyError(
+        f"{type(policy).__name__} is no actor of kit.modules with one action alone"
+    )
 
 
 _NOISES: dict[type, tuple[type, ...]] = {
@@ -332,7 +334,7 @@ _COPIED = ("torch", "tensordict", "torchrl", "kit")
 
 def _only_input(module: Any) -> Any:
     if len(module.in_keys) != 1:
-        raise NotInNumpy(f"it reads {len(module.in_keys)} entries: {[*module.in_keys]}")
+        raise NumpyPolicyError(f"it reads {len(module.in_keys)} entries: {[*module.in_keys]}")
     return module.in_keys[0]
 
 
@@ -340,7 +342,9 @@ def _only_head(module: Any) -> Any:
     heads: Any = getattr(module, "module", None)
     own = type(heads) is Heads and len(heads.heads) == 1
     if not own or type(heads.heads[0]) not in HEADS:
-        raise NotInNumpy("it is no actor of make_actor with one action and a network of its own")
+        raise NumpyPolicyError(
+            "it is no actor of make_actor with one action and a network of its own"
+        )
     return heads.heads[0]
 
 
@@ -349,13 +353,13 @@ def _greedy(policy: Any, noise: Any, num_envs: int) -> _Parts:
     values, chosen = policy.module
     masked = chosen.action_mask_key is not None or getattr(noise, "action_mask_key", None)
     if masked or chosen.action_space != "categorical":
-        raise NotInNumpy("its actions are masked, or no numbers")
+        raise NumpyPolicyError("its actions are masked, or no numbers")
     seen = _only_input(values)
     if noise is None:
         return _Parts(values.module, seen, EpsilonGreedySampler(None, num_envs, 0))
     spec = noise.spec["action"]
     if type(spec) is not Categorical or spec.dtype != torch.int64 or spec.shape != (num_envs,):
-        raise NotInNumpy(f"random actions are those of {type(spec).__name__}")
+        raise NumpyPolicyError(f"random actions are those of {type(spec).__name__}")
     sampler = EpsilonGreedySampler(noise, num_envs, int(spec.n))
     return _Parts(values.module, seen, sampler)
 
@@ -364,7 +368,7 @@ def _deterministic(policy: Any, noise: Any, num_envs: int) -> _Parts:
     """Return the parts of a deterministic actor, to whose actions noise may be added."""
     head, bounds = _only_head(policy), None
     if type(head) is not Scaled or len(head.shape) != 1:
-        raise NotInNumpy("its action is not one vector between bounds")
+        raise NumpyPolicyError("its action is not one vector between bounds")
     if noise is not None:
         spec = noise.spec["action"]
         if isinstance(spec, Bounded):
@@ -376,24 +380,24 @@ def _deterministic(policy: Any, noise: Any, num_envs: int) -> _Parts:
 def _layers(network: Any, num_envs: int) -> list[tuple[Array, Array, Array, Any]]:
     """Return weights, bias, memory for the result and activation of each layer."""
     if type(network) is not FlattenMLP:
-        raise NotInNumpy(f"its network is {type(network).__name__}")
+        raise NumpyPolicyError(f"its network is {type(network).__name__}")
     if type(network.flatten) is not Flatten or not network.flatten.is_vector:
-        raise NotInNumpy("its observation is not one vector of floating-point numbers")
+        raise NumpyPolicyError("its observation is not one vector of floating-point numbers")
     found: list[Any] = []
     for layer in network.layers:
         if type(layer) is nn.Linear and layer.bias is not None:
             weight, bias = layer.weight.detach(), layer.bias.detach()
             if weight.device.type != "cpu" or weight.dtype != torch.float32:
-                raise NotInNumpy(f"its parameters are {weight.dtype} on {weight.device}")
+                raise NumpyPolicyError(f"its parameters are {weight.dtype} on {weight.device}")
             if num_envs * weight.numel() > MOST_PRODUCTS:
-                raise NotInNumpy(f"a layer makes {num_envs * weight.numel()} multiplications")
+                raise NumpyPolicyError(f"a layer makes {num_envs * weight.numel()} multiplications")
             memory = np.empty((num_envs, layer.out_features), np.float32)
             # One row is added to one row in a quarter of the time that a vector takes.
             found.append((weight.numpy().T, bias.numpy()[None], memory, None))
         elif type(layer) in ACTIVATIONS and found and found[-1][3] is None:
             found[-1] = (*found[-1][:3], ACTIVATIONS[type(layer)])
         else:
-            raise NotInNumpy(f"{type(layer).__name__} is no layer that NumPy computes here")
+            raise NumpyPolicyError(f"{type(layer).__name__} is no layer that NumPy computes here")
     if found and found[-1][3] is not None:
-        raise NotInNumpy("its outputs pass an activation")
+        raise NumpyPolicyError("its outputs pass an activation")
     return found

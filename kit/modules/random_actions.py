@@ -16,7 +16,7 @@ _AHEAD = 128
 """Random actions that are drawn at once, at most."""
 
 
-class ActsOn(Protocol):
+class HasActionSpec(Protocol):
     """What has to be known of an environment to act in it."""
 
     num_envs: int
@@ -42,7 +42,7 @@ class RandomActions:
         env: whose actions they are; where it has an ``action_mask``, allowed ones are drawn.
     """
 
-    def __init__(self, env: ActsOn) -> None:
+    def __init__(self, env: HasActionSpec) -> None:
         self._env = env
         self._keys = [leaf.key for leaf in env.action_leaves]
         masks = (leaf.key for leaf in env.observation_leaves if leaf.is_action_mask)

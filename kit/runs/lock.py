@@ -24,7 +24,7 @@ class RunLock:
 
     Raises:
         SettingError: if another process holds the lock.
-        NotSaved: if its files cannot be written.
+        WriteError: if its files cannot be written.
     """
 
     NAME: ClassVar = "lock"

@@ -18,7 +18,7 @@ from kit.config import OfflineConfig, RunConfig
 from kit.config.plain import to_plain
 from kit.dialects.base import Dialect
 from kit.hooks.base import KitHook
-from kit.logging.files import NotSaved, half_written, make_folder, not_written, write_whole
+from kit.logging.files import WriteError, half_written, make_folder, not_written, write_whole
 from kit.runs.lock import RunLock
 from kit.runs.recipe import Recipe
 from kit.runs.saved_runs import FREE_TO_DIFFER, find_run, read_config
@@ -40,7 +40,7 @@ class RunFolder(KitHook):
 
     Args:
         recipe: recipe of the run.
-        cfg: settings of the run; ``cfg.runs`` is not ``None``.
+        cfg: settings of the run; ``cfg.log_dir`` is not ``None``.
 
     Attributes:
         folder: ``<runs>/<recipe>/<env>/<date>-<time>-s<seed>``, or the resumed folder.
@@ -54,20 +54,20 @@ class RunFolder(KitHook):
     operations: ClassVar = {"setup": "begin", "save": "check", "shutdown": "end"}
 
     def __init__(self, recipe: Recipe, cfg: RunConfig) -> None:
-        assert cfg.runs is not None
+        assert cfg.log_dir is not None
         self.config: dict[str, Any] = {"recipe": recipe.source, **to_plain(cfg)}
         self._defaults = to_plain(type(cfg)())
         self._free = FREE_TO_DIFFER
         self.checkpoint: Path | None = None
         self.is_new = cfg.resume is None
         if cfg.resume is None:
-            base = Path(cfg.runs).absolute() / recipe.name / cfg.env.id.replace("/", "-")
+            base = Path(cfg.log_dir).absolute() / recipe.name / cfg.env.id.replace("/", "-")
             of_sweep = SWEEP_JOB.get()
             job = "" if of_sweep is None else f"-{of_sweep[0]}"
             self.folder = base / f"{_now()}{job}-s{cfg.seed}"  # or the next free name
             self._absent = [path for path in self.folder.parents if not path.exists()]
             return
-        self.folder = find_run(cfg.resume, Path(cfg.runs), recipe.name).absolute()
+        self.folder = find_run(cfg.resume, Path(cfg.log_dir), recipe.name).absolute()
         _refuse_links(self.folder)
         check_same_recipe(self.folder, recipe)
         if isinstance(cfg, OfflineConfig) and saved_in(self.folder / "checkpoints"):
@@ -80,7 +80,7 @@ class RunFolder(KitHook):
 
         Raises:
             SettingError: if another process runs the run to resume.
-            NotSaved: if the folder cannot be made.
+            WriteError: if the folder cannot be made.
         """
         made: list[Path] = []
         if self.is_new:
@@ -109,9 +109,9 @@ class RunFolder(KitHook):
 
     def _check_same_settings(self, steps: Any) -> None:
         saved = read_config(self.folder)
-        given, start = self.config["start_from"], saved.get("start_from")
+        given, start = self.config["init_from"], saved.get("init_from")
         if given is None or (start and _is_start(given, start)):
-            self.config["start_from"] = start
+            self.config["init_from"] = start
         if isinstance(steps, (Dialect, StepPlan)):  # the plan will say it
             self.config["env"]["num_envs"] = flat(saved).get("env.num_envs")
         if differing := self._differing(saved):
@@ -127,7 +127,7 @@ class RunFolder(KitHook):
         """Raise SettingError if ``config.yaml`` was changed since the checkpoint was written."""
         if differing := self._differing(state_dict):
             why = f"has a config.yaml that is not that of its checkpoint ({differing})"
-            works = "put it back, or begin a new run with start_from"
+            works = "put it back, or begin a new run with init_from"
             raise SettingError("resume", str(self.folder), why, works)
 
     def _differing(self, saved: Mapping[str, Any]) -> str:
@@ -150,12 +150,12 @@ class RunFolder(KitHook):
         """Check that the folder exists and belongs to this run.
 
         Raises:
-            NotSaved: if the run has not begun, or the folder was removed since.
+            WriteError: if the run has not begun, or the folder was removed since.
             SettingError: if another process has resumed the run since.
         """
         if not (self.folder / "config.yaml").is_file():
             what = "was removed while the run was running, or the run has not begun"
-            raise NotSaved(f"the run folder {self.folder}, or its config.yaml, {what}")
+            raise WriteError(f"the run folder {self.folder}, or its config.yaml, {what}")
         self.lock.check()
 
     def end(self) -> None:
@@ -187,7 +187,7 @@ def _differing(saved: Mapping[str, Any], given: Mapping[str, Any]) -> str:
 
 
 def _is_start(name: str, folder: str) -> bool:
-    """Return whether ``start_from=name`` may refer to a folder, as ``latest`` always may."""
+    """Return whether ``init_from=name`` may refer to a folder, as ``latest`` always may."""
     return name == "latest" or Path(name).resolve() == Path(folder).resolve()
 
 
@@ -231,7 +231,7 @@ def make_new(first: Path) -> Path:
     """Create a folder of this name, or of this name and the next free number.
 
     Raises:
-        NotSaved: if it cannot be created.
+        WriteError: if it cannot be created.
     """
     make_folder(first.parent)
     for number in itertools.count(1):

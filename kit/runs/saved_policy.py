@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torchrl.envs.utils import ExplorationType
 
-from kit.buffers.datasets import datasets_left_unread
-from kit.collectors.actor import Actor
+from kit.buffers.datasets import without_dataset_loading
+from kit.collectors.actor import ActionSelector
 from kit.config.devices import usable_device
 from kit.config.plain import from_plain
 from kit.envs.single_env import with_mask
@@ -22,9 +22,9 @@ from kit.envs.spaces import empty
 from kit.hooks.annealing import AnnealExploration
 from kit.hooks.evaluation import Evaluator
 from kit.hooks.video import record_episode
+from kit.runs.init_from import check_has_checkpoint
 from kit.runs.recipe import Recipe
 from kit.runs.saved_runs import read_config
-from kit.runs.start_from import check_has_checkpoint
 from kit.runs.trust import check_names, check_recipe
 from kit.steps import SettingError
 from kit.trainer.checkpoint import Checkpoints
@@ -77,7 +77,7 @@ class SavedRun:
         there = _device_here(own) if device is None else str(device)
         self.elsewhere = own if device is None and there != own else ""
         cfg = from_plain(recipe.Config, {**config, **_ALONE, "env": env, "device": there})
-        with datasets_left_unread():  # that of the run need not be on this machine
+        with without_dataset_loading():  # that of the run need not be on this machine
             self.trainer = recipe.build(cfg)
         read = functools.partial(self.trainer.load_policy, best=best)
         counters = Checkpoints.read_latest(folder / "checkpoints", read)
@@ -116,7 +116,7 @@ class SavedRun:
 
         Raises:
             SettingError: if the environment cannot be drawn or a package is missing.
-            NotSaved: if the file cannot be written.
+            WriteError: if the file cannot be written.
         """
         return record_episode(self.trainer.evaluate, video, seed=seed)
 
@@ -141,7 +141,7 @@ class SavedPolicy:
         self._env, policy = evaluator.env, evaluator.policy
         if isinstance(policy, nn.Module):
             policy.eval()  # of a run that is only played
-        self._actor = Actor(
+        self._actor = ActionSelector(
             self._env,
             policy,
             exploration_type=exploration_type,
@@ -208,7 +208,7 @@ def _device_here(name: str) -> str:
 
 
 _ALONE = {
-    "progress": False, "logger": "none", "resume": None, "start_from": None, "runs": None,
+    "progress": False, "logger": "none", "resume": None, "init_from": None, "log_dir": None,
     "collector": None, "collector_kwargs": {}, "video_every": None,
     "save_policy": False,
 }  # fmt: skip

@@ -18,7 +18,7 @@ from kit.steps.errors import SettingError, nearest_first
 from kit.steps.values import flat
 
 FREE_TO_DIFFER = {
-    "recipe", "resume", "logger", "progress", "runs", "time_limit", "checkpoint_every",
+    "recipe", "resume", "logger", "progress", "log_dir", "time_limit", "checkpoint_every",
     "env.step_timeout", "save_policy",
 }  # fmt: skip
 """Settings of logging and saving, not of the training: they may differ when a run is resumed."""

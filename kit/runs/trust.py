@@ -22,7 +22,7 @@ from kit.steps.values import flat
 _OWN = frozenset({"kit", "recipes", "torchrl", "gymnasium"})
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 _ARGUMENTS = ("env.kwargs.", "collector_kwargs.")
-_NO_MODULES = frozenset({"recipe", "device", "runs", "resume", "start_from", "buffer_folder"})
+_NO_MODULES = frozenset({"recipe", "device", "log_dir", "resume", "init_from", "buffer_folder"})
 """Settings whose colon is part of a device or of a folder."""
 _FOLDERS_OF_RUNS = 3
 """Folders above a run in which runs are: ``<runs>/<recipe>/<env>/<run>``."""

@@ -13,7 +13,7 @@ from kit.steps.counting import counting_rule
 from kit.steps.errors import Limits, SettingError, whole_number
 from kit.steps.every import multiples_crossed
 from kit.steps.minibatches import LastMinibatch, Permutation, permutation
-from kit.steps.schema import Count, Natural
+from kit.steps.schema import NonNegativeInt, PositiveInt
 
 Rounding = Literal["error", "down", "up"]
 
@@ -48,95 +48,95 @@ class PlannedCounts:
     """All settings of a plan, and the counts that they make."""
 
     # ------------------------------------------------------------------ settings: collection
-    total_policy_steps: Natural = None  # type: ignore[assignment]  # filled in from iterations
+    total_policy_steps: NonNegativeInt = None  # type: ignore[assignment]  # filled in from iterations
     """policy steps of the run, over all envs of all processes, prefill included."""
-    iterations: Natural = None  # type: ignore[assignment]  # filled in from total_policy_steps
+    iterations: NonNegativeInt = None  # type: ignore[assignment]  # filled in from total_policy_steps
     """iterations of the run; derived when ``total_policy_steps`` is given, and the other way."""
-    num_envs: Count = 1
+    num_envs: PositiveInt = 1
     """environments in one process."""
-    steps_per_env: Natural | None = 1
+    steps_per_env: NonNegativeInt | None = 1
     """policy steps of each environment in one iteration; ``None`` where whole episodes are
     collected, or ``frames_per_batch`` is given. 0 collects nothing: the run is offline, and periods
     (of evaluations, rows and checkpoints) count gradient steps of one process in place of policy
     steps."""
-    world_size: Count = 1
+    world_size: PositiveInt = 1
     """processes that train together, each with its own environments."""
-    action_repeat: Count = 1
+    action_repeat: PositiveInt = 1
     """env steps one action is held for; part of no other count."""
-    max_episode_steps: Count | None = None
+    max_episode_steps: PositiveInt | None = None
     """policy steps after which an episode is truncated; ``None``: the environment's own limit."""
 
-    min_episodes: Count | None = None
+    min_episodes: PositiveInt | None = None
     """whole episodes to collect in one iteration and process, at least."""
-    min_steps: Count | None = None
+    min_steps: PositiveInt | None = None
     """policy steps to collect in one iteration and process in whole episodes, at least."""
-    episode_length: Count | None = None
+    episode_length: PositiveInt | None = None
     """policy steps of every episode, where all are equally long; makes such a plan exact."""
 
-    random_steps: Natural = None  # type: ignore[assignment]  # None: see below
+    random_steps: NonNegativeInt = None  # type: ignore[assignment]  # None: see below
     """policy steps (total) with random actions; ``None``: ``learning_starts`` where the update is
     off-policy, else 0."""
-    prefill_steps: Natural = 0
+    prefill_steps: NonNegativeInt = 0
     """policy steps (total) collected in one go before everything else, part of the budget."""
     prefill_random: bool = True
     """whether the prefill has random actions."""
     prefill_is_iteration: bool = False
     """whether the prefill is the first iteration, with its update phase, in place of a collection
     of the usual size."""
-    exploration_steps: Natural = 0
+    exploration_steps: NonNegativeInt = 0
     """policy steps (total) during which an exploring agent acts in place of the trained one."""
 
     # ------------------------------------------------------------------ settings: gradient steps
-    learning_starts: Natural = 0
+    learning_starts: NonNegativeInt = 0
     """policy steps (total) before the first gradient step, which comes at the end of the iteration
     that reaches them."""
-    pretrain_steps: Natural = 0
+    pretrain_steps: NonNegativeInt = 0
     """gradient steps of one process done once, when learning starts, on top of those due."""
 
-    update_epochs: Natural | None = None
+    update_epochs: NonNegativeInt | None = None
     """passes over each collected batch (on-policy)."""
     replay_ratio: Annotated[Fraction, Limits(0, LARGEST_RATIO)] | None = None
     """gradient steps per policy step, exact, counted from the start of the first iteration that
     trains; a float means the simplest fraction that rounds to it."""
-    gradient_steps_per_iteration: Natural | None = None
+    gradient_steps_per_iteration: NonNegativeInt | None = None
     """gradient steps of one process in each iteration, however much was collected."""
     counting: str = "exact"
     """rule by which gradient steps are counted: ``exact``, or the name of a library whose rounding
     is reproduced (see ``kit.dialects``)."""
 
-    minibatch_size: Count | None = None
+    minibatch_size: PositiveInt | None = None
     """transitions (or sequences) in a minibatch of one process; ``None``: all that was collected
     (on-policy), or all that the buffer holds."""
-    sequence_length: Count | None = None
+    sequence_length: PositiveInt | None = None
     """time steps of a sequence, where a minibatch is made of sequences."""
     last_minibatch: LastMinibatch = "smaller"
     """the rows of a batch that do not fill a minibatch: they make a ``smaller``
     one, ``merge`` into the last, ``drop`` out of the epoch, or ``carry`` over into the next."""
-    minibatches_per_epoch: Count | None = None
+    minibatches_per_epoch: PositiveInt | None = None
     """minibatches drawn in an update epoch, at most; ``None``: all that a batch makes."""
-    minibatches_per_gradient_step: Count | None = 1
+    minibatches_per_gradient_step: PositiveInt | None = 1
     """minibatches whose gradients are accumulated into one gradient step; ``None``: all of an
     update epoch."""
     prefill_in_first_batch: bool = False
     """whether an on-policy update also trains on the prefill, as part of its first batch."""
-    train_on_newest: Count | None = None
+    train_on_newest: PositiveInt | None = None
     """transitions of a batch that an on-policy update trains on, at most: the newest of each
     environment; the others are forgotten unseen. ``None``: all."""
 
     # ------------------------------------------------------------------ settings: evaluation
     # An evaluation follows the update phase of its iteration; iteration 0 is the start of the run.
-    evaluation_every: Count | None = None
+    evaluation_every: PositiveInt | None = None
     """policy steps (total; offline: gradient steps of one process) between evaluations; each comes
     at the end of the iteration that crosses a multiple. ``None``: none during training."""
-    evaluation_every_iterations: Count | None = None
+    evaluation_every_iterations: PositiveInt | None = None
     """iterations between evaluations, in place of ``evaluation_every``."""
     evaluation_before_update: bool = False
     """whether an iteration evaluates the policy that collected, before its update phase, and the
     first one begins the count: the policy is that of the end of the previous iteration, so these
     evaluations are counted there, the first one before the run and none at its end."""
-    evaluation_episodes: Count = 10
+    evaluation_episodes: PositiveInt = 10
     """whole episodes in one evaluation."""
-    initial_evaluations: Natural = 0
+    initial_evaluations: NonNegativeInt = 0
     """evaluations before the first iteration."""
     final_evaluation: bool = True
     """whether the run ends with an evaluation even where none is due."""

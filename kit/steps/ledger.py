@@ -28,7 +28,7 @@ class Difference:
         return f"{self.name}: planned {self.planned}, counted {self.counted}"
 
 
-class PlanNotKept(RuntimeError):
+class PlanMismatchError(RuntimeError):
     """Counts of a run differ from its plan."""
 
     def __init__(self, differences: Sequence[Difference]) -> None:
@@ -154,10 +154,10 @@ class StepLedger:
         """Compare with ``plan``.
 
         Raises:
-            PlanNotKept: if a count differs from what :meth:`compare` expects.
+            PlanMismatchError: if a count differs from what :meth:`compare` expects.
         """
         if differences := self.compare(plan):
-            raise PlanNotKept(differences)
+            raise PlanMismatchError(differences)
 
     def compare(self, plan: PlannedCounts) -> list[Difference]:
         """The counts that differ from those of ``plan`` after as many iterations.

@@ -10,7 +10,7 @@ from kit.steps.errors import check_fields
 from kit.steps.given import given_fields
 from kit.steps.ledger import StepLedger
 from kit.steps.same_run import run_key
-from kit.steps.schema import Count
+from kit.steps.schema import PositiveInt
 from kit.steps.table import plan_table
 from kit.steps.validation import complete
 
@@ -45,7 +45,7 @@ class StepPlan(PlannedCounts):
         (64, 1024, 16)
     """
 
-    frames_per_batch: InitVar[Count | None] = None
+    frames_per_batch: InitVar[PositiveInt | None] = None
     """policy steps of one iteration in one process, in place of ``steps_per_env``; afterwards the
     property of the same name."""
 

@@ -26,9 +26,9 @@ from kit.steps.errors import (
     yes_or_no,
 )
 
-Count = Annotated[int, Limits(1, LARGEST)]
+PositiveInt = Annotated[int, Limits(1, LARGEST)]
 """At least one of something."""
-Natural = Annotated[int, Limits(0, LARGEST)]
+NonNegativeInt = Annotated[int, Limits(0, LARGEST)]
 """None or more of something."""
 
 _CALLED = {

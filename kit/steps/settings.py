@@ -9,7 +9,7 @@ from kit.steps.counts import Rounding
 from kit.steps.errors import SettingError
 from kit.steps.given import GivenFields, given_fields
 from kit.steps.plan import StepPlan
-from kit.steps.schema import Count, Natural
+from kit.steps.schema import NonNegativeInt, PositiveInt
 
 
 @dataclass
@@ -76,9 +76,9 @@ class OnPolicySteps(_Steps):
     """transitions (with sequence_length: sequences) in a minibatch; null: the whole batch."""
     sequence_length: int | None = None
     """time steps of each sequence of a minibatch; null: single transitions."""
-    minibatches: Count | None = None
+    minibatches: PositiveInt | None = None
     """equal minibatches of one epoch, in place of minibatch_size; null: as minibatch_size says."""
-    num_normalization_steps: Natural = 0
+    num_normalization_steps: NonNegativeInt = 0
     """policy steps with random actions before the first iteration, part of the total, from which
     the statistics of observations are, for good; 0: they run along with training."""
 
@@ -173,9 +173,9 @@ class ExplorationSteps(SequenceSteps):
 class OfflineSteps(GivenFields):
     """Steps of a recipe that learns from a stored data set: gradient steps alone."""
 
-    gradient_steps: Count = 20_000
+    gradient_steps: PositiveInt = 20_000
     """gradient steps of the run."""
-    gradient_steps_per_iteration: Count = 100
+    gradient_steps_per_iteration: PositiveInt = 100
     """gradient steps between two checks of the time, of stop requests and of schedules."""
     minibatch_size: int = 256
     """transitions in a minibatch."""

@@ -7,12 +7,12 @@ from kit.lazy import lazy
 _HOMES = {
     "cartpole": ["CARTPOLE"],
     "collectors": [
-        "PROMISES", "TORCHRL_PROMISES", "check_collector", "counter_env", "counter_policy",
+        "COLLECTOR_CHECKS", "TORCHRL_COLLECTOR_CHECKS", "check_collector", "counter_env", "counter_policy",
         "recurrent_policy",
     ],
     "observed": ["Expectation", "Observation", "check_observed", "figures_of"],
     "tensor_counter": ["COUNTING", "REPEATING"],
-    "trial": ["BrokenPromise", "CollectorCase", "Outcome", "World"],
+    "trial": ["ConformanceError", "CollectorCase", "Expected", "SuiteEnv"],
 }  # fmt: skip
 """Which module has which suite; each is imported when it is asked for, as some import torch."""
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kit.envs.tensor.cartpole import ANGLE_LIMIT, POSITION_LIMIT, CartPole
-from kit.testing.trial import CollectorCase, Outcome, World
+from kit.testing.trial import CollectorCase, Expected, SuiteEnv
 
 FARTHEST_START = 0.05
 """Each of the four quantities of an observation begins within plus and minus this."""
@@ -21,13 +21,13 @@ def _rules() -> CartPole:
     return CartPole(1, device="cpu", dtype=torch.float64, seed=0)
 
 
-def expected(observation: Tensor, action: Tensor) -> Outcome:
+def expected(observation: Tensor, action: Tensor) -> Expected:
     """The results of steps in float64, of observations ``[..., 4]`` and actions ``[...]``."""
     physics, reward, terminated = _rules().transition(observation.double().movedim(-1, 0), action)
     from_bounds = torch.minimum(
         (physics[0].abs() - POSITION_LIMIT).abs(), (physics[2].abs() - ANGLE_LIMIT).abs()
     )
-    return Outcome(
+    return Expected(
         observation=physics.movedim(0, -1),
         reward=reward.unsqueeze(-1),
         terminated=terminated.unsqueeze(-1),
@@ -40,7 +40,7 @@ def begins(observation: Tensor) -> Tensor:
     return (observation.abs() <= FARTHEST_START).all(-1)
 
 
-CARTPOLE = World(
+CARTPOLE = SuiteEnv(
     id="CartPole-v1",
     limit=15,
     expected=expected,

@@ -41,7 +41,15 @@ from kit.steps.errors import one_of
 from kit.testing.batches import equal, restart, rows, sequences
 from kit.testing.one_run import ONE_RUN
 from kit.testing.tensor_counter import COUNTING
-from kit.testing.trial import BrokenPromise, CollectorCase, Make, Run, Trial, World, take_episodes
+from kit.testing.trial import (
+    CollectorCase,
+    CollectorUnderTest,
+    ConformanceError,
+    Make,
+    Run,
+    SuiteEnv,
+    take_episodes,
+)
 
 
 def counter_env(case: CollectorCase, vectorization: Any = "sync", **kwargs: Any) -> VectorEnv:
@@ -81,7 +89,7 @@ def check_collector(
     make: Make,
     *,
     promises: Sequence[str] | None = None,
-    world: World = COUNTING,
+    world: SuiteEnv = COUNTING,
     cases: Sequence[CollectorCase] | None = None,
     exact_resume: bool = True,
 ) -> list[str]:
@@ -89,8 +97,8 @@ def check_collector(
 
     Args:
         make: makes a collector of ``world.env(case)`` for a case.
-        promises: names of :data:`PROMISES` to check; all of them by default.
-            :data:`TORCHRL_PROMISES` are those that TorchRL makes too.
+        promises: names of :data:`COLLECTOR_CHECKS` to check; all of them by default.
+            :data:`TORCHRL_COLLECTOR_CHECKS` are those that TorchRL makes too.
         world: the environment, and what is known of it.
         cases: sizes to check them with; those of the world by default.
         exact_resume: whether a saved run has to continue bit for bit. False where an
@@ -101,21 +109,21 @@ def check_collector(
         The promises that were checked.
 
     Raises:
-        BrokenPromise: at the first that is not kept.
+        ConformanceError: at the first that is not kept.
         SettingError: if there is no such promise.
     """
-    known = tuple(PROMISES)
+    known = tuple(COLLECTOR_CHECKS)
     names = [one_of("promises", name, known) for name in (promises or known)]
     for number, case in enumerate(world.cases if cases is None else cases):
-        trial = Trial(make, case, world, exact_resume)
+        trial = CollectorUnderTest(make, case, world, exact_resume)
         trial.first = number == 0
         for trial.promise in names:
-            PROMISES[trial.promise](trial)
+            COLLECTOR_CHECKS[trial.promise](trial)
     return names
 
 
 # ---------------------------------------------------------------------- promises of several runs
-def _seeds(trial: Trial) -> None:
+def _seeds(trial: CollectorUnderTest) -> None:
     """The same seed gives the same batches, another one other episodes and other samples.
 
     Samples are those of a policy that ignores observations, so that other episodes do not change
@@ -142,7 +150,7 @@ def _seeds(trial: Trial) -> None:
         trial.demand(equal(again[0], again[1]), "set_seed leaves something as it was seeded before")
 
 
-def _random_actions(trial: Trial) -> None:
+def _random_actions(trial: CollectorUnderTest) -> None:
     """Actions of random steps, where a case has some, are random; those after are the policy's."""
     if trial.case.random_steps:
         more = 2 * trial.case.total_frames  # whole episodes may be more than the total
@@ -157,7 +165,7 @@ def _random_actions(trial: Trial) -> None:
         trial.demand(not same, "actions after these do not depend on the weights of the policy")
 
 
-def _demand_others(trial: Trial, run: Run) -> None:
+def _demand_others(trial: CollectorUnderTest, run: Run) -> None:
     """Actions that depend on no observation are not the same in all batches, nor in all envs."""
     envs = sequences(run, trial.case.num_envs)
     for where, parts in (("batch", [*map(rows, run.batches)]), ("env", envs)):
@@ -171,7 +179,7 @@ def _steps(batches: Sequence[TensorDictBase]) -> TensorDictBase:
     return torch.cat([rows(batch).select("observation", "action") for batch in batches])
 
 
-def _weights(trial: Trial, factor: float) -> Callable[[Any], None]:
+def _weights(trial: CollectorUnderTest, factor: float) -> Callable[[Any], None]:
     """What multiplies the weights of a policy of the world, and sends them."""
     trial.world.policies.clear()
 
@@ -185,7 +193,7 @@ def _weights(trial: Trial, factor: float) -> Callable[[Any], None]:
     return change
 
 
-def _plain(trial: Trial) -> None:
+def _plain(trial: CollectorUnderTest) -> None:
     """A fast path gives the plain one's batches bit by bit, or up to rounding if it says so."""
     plain = trial.run(fast=False).batches
     exact = getattr(trial.whole.collector, "exact_policy", True)
@@ -193,7 +201,7 @@ def _plain(trial: Trial) -> None:
     trial.demand(good, "the fast path gives other batches")
 
 
-def _random_numbers(trial: Trial) -> None:
+def _random_numbers(trial: CollectorUnderTest) -> None:
     """Global random numbers are not changed, and PyTorch's are not used."""
     runs = []
     for seed in (1, 2):
@@ -220,12 +228,12 @@ def _global_random_numbers() -> dict[str, Any]:
     }
 
 
-def _demand_undisturbed(trial: Trial, before: dict[str, Any]) -> None:
+def _demand_undisturbed(trial: CollectorUnderTest, before: dict[str, Any]) -> None:
     for name, state in _global_random_numbers().items():
         trial.demand(state == before[name], f"disturbs {name}")
 
 
-def _memory(trial: Trial) -> None:
+def _memory(trial: CollectorUnderTest) -> None:
     """A batch is the receiver's to change: no later one changes it, and it has no gradients."""
     batches, copies = [], []
     with trial.made() as collector:
@@ -242,7 +250,7 @@ def _memory(trial: Trial) -> None:
     trial.demand(good, "what is done to a batch changes later ones")
 
 
-def _policy(trial: Trial) -> None:
+def _policy(trial: CollectorUnderTest) -> None:
     """The learner's policy samples the actions, from the observation of the step, and is unchanged.
 
     After new weights were sent, the last batch at the latest has actions of the new policy.
@@ -292,7 +300,7 @@ def _is_left_alone(policy: Any, weights: Sequence[Tensor]) -> bool:
     return trained and all(map(torch.equal, own, weights))
 
 
-def _checkpoint(trial: Trial) -> None:
+def _checkpoint(trial: CollectorUnderTest) -> None:
     """A collector continues from a saved state, in the middle of episodes, bit by bit.
 
     The state may have been loaded and saved again. It stays unchanged when its collector continues.
@@ -328,7 +336,7 @@ def _saved(collector: Any) -> Any:
     return torch.load(file, weights_only=True)
 
 
-def _check_exact(trial: Trial, run: Run) -> None:
+def _check_exact(trial: CollectorUnderTest, run: Run) -> None:
     """A resumed run is the uninterrupted one."""
     whole = trial.whole
     good = equal(whole.batches, run.batches)
@@ -340,21 +348,21 @@ def _check_exact(trial: Trial, run: Run) -> None:
     trial.demand(reported[0] == reported[1], f"reports are {reported}")
 
 
-def _check_restarted(trial: Trial, run: Run) -> None:
+def _check_restarted(trial: CollectorUnderTest, run: Run) -> None:
     """Both parts of a run are right; open episodes are neither counted nor reported."""
     for name, check in ONE_RUN.items():
         try:
             check(trial, run)
-        except BrokenPromise as broken:
+        except ConformanceError as broken:
             what = f"after a restart, {name}: {broken.what}"
-            raise BrokenPromise("checkpoint", trial.case, what) from broken
+            raise ConformanceError("checkpoint", trial.case, what) from broken
 
 
 _SECONDS_TO_END = 5.0
 """How long threads may take to end."""
 
 
-def _shutdown(trial: Trial) -> None:
+def _shutdown(trial: CollectorUnderTest) -> None:
     """``shutdown`` leaves no process and no thread, and nothing can be collected after it."""
     # A whole run comes first: libraries keep some threads from their first use on.
     trial.demand(bool(trial.whole.batches), "there is no batch")
@@ -403,14 +411,14 @@ _LEAST_LOG_PROB = -20.0
 _ROUNDING = 1e-5
 """Of a policy in float32 that sums in another order."""
 
-Check = Callable[[Trial], None]
+Check = Callable[[CollectorUnderTest], None]
 
 
-def _of_one_run(name: str, trial: Trial) -> None:
+def _of_one_run(name: str, trial: CollectorUnderTest) -> None:
     ONE_RUN[name](trial, trial.whole)
 
 
-PROMISES: dict[str, Check] = {
+COLLECTOR_CHECKS: dict[str, Check] = {
     **{name: functools.partial(_of_one_run, name) for name in ONE_RUN},
     "seeds": _seeds,
     "plain": _plain,
@@ -423,5 +431,12 @@ PROMISES: dict[str, Check] = {
 }
 """What a collector of the kit promises, by name."""
 
-TORCHRL_PROMISES = ("counts", "transitions", "continuity", "trajectories", "seeds", "shutdown")
+TORCHRL_COLLECTOR_CHECKS = (
+    "counts",
+    "transitions",
+    "continuity",
+    "trajectories",
+    "seeds",
+    "shutdown",
+)
 """What TorchRL's collectors promise too."""

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from kit.collectors.base import KitCollector
 from kit.testing.batches import ages, integers, rows, sequences, size, whole_episodes
-from kit.testing.trial import Run, Trial, take_episodes
+from kit.testing.trial import CollectorUnderTest, Run, take_episodes
 
 
-def counts(trial: Trial, run: Run) -> None:
+def counts(trial: CollectorUnderTest, run: Run) -> None:
     """Batches have exactly the size asked for, and end with the total; counters agree."""
     case, collector = trial.case, run.collector
     sizes = [size(batch) for batch in run.batches]
@@ -42,13 +42,13 @@ def counts(trial: Trial, run: Run) -> None:
     trial.demand(counted == wanted, f"counted {counted}, the batches have {wanted}")
 
 
-def _env_steps(trial: Trial, steps: TensorDictBase) -> Tensor:
+def _env_steps(trial: CollectorUnderTest, steps: TensorDictBase) -> Tensor:
     """The env steps that each of ``steps`` takes in the world, ``[steps]``."""
     found = trial.world.expected(steps["observation"], integers(steps["action"])).env_steps
     return torch.ones(len(steps), dtype=torch.long) if found is None else found
 
 
-def transitions(trial: Trial, run: Run) -> None:
+def transitions(trial: CollectorUnderTest, run: Run) -> None:
     """Every step leads where the environment leads, also the last one of an episode."""
     for batch in run.batches:
         steps = rows(batch)
@@ -77,7 +77,7 @@ def transitions(trial: Trial, run: Run) -> None:
         trial.demand(torch.equal(steps["next", "done"], done), "done is wrong")
 
 
-def continuity(trial: Trial, run: Run) -> None:
+def continuity(trial: CollectorUnderTest, run: Run) -> None:
     """Within an episode steps follow one another, to the limit at most; then another begins.
 
     A policy with a memory remembers the episode, and nothing of others.
@@ -102,7 +102,7 @@ def continuity(trial: Trial, run: Run) -> None:
             )
 
 
-def trajectories(trial: Trial, run: Run) -> None:
+def trajectories(trial: CollectorUnderTest, run: Run) -> None:
     """Steps have the same ``("collector", "traj_ids")`` if they are of the same episode."""
     trial.demand_entry(run, ("collector", "traj_ids"))
     numbers: list[int] = []
@@ -122,7 +122,7 @@ def trajectories(trial: Trial, run: Run) -> None:
     trial.demand(good, f"numbers and episodes are {sorted(pairs)}")
 
 
-def reports(trial: Trial, run: Run) -> None:
+def reports(trial: CollectorUnderTest, run: Run) -> None:
     """The episodes that are reported are those of the batches, and each is reported once."""
     numbered = bool(run.batches) and not whole_episodes(run.batches[0])  # rows are envs
     reported = sorted(
@@ -151,7 +151,7 @@ def reports(trial: Trial, run: Run) -> None:
     trial.demand(reported == sorted(ended), f"{reported} for {sorted(ended)}")
 
 
-ONE_RUN: dict[str, Callable[[Trial, Run], None]] = {
+ONE_RUN: dict[str, Callable[[CollectorUnderTest, Run], None]] = {
     check.__name__: check for check in (counts, transitions, continuity, trajectories, reports)
 }
 """By the name of the promise."""

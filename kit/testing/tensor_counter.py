@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kit.envs.tensor import TENSOR_ENVS, TensorEnv
 from kit.testing.counter import ACTIONS, COUNTER, LIMIT
-from kit.testing.trial import CollectorCase, Outcome, World
+from kit.testing.trial import CollectorCase, Expected, SuiteEnv
 
 
 class TensorCounter(TensorEnv):
@@ -38,10 +38,10 @@ class TensorCounter(TensorEnv):
 TENSOR_ENVS[COUNTER] = (TensorCounter, {})
 
 
-def expected(observation: Tensor, action: Tensor) -> Outcome:
+def expected(observation: Tensor, action: Tensor) -> Expected:
     """The results of steps, of observations ``[..., 3]`` and actions ``[...]``."""
     number, count = observation[..., 0], observation[..., 1] + 1
-    return Outcome(
+    return Expected(
         observation=torch.stack((number, count, action.to(number.dtype)), dim=-1),
         reward=(number + (count + 10 * action)).unsqueeze(-1),
         terminated=(count >= 1 + (number * 6).floor()).unsqueeze(-1),
@@ -49,7 +49,7 @@ def expected(observation: Tensor, action: Tensor) -> Outcome:
     )
 
 
-COUNTING = World(
+COUNTING = SuiteEnv(
     id=COUNTER,
     limit=LIMIT,
     expected=expected,
@@ -64,11 +64,11 @@ COUNTING = World(
 """The environment that counts, at odd sizes; episodes are 1 to 4 steps long."""
 
 
-def expected_of_two(observation: Tensor, action: Tensor) -> Outcome:
+def expected_of_two(observation: Tensor, action: Tensor) -> Expected:
     """The results of policy steps that hold their action for two env steps, or until the end."""
     first = expected(observation, action)
     second, ended = expected(first.observation, action), first.terminated
-    return Outcome(
+    return Expected(
         observation=torch.where(ended, first.observation, second.observation),
         reward=torch.where(ended, first.reward, first.reward + second.reward),
         terminated=ended | second.terminated,

@@ -49,7 +49,7 @@ class CollectorCase:
         return self.frames_per_batch * self.batches
 
 
-class Outcome(NamedTuple):
+class Expected(NamedTuple):
     """What steps lead to."""
 
     observation: Tensor
@@ -68,14 +68,14 @@ class Outcome(NamedTuple):
 
 
 @dataclass(frozen=True)
-class World:
+class SuiteEnv:
     """An environment, and its properties for the suite."""
 
     id: str
     """of Gymnasium."""
     limit: int
     """policy steps after which an episode is truncated."""
-    expected: Callable[[Tensor, Tensor], Outcome]
+    expected: Callable[[Tensor, Tensor], Expected]
     """outcomes of steps, from observations ``[..., observation]`` and actions ``[...]``."""
     begins: Callable[[Tensor], Tensor]
     """whether observations can be the first ones of episodes, ``[...]``, bool."""
@@ -111,7 +111,7 @@ _ENTRIES: tuple[Key, ...] = ("observation", "action", *[("next", name) for name 
 Make = Callable[[CollectorCase], BaseCollector]
 
 
-class BrokenPromise(AssertionError):
+class ConformanceError(AssertionError):
     """A collector does not keep a promise."""
 
     def __init__(self, promise: str, case: CollectorCase, what: str) -> None:
@@ -135,7 +135,7 @@ class Run:
     """policy steps that the collector had counted with each batch."""
 
 
-class Trial:
+class CollectorUnderTest:
     """A collector on trial: promises that only look at a run look at the same one.
 
     Args:
@@ -153,7 +153,7 @@ class Trial:
     first = True
 
     def __init__(
-        self, make: Make, case: CollectorCase, world: World, exact_resume: bool = True
+        self, make: Make, case: CollectorCase, world: SuiteEnv, exact_resume: bool = True
     ) -> None:
         self.make, self.case, self.world, self.exact_resume = make, case, world, exact_resume
 
@@ -199,14 +199,14 @@ class Trial:
             collector.shutdown()
 
     def demand_entry(self, run: Run, entry: Key) -> None:
-        """Raise ``BrokenPromise`` unless all batches have an entry."""
+        """Raise ``ConformanceError`` unless all batches have an entry."""
         there = all(entry in batch.keys(True) for batch in run.batches)
         self.demand(there, f"batches have no {entry}")
 
     def demand(self, kept: bool, what: str) -> None:
-        """Raise ``BrokenPromise`` of the promise under trial, unless it is kept."""
+        """Raise ``ConformanceError`` of the promise under trial, unless it is kept."""
         if not kept:
-            raise BrokenPromise(self.promise, self.case, what)
+            raise ConformanceError(self.promise, self.case, what)
 
 
 def take_episodes(collector: BaseCollector) -> list[Episode]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kit.steps.ledger import PlanNotKept
+from kit.steps.ledger import PlanMismatchError
 from kit.trainer.trainer import Trainer
 
-__all__ = ["PlanNotKept", "Trainer"]
+__all__ = ["PlanMismatchError", "Trainer"]

@@ -13,13 +13,13 @@ from torchrl.collectors import (
 
 from kit.collectors.base import KitCollector
 from kit.envs.episodes import Episode
-from kit.envs.errors import EnvironmentFault
+from kit.envs.errors import EnvError
 from kit.fast.nested import entry
 from kit.hooks.evaluation import Evaluator
 from kit.steps import SettingError, StepLedger, StepPlan
 
 
-class CountedBatches:
+class CollectorAdapter:
     """Takes batches from a collector of the kit, and its counts.
 
     Attributes:
@@ -111,7 +111,7 @@ class CountedBatches:
         """The episodes that ended since the last call, as far as they are known.
 
         Raises:
-            EnvironmentFault: if a return is infinite or NaN, where no reward was checked.
+            EnvError: if a return is infinite or NaN, where no reward was checked.
         """
         self.new_episodes()
         found, self._shown = self._shown, []
@@ -121,7 +121,7 @@ class CountedBatches:
         """Return the episodes that ended since the last call, and keep them for the next row.
 
         Raises:
-            EnvironmentFault: if a return is infinite or NaN, where no reward was checked.
+            EnvError: if a return is infinite or NaN, where no reward was checked.
         """
         found = self._episodes()
         for episode in found:
@@ -129,7 +129,7 @@ class CountedBatches:
                 what = f"gave rewards whose sum over an episode is {episode.episode_return}"
                 env = getattr(self.collector, "env", None)
                 name = getattr(env, "name", type(env).__name__)
-                raise EnvironmentFault(name, episode.env, what)
+                raise EnvError(name, episode.env, what)
         self._shown += found
         return found
 

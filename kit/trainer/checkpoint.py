@@ -26,13 +26,20 @@ from kit.envs.normalize import Normalizer
 from kit.envs.vector_env import VectorEnv
 from kit.hooks.annealing import scales_of
 from kit.hooks.base import Hook
-from kit.logging.files import NotSaved
+from kit.logging.files import WriteError
 from kit.steps import SettingError
-from kit.trainer.pieces import StateFile
+from kit.trainer.chunked_state import StateFile
 
 __all__ = [
-    "NORMALIZATION", "Checkpoints", "Damaged", "NotSaved", "PolicyState",
-    "make_parts_when_loaded", "normalization_of", "normalizer_of", "stateful_parts",
+    "NORMALIZATION",
+    "Checkpoints",
+    "CorruptCheckpointError",
+    "PolicyState",
+    "WriteError",
+    "make_parts_when_loaded",
+    "normalization_of",
+    "normalizer_of",
+    "stateful_parts",
 ]  # fmt: skip
 
 _Read = TypeVar("_Read")
@@ -41,7 +48,7 @@ _KEPT = 2  # checkpoints of a run
 _BLOCK = 1 << 20  # bytes that are read at a time
 
 
-class Damaged(SettingError):
+class CorruptCheckpointError(SettingError):
     """Files of a checkpoint are not those that were written."""
 
 
@@ -78,7 +85,7 @@ class Checkpoints:
             metadata: plain values for its manifest.
 
         Raises:
-            NotSaved: if it could not be written; earlier ones are untouched.
+            WriteError: if it could not be written; earlier ones are untouched.
             SettingError: if a part has a state that could not be read back.
         """
         path = self.folder / f"{_PREFIX}{steps:012d}"
@@ -101,7 +108,7 @@ class Checkpoints:
             before = [other.name for other in saved_in(self.folder)]
             newest = f"the newest one is {before[-1]}" if before else "there is none yet"
             why = f"{reason}; earlier checkpoints are untouched, {newest}"
-            raise NotSaved(f"{path.name} was not written to {self.folder}: {why}") from error
+            raise WriteError(f"{path.name} was not written to {self.folder}: {why}") from error
         self._last = path
         return path
 
@@ -124,7 +131,7 @@ class Checkpoints:
         try:
             result = self._checkpoint.load(path)
         except Exception as error:
-            if isinstance(error.__cause__, (NotSaved, SettingError)):
+            if isinstance(error.__cause__, (WriteError, SettingError)):
                 raise error.__cause__ from None  # of a part, which says what is wrong
             works = "build the trainer as it was built when this was written"
             why = f"cannot be loaded: {_cause_of(error)}"
@@ -143,14 +150,14 @@ class Checkpoints:
             Damaged: if all are damaged.
             SettingError: if files cannot be read.
         """
-        damages: list[Damaged] = []
+        damages: list[CorruptCheckpointError] = []
         for path in reversed(saved_in(folder)):
             try:
                 check_whole(path)
             except SettingError as error:
                 if not path.exists():  # the run has replaced it by a newer one
                     return Checkpoints.latest(folder)
-                if not isinstance(error, Damaged):
+                if not isinstance(error, CorruptCheckpointError):
                     raise
                 damages.append(error)
                 continue
@@ -273,7 +280,7 @@ def _sealed(lines: list[str]) -> str:
 
 
 def check_whole(path: Path) -> None:
-    """Raise ``Damaged`` if a file of a checkpoint differs, is missing, or was added."""
+    """Raise ``CorruptCheckpointError`` if a file of a checkpoint differs, is missing, or was added."""
     with _readable(path):
         try:
             text = (path / _SUMS).read_bytes().decode(errors="replace")
@@ -293,9 +300,11 @@ def check_whole(path: Path) -> None:
                 raise _damaged(path, name, "is not as it was written" if there else "is missing")
 
 
-def _damaged(path: Path, name: str, what: str) -> Damaged:
+def _damaged(path: Path, name: str, what: str) -> CorruptCheckpointError:
     works = "use another checkpoint, or begin a new run; this folder can be removed"
-    return Damaged("checkpoint", str(path), f"is damaged: its file {name} {what}", works)
+    return CorruptCheckpointError(
+        "checkpoint", str(path), f"is damaged: its file {name} {what}", works
+    )
 
 
 def _checksum(file: Path) -> str:

@@ -24,7 +24,7 @@ from torchrl.trainers import (
     ValueEstimatorHook,
 )
 
-from kit.buffers import ReplayBatches, RolloutBatches, SequenceReplay, SequenceSampler
+from kit.buffers import ReplayMinibatches, RolloutMinibatches, SequenceReplay, SequenceSampler
 from kit.collectors.asynchronous import AsyncCollector
 from kit.collectors.base import KitCollector
 from kit.collectors.plan_fit import Refusal
@@ -159,7 +159,7 @@ def _memory_of(weight: nn.Parameter) -> int:
 
 def in_rewards(buffer: Any, stages: Stages) -> Iterator[Refusal]:
     """Yield hooks that change rewards which minibatches store elsewhere or as n-step sums."""
-    n_step = buffer.summed.steps if isinstance(buffer, ReplayBatches) and buffer.summed else 1
+    n_step = buffer.summed.steps if isinstance(buffer, ReplayMinibatches) and buffer.summed else 1
     for hook in map(owner_of, stages["process_optim_batch"]):
         if isinstance(hook, (ScaleReward, SignReward)) and isinstance(buffer, SequenceReplay):
             why = "expects the reward after each action, but records store the reward before it"
@@ -175,7 +175,7 @@ def in_rewards(buffer: Any, stages: Stages) -> Iterator[Refusal]:
 
 def in_priorities(buffer: Any, loss_module: Any) -> Iterator[Refusal]:
     """Importance weights of a prioritized sampler that the loss does not read."""
-    if not isinstance(buffer, ReplayBatches) or not buffer.reads_loss_outputs:
+    if not isinstance(buffer, ReplayMinibatches) or not buffer.reads_loss_outputs:
         return
     has_key = hasattr(getattr(loss_module, "tensor_keys", None), "priority_weight")
     reads = getattr(loss_module, "reads_importance_weights", has_key)
@@ -183,7 +183,7 @@ def in_priorities(buffer: Any, loss_module: Any) -> Iterator[Refusal]:
     if beta and isinstance(loss_module, LossModule) and not reads:
         name = type(loss_module).__name__
         why = f"corrects priorities by importance weights, which {name} does not read"
-        hint = "in a recipe importance_exponent=0; or declare reads_importance_weights=True"
+        hint = "in a recipe per_beta=0; or declare reads_importance_weights=True"
         yield "beta", beta, why, [0], hint
 
 
@@ -197,7 +197,7 @@ def in_discounts(
     hooks = [owner_of(one) for stage in ADDING for one in stages[stage]]
     parts += [one.value_estimator for one in hooks if isinstance(one, ValueEstimatorHook)]
     parts += [normalizer] if getattr(normalizer, "reward", None) is not None else []
-    parts += [buffer.summed] if isinstance(buffer, ReplayBatches) else []
+    parts += [buffer.summed] if isinstance(buffer, ReplayMinibatches) else []
     found = [(type(one).__name__, _discount_of(one, advantage)) for one in parts]
     known = [(name, gamma) for name, gamma in found if gamma is not None]
     for name, gamma in known[1:]:
@@ -251,7 +251,7 @@ def in_hooks(plan: StepPlan, update: Any, buffer: Any, stages: Stages) -> Iterat
     if update is None and not stages["optimizer"]:
         why = "leaves the plan's gradient steps undone"
         yield "update", None, why, "give an Update, or register a hook at stage 'optimizer'"
-    rollouts = isinstance(buffer, RolloutBatches)
+    rollouts = isinstance(buffer, RolloutMinibatches)
     owners = [*map(owner_of, stages["process_optim_batch"])]
     draws = [owner for owner in owners if not isinstance(owner, (ScaleReward, SignReward))]
     if plan.replay_ratio is not None and rollouts and not draws:
@@ -305,7 +305,7 @@ def in_collection(plan: StepPlan, collector: Any) -> Iterator[Refusal]:
 
 def in_buffer(plan: StepPlan, buffer: Any) -> Iterator[Refusal]:
     """Yield a replay buffer with another minibatch size than the plan, or of an unsuitable size."""
-    if not isinstance(buffer, ReplayBatches):
+    if not isinstance(buffer, ReplayMinibatches):
         return
     size = buffer.buffer.batch_size
     planned = plan.minibatch_size and plan.minibatch_size * (plan.sequence_length or 1)
@@ -327,7 +327,7 @@ def stores_raw(plan: StepPlan, buffer: Any, advantage: Any) -> bool:
 
     Advantages are estimated on collected batches, which must be normalised by then.
     """
-    replays = isinstance(buffer, (ReplayBatches, SequenceReplay))
+    replays = isinstance(buffer, (ReplayMinibatches, SequenceReplay))
     return replays and advantage is None and not (plan.on_policy or plan.offline)
 
 

@@ -11,13 +11,13 @@ from torch.optim import Optimizer
 from torchrl.collectors import MultiCollector
 from torchrl.data import ReplayBufferEnsemble
 
-from kit.buffers import ReplayBatches
+from kit.buffers import ReplayMinibatches
 from kit.collectors.asynchronous import AsyncCollector
 from kit.collectors.plan_fit import Refusal
 from kit.hooks.policy import BestPolicy
 from kit.steps import SettingError, StepLedger, StepPlan
 from kit.trainer.checkpoint import NORMALIZATION, Checkpoints, saved_in
-from kit.trainer.pieces import check_state
+from kit.trainer.chunked_state import check_state
 
 Parts = Callable[[], dict[str, Any]]
 """Return objects with ``state_dict`` and ``load_state_dict``, keyed by name."""
@@ -52,7 +52,7 @@ class RunCheckpoints:
             counters: of the ledger.
 
         Raises:
-            NotSaved: if it could not be written; earlier ones are untouched.
+            WriteError: if it could not be written; earlier ones are untouched.
         """
         if self._writer is None:
             self._writer = Checkpoints(folder, self._parts(), last=self.last)
@@ -161,11 +161,13 @@ def in_folder(folder: Path | None, last_checkpoint: Any) -> Iterator[Refusal]:
 
 def in_checkpoints(folder: Any, buffer: Any) -> Iterator[Refusal]:
     """Parts of a replay buffer whose state no checkpoint could hold."""
-    if folder is None or not isinstance(buffer, ReplayBatches):
+    if folder is None or not isinstance(buffer, ReplayMinibatches):
         return
     if isinstance(buffer.buffer, ReplayBufferEnsemble):
         why = "keeps rows in several storages, which no checkpoint holds"
-        works = "use one and let a hook mix the minibatches, or folder=None (in a recipe runs=null)"
+        works = (
+            "use one and let a hook mix the minibatches, or folder=None (in a recipe log_dir=null)"
+        )
         yield "buffer", type(buffer.buffer).__name__, why, works
     for field in ("writer", "sampler"):
         part = getattr(buffer.buffer, field)
@@ -173,7 +175,9 @@ def in_checkpoints(folder: Any, buffer: Any) -> Iterator[Refusal]:
             part.state_dict()
         except NotImplementedError:
             why = "gives no state, which checkpoints need"
-            works = f"use another {field}, or folder=None (in a recipe runs=null): no checkpoints"
+            works = (
+                f"use another {field}, or folder=None (in a recipe log_dir=null): no checkpoints"
+            )
             yield field, type(part).__name__, why, works
 
 

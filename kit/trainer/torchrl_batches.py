@@ -25,18 +25,18 @@ from kit.envs.episodes import Episode
 from kit.envs.vector_env import VectorEnv
 from kit.fast.nested import entry
 from kit.steps import SettingError, StepLedger, StepPlan
-from kit.trainer.batches import CountedBatches, NoCollector, size_of
+from kit.trainer.batches import CollectorAdapter, NoCollector, size_of
 
 
-def counted(collector: BaseCollector | None, plan: StepPlan) -> CountedBatches:
+def counted(collector: BaseCollector | None, plan: StepPlan) -> CollectorAdapter:
     """The counted batches of a collector; empty ones where there is none."""
     if collector is None:
-        return CountedBatches(NoCollector(0), plan)
+        return CollectorAdapter(NoCollector(0), plan)
     own = isinstance(collector, KitCollector)
-    return (CountedBatches if own else TorchRLBatches)(collector, plan)
+    return (CollectorAdapter if own else TorchRLCollectorAdapter)(collector, plan)
 
 
-class TorchRLBatches(CountedBatches):
+class TorchRLCollectorAdapter(CollectorAdapter):
     """Takes batches from a collector of TorchRL, which yields batches only.
 
     Policy steps are counted here, and finished episodes on the device. Env steps are those that an

@@ -15,8 +15,8 @@ from torchrl.trainers import EarlyStopping, TargetNetUpdaterHook
 
 from kit.buffers import Minibatches
 from kit.hooks.base import snake_case
-from kit.logging.journal import Journal, refuse_taken
 from kit.logging.loggers import RowLogger
+from kit.logging.metrics_recorder import MetricsRecorder, refuse_taken
 from kit.steps import SettingError, StepLedger, StepPlan
 from kit.trainer.stages import Stages
 
@@ -64,7 +64,7 @@ class TorchRLProtocol:
         self.ledger = StepLedger(plan.world_size)
         self._counters = frozenset(self.ledger.counters())
         loggers = logger if isinstance(logger, Sequence) else [logger]
-        self.journal = Journal(list(loggers), plan.axis)
+        self.journal = MetricsRecorder(list(loggers), plan.axis)
         self.stages = Stages(updates=plan.trains, collections=not plan.offline)
         self.collector = collector
         self.update: Any = update

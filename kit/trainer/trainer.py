@@ -15,7 +15,7 @@ from torchrl.collectors import BaseCollector
 from torchrl.data import ReplayBuffer
 from torchrl.trainers import OptimizationStepper, TrainerHookBase
 
-from kit.buffers import Minibatches, ReplayBatches, as_minibatches
+from kit.buffers import Minibatches, ReplayMinibatches, as_minibatches
 from kit.buffers.n_step import close
 from kit.collectors import plan_fit
 from kit.collectors.base import KitCollector
@@ -35,7 +35,7 @@ from kit.trainer.checkpoint import (
     normalizer_of,
     stateful_parts,
 )
-from kit.trainer.process import OwnNumbers, with_own_numbers
+from kit.trainer.rng import IsolatedRNG, isolated_rng
 from kit.trainer.run_checkpoints import (
     RunCheckpoints,
     in_checkpoints,
@@ -181,21 +181,21 @@ class Trainer(TorchRLProtocol):
         saving = (BestPolicy, SavePolicy)
         if any(isinstance(hook, saving) for hook in self.registered_modules.values()):
             checks.refuse(in_saved_policies(collector))
-        self.numbers = OwnNumbers()
+        self.numbers = IsolatedRNG()
         make_parts_when_loaded(self.loss_module)
         if resume_from is not None:
             self.load(resume_from)
 
     # ------------------------------------------------------------------ the loop
-    @with_own_numbers
+    @isolated_rng
     def run(self) -> StepLedger:
         """Run the rest of the plan and return the ledger.
 
         Raises:
             SettingError: if the run has ended before its plan: its environments are closed.
-            PlanNotKept: if counts differ from the plan.
+            PlanMismatchError: if counts differ from the plan.
             HookError: if a hook raises.
-            EnvironmentFault: if an environment fails.
+            EnvError: if an environment fails.
         """
         checks.refuse(
             compatibility.in_learning_rates(self.update, self.registered_modules),
@@ -233,12 +233,12 @@ class Trainer(TorchRLProtocol):
         return self.ledger
 
     def _nothing_keeps_a_batch(self) -> bool:
-        own = self.advantage is None and isinstance(self.buffer, ReplayBatches)
+        own = self.advantage is None and isinstance(self.buffer, ReplayMinibatches)
         copied = own and self.buffer.copies
         hook = getattr(self.collector, "post_collect_hook", None)
         return copied and hook is None and not self.stages.keeps_batches
 
-    @with_own_numbers
+    @isolated_rng
     def begin(self) -> None:
         """Collect the prefill and make the evaluations that come before the first iteration.
 
@@ -258,15 +258,15 @@ class Trainer(TorchRLProtocol):
             self.evaluations(self.schedule.initial_evaluations)
             self.write_row()
 
-    @with_own_numbers
+    @isolated_rng
     def collect(self) -> TensorDictBase:
         """Collect the batch of an iteration; offline, an empty one."""
         self._start()  # a loop that goes on from a checkpoint has no begin()
         self.stages.fire("pre_collect")
         began = time.perf_counter()
         batch = self.batches.next()
-        goes_on = getattr(self.collector, "goes_on", True)
-        if not goes_on:
+        continues_episodes = getattr(self.collector, "continues_episodes", True)
+        if not continues_episodes:
             self._close_open_episodes()
         self.journal.spent("collect", began)
         random = self.batches.collected_at_random
@@ -276,7 +276,7 @@ class Trainer(TorchRLProtocol):
         if self.stages["episodes"] and (episodes := self.batches.new_episodes()):
             self.stages.fire("episodes", episodes)
         if self._prefill is not None:
-            if not goes_on:
+            if not continues_episodes:
                 close(self._prefill[..., -1])
             batch = torch.cat([self._prefill, batch], dim=-1)
             self._prefill = None
@@ -287,7 +287,7 @@ class Trainer(TorchRLProtocol):
         if getattr(self.buffer, "joins_steps", False):
             self.buffer.close_open_episodes(self.plan.num_envs)
 
-    @with_own_numbers
+    @isolated_rng
     def train(self, batch: TensorDictBase, due: int) -> None:
         """Make the gradient steps that are due, epoch by epoch; without any, store the batch."""
         if not due:
@@ -297,7 +297,7 @@ class Trainer(TorchRLProtocol):
         self._phase.run(batch, due)
         self.journal.spent("update", began)
 
-    @with_own_numbers
+    @isolated_rng
     def finish_iteration(self, batch: TensorDictBase, due: Due) -> None:
         """Count the iteration; evaluate, log and save if due."""
         self.ledger.iterations += 1
@@ -350,7 +350,7 @@ class Trainer(TorchRLProtocol):
         """Write a checkpoint now, between two iterations.
 
         Raises:
-            NotSaved: if it could not be written; earlier ones are untouched.
+            WriteError: if it could not be written; earlier ones are untouched.
             SettingError: within an iteration.
         """
         self._save_requested = False
@@ -424,10 +424,10 @@ class Trainer(TorchRLProtocol):
 
         Args:
             folder: which gets the checkpoint, below ``checkpoints``. With ``config.yaml`` it is a
-                run folder for ``kit.evaluate`` and ``start_from``; a run cannot go on from it.
+                run folder for ``kit.evaluate`` and ``init_from``; a run cannot go on from it.
 
         Raises:
-            NotSaved: if it could not be written.
+            WriteError: if it could not be written.
         """
         below, counters = Path(folder) / "checkpoints", self.ledger.counters()
         return self.checkpoints.save_policy(below, self.schedule.progress, counters)

@@ -11,7 +11,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from kit.buffers import ReplayBatches
+from kit.buffers import ReplayMinibatches
 from kit.fast.nested import entry, leaves
 from kit.hooks.guards import not_finite
 from kit.logging.metrics import MetricMeans, weighted_mean
@@ -148,7 +148,7 @@ class UpdatePhase:
                 stages.fire("post_optim")
                 trainer.log("post_optim_log", minibatches[-1])
         if trainer.plan.on_policy and made:
-            at_once = isinstance(trainer.buffer, ReplayBatches)  # it draws those of all epochs
+            at_once = isinstance(trainer.buffer, ReplayMinibatches)  # it draws those of all epochs
             share = made * (trainer.plan.update_epochs or 1) / due if at_once else 1
             trainer.ledger.update_epochs += max(round(share), 1)
         return made
@@ -204,7 +204,7 @@ class UpdatePhase:
         stages, buffer = self.trainer.stages, self.trainer.buffer
         if not stages["process_optim_batch"]:
             return drawn
-        prioritized = isinstance(buffer, ReplayBatches) and buffer.reads_loss_outputs
+        prioritized = isinstance(buffer, ReplayMinibatches) and buffer.reads_loss_outputs
         places = entry(drawn, "index") if prioritized else None
         if places is not None:
             places = places.clone()  # hooks may change it in place
@@ -239,7 +239,7 @@ def gradient_step(
         Scalar metrics on the device.
 
     Raises:
-        NotFinite: if the step failed and a weight is NaN or infinite.
+        NonFiniteError: if the step failed and a weight is NaN or infinite.
     """
     try:
         return _gradient_step(trainer, minibatches)

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from kit.update.targets import make_target_updater
 from kit.update.trust_region import TrustRegion
-from kit.update.update import Compile, Update, in_precision
+from kit.update.update import Compile, Update, autocast_loss
 
-__all__ = ["Compile", "TrustRegion", "Update", "in_precision", "make_target_updater"]
+__all__ = ["Compile", "TrustRegion", "Update", "autocast_loss", "make_target_updater"]

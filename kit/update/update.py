@@ -39,7 +39,7 @@ _TRACED_SETTINGS = frozenset(
 """Attributes of an update that traced graphs depend on."""
 
 
-def in_precision(loss_module: nn.Module, precision: str, device: Any) -> nn.Module:
+def autocast_loss(loss_module: nn.Module, precision: str, device: Any) -> nn.Module:
     """Replace a loss's ``forward`` by one that multiplies matrices in another type.
 
     Args:
@@ -50,7 +50,7 @@ def in_precision(loss_module: nn.Module, precision: str, device: Any) -> nn.Modu
     if one_of("precision", precision, ["float32", "bfloat16"]) == "bfloat16":
         mixed = torch.autocast(torch.device(device).type, torch.bfloat16)
         loss_module.forward = forward = mixed(loss_module.forward)
-        vars(loss_module)["in_precision"] = mixed, forward  # for losses_due, which calls a part
+        vars(loss_module)["autocast_loss"] = mixed, forward  # for losses_due, which calls a part
     return loss_module
 
 

@@ -31,8 +31,8 @@ from torchrl.envs.transforms import MultiStepTransform, Reward2GoTransform
 from kit.buffers import (
     NStep,
     PrioritizedSampler,
-    ReplayBatches,
-    RolloutBatches,
+    ReplayMinibatches,
+    RolloutMinibatches,
     SliceWriter,
     as_minibatches,
     make_replay_buffer,
@@ -40,7 +40,7 @@ from kit.buffers import (
 )
 from kit.buffers.rollout_batches import _permutation
 from kit.trainer import Trainer
-from kit.trainer.pieces import _apart
+from kit.trainer.chunked_state import _apart
 from tests.errors import raises_setting
 from tests.tiny import assert_equal, off_policy_plan, on_policy_plan, sac_parts, weights
 
@@ -78,14 +78,14 @@ def through_a_file(state: dict) -> dict:
 
 
 def numbers(
-    minibatches: RolloutBatches | ReplayBatches, plan, limit: int = 100
+    minibatches: RolloutMinibatches | ReplayMinibatches, plan, limit: int = 100
 ) -> list[list[list[int]]]:
     return [[m["number"].tolist() for m in group] for group in minibatches.epoch(plan, limit)]
 
 
 # ---------------------------------------------------------------------- passes
 def test_a_pass_sees_every_transition_once_in_a_new_order():
-    passes = RolloutBatches()
+    passes = RolloutMinibatches()
     passes.extend(batch_of(2, 8))
     first, second = (numbers(passes, on_policy_plan(minibatch_size=4)) for _ in range(2))
     assert [len(group) for group in first] == [1] * 4
@@ -108,14 +108,14 @@ def test_a_pass_sees_every_transition_once_in_a_new_order():
     ],
 )
 def test_minibatches_are_cut_as_the_plan_says(settings, sizes):
-    passes = RolloutBatches()
+    passes = RolloutMinibatches()
     passes.extend(batch_of(2, 8))
     groups = numbers(passes, on_policy_plan(**settings))
     assert [[len(m) for m in group] for group in groups] == sizes
 
 
 def test_a_minibatch_of_the_whole_batch_is_not_shuffled_and_draws_no_random_numbers():
-    passes = RolloutBatches()
+    passes = RolloutMinibatches()
     passes.extend(batch_of(2, 8))
     torch.manual_seed(0)
     before = torch.get_rng_state()
@@ -131,7 +131,7 @@ def test_rows_are_shuffled_where_their_entries_are_also_where_nothing_says_so():
 
 @pytest.mark.parametrize("minibatch_size", [None, 16, 8])
 def test_what_is_done_to_a_minibatch_is_not_seen_by_the_next_pass_nor_by_the_batch(minibatch_size):
-    passes, plan = RolloutBatches(), on_policy_plan(minibatch_size=minibatch_size)
+    passes, plan = RolloutMinibatches(), on_policy_plan(minibatch_size=minibatch_size)
     batch = batch_of(2, 8)
     passes.extend(batch)
     for _ in range(2):
@@ -154,17 +154,17 @@ def test_rows_have_the_keys_that_are_read_whatever_their_depth():
 
 
 def test_a_pass_ends_when_no_more_gradient_steps_are_due():
-    passes = RolloutBatches()
+    passes = RolloutMinibatches()
     passes.extend(batch_of(2, 8))
     assert len(numbers(passes, on_policy_plan(minibatch_size=4), limit=3)) == 3
 
 
 def test_what_is_carried_over_goes_on_in_the_next_pass_and_after_a_resume():
     plan = on_policy_plan(minibatch_size=6, last_minibatch="carry")
-    passes = RolloutBatches()
+    passes = RolloutMinibatches()
     passes.extend(batch_of(2, 8))
     seen = [n for group in numbers(passes, plan) for m in group for n in m]
-    resumed = RolloutBatches()
+    resumed = RolloutMinibatches()
     resumed.extend(batch_of(2, 8))
     resumed.load_state_dict(through_a_file(passes.state_dict()))
     state = torch.get_rng_state()
@@ -176,7 +176,7 @@ def test_what_is_carried_over_goes_on_in_the_next_pass_and_after_a_resume():
 
 
 def test_the_newest_rows_are_as_many_of_each_environment():
-    passes = RolloutBatches()
+    passes = RolloutMinibatches()
     passes.extend(batch_of(2, 8))
     ((minibatch,),) = numbers(passes, on_policy_plan(train_on_newest=6, minibatch_size=None))
     assert minibatch == [5, 6, 7, 13, 14, 15]
@@ -186,14 +186,14 @@ def test_the_newest_rows_are_as_many_of_each_environment():
 
 
 def test_of_whole_episodes_the_newest_rows_are_the_last():
-    passes = RolloutBatches()
+    passes = RolloutMinibatches()
     passes.extend(episodes_of([2, 4, 3]))
     ((minibatch,),) = numbers(passes, on_policy_plan(train_on_newest=6, minibatch_size=None))
     assert minibatch == [5, 6, 7, 8, 9, 10]
 
 
 def test_sequences_are_pieces_of_one_copy_in_order_of_time():
-    passes = RolloutBatches()
+    passes = RolloutMinibatches()
     passes.extend(batch_of(2, 8))
     plan = on_policy_plan(sequence_length=4, minibatch_size=2)
     sequences = [row for group in numbers(passes, plan) for m in group for row in m]
@@ -239,7 +239,7 @@ def test_as_many_samples_are_drawn_as_gradient_steps_are_due(per_step):
 
 
 def test_without_a_minibatch_size_a_sample_is_as_large_as_the_buffer():
-    replay = ReplayBatches(ReplayBuffer(storage=LazyTensorStorage(20)))
+    replay = ReplayMinibatches(ReplayBuffer(storage=LazyTensorStorage(20)))
     replay.extend(batch_of(2, 3))
     plan = off_policy_plan(minibatch_size=None)
     assert [[len(m) for m in g] for g in numbers(replay, plan, limit=1)] == [[6]]
@@ -263,14 +263,16 @@ def test_numbers_that_are_no_sizes_are_refused():
 def test_any_buffer_of_torchrl_is_taken_as_it_is():
     buffer = ReplayBuffer(storage=LazyTensorStorage(20), batch_size=3)
     assert as_minibatches(buffer).buffer is buffer
-    assert isinstance(as_minibatches(None), RolloutBatches)
-    own = RolloutBatches()
+    assert isinstance(as_minibatches(None), RolloutMinibatches)
+    own = RolloutMinibatches()
     assert as_minibatches(own) is own
 
 
 def test_slices_of_environments_that_write_in_turn_are_refused():
     sampler = SliceSampler(slice_len=2, end_key=("next", "done"))
-    replay = ReplayBatches(TensorDictReplayBuffer(storage=LazyTensorStorage(20), sampler=sampler))
+    replay = ReplayMinibatches(
+        TensorDictReplayBuffer(storage=LazyTensorStorage(20), sampler=sampler)
+    )
     replay.extend(batch_of(1, 3))
     replay.extend(episodes_of([2, 3], start=10))
     assert replay.buffer[:]["number"].tolist() == [0, 1, 2, 10, 11, 13, 14, 15]
@@ -391,20 +393,20 @@ def test_rows_are_saved_from_where_they_are_without_a_copy_of_the_memory():
 
 
 # ---------------------------------------------------------------------- in and out
-def flat_buffer() -> ReplayBatches:
+def flat_buffer() -> ReplayMinibatches:
     return make_replay_buffer(10, 4)
 
 
-def without_replacement() -> ReplayBatches:
+def without_replacement() -> ReplayMinibatches:
     return make_replay_buffer(12, 4, sampler=SamplerWithoutReplacement())
 
 
-def sequences() -> ReplayBatches:
+def sequences() -> ReplayMinibatches:
     return make_replay_buffer(10, 2, sequence_length=2)
 
 
-def slices() -> ReplayBatches:
-    return ReplayBatches(
+def slices() -> ReplayMinibatches:
+    return ReplayMinibatches(
         TensorDictReplayBuffer(
             storage=LazyTensorStorage(20, ndim=2),
             sampler=SliceSampler(slice_len=2, traj_key="copy", strict_length=False),
@@ -413,13 +415,15 @@ def slices() -> ReplayBatches:
     )
 
 
-def prioritized() -> ReplayBatches:
+def prioritized() -> ReplayMinibatches:
     return make_replay_buffer(10, 4, sampler=PrioritizedSampler(10, alpha=0.9, beta=0.5))
 
 
-def generator_of_its_own() -> ReplayBatches:
+def generator_of_its_own() -> ReplayMinibatches:
     storage, generator = LazyTensorStorage(10), torch.Generator().manual_seed(3)
-    return ReplayBatches(TensorDictReplayBuffer(storage=storage, batch_size=4, generator=generator))
+    return ReplayMinibatches(
+        TensorDictReplayBuffer(storage=storage, batch_size=4, generator=generator)
+    )
 
 
 BUFFERS = [flat_buffer, without_replacement, slices, sequences, prioritized, generator_of_its_own]
@@ -427,7 +431,7 @@ BUFFERS = [flat_buffer, without_replacement, slices, sequences, prioritized, gen
 
 def test_a_storage_of_two_dimensions_takes_batches_of_one_step():
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(20, ndim=2), batch_size=4)
-    batches = ReplayBatches(buffer)
+    batches = ReplayMinibatches(buffer)
     for start, steps in enumerate((3, 1, 1)):  # a prefill, and batches of one step
         batches.extend(batch_of(2, steps, 10 * start))
     assert buffer.storage.get(slice(5))["number"].T.tolist() == [
@@ -516,7 +520,7 @@ def test_no_row_is_truncated_where_the_writer_keeps_the_best_in_no_order():
         writer=TensorDictMaxValueWriter(rank_key=("next", "reward")),
         batch_size=4,
     )
-    replay = ReplayBatches(buffer)
+    replay = ReplayMinibatches(buffer)
     batch = batch_of(1, 4)
     batch["next", "reward"] = batch["observation"]
     replay.extend(batch)  # the newest takes the place of the oldest
@@ -613,7 +617,7 @@ def test_slices_are_written_where_torchrl_writes(sizes):
 @pytest.mark.parametrize("transform", [MultiStepTransform(3, 0.9), Reward2GoTransform()])
 def test_a_transform_that_joins_steps_is_refused_where_environments_write_in_turn(transform):
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(100), transform=transform)
-    replay = ReplayBatches(buffer)
+    replay = ReplayMinibatches(buffer)
     with raises_setting("transform"):
         replay.extend(batch_of(2, 8))
     assert replay.joins_steps
@@ -624,7 +628,7 @@ def test_what_a_transform_holds_back_is_said_to_be_lost():
         buffer = TensorDictReplayBuffer(
             storage=LazyTensorStorage(100), transform=MultiStepTransform(3, 0.9)
         )
-        return ReplayBatches(buffer)
+        return ReplayMinibatches(buffer)
 
     replay = made()
     replay.extend(batch_of(1, 8))
@@ -662,16 +666,18 @@ def test_a_restored_buffer_has_the_rows_of_the_checkpoint_and_no_others(n_step, 
 def test_minibatches_that_threads_draw_ahead_are_refused():
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(100), batch_size=8, prefetch=2)
     with raises_setting("prefetch") as refused:
-        ReplayBatches(buffer)
+        ReplayMinibatches(buffer)
     assert refused.value.works == [0]
 
 
-def used_up() -> ReplayBatches:
+def used_up() -> ReplayMinibatches:
     sampler = getattr(samplers, "ConsumingSampler", None)
     if sampler is None:
         pytest.skip("this TorchRL has none")
     storage = LazyTensorStorage(20)
-    return ReplayBatches(TensorDictReplayBuffer(storage=storage, batch_size=4, sampler=sampler()))
+    return ReplayMinibatches(
+        TensorDictReplayBuffer(storage=storage, batch_size=4, sampler=sampler())
+    )
 
 
 def test_a_buffer_whose_transitions_are_used_up_says_so():
@@ -703,7 +709,7 @@ def test_priorities_that_no_checkpoint_would_hold_are_refused():
     sampler = Compiled(100, alpha=0.6, beta=0.4)
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(100), sampler=sampler, batch_size=8)
     with raises_setting("sampler") as refused:
-        ReplayBatches(buffer)
+        ReplayMinibatches(buffer)
     assert refused.value.works == "use kit.buffers.PrioritizedSampler, with the same arguments"
 
 
@@ -712,7 +718,7 @@ def test_a_sample_unit_of_the_buffer_acts():
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(100), batch_size=8, sample_unit=units.Sequence(length=3)
     )
-    replay = ReplayBatches(buffer)
+    replay = ReplayMinibatches(buffer)
     replay.extend(batch_of(1, 40))
     ((minibatch,),) = replay.epoch(off_policy_plan(minibatch_size=8), 1)
     assert minibatch.shape == (24,)
@@ -726,7 +732,7 @@ def test_a_collate_function_of_the_buffer_acts():
 
     plain = {"storage": LazyTensorStorage(100), "batch_size": 64}
     buffer = TensorDictReplayBuffer(**plain, collate_fn=halved)
-    replay = ReplayBatches(buffer)
+    replay = ReplayMinibatches(buffer)
     replay.extend(batch_of(1, 40))
     ((minibatch,),) = replay.epoch(off_policy_plan(minibatch_size=64), 1)
     assert (minibatch["observation"][:, 0] == minibatch["number"] / 2).all()
@@ -736,7 +742,7 @@ def test_a_collate_function_of_the_buffer_acts():
 @pytest.mark.parametrize("size", [100, 30])
 def test_lists_and_mapped_files_are_in_checkpoints(storage, size):
     def made():
-        return ReplayBatches(TensorDictReplayBuffer(storage=storage(size), batch_size=4))
+        return ReplayMinibatches(TensorDictReplayBuffer(storage=storage(size), batch_size=4))
 
     replay = made()
     for start in range(0, 40, 8):

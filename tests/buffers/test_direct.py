@@ -11,12 +11,12 @@ from torchrl.envs.transforms import RenameTransform
 
 from kit.buffers import (
     PrioritizedSampler,
-    ReplayBatches,
+    ReplayMinibatches,
     SequenceSampler,
     direct,
     make_replay_buffer,
 )
-from kit.buffers.direct import DirectRows
+from kit.buffers.direct import FastStorageIO
 from kit.buffers.writer import SliceWriter
 from tests.errors import raises_setting
 from tests.tiny import off_policy_plan
@@ -91,7 +91,7 @@ def test_what_is_stored_and_sampled_is_bitwise_torchrls(num_envs, steps, drawn):
 
 def test_a_buffer_with_torchrls_writer_is_sampled_as_torchrl_samples_it():
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(20), batch_size=8)
-    replay = ReplayBatches(buffer)
+    replay = ReplayMinibatches(buffer)
     for number in range(5):
         replay.extend(batch(6 * number))
         torch.manual_seed(number)
@@ -132,13 +132,13 @@ def test_minibatches_that_are_drawn_at_once_are_those_of_single_draws(kind, each
         minibatches_per_gradient_step=each,
     )  # fmt: skip
     draws: list[int] = []
-    draw = DirectRows._drawn
+    draw = FastStorageIO._drawn
 
     def counting(self, size, several, *others):
         draws.append(several)
         return draw(self, size, several, *others)
 
-    monkeypatch.setattr(DirectRows, "_drawn", counting)
+    monkeypatch.setattr(FastStorageIO, "_drawn", counting)
     found = {}
     for at_once in (0, 2**20):
         monkeypatch.setattr(direct, "AT_ONCE", at_once)
@@ -208,13 +208,13 @@ def test_the_batch_stays_as_it_is_and_a_sample_belongs_to_who_draws_it():
 def test_a_storage_that_does_not_say_where_it_is_is_written_to():
     storage = LazyTensorStorage(20, device="auto")  # None: batches do not say it either
     buffer = TensorDictReplayBuffer(storage=storage, writer=SliceWriter(), batch_size=4)
-    replay = ReplayBatches(buffer)
+    replay = ReplayMinibatches(buffer)
     for number in range(2):
         replay.extend(batch(6 * number))
     assert storage[:]["action"].tolist() == [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]
 
 
-@pytest.mark.parametrize("buffer", [ReplayBatches(torchrls(6, 4)), make_replay_buffer(6, 4)])
+@pytest.mark.parametrize("buffer", [ReplayMinibatches(torchrls(6, 4)), make_replay_buffer(6, 4)])
 def test_an_entry_that_stored_transitions_do_not_have_is_refused(buffer):
     buffer.extend(batch(0))
     with raises_setting("entry"):
@@ -222,7 +222,7 @@ def test_an_entry_that_stored_transitions_do_not_have_is_refused(buffer):
     assert "mask" not in buffer.buffer.storage.get(slice(6))
 
 
-@pytest.mark.parametrize("buffer", [ReplayBatches(torchrls(6, 4)), make_replay_buffer(6, 4)])
+@pytest.mark.parametrize("buffer", [ReplayMinibatches(torchrls(6, 4)), make_replay_buffer(6, 4)])
 @pytest.mark.parametrize(
     "changed", [None, torch.full((2, 3), 0.5), torch.ones(2, 3, 1, dtype=torch.long)]
 )

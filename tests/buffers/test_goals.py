@@ -38,7 +38,7 @@ def configured(**changes):
     )  # fmt: skip
     return recipes.sac.Config(
         **{"env": EnvConfig(id=REACH, num_envs=2), "steps": steps, "hidden_sizes": [4],
-           "runs": None, "progress": False, **changes}
+           "log_dir": None, "progress": False, **changes}
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ import recipes.sac
 from kit.buffers import (
     HindsightReplayBuffer,
     ObservationStorage,
-    ReplayBatches,
+    ReplayMinibatches,
     SequenceSampler,
     make_replay_buffer,
 )
@@ -55,15 +55,15 @@ class Episodes:
         return TensorDict(rows, [self.num_envs, steps])
 
 
-def replay_of(size: int, strategy: str, **kwargs) -> ReplayBatches:
+def replay_of(size: int, strategy: str, **kwargs) -> ReplayMinibatches:
     buffer = HindsightReplayBuffer(
         lambda rows: torch.ones(len(rows), 1), her_ratio=1.0, strategy=strategy,
         storage=LazyTensorStorage(size), batch_size=256, **kwargs,
     )  # fmt: skip
-    return ReplayBatches(buffer)
+    return ReplayMinibatches(buffer)
 
 
-def check(replay: ReplayBatches, strategy: str) -> None:
+def check(replay: ReplayMinibatches, strategy: str) -> None:
     """Every goal is of the row's own episode, and where in it the strategy says."""
     torch.manual_seed(0)
     sample = replay.buffer.sample()
@@ -179,8 +179,8 @@ def test_episodes_that_were_closed_are_not_continued_by_what_follows():
 
 
 def test_torchrls_buffer_is_taken_for_one_environment_and_refused_for_several():
-    def torchrls() -> ReplayBatches:
-        return ReplayBatches(
+    def torchrls() -> ReplayMinibatches:
+        return ReplayMinibatches(
             HERReplayBuffer(
                 lambda rows: torch.ones(len(rows), 1), storage=LazyTensorStorage(50), batch_size=4
             )
@@ -223,7 +223,7 @@ def test_rows_are_stored_of_all_environments_or_not_at_all():
 def test_several_steps_do_not_go_with_hindsight():
     n_step = make_replay_buffer(50, 2, n_step=3).n_step
     with raises_setting("n_step"):
-        ReplayBatches(replay_of(50, "future").buffer, n_step)
+        ReplayMinibatches(replay_of(50, "future").buffer, n_step)
 
 
 class Reaching(gym.Env):
@@ -278,7 +278,7 @@ def test_hindsight_compares_raw_goals_where_observations_are_normalised(env):
     )
     config = recipes.sac.Config(
         env=EnvConfig(id="kit/Reaching-v0", num_envs=2, **env), steps=steps,
-        hidden_sizes=[4], runs=None, progress=False,
+        hidden_sizes=[4], log_dir=None, progress=False,
     )  # fmt: skip
     assert recipes.sac.build(config, buffer=buffer).run().policy_steps == 20
     assert not torch.cat(compared).any(), "the point stays where it is"
@@ -289,7 +289,7 @@ def test_goals_stay_in_their_episode_where_sequences_are_drawn():
         lambda rows: torch.ones(len(rows), 1), her_ratio=1.0, strategy="future",
         batch_size=256, storage=LazyTensorStorage(300), sampler=SequenceSampler(4),
     )  # fmt: skip
-    replay, episodes = ReplayBatches(buffer), Episodes(3, seed=0)
+    replay, episodes = ReplayMinibatches(buffer), Episodes(3, seed=0)
     for _ in range(20):
         replay.extend(episodes.batch(4))
     sample = buffer.sample()
@@ -315,7 +315,7 @@ def test_hindsight_goals_are_those_of_plain_loops(strategy, once):
     after = dict.fromkeys(("observation", "achieved_goal"), rows + 1)  # no row's own start
     after |= {"desired_goal": rows * 0 - 1, "reward": rows * 0, "done": done, "terminated": done}
     before = {"observation": rows, "achieved_goal": rows, "desired_goal": rows * 0 - 1}
-    replay = ReplayBatches(buffer)
+    replay = ReplayMinibatches(buffer)
     replay.extend(TensorDict({**before, "next": after}, [num_envs, steps]))
     allowed: dict[float, set[float]] = {}
     for env in range(num_envs):

@@ -19,7 +19,7 @@ from torchrl.data.replay_buffers.samplers import SamplerWithoutReplacement
 from kit.buffers import (
     HindsightReplayBuffer,
     PrioritizedSampler,
-    ReplayBatches,
+    ReplayMinibatches,
     SequenceReplay,
     make_replay_buffer,
 )
@@ -126,13 +126,13 @@ def drawn(replay: Any, length: int | None = None) -> TensorDictBase:
     return minibatch.reshape(-1)
 
 
-def without_replacement() -> ReplayBatches:
+def without_replacement() -> ReplayMinibatches:
     storage = LazyTensorStorage(60)
     parts = {"sampler": SamplerWithoutReplacement(), "batch_size": 8}
-    return ReplayBatches(TensorDictReplayBuffer(storage=storage, **parts))
+    return ReplayMinibatches(TensorDictReplayBuffer(storage=storage, **parts))
 
 
-PATHS: dict[str, Callable[[Any], ReplayBatches]] = {
+PATHS: dict[str, Callable[[Any], ReplayMinibatches]] = {
     "rows": lambda _: make_replay_buffer(60, 8),
     "torchrl": lambda _: without_replacement(),
     "n_step": lambda _: make_replay_buffer(60, 8, n_step=3, gamma=0.5),
@@ -210,7 +210,7 @@ def test_hindsight_normalises_goals_and_their_rewards_at_drawing():
         reward, her_ratio=1.0, strategy="final", achieved_goal_key=achieved,
         storage=LazyTensorStorage(60), batch_size=8,
     )  # fmt: skip
-    replay, normalizer = ReplayBatches(buffer), collector.normalizer
+    replay, normalizer = ReplayMinibatches(buffer), collector.normalizer
     replay.normalize_by(normalizer)
     for _ in range(5):
         replay.extend(collector.collect())

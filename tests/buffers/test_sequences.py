@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
-from kit.buffers import ReplayBatches, SequenceSampler, make_replay_buffer
+from kit.buffers import ReplayMinibatches, SequenceSampler, make_replay_buffer
 from tests.errors import raises_setting
 from tests.tiny import off_policy_plan
 
@@ -127,7 +127,7 @@ def test_a_buffer_is_allocated_when_it_is_first_used():
 def test_sequences_of_a_storage_that_another_buffer_fills_do_not_cross_the_write_head():
     torch.manual_seed(0)
     storage = LazyTensorStorage(30)
-    writes = ReplayBatches(TensorDictReplayBuffer(storage=storage, batch_size=4))
+    writes = ReplayMinibatches(TensorDictReplayBuffer(storage=storage, batch_size=4))
     reads = TensorDictReplayBuffer(storage=storage, sampler=SequenceSampler(4), batch_size=16)
     for start in range(0, 72, 8):
         writes.extend(batch_of(1, 8, start))

@@ -74,7 +74,7 @@ class Forks:
 
     def run(self, recipe: str, words: list[str], runs: Path, kill: Kill | None = None) -> Ended:
         """Run a recipe to its end, or until it is killed."""
-        order = recipe, [*words, f"runs={runs}"], str(runs), kill or Kill()
+        order = recipe, [*words, f"log_dir={runs}"], str(runs), kill or Kill()
         print(json.dumps(order), file=self._process.stdin)
         return Ended(*json.loads(self._process.stdout.readline()))
 
@@ -84,7 +84,7 @@ def small(recipe: str) -> list[str]:
     config_class = importlib.import_module(f"recipes.{recipe}").Config
     given, default = flat(small_config(config_class)), flat(to_plain(config_class()))
     changed = {name: value for name, value in given.items() if value != default[name]}
-    return [f"{name}={json.dumps(value)}" for name, value in changed.items() if name != "runs"]
+    return [f"{name}={json.dumps(value)}" for name, value in changed.items() if name != "log_dir"]
 
 
 def serve() -> None:

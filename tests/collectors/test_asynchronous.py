@@ -11,7 +11,7 @@ from torch import nn
 
 from kit.collectors import AsyncCollector, EpisodeCollector
 from kit.envs import make_env
-from kit.envs.errors import EnvironmentFault
+from kit.envs.errors import EnvError
 from kit.testing.counter import COUNTER
 from tests.envs.odd_envs import Raises, Steps
 from tests.errors import raises_setting
@@ -184,7 +184,10 @@ def test_where_episodes_begin_anew_after_a_resume_the_batches_under_way_are_the_
     versions(saving, 1)
     going_on.load_state_dict(saving.state_dict())
     assert not going_on.exact_resume
-    found = [(going_on.collect()["observation"][0].tolist(), going_on.goes_on) for _ in range(3)]
+    found = [
+        (going_on.collect()["observation"][0].tolist(), going_on.continues_episodes)
+        for _ in range(3)
+    ]
     assert found == [([[2], [0]], True), ([[0], [1]], False), ([[2], [0]], True)]
     saving.shutdown()
     going_on.shutdown()
@@ -307,6 +310,6 @@ def test_keyboard_interrupt_in_the_process_is_a_fault(tmp_path):
         return make_env(lambda: Raises((1,), str(tmp_path / "calls"), how="interrupt"), 1)
 
     collector = AsyncCollector(make, None, steps_per_env=2)
-    with pytest.raises(EnvironmentFault, match="raised KeyboardInterrupt in the collector's"):
+    with pytest.raises(EnvError, match="raised KeyboardInterrupt in the collector's"):
         collector.collect()
     collector.shutdown()

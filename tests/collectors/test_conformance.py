@@ -6,11 +6,11 @@ import pytest
 
 from kit.testing import (
     CARTPOLE,
-    PROMISES,
+    COLLECTOR_CHECKS,
     REPEATING,
-    TORCHRL_PROMISES,
-    BrokenPromise,
+    TORCHRL_COLLECTOR_CHECKS,
     CollectorCase,
+    ConformanceError,
     check_collector,
     recurrent_policy,
 )
@@ -35,7 +35,7 @@ ONE_CASE = (CollectorCase(batches=3),)
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in IN_PROCESSES])
 def test_a_kind_in_this_process_keeps_every_promise(kind):
-    assert check_collector(KINDS[kind]) == list(PROMISES)
+    assert check_collector(KINDS[kind]) == list(COLLECTOR_CHECKS)
 
 
 @pytest.mark.parametrize(
@@ -56,17 +56,17 @@ def test_collector_calls_its_hooks(make):
 @pytest.mark.parametrize("kind", ["vector, sync", "vector, torch", "tensor", "episode"])
 def test_a_kind_keeps_every_promise_to_a_policy_with_a_memory(kind, monkeypatch):
     monkeypatch.setattr(kinds, "counter_policy", recurrent_policy)
-    assert check_collector(KINDS[kind], cases=ONE_CASE) == list(PROMISES)
+    assert check_collector(KINDS[kind], cases=ONE_CASE) == list(COLLECTOR_CHECKS)
 
 
 @pytest.mark.parametrize("kind", list(CARTPOLE_KINDS))
 def test_a_kind_keeps_every_promise_in_cartpole(kind):
-    assert check_collector(CARTPOLE_KINDS[kind], world=CARTPOLE) == list(PROMISES)
+    assert check_collector(CARTPOLE_KINDS[kind], world=CARTPOLE) == list(COLLECTOR_CHECKS)
 
 
 @pytest.mark.parametrize("kind", list(REPEATING_KINDS))
 def test_a_kind_keeps_every_promise_where_actions_are_repeated(kind):
-    assert check_collector(REPEATING_KINDS[kind], world=REPEATING) == list(PROMISES)
+    assert check_collector(REPEATING_KINDS[kind], world=REPEATING) == list(COLLECTOR_CHECKS)
 
 
 def test_the_asynchronous_kind_counts_where_actions_are_repeated():
@@ -81,14 +81,14 @@ def test_the_asynchronous_kind_counts_where_actions_are_repeated():
 def test_a_kind_on_envpool_keeps_every_promise_but_that_a_saved_run_goes_on_exactly(kind):
     pytest.importorskip("envpool")
     make = ENVPOOL_KINDS[kind]
-    assert check_collector(make, world=CARTPOLE, exact_resume=False) == list(PROMISES)
-    with pytest.raises(BrokenPromise, match=r"^checkpoint: does not resume exactly"):
+    assert check_collector(make, world=CARTPOLE, exact_resume=False) == list(COLLECTOR_CHECKS)
+    with pytest.raises(ConformanceError, match=r"^checkpoint: does not resume exactly"):
         check_collector(make, world=CARTPOLE, promises=["checkpoint"])
 
 
 @pytest.mark.parametrize("kind", ["vector, async", "episode, async"])
 def test_a_kind_with_worker_processes_keeps_every_promise(kind):
-    assert check_collector(KINDS[kind], cases=ONE_CASE) == list(PROMISES)
+    assert check_collector(KINDS[kind], cases=ONE_CASE) == list(COLLECTOR_CHECKS)
 
 
 @pytest.mark.guard
@@ -108,12 +108,12 @@ def test_the_asynchronous_kind_on_envpool_begins_anew_after_the_batches_that_wer
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", IN_PROCESSES)
 def test_a_kind_in_processes_keeps_every_promise_at_all_sizes(kind):
-    assert check_collector(KINDS[kind]) == list(PROMISES)
+    assert check_collector(KINDS[kind]) == list(COLLECTOR_CHECKS)
 
 
 @pytest.mark.parametrize("kind", list(TORCHRL_KINDS))
 def test_a_collector_of_torchrl_keeps_the_promises_that_torchrl_makes(kind):
-    assert check_collector(TORCHRL_KINDS[kind], promises=TORCHRL_PROMISES)
+    assert check_collector(TORCHRL_KINDS[kind], promises=TORCHRL_COLLECTOR_CHECKS)
 
 
 @pytest.mark.parametrize("make", [vector, tensor])
@@ -130,5 +130,5 @@ def test_exactly_n_episodes_keep_every_promise_but_the_number_of_steps(layout):
     def make(case):
         return episodes(case, min_episodes=5, layout=layout)
 
-    others = [name for name in PROMISES if name not in ("counts", "checkpoint")]
+    others = [name for name in COLLECTOR_CHECKS if name not in ("counts", "checkpoint")]
     check_collector(make, promises=others, cases=[CollectorCase(batches=9)])

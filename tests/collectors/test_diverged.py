@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from kit.collectors import AsyncCollector, EpisodeCollector, TensorCollector, VectorCollector
-from kit.collectors.base import PolicyFault, check_policy
+from kit.collectors.base import PolicyError, check_policy
 from kit.envs import make_env
-from kit.envs.errors import EnvironmentFault
+from kit.envs.errors import EnvError
 from kit.modules import make_actor
 from tests.envs.odd_envs import Returns
 
@@ -43,7 +43,7 @@ def test_a_policy_that_has_diverged_is_named_with_the_environment_and_the_step(k
         next(actor.parameters()).fill_(torch.nan)
     collector.update_policy_weights_()
     before = collector.policy_steps, collector.env_steps, collector.episodes
-    with pytest.raises(PolicyFault, match=f"env 0, after {taken} .* its output {key} is NaN"):
+    with pytest.raises(PolicyError, match=f"env 0, after {taken} .* its output {key} is NaN"):
         collector.collect()
     collector.shutdown()
     assert first.numel()
@@ -53,7 +53,7 @@ def test_a_policy_that_has_diverged_is_named_with_the_environment_and_the_step(k
 def test_an_environment_that_returns_nan_is_not_blamed_on_the_policy():
     env = make_env(lambda: Returns(np.full(1, np.nan, np.float32)), 1)
     collector = VectorCollector(env, make_actor(env, (8,)), steps_per_env=8)
-    with pytest.raises(EnvironmentFault, match="NaN"):
+    with pytest.raises(EnvError, match="NaN"):
         collector.collect()
 
 
@@ -61,7 +61,7 @@ def test_what_a_policy_writes_after_a_nan_observation_is_not_its_fault():
     good, bad = torch.zeros(1, 3, 1), torch.tensor([[[0.0], [torch.nan], [0.0]]])
     written = {"action": torch.tensor([[[0.0], [torch.nan], [torch.nan]]])}
     check_policy(written, {"observation": bad}, ["action"], 0)
-    with pytest.raises(PolicyFault, match="env 0, after 11 policy steps"):
+    with pytest.raises(PolicyError, match="env 0, after 11 policy steps"):
         check_policy(written, {"observation": good}, ["action"], 10)
     infinite = {"action": torch.tensor([[[torch.inf], [-torch.inf], [0.0]]])}
     check_policy(infinite, {"observation": good}, ["action"], 0)
@@ -73,7 +73,7 @@ def test_after_a_fault_the_policy_begins_new_episodes():
     good = next(actor.parameters()).clone()
     with torch.no_grad():
         next(actor.parameters()).fill_(torch.nan)
-        with pytest.raises(PolicyFault):
+        with pytest.raises(PolicyError):
             collector.collect()
         next(actor.parameters()).copy_(good)
     batch = collector.collect()
@@ -83,6 +83,6 @@ def test_after_a_fault_the_policy_begins_new_episodes():
 
 
 def test_a_fault_can_be_sent_between_processes():
-    fault = pickle.loads(pickle.dumps(PolicyFault(("agents", "action"), 3, 17)))
+    fault = pickle.loads(pickle.dumps(PolicyError(("agents", "action"), 3, 17)))
     assert (fault.key, fault.env, fault.policy_step) == (("agents", "action"), 3, 17)
     assert "env 3, after 17 policy steps: its output agents.action is NaN" in str(fault)

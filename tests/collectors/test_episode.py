@@ -10,7 +10,7 @@ import torch
 
 from kit.collectors import EpisodeCollector
 from kit.envs import make_env
-from kit.envs.errors import EnvironmentFault
+from kit.envs.errors import EnvError
 from kit.modules import make_actor
 from kit.testing import CollectorCase, counter_env
 from tests.collectors.kinds import episodes
@@ -188,7 +188,7 @@ def test_numpy_gives_the_episodes_that_pytorch_gives_and_draws_no_more_random_nu
 def test_who_goes_on_after_a_fault_gets_whole_episodes(tmp_path):
     raising = functools.partial(Raises, at=(6,), path=str(tmp_path / "calls"), length=4)
     collector = EpisodeCollector(make_env(raising, 2), min_episodes=2)
-    with pytest.raises(EnvironmentFault):
+    with pytest.raises(EnvError):
         collector.collect()
     batch = collector.collect()
     assert lengths(batch) == [4, 4]

@@ -16,7 +16,7 @@ import torch
 
 from kit.collectors import AsyncCollector, EpisodeCollector, VectorCollector
 from kit.envs import make_env
-from kit.envs.errors import EnvironmentFault
+from kit.envs.errors import EnvError
 from kit.modules import make_actor
 from tests.envs.odd_envs import Raises, Steps
 
@@ -105,7 +105,7 @@ def test_after_the_last_restart_the_run_stops_with_the_environments_own_message(
     collector = vector(env)
     with pytest.warns(RuntimeWarning, match="2 of 2"):
         collector.collect()
-    with pytest.raises(EnvironmentFault) as caught:
+    with pytest.raises(EnvError) as caught:
         collector.collect()
     collector.shutdown()
     assert "raised OSError: the simulator fell over" in str(caught.value)
@@ -115,7 +115,7 @@ def test_after_the_last_restart_the_run_stops_with_the_environments_own_message(
 def test_without_restarts_the_first_fault_stops_the_run_and_counts_no_step_of_the_batch(tmp_path):
     collector = vector(make_env(raising(tmp_path, 9)))
     collector.collect()
-    with pytest.raises(EnvironmentFault, match="after 8 policy steps"):
+    with pytest.raises(EnvError, match="after 8 policy steps"):
         collector.collect()
     assert (collector.policy_steps, collector.environment_errors) == (6, 0)
 
@@ -127,7 +127,7 @@ def test_who_goes_on_after_a_fault_gets_new_episodes_and_not_the_rest_of_others(
     env = make_env(raising(tmp_path, 9, length=4), 2, vectorization=vectorization)
     collector = vector(env, steps_per_env=3)
     first = collector.collect()
-    with pytest.raises(EnvironmentFault):
+    with pytest.raises(EnvError):
         collector.collect()
     batch = collector.collect()
     collector.shutdown()
@@ -163,7 +163,7 @@ def test_the_number_of_faults_goes_on_after_a_resume(tmp_path):
         saving.collect()
     going_on.load_state_dict(saving.state_dict())
     assert going_on.environment_errors == 1
-    with pytest.raises(EnvironmentFault, match="fell over"):
+    with pytest.raises(EnvError, match="fell over"):
         going_on.collect()
 
 
@@ -203,7 +203,7 @@ def test_when_processes_die_too_often_the_run_stops_and_says_how_they_died(tmp_p
     collector = vector(env)
     with (
         pytest.warns(RuntimeWarning, match="1 of 1"),
-        pytest.raises(EnvironmentFault, match=r"after 3 policy steps: .*died \(exit code 3"),
+        pytest.raises(EnvError, match=r"after 3 policy steps: .*died \(exit code 3"),
     ):
         collector.collect()
     collector.shutdown()
@@ -248,7 +248,7 @@ def one_of_three(at, what):
 def test_nan_is_reported_with_the_copy_and_the_step(what):
     collector = vector(make_env(one_of_three(9, what), 3))
     collector.collect()
-    with pytest.raises(EnvironmentFault) as caught:
+    with pytest.raises(EnvError) as caught:
         collector.collect()
     assert (caught.value.env, caught.value.policy_step) == (1, 8)
     assert f"returned NaN as {what}, 0 policy steps into its episode" in str(caught.value)
@@ -257,7 +257,7 @@ def test_nan_is_reported_with_the_copy_and_the_step(what):
 def test_nan_of_a_reset_is_reported_with_the_copy_and_the_step():
     collector = vector(make_env(one_of_three(8, "reset"), 3))
     collector.collect()
-    with pytest.raises(EnvironmentFault, match="NaN as observation when it was reset") as caught:
+    with pytest.raises(EnvError, match="NaN as observation when it was reset") as caught:
         collector.collect()
     assert (caught.value.env, caught.value.policy_step) == (1, 8)
 
@@ -265,7 +265,7 @@ def test_nan_of_a_reset_is_reported_with_the_copy_and_the_step():
 @pytest.mark.parametrize("what", ["observation", "reward"])
 def test_nan_in_whole_episodes_is_reported_with_the_copy_and_the_step(what):
     collector = EpisodeCollector(make_env(one_of_three(3, what), 3), min_episodes=3)
-    with pytest.raises(EnvironmentFault) as caught:
+    with pytest.raises(EnvError) as caught:
         collector.collect()
     assert caught.value.env == 1
     assert f"returned NaN as {what}, 2 policy steps into its episode" in str(caught.value)
@@ -300,7 +300,7 @@ def test_the_last_fault_in_another_process_arrives_as_it_is(tmp_path):
     env = make_env(raising(tmp_path, 9))
     collector = AsyncCollector(env, frames_per_batch=6, max_staleness=0)
     collector.collect()
-    with pytest.raises(EnvironmentFault, match="fell over") as caught:
+    with pytest.raises(EnvError, match="fell over") as caught:
         collector.collect()
     assert (caught.value.env, caught.value.policy_step) == (0, 8)
     collector.shutdown()
@@ -312,7 +312,7 @@ def test_the_death_of_the_process_that_collects_is_a_fault_and_leaves_nothing():
     collector = AsyncCollector(make_env(Steps), frames_per_batch=6)
     collector.collect()
     os.kill(collector._process.pid, signal.SIGKILL)
-    with pytest.raises(EnvironmentFault, match=r"process that collects died \(signal SIGKILL"):
+    with pytest.raises(EnvError, match=r"process that collects died \(signal SIGKILL"):
         list(itertools.islice(collector, 3))  # what was made before is delivered
     collector.shutdown()
     assert set(multiprocessing.active_children()) == before
@@ -344,5 +344,5 @@ def test_a_state_without_an_action_is_a_fault(kind, at_random):
     env = make_env(Choice, 2)
     size = {"steps_per_env": 4} if kind is VectorCollector else {"min_episodes": 2}
     collector = kind(env, None if at_random else make_actor(env), **size)
-    with pytest.raises(EnvironmentFault, match=r"env 0, after 2 policy steps: allows no action"):
+    with pytest.raises(EnvError, match=r"env 0, after 2 policy steps: allows no action"):
         collector.collect()

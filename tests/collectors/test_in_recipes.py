@@ -22,7 +22,7 @@ def run_ppo(collector, tmp_path, id="CartPole-v1", hooks=(), **changes):
     few = OnPolicySteps(total_policy_steps=128, steps_per_env=16, minibatch_size=32)
     config = ppo.Config(
         env=EnvConfig(id=id, num_envs=4, **NORMALIZED),
-        **{"steps": few, "collector": collector, "runs": str(tmp_path), "progress": False}
+        **{"steps": few, "collector": collector, "log_dir": str(tmp_path), "progress": False}
         | changes,
     )
     trainer = ppo.build(config, hooks=hooks)
@@ -45,7 +45,7 @@ def run_sac(collector, tmp_path, **changes):
         steps=steps,
         buffer_size=200,
         collector=collector,
-        runs=str(tmp_path),
+        log_dir=str(tmp_path),
         progress=False,
     )
     trainer = sac.build(config)
@@ -152,7 +152,7 @@ def test_ppo_learns_cartpole_on_tensors(tmp_path):
     returns = []
     for seed in range(5):
         config = ppo.Config(
-            collector="tensor", steps=steps, seed=seed, runs=str(tmp_path), progress=False
+            collector="tensor", steps=steps, seed=seed, log_dir=str(tmp_path), progress=False
         )
         trainer = ppo.build(config)
         trainer.run()

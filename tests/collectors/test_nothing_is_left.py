@@ -119,7 +119,7 @@ def test_nothing_is_left_after_an_exception_that_nobody_caught(tmp_path):
     process, numbers = start("exception", tmp_path)
     out, err = end(process, tmp_path)
     assert (process.returncode, out) == (1, "")
-    assert err.splitlines()[-1].startswith("kit.envs.errors.EnvironmentFault: environment Raises")
+    assert err.splitlines()[-1].startswith("kit.envs.errors.EnvError: environment Raises")
     assert left(numbers) == []
 
 

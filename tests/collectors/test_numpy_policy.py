@@ -13,7 +13,7 @@ from torchrl.envs.utils import ExplorationType
 
 from kit.collectors import VectorCollector
 from kit.envs import make_env
-from kit.modules import Categorical, make_actor, make_body, make_q_network
+from kit.modules import Categorical, make_actor, make_backbone, make_q_network
 from kit.modules.exploration import EpsilonGreedy, GaussianNoise, half_range
 from kit.modules.heads import Parameters
 from kit.modules.networks import Flatten, FlattenMLP
@@ -315,7 +315,7 @@ OTHERS = {
     "another module": lambda env: TensorDictModule(
         lambda observation: observation[..., 0].long() * 0, ["observation"], ["action"]
     ),
-    "a body that is shared": lambda env: make_actor(env, body=make_body(env, (8,))),
+    "a body that is shared": lambda env: make_actor(env, body=make_backbone(env, (8,))),
     "another activation": lambda env: make_actor(env, (8,), "silu"),
     "a wide network": wide,
     "a dueling network": lambda env: make_q_network(env, (8,), dueling=True).select_out_keys(

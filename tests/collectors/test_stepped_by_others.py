@@ -54,7 +54,7 @@ def test_episodes_begin_anew_after_others_stepped(kind, meddle, steps):
     collector.take_episodes()
     meddle(env)
     after = collector.collect()
-    assert collector.goes_on == (kind is EpisodeCollector)
+    assert collector.continues_episodes == (kind is EpisodeCollector)
     for _ in range(12 // steps - 1):
         collector.collect()
     assert lengths(collector)[:2] == [10, 10]
@@ -109,10 +109,10 @@ def test_episodes_do_not_go_on_after_a_new_seed(kind):
     try:
         collector.collect()
         before = collector.collect()
-        assert collector.goes_on
+        assert collector.continues_episodes
         collector.set_seed(3)
         after = collector.collect()
-        assert not collector.goes_on
+        assert not collector.continues_episodes
         assert numbers(before).isdisjoint(numbers(after))
     finally:
         collector.shutdown()

@@ -58,7 +58,7 @@ def trained(learner: str, collector: str) -> Any:
     )  # fmt: skip
     vectorization = "tensor" if collector == "tensor" else "sync"
     env = EnvConfig("CartPole-v1", 4, vectorization=vectorization)
-    settings = {"env": env, "steps": steps, "hidden_sizes": [4], "progress": False, "runs": None}
+    settings = {"env": env, "steps": steps, "hidden_sizes": [4], "progress": False, "log_dir": None}
     trainer = module.build(module.Config(**{**settings, "collector": collector, **own}))
     before = {name: value.clone() for name, value in trainer.loss_module.state_dict().items()}
     ledger = trainer.run()

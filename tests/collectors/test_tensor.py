@@ -8,7 +8,7 @@ from tensordict.nn import TensorDictModule
 
 from kit.collectors import TensorCollector
 from kit.envs import make_env
-from kit.envs.errors import EnvironmentFault
+from kit.envs.errors import EnvError
 from kit.envs.tensor import make_tensor_env
 from kit.testing import CollectorCase, counter_policy
 from tests.collectors.kinds import tensor
@@ -125,7 +125,7 @@ def test_nan_is_reported_with_the_copy_and_the_step():
     collector = TensorCollector(env, steps_per_env=4)
     collector.collect()
     env.episodes.physics[:, 1] = torch.nan
-    with pytest.raises(EnvironmentFault, match="returned NaN") as caught:
+    with pytest.raises(EnvError, match="returned NaN") as caught:
         collector.collect()
     assert (caught.value.env, caught.value.policy_step) == (1, 4)
 

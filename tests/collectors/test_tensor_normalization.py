@@ -8,10 +8,16 @@ import pytest
 import torch
 
 from kit.collectors import TensorCollector, VectorCollector
-from kit.envs import EnvironmentFault, make_env
+from kit.envs import EnvError, make_env
 from kit.hooks import Evaluator
 from kit.modules import make_actor
-from kit.testing import PROMISES, CollectorCase, check_collector, counter_env, counter_policy
+from kit.testing import (
+    COLLECTOR_CHECKS,
+    CollectorCase,
+    check_collector,
+    counter_env,
+    counter_policy,
+)
 
 BOTH = {"normalize_observation": True, "normalize_reward": True}
 COPIES, STEPS = 5, 20
@@ -191,7 +197,7 @@ def test_a_nan_is_found_in_the_copy_that_returned_it(kind):
     collector.collect()
     env = collector.env if kind is TensorCollector else collector.env.backend.env
     env.physics[:, 3] = torch.nan
-    with pytest.raises(EnvironmentFault, match="env 3, after 20 policy steps: returned NaN"):
+    with pytest.raises(EnvError, match="env 3, after 20 policy steps: returned NaN"):
         collector.collect()
 
 
@@ -217,7 +223,7 @@ def test_statistics_that_change_nothing_keep_every_promise():
         collector.normalizer.clip = 100.0
         return collector
 
-    assert check_collector(frozen, cases=ONE_CASE) == list(PROMISES)
+    assert check_collector(frozen, cases=ONE_CASE) == list(COLLECTOR_CHECKS)
 
 
 @pytest.mark.gpu

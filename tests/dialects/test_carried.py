@@ -45,7 +45,7 @@ class Recipe:
     hidden_sizes: list[int] = field(default_factory=lambda: [64, 64])
     critic_hidden_sizes: list[int] | None = None
     learning_rate: float = 1e-3
-    anneal: str = "linear"
+    lr_schedule: str = "linear"
     gamma: float = 0.99
     gae_lambda: float = 0.95
     clip_epsilon: float = 0.2
@@ -106,9 +106,9 @@ def test_what_acts_everywhere_or_is_refused_is_part_of_no_count(name):
     ("given", "values"),
     [
         (Nip(lr=0.5, gamma=0.5), {"learning_rate": 0.5, "gamma": 0.5}),
-        (Nip(lmbda=0.5, anneal_lr=True), {"gae_lambda": 0.5, "anneal": "linear"}),
+        (Nip(lmbda=0.5, anneal_lr=True), {"gae_lambda": 0.5, "lr_schedule": "linear"}),
         (Nip(normalize_observations=False), {"env.normalize_observation": False}),
-        (CleanRL(anneal_lr=False), {"anneal": "constant"}),
+        (CleanRL(anneal_lr=False), {"lr_schedule": "constant"}),
         (CleanRL(clip_coef=0.3, vf_coef=1.0), {"clip_epsilon": 0.3, "critic_coeff": 0.5}),
         (CleanRL(target_kl=0.03), {"target_kl": 0.02}),
         (Sheeprl(algo="ppo", max_grad_norm=0.0), {"max_grad_norm": None}),
@@ -175,7 +175,7 @@ def test_a_deviation_that_has_no_logarithm_is_refused(deviation):
 def test_pyrados_running_standardizer_normalises_over_all_batches():
     critic = {"standardizer": "RunningStandardizer"}
     given = Pyrado(algo="ppo", critic=critic, min_steps=9, env_max_steps=9)
-    assert carry(given, ppo.Config(), "ppo")[0] == {"normalize_over": "running"}
+    assert carry(given, ppo.Config(), "ppo")[0] == {"advantage_norm": "running"}
     assert "mean and variance of the means of batches" in " ".join(given.notes())
     with raises_setting("critic.standardizer"):
         carry(Pyrado(algo="ppo", critic=GAE(standardizer="Mine")), ppo.Config(), "ppo")
@@ -253,7 +253,7 @@ def test_pyrados_epsilon_falls_from_its_first_exploring_iteration_towards_a_twen
     given = Pyrado(algo="dql", eps_schedule_gamma=0.5, memory_size=40, num_init_memory_steps=20,
                    num_updates_per_step=1, batch_size=8, min_rollouts=1, max_iter=6,
                    env_max_steps=20, eval_intvl=100)  # fmt: skip
-    trainer = dqn.build(dqn.Config(steps=given, runs=None, progress=False))
+    trainer = dqn.build(dqn.Config(steps=given, log_dir=None, progress=False))
     (hook,) = [h for n, h in trainer.registered_modules.items() if n == "anneal_exploration"]
     seen = [value.schedule(count) for value in hook.values for count in range(1, 6)]
     assert seen == pytest.approx([1.0, 0.525, 0.2875, 0.16875, 0.109375])
@@ -397,8 +397,8 @@ def test_many_caveats_are_the_command_that_shows_them(capsys):
     [
         (Nip(num_normalization_steps=5), "num_normalization_steps"),
         (
-            Nip(body_lr_factor={"actor": 0.5}),
-            "body_lr_factor.actor",
+            Nip(backbone_lr_scale={"actor": 0.5}),
+            "backbone_lr_scale.actor",
         ),
         (Nip(clip_value=0.5), "clip_value"),
         (SB3(policy="CnnPolicy"), "policy"),
@@ -486,11 +486,15 @@ def lines_of(given, config, algo) -> str:
 
 def test_settings_that_the_library_has_no_field_for_are_listed_where_they_differ():
     told = lines_of(CleanRL(algo="dqn"), dqn.Config(), "dqn")
-    for name in ("n_step=1 (here 3)", "max_grad_norm=None (here 10.0)", "anneal=constant (here"):
+    for name in (
+        "n_step=1 (here 3)",
+        "max_grad_norm=None (here 10.0)",
+        "lr_schedule=constant (here",
+    ):
         assert name in told
     told = lines_of(SB3(algo="ppo", learning_rate=1e-3), ppo.Config(), "ppo")
     assert "env.normalize_observation=False (here True)" in told
-    assert "anneal=constant (here linear)" in told
+    assert "lr_schedule=constant (here linear)" in told
     told = lines_of(CleanRL(algo="ppo_continuous_action"), ppo.Config(), "ppo_continuous_action")
     assert "normalize" not in told  # it normalises, too
 
@@ -524,8 +528,8 @@ def test_what_nip_and_sheeprl_do_without_a_word_is_told_and_taken_if_asked_for(
 @pytest.mark.parametrize(
     ("given", "recipe", "told"),
     [
-        (Pyrado(algo="ppo"), ppo, {"normalize_over": "batch", "entropy_coeff": 0.0}),
-        (Pyrado(algo="ppo2"), ppo, {"normalize_over": "batch", "clip_value": True}),
+        (Pyrado(algo="ppo"), ppo, {"advantage_norm": "batch", "entropy_coeff": 0.0}),
+        (Pyrado(algo="ppo2"), ppo, {"advantage_norm": "batch", "clip_value": True}),
         (Pyrado(algo="a2c"), a2c, {"optimizer": "rmsprop", "env.normalize_observation": False}),
         (Pyrado(algo="dql"), dqn, {"double_dqn": False, "tau": 1.0}),
     ],
@@ -544,7 +548,7 @@ def test_the_defaults_of_the_library_hold_where_they_are_asked_for():
     config = dqn.Config(hidden_sizes=[32])
     values, lines = carry(CleanRL(algo="dqn", library_defaults=True), config, "dqn")
     assert values == {
-        "n_step": 1, "max_grad_norm": None, "anneal": "constant", "double_dqn": False,
+        "n_step": 1, "max_grad_norm": None, "lr_schedule": "constant", "double_dqn": False,
         "learning_rate": 2.5e-4, "tau": 1.0, "buffer_size": 10_000, "target_update_every": 50,
         "epsilon_end": 0.05, "exploration_share": 0.5,
     }  # fmt: skip
@@ -586,7 +590,7 @@ def test_frames_that_an_environment_stacks_are_not_those_of_tianshous_buffer():
 def test_linear_schedules_of_the_zoo_act(rate):
     given = SB3(algo="ppo", learning_rate=rate, clip_range="lin_0.3")
     assert carry(given, ppo.Config(), "ppo")[0] == {
-        "learning_rate": 1e-3, "anneal": "linear", "clip_epsilon": 0.3, "anneal_clip": "linear",
+        "learning_rate": 1e-3, "lr_schedule": "linear", "clip_epsilon": 0.3, "clip_schedule": "linear",
     }  # fmt: skip
     with raises_setting("learning_rate"):
         carry(SB3(algo="ppo", learning_rate="exp_1"), ppo.Config(), "ppo")
@@ -605,16 +609,16 @@ def test_linear_schedules_of_the_zoo_act(rate):
 )
 def test_the_algorithm_of_another_recipe_is_refused(given, recipe):
     with raises_setting("algo"):
-        recipe.build(recipe.Config(steps=given, runs=None))
+        recipe.build(recipe.Config(steps=given, log_dir=None))
 
 
 def test_a_variant_of_the_recipes_algorithm_counts_as_it_does():
     plan = Pyrado(algo="ppo2", min_rollouts=2, max_iter=3).to_plan()
     trainer = ppo.build(
-        ppo.Config(steps=Pyrado(algo="ppo2", min_rollouts=2, max_iter=3), runs=None)
+        ppo.Config(steps=Pyrado(algo="ppo2", min_rollouts=2, max_iter=3), log_dir=None)
     )
     assert trainer.plan.minibatch_size == plan.minibatch_size == 32
-    config = ppo.Config(steps=Pyrado(algo="ppo2", vfcn_coeff=0.7), runs=None, progress=False)
+    config = ppo.Config(steps=Pyrado(algo="ppo2", vfcn_coeff=0.7), log_dir=None, progress=False)
     take(config.steps, config, "ppo", "on_policy")
     assert config.critic_coeff == 0.35  # of a mean of squares, not of half of it
 
@@ -622,7 +626,7 @@ def test_a_variant_of_the_recipes_algorithm_counts_as_it_does():
 # ---------------------------------------------------------------------- fields one by one
 def test_a2c_of_sheeprl_does_not_anneal_though_it_is_told_to():
     given = {"algo": "a2c", "anneal_lr": True}
-    assert carry(Sheeprl(**given), a2c.Config(), "a2c")[0] == {"anneal": "constant"}
+    assert carry(Sheeprl(**given), a2c.Config(), "a2c")[0] == {"lr_schedule": "constant"}
 
 
 @pytest.mark.parametrize(
@@ -648,7 +652,7 @@ def test_what_does_not_count_and_differs_after_a_translation_is_told_defaults_in
     made = translate(SB3(algo="ppo", learning_rate=1e-3), CleanRL)
     assert made.differences == []
     assert made.other_settings() == {
-        "anneal": ("constant", "linear"), "entropy_coeff": (0.0, 0.01), "critic_coeff": (0.5, 0.25),
+        "lr_schedule": ("constant", "linear"), "entropy_coeff": (0.0, 0.01), "critic_coeff": (0.5, 0.25),
         "learning_rate": (1e-3, 2.5e-4),
     }  # fmt: skip
     assert made.left_out == {"learning_rate": 1e-3}
@@ -660,4 +664,7 @@ def test_what_does_not_count_and_differs_after_a_translation_is_told_defaults_in
 
 def test_sheeprls_other_schedules_act():
     given = Sheeprl(algo="ppo", anneal_clip_coef=True, anneal_ent_coef=True)
-    assert carry(given, ppo.Config())[0] == {"anneal_clip": "linear", "anneal_entropy": "linear"}
+    assert carry(given, ppo.Config())[0] == {
+        "clip_schedule": "linear",
+        "entropy_schedule": "linear",
+    }

@@ -229,7 +229,7 @@ def test_an_environment_chooses_nothing_in_a_file_of_one_run(tmp_path):
             "algo=sac min_steps=5 critic.lr=none",
             r"critic\.lr=None is not a number",
         ),
-        ("nip", "body_lr_factor.actor=x", r"body_lr_factor\.actor='x' is not a number"),
+        ("nip", "backbone_lr_scale.actor=x", r"backbone_lr_scale\.actor='x' is not a number"),
         (
             "nip",
             "loss_critic_type=l3",

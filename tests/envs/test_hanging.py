@@ -13,7 +13,7 @@ import pytest
 
 from kit.collectors import VectorCollector
 from kit.envs import make_env
-from kit.envs.errors import EnvironmentFault
+from kit.envs.errors import EnvError
 from kit.modules import make_actor
 from tests.errors import raises_setting
 from tests.hanging import Hangs
@@ -33,7 +33,7 @@ def collector_of(env) -> VectorCollector:
 def test_an_environment_that_hangs_is_a_fault_with_its_number_and_step():
     collector = collector_of(hanging(2, hangs_in=13))
     next(iter(collector))
-    with pytest.raises(EnvironmentFault) as fault:
+    with pytest.raises(EnvError) as fault:
         collector.collect()
     collector.shutdown()
     assert str(fault.value) == (

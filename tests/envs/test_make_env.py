@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 from torchrl.envs import GymEnv, GymWrapper, SerialEnv, StepCounter, TransformedEnv
 
 from kit.collectors import VectorCollector
-from kit.envs import EnvironmentFault, VectorEnv, make_env
+from kit.envs import EnvError, VectorEnv, make_env
 from kit.envs.vector_env import env_seeds
 from tests.envs.odd_envs import (
     ClosesWhatItNeverOpened,
@@ -398,7 +398,7 @@ def test_an_error_in_making_it_is_said_in_one_line(error, message, vectorization
 
     spec = gym.envs.registration.EnvSpec("Own-v0", fails, vector_entry_point=fails)
     monkeypatch.setitem(gym.registry, "Own-v0", spec)
-    with pytest.raises(EnvironmentFault, match=message):
+    with pytest.raises(EnvError, match=message):
         make_env("Own-v0", 2, vectorization=vectorization)
 
 
@@ -432,7 +432,7 @@ class Says(Scripted):
 )
 def test_an_observation_that_is_not_of_its_space_is_named(said, several, what):
     collector = VectorCollector(make_env(lambda: Says(said, several), 1), None, steps_per_env=2)
-    with pytest.raises(EnvironmentFault) as fault:
+    with pytest.raises(EnvError) as fault:
         collector.collect()
     assert str(fault.value).endswith(f"env 0, after 0 policy steps: returned {what}")
 
@@ -465,7 +465,7 @@ class Failing(Vector):
     ],
 )
 def test_a_vector_environment_that_fails_is_named(where, what):
-    with pytest.raises(EnvironmentFault) as fault:
+    with pytest.raises(EnvError) as fault:
         VectorCollector(make_env(Failing(where)), None, steps_per_env=2).collect()
     assert str(fault.value).partition(" (")[0] == what
 

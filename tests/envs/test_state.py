@@ -22,7 +22,7 @@ from torchrl.envs import StepCounter, TransformedEnv
 
 from kit.collectors import VectorCollector
 from kit.envs import make_env
-from kit.envs.plain_values import CannotCapture
+from kit.envs.plain_values import StateCaptureError
 from kit.envs.state import capture, restore
 from kit.experiment import EnvConfig, OffPolicySteps, OnPolicySteps
 from kit.trainer import Trainer
@@ -196,7 +196,7 @@ ENVIRONMENTS = [
 ]  # fmt: skip
 
 
-def goes_on(env: gym.Env, again: gym.Env, before: int = 7, after: int = 13) -> None:
+def continues_episodes(env: gym.Env, again: gym.Env, before: int = 7, after: int = 13) -> None:
     """An environment is restored within an episode and goes on as the one it was captured from."""
     for number, one in enumerate((env, again)):
         one.reset(seed=number)
@@ -215,9 +215,9 @@ def goes_on(env: gym.Env, again: gym.Env, before: int = 7, after: int = 13) -> N
 
 @pytest.mark.parametrize("kind", ENVIRONMENTS)
 def test_an_environment_goes_on_exactly_wherever_it_keeps_its_state(kind):
-    goes_on(kind(), kind())
+    continues_episodes(kind(), kind())
     wrapped = [gym.wrappers.TimeLimit(gym.wrappers.TransformReward(kind(), float), 4) for _ in "ab"]
-    goes_on(*wrapped)
+    continues_episodes(*wrapped)
 
 
 def test_names_in_several_layers_of_one_thing_stay_so():
@@ -227,7 +227,7 @@ def test_names_in_several_layers_of_one_thing_stay_so():
         return env
 
     env, again = made(), made()
-    goes_on(env, again)
+    continues_episodes(env, again)
     assert again.kept is again.unwrapped.kept
     assert again.kept is not env.kept
 
@@ -401,14 +401,14 @@ def test_what_cannot_be_captured_is_named_by_its_path(what):
         def begin(self) -> None:
             self.kept = make()
 
-    with pytest.raises(CannotCapture, match=f"^{message}"):
+    with pytest.raises(StateCaptureError, match=f"^{message}"):
         capture(UnknownEnv())
 
 
 def test_an_object_is_not_put_where_there_is_none():
     env, again = Calls(), Calls()
     again.kept = None
-    with pytest.raises(CannotCapture, match="a NoneType is where a Kept was"):
+    with pytest.raises(StateCaptureError, match="a NoneType is where a Kept was"):
         restore(again, capture(env))
 
 
@@ -495,7 +495,7 @@ def test_a_resumed_run_draws_from_the_generators_of_its_process_as_it_would_have
         register_once("test/Draws-v0", DrawsFromTheProcess)
         config = Config(
             env=EnvConfig(id="test/Draws-v0", num_envs=2), steps=steps, collector=collector,
-            hidden_sizes=[4], runs=str(tmp_path), progress=False, checkpoint_every=32,
+            hidden_sizes=[4], log_dir=str(tmp_path), progress=False, checkpoint_every=32,
             resume=resume,
         )  # fmt: skip
         trainer = build(config)
@@ -547,7 +547,7 @@ def test_whole_episodes_in_memory_stay_as_they_ended(tmp_path):
             replay_ratio="1/4", evaluation_every=None,
         )  # fmt: skip
         env = EnvConfig("test/Locked-v0", num_envs=2)
-        common = {"hidden_sizes": [4], "runs": str(tmp_path), "progress": False, "n_step": 1}
+        common = {"hidden_sizes": [4], "log_dir": str(tmp_path), "progress": False, "n_step": 1}
         config = dqn.Config(env=env, steps=steps, **common, **settings)
         return dqn.build(config)
 
@@ -788,7 +788,7 @@ def falls():
 def test_memory_of_mujoco_is_not_put_where_its_place_may_be_empty(falls):
     env = falls()
     env.parts = [env.data.qpos]
-    with pytest.raises(CannotCapture, match=r"^Falls\.parts\[0\] is a ndarray"):
+    with pytest.raises(StateCaptureError, match=r"^Falls\.parts\[0\] is a ndarray"):
         capture(env)
 
 

@@ -15,7 +15,7 @@ from torchrl.envs import StepCounter, TransformedEnv
 from kit.collectors import VectorCollector
 from kit.envs import make_env
 from kit.envs.episodes import EpisodeStatistics
-from kit.envs.errors import EnvironmentFault
+from kit.envs.errors import EnvError
 from kit.testing.counter import VectorCounter
 from tests.errors import raises_setting
 from tests.tiny import Scripted
@@ -124,7 +124,7 @@ NOT_HELD = [
 def test_whole_numbers_that_would_be_other_ones_in_a_batch_are_a_fault(space, seen, number):
     for whole, told in ((space, seen), (gym.spaces.Dict(inner=space), {"inner": seen})):
         env = make_env(lambda whole=whole, told=told: Sees(whole, told), 2)
-        with pytest.raises(EnvironmentFault, match=rf"env 0.* returned {number} as .* not in "):
+        with pytest.raises(EnvError, match=rf"env 0.* returned {number} as .* not in "):
             VectorCollector(env, None, steps_per_env=4).collect()
 
 
@@ -158,7 +158,7 @@ def test_a_vector_environment_is_held_to_whole_numbers_too():
             seen, *rest = super().step(actions)
             return seen + 0.5, *rest
 
-    with pytest.raises(EnvironmentFault, match=r"returned \d.* as observation, .* not in Box"):
+    with pytest.raises(EnvError, match=r"returned \d.* as observation, .* not in Box"):
         VectorCollector(make_env(Bytes()), None, steps_per_env=1).collect()
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from kit.envs import make_env
 from kit.envs.backends.workers import without_main
-from kit.envs.errors import EnvironmentFault
+from kit.envs.errors import EnvError
 from kit.testing.counter import COUNTER
 from tests.envs.odd_envs import BadReset, ManySpaces, Raises, Returns, Steps
 
@@ -185,7 +185,7 @@ def test_keyboard_interrupt_of_an_environment_is_a_fault(workers, tmp_path):
     env = workers(functools.partial(Raises, (2,), str(tmp_path / "calls"), how="interrupt"), 1)
     env.start()
     step(env, 0)
-    with pytest.raises(EnvironmentFault, match="raised KeyboardInterrupt in its process"):
+    with pytest.raises(EnvError, match="raised KeyboardInterrupt in its process"):
         step(env, 0)
 
 
@@ -204,7 +204,7 @@ def test_restarts_are_counted_over_all_workers(workers):
     with pytest.warns(RuntimeWarning, match="1 of 1"):
         step(env)
     kill(env, 1)
-    with pytest.raises(EnvironmentFault, match="envs 1 to 1 died"):
+    with pytest.raises(EnvError, match="envs 1 to 1 died"):
         step(env)
 
 
@@ -224,7 +224,7 @@ def test_an_impossible_observation_is_named_with_the_copy(workers):
     env = workers(functools.partial(Returns, np.zeros(2, np.float32)), 2, num_workers=2)
     env.start()
     step(env)
-    with pytest.raises(EnvironmentFault, match=r"env 0: returned observation of shape \(2,\)"):
+    with pytest.raises(EnvError, match=r"env 0: returned observation of shape \(2,\)"):
         step(env)
 
 
@@ -232,7 +232,7 @@ def test_an_environment_that_cannot_be_reset_is_a_fault_after_all_restarts(worke
     env = workers(BadReset, 1, restart_on_error=2)
     with (
         pytest.warns(RuntimeWarning, match="no power"),
-        pytest.raises(EnvironmentFault, match=r"reset\(\) raised RuntimeError: no power"),
+        pytest.raises(EnvError, match=r"reset\(\) raised RuntimeError: no power"),
     ):
         env.start()
 
@@ -267,7 +267,7 @@ def test_an_environment_that_cannot_be_made_leaves_no_process(workers):
                 raise OSError("no licence")
 
     before = processes()
-    with pytest.raises(EnvironmentFault, match=r"did not start: .*OSError: no licence"):
+    with pytest.raises(EnvError, match=r"did not start: .*OSError: no licence"):
         workers(OnlyHere, 2)
     assert processes() == before
 
@@ -276,7 +276,7 @@ def test_the_state_of_a_dead_worker_is_a_fault_that_says_so(workers):
     env = workers(COUNTER, 1)
     env.start()
     kill(env)
-    with pytest.raises(EnvironmentFault, match=r"died \(signal SIGKILL"):
+    with pytest.raises(EnvError, match=r"died \(signal SIGKILL"):
         env.full_state()
 
 
@@ -298,7 +298,7 @@ def test_a_worker_that_cannot_be_started_anew_is_a_fault_with_the_reason(workers
     kill(env)
     with (
         pytest.warns(RuntimeWarning, match="SIGKILL"),
-        pytest.raises(EnvironmentFault, match="making it raised OSError: no licence"),
+        pytest.raises(EnvError, match="making it raised OSError: no licence"),
     ):
         step(env)
 

@@ -94,7 +94,7 @@ def attempt(recipe: str, number: int, run: bool) -> Attempt:
 
     An error refuses it, by whomever it is raised, but for a plan that was not kept.
     """
-    from kit.trainer import PlanNotKept
+    from kit.trainer import PlanMismatchError
 
     values = configuration(recipe, number, run)
     shown = {name: repr(value)[:300] for name, value in values.items()}
@@ -112,7 +112,7 @@ def attempt(recipe: str, number: int, run: bool) -> Attempt:
     try:
         make(module.Config, build, values)
     except BaseException as error:
-        fine = isinstance(error, Exception) and not isinstance(error, PlanNotKept)
+        fine = isinstance(error, Exception) and not isinstance(error, PlanMismatchError)
         text = traceback.format_exc()[-3000:]
         return Attempt(number, "refused" if fine else "raised", text, shown)
     return Attempt(number, outcome[0], "", shown)

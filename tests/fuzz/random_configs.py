@@ -25,7 +25,7 @@ WORDS: dict[str, list[Any]] = {
     "device": ["cpu", "cpu:0", "cuda", "gpu"],
     "collector": [*COLLECTORS, "vecor", None],
     "logger": ["csv", "none", "csv,none", "tensorboard", "wnb"],
-    "runs": [None, None, "runs", "a/../b"],
+    "log_dir": [None, None, "runs", "a/../b"],
     "resume": [None, "latest", "nowhere"],
     "id": ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCarContinuous-v0", "CartPole-v9",
            "Taxi-v3", "Blackjack-v1", "nowhere:Env-v0", "kit.testing.envs:kit/Glimpse-v0"],
@@ -77,7 +77,7 @@ def small_config(config_class: type) -> dict[str, Any]:
     """Plain values of a run of some dozen policy (offline: gradient) steps; it writes nothing."""
     values = to_plain(config_class())
     steps, on_policy = values["steps"], "update_epochs" in values["steps"]
-    values |= {"runs": None, "progress": False, "collector": None}
+    values |= {"log_dir": None, "progress": False, "collector": None}
     values |= {"hidden_sizes": [8]} if "hidden_sizes" in values else {}
     values |= {"num_particles": 2} if "num_particles" in values else {}
     if "imagination_horizon" in values:  # recording takes longer than such a run

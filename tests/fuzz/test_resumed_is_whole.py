@@ -25,8 +25,8 @@ RUNS = 8
 WORLD_MODELS = ("dreamerv1", "dreamerv3", "plan2explore")
 _AROUND = {
     "collector", "collector_kwargs", "compile", "convolutions", "device", "hidden_sizes",
-    "imagination_horizon", "kwargs", "logger", "num_particles", "progress", "resume", "runs",
-    "size", "start_from", "threads", "time_limit",
+    "imagination_horizon", "kwargs", "log_dir", "logger", "num_particles", "progress", "resume",
+    "size", "init_from", "threads", "time_limit",
 }  # fmt: skip
 """Settings of what surrounds a run, and of how long it takes."""
 
@@ -85,7 +85,7 @@ def outcome(
         runs: folder of run folders.
         kill: stage and number of :func:`kill_in`; the run is resumed afterwards.
     """
-    values = {**copy.deepcopy(values), "runs": str(runs)}
+    values = {**copy.deepcopy(values), "log_dir": str(runs)}
     trainer = recipe.build(from_plain(recipe.Config, copy.deepcopy(values)))
     if not is_short(trainer.plan, 1):
         trainer.shutdown()

@@ -238,7 +238,7 @@ def test_a_named_schedule_is_not_begun_in_the_middle_of_a_run(tmp_path):
 
 def test_a_schedule_of_a_term_that_the_loss_leaves_out_is_refused():
     with raises_setting("critic_coeff"):
-        build(Config(critic_coeff=0.0, anneal_critic="linear", runs=None, progress=False))
+        build(Config(critic_coeff=0.0, critic_schedule="linear", log_dir=None, progress=False))
 
 
 def test_schedules_that_do_not_exist_and_shares_beyond_a_run_are_refused():

@@ -71,7 +71,7 @@ def test_what_was_best_does_not_change_with_the_weights_that_are_restored():
 
 
 def test_a_metric_that_no_evaluation_has_is_named_at_the_end_with_the_nearest_column(tmp_path):
-    config = tiny_config(tmp_path, runs=None, keep_best=False)
+    config = tiny_config(tmp_path, log_dir=None, keep_best=False)
     trainer = recipes.ppo.build(config, hooks=[BestPolicy("evaluation/retrun")])
     with pytest.warns(UserWarning, match=r"never found 'evaluation/retrun'.*'evaluation/return'"):
         trainer.run()
@@ -99,7 +99,7 @@ def ppo(tmp_path, steps=256, **settings):
             total_policy_steps=steps, steps_per_env=16, update_epochs=2, minibatch_size=32,
             evaluation_every=32, evaluation_episodes=3,
         ),
-        learning_rate=0.05, hidden_sizes=[8], runs=str(tmp_path), progress=False, **settings,
+        learning_rate=0.05, hidden_sizes=[8], log_dir=str(tmp_path), progress=False, **settings,
     )  # fmt: skip
 
 
@@ -157,7 +157,7 @@ def test_offline_it_is_told_by_gradient_steps(tmp_path, monkeypatch, capsys):
             gradient_steps=60, gradient_steps_per_iteration=10, minibatch_size=8,
             evaluation_every=10, evaluation_episodes=1,
         ),
-        dataset=NAMES, hidden_sizes=[8], runs=str(tmp_path), learning_rate=0.1, seed=1,
+        dataset=NAMES, hidden_sizes=[8], log_dir=str(tmp_path), learning_rate=0.1, seed=1,
     )  # fmt: skip
     config.env.max_episode_steps = 15
     trainer = recipes.bc.build(config)
@@ -176,7 +176,7 @@ def test_one_that_is_not_kept_cannot_be_evaluated(tmp_path, capsys):
             total_policy_steps=64, steps_per_env=1, learning_starts=32, minibatch_size=8,
             evaluation_every=None,
         ),
-        hidden_sizes=[8], runs=str(tmp_path), progress=False, keep_best=False,
+        hidden_sizes=[8], log_dir=str(tmp_path), progress=False, keep_best=False,
     )  # fmt: skip
     trainer = recipes.dqn.build(config)
     trainer.run()

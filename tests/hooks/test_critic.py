@@ -31,7 +31,7 @@ def collected(num_envs=3, steps=7):
     return next(iter(VectorCollector(env, actor, **settings))), critic
 
 
-def build(recipe, runs=None, hooks=(), num_normalization_steps=0, **settings):
+def build(recipe, log_dir=None, hooks=(), num_normalization_steps=0, **settings):
     steps = OnPolicySteps(
         total_policy_steps=240, steps_per_env=10, update_epochs=1, minibatch_size=None,
         evaluation_every=None if num_normalization_steps else 120, evaluation_episodes=1,
@@ -41,7 +41,7 @@ def build(recipe, runs=None, hooks=(), num_normalization_steps=0, **settings):
     where = None if runs is None else str(runs)
     normalize = num_normalization_steps > 0
     env = EnvConfig(num_envs=2, normalize_observation=normalize, normalize_reward=False)
-    config = recipe.Config(env=env, steps=steps, runs=where, progress=False, **settings)
+    config = recipe.Config(env=env, steps=steps, log_dir=where, progress=False, **settings)
     return recipe.build(config, hooks=list(hooks))
 
 
@@ -171,7 +171,7 @@ def test_a_prefill_that_the_policy_learns_from_is_learned_from_as_well():
         total_policy_steps=72, num_envs=2, steps_per_env=8, update_epochs=1, minibatch_size=8,
         prefill_steps=24, prefill_random=False, prefill_in_first_batch=True, final_evaluation=False,
     )  # fmt: skip
-    settings = {"critic_epochs": 1, "critic_minibatch_size": 8, "runs": None, "progress": False}
+    settings = {"critic_epochs": 1, "critic_minibatch_size": 8, "log_dir": None, "progress": False}
     trainer = recipes.ppo.build(recipes.ppo.Config(EnvConfig(num_envs=2), steps=plan, **settings))
     fitted = trainer.registered_modules["fit_critic"]
     counts = []
@@ -187,8 +187,8 @@ def test_a_prefill_that_the_policy_learns_from_is_learned_from_as_well():
     ("setting", "value"),
     [
         ("critic_coeff", 0.7),
-        ("anneal_critic", "linear"),
-        ("shared_body", True),
+        ("critic_schedule", "linear"),
+        ("shared_backbone", True),
         ("clip_value", 0.2),
     ],
 )
@@ -202,7 +202,7 @@ def test_what_means_nothing_beside_it_is_refused(setting, value):
 )
 def test_what_means_nothing_without_it_is_refused(setting, value):
     with raises_setting(setting):
-        recipes.ppo.build(recipes.ppo.Config(runs=None, progress=False, **{setting: value}))
+        recipes.ppo.build(recipes.ppo.Config(log_dir=None, progress=False, **{setting: value}))
 
 
 def test_counts_below_one_and_other_types_are_refused():

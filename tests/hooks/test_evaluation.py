@@ -17,7 +17,7 @@ from torchrl.envs.utils import ExplorationType
 from torchrl.modules import GRUModule
 
 import recipes.ppo
-from kit.envs import EnvironmentFault, make_env
+from kit.envs import EnvError, make_env
 from kit.experiment import EnvConfig, OnPolicySteps
 from kit.hooks import Evaluator
 from kit.modules import make_actor
@@ -199,7 +199,7 @@ class NotANumber(Scripted):
 @pytest.mark.parametrize("what", ["observation", "reward"])
 def test_nan_in_an_evaluation_is_a_fault_of_its_environment(what):
     env = make_env(lambda: NotANumber(what), 2)
-    with pytest.raises(EnvironmentFault, match=f"env 0, .*: returned NaN as {what}"):
+    with pytest.raises(EnvError, match=f"env 0, .*: returned NaN as {what}"):
         Evaluator(env, make_actor(env, (4,)), episodes=2)(1)
 
 
@@ -239,7 +239,7 @@ def faded(folder, *, stops=False, **kwargs):
     )  # fmt: skip
     config = recipes.ppo.Config(
         env=EnvConfig(id="kit/Fading-v0", num_envs=1, kwargs=kwargs), steps=steps,
-        hidden_sizes=[4], runs=str(folder), log_every=8, progress=False, logger="none",
+        hidden_sizes=[4], log_dir=str(folder), log_every=8, progress=False, logger="none",
     )  # fmt: skip
     trainer = recipes.ppo.build(config)
     returns = []

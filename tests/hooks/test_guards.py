@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import kit.hooks.guards
-from kit.hooks import NaNGuard, NotFinite, StopWhen, TargetKL, TimeLimit
+from kit.hooks import NaNGuard, NonFiniteError, StopWhen, TargetKL, TimeLimit
 from tests.errors import raises_setting
 from tests.tiny import on_policy_plan, ppo_trainer
 
@@ -110,7 +110,7 @@ def test_the_losses_that_are_not_finite_are_named_first(bad):
         "gradient_steps": 1_234, "train/loss_critic": bad, "train/entropy": math.nan,
         "train/loss_objective": 1.0,
     }  # fmt: skip
-    with pytest.raises(NotFinite) as raised:
+    with pytest.raises(NonFiniteError) as raised:
         trainer.stages.fire("log_row", row)
     assert str(raised.value).startswith(
         f"after 1,234 gradient steps loss_critic is {bad}; none was saved yet. Smaller learning"
@@ -119,7 +119,7 @@ def test_the_losses_that_are_not_finite_are_named_first(bad):
 
 def test_other_metrics_are_named_where_the_losses_are_finite():
     trainer = ppo_trainer(on_policy_plan(), hooks=[NaNGuard()])
-    with pytest.raises(NotFinite, match="after 1 gradient steps entropy is nan"):
+    with pytest.raises(NonFiniteError, match="after 1 gradient steps entropy is nan"):
         trainer.stages.fire(
             "log_row", {"gradient_steps": 1, "train/entropy": math.nan, "train/loss_a": 0.0}
         )

@@ -48,7 +48,7 @@ def test_signs_of_rewards_are_learned_from():
 def test_a_run_learns_from_other_rewards_and_logs_and_stores_its_own(settings):
     steps = OffPolicySteps(total_policy_steps=400, learning_starts=64, evaluation_every=None)
     env = EnvConfig(id="Pendulum-v1", num_envs=1)
-    how = {"steps": steps, "env": env, "runs": None, "progress": False, "seed": 3}
+    how = {"steps": steps, "env": env, "log_dir": None, "progress": False, "seed": 3}
     trainers = [recipes.sac.build(recipes.sac.Config(**how, **more)) for more in ({}, settings)]
     seen: list[list[float]] = [[], []]
     for trainer, found in zip(trainers, seen):
@@ -67,7 +67,7 @@ def test_a_run_learns_from_other_rewards_and_logs_and_stores_its_own(settings):
 
 @pytest.mark.parametrize("settings", [{}, {"reward_scale": 0.5}], ids=str)
 def test_off_policy_learning_from_the_last_batch_alone_is_refused(settings):
-    config = recipes.sac.Config(runs=None, progress=False, **settings)
+    config = recipes.sac.Config(log_dir=None, progress=False, **settings)
     trainer = recipes.sac.build(config, buffer=None)
     with raises_setting("buffer"):
         trainer.run()
@@ -75,7 +75,7 @@ def test_off_policy_learning_from_the_last_batch_alone_is_refused(settings):
 
 @pytest.mark.parametrize(("n_step", "refused"), [(3, True), (1, False)])
 def test_signs_of_sums_of_rewards_are_refused(n_step, refused):
-    config = recipes.dqn.Config(runs=None, progress=False, n_step=n_step)
+    config = recipes.dqn.Config(log_dir=None, progress=False, n_step=n_step)
     if not refused:
         assert recipes.dqn.build(config, hooks=[SignReward()])
         return
@@ -89,7 +89,7 @@ def test_signs_of_sums_of_rewards_are_refused(n_step, refused):
 def test_standardising_sums_of_rewards_is_refused(n_step, refused):
     """Where an episode ends, fewer are summed: their mean is not that of the others."""
     config = recipes.dqn.Config(
-        runs=None, progress=False, n_step=n_step, standardize_reward=True, reward_scale=0.5
+        log_dir=None, progress=False, n_step=n_step, standardize_reward=True, reward_scale=0.5
     )
     if not refused:
         assert recipes.dqn.build(config)
@@ -100,6 +100,6 @@ def test_standardising_sums_of_rewards_is_refused(n_step, refused):
 
 @pytest.mark.parametrize("hook", [SignReward(), ScaleReward(0.1)], ids=lambda hook: hook.name)
 def test_rewards_of_records_are_not_those_of_minibatches_of_transitions(hook):
-    config = recipes.dreamerv3.Config(runs=None, progress=False)
+    config = recipes.dreamerv3.Config(log_dir=None, progress=False)
     with raises_setting("hook"):
         recipes.dreamerv3.build(config, hooks=[hook])

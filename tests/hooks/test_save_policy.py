@@ -14,7 +14,7 @@ import recipes.dqn
 import recipes.ppo
 from kit.evaluate import SavedRun
 from kit.experiment import EnvConfig
-from kit.hooks import Hook, NotFinite, SavePolicy, StopWhen, TimeLimit
+from kit.hooks import Hook, NonFiniteError, SavePolicy, StopWhen, TimeLimit
 from kit.logging import RowLogger
 from kit.steps.settings import OffPolicySteps, OnPolicySteps
 from tests.errors import raises_setting
@@ -29,7 +29,7 @@ def ppo(tmp_path: Path, **changes) -> recipes.ppo.Config:
             total_policy_steps=32, steps_per_env=8, update_epochs=1, minibatch_size=8,
             evaluation_every=16, evaluation_episodes=2,
         ),
-        "hidden_sizes": [8], "runs": str(tmp_path / "runs"), "progress": False,
+        "hidden_sizes": [8], "log_dir": str(tmp_path / "runs"), "progress": False,
         "save_policy": True,
     }  # fmt: skip
     return recipes.ppo.Config(**{**settings, **changes})
@@ -78,7 +78,7 @@ def test_the_last_and_the_best_policy_are_read_from_it_anywhere(best, tmp_path):
 def test_a_new_run_starts_from_it(tmp_path):
     trainer = recipes.ppo.build(ppo(tmp_path))
     trainer.run()
-    new = recipes.ppo.build(ppo(tmp_path, start_from=str(trainer.folder / "policy")))
+    new = recipes.ppo.build(ppo(tmp_path, init_from=str(trainer.folder / "policy")))
     begun, ended = weights(new), weights(trainer)
     assert all(torch.equal(value, begun[name]) for name, value in ended.items())
 
@@ -88,7 +88,7 @@ def test_it_has_neither_replay_buffer_nor_optimiser_and_no_run_goes_on_from_it(t
         steps=OffPolicySteps(
             total_policy_steps=40, steps_per_env=1, learning_starts=20, minibatch_size=8
         ),
-        runs=str(tmp_path), progress=False, save_policy=True,
+        log_dir=str(tmp_path), progress=False, save_policy=True,
     )  # fmt: skip
     trainer = recipes.dqn.build(config)
     trainer.run()
@@ -141,7 +141,7 @@ def test_a_run_that_is_stopped_after_its_loss_was_not_finite_has_none(tmp_path):
     config.steps.evaluation_every = None
     trainer = recipes.ppo.build(config, logger=[kept], hooks=[TimeLimit(1e-9)])
     trainer.register_op("process_loss", lambda _, losses: losses.apply(lambda one: one * math.nan))
-    with pytest.raises(NotFinite):
+    with pytest.raises(NonFiniteError):
         trainer.run()
     assert kept.told == []
     assert not (trainer.folder / "policy").exists()
@@ -159,6 +159,6 @@ def test_rows_and_weights_are_those_of_a_run_without(tmp_path):
 
 def test_without_a_run_folder_it_is_refused(tmp_path):
     with raises_setting("save_policy"):
-        recipes.ppo.build(ppo(tmp_path, runs=None))
+        recipes.ppo.build(ppo(tmp_path, log_dir=None))
     with raises_setting("SavePolicy"):
         ppo_trainer(on_policy_plan(), hooks=[SavePolicy(tmp_path / "policy")])

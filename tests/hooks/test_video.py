@@ -38,7 +38,7 @@ def ppo(tmp_path: Path, **changes) -> recipes.ppo.Config:
             total_policy_steps=64, steps_per_env=8, update_epochs=1, minibatch_size=8,
             evaluation_every=16, evaluation_episodes=2,
         ),
-        "hidden_sizes": [8], "runs": str(tmp_path / "runs"), "progress": False,
+        "hidden_sizes": [8], "log_dir": str(tmp_path / "runs"), "progress": False,
     }  # fmt: skip
     return recipes.ppo.Config(**{**settings, **changes})
 
@@ -82,7 +82,7 @@ def test_offline_they_are_counted_by_gradient_steps(tmp_path, monkeypatch):
     monkeypatch.setattr("kit.experiment.read_datasets", read_stored)
     config = recipes.bc.Config(
         env=EnvConfig(id="Pendulum-v1", num_envs=1, max_episode_steps=LENGTH),
-        dataset=[NAMES[0]], runs=str(tmp_path), progress=False, video_every=20,
+        dataset=[NAMES[0]], log_dir=str(tmp_path), progress=False, video_every=20,
         steps=OfflineSteps(
             gradient_steps=40, gradient_steps_per_iteration=10, minibatch_size=8,
             evaluation_every=10, evaluation_episodes=1,
@@ -167,7 +167,7 @@ def test_the_environment_is_drawn_with_its_own_wrappers(tmp_path):
 # ---------------------------------------------------------------------- refused when it is built
 def test_a_run_without_a_folder_has_no_place_for_them(tmp_path):
     with raises_setting("video_every"):
-        recipes.ppo.build(ppo(tmp_path, runs=None, video_every=16))
+        recipes.ppo.build(ppo(tmp_path, log_dir=None, video_every=16))
 
 
 def test_a_trainer_that_evaluates_nothing_has_nothing_to_record(tmp_path):

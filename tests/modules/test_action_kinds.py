@@ -10,7 +10,7 @@ from gymnasium import spaces
 from torch import nn
 
 from kit.envs import make_env
-from kit.modules import make_actor, make_body
+from kit.modules import make_actor, make_backbone
 from tests.errors import raises_setting
 from tests.tiny import Guess, on_policy_plan, ppo_trainer
 
@@ -84,4 +84,4 @@ def test_layers_after_inputs_and_activations_are_the_actors_own(continuous):
 def test_they_are_refused_with_a_body_that_has_its_own():
     env = make_env("CartPole-v1")
     with raises_setting("after"):
-        make_actor(env, body=make_body(env, (4,)), after=lambda width: [nn.LayerNorm(width)])
+        make_actor(env, body=make_backbone(env, (4,)), after=lambda width: [nn.LayerNorm(width)])

@@ -20,7 +20,7 @@ from kit.collectors import VectorCollector
 from kit.envs import make_env
 from kit.experiment import EnvConfig, OffPolicySteps, OnPolicySteps
 from kit.losses import DiscreteSACLoss
-from kit.modules import make_actor, make_body, make_q_network, make_value
+from kit.modules import make_actor, make_backbone, make_q_network, make_value
 from kit.modules.exploration import EpsilonGreedy
 from kit.modules.heads import Heads
 from tests.envs.odd_envs import Masked
@@ -65,7 +65,7 @@ def environment(kind, num_envs=4):
 
 def actor_of(env, shared=False):
     torch.manual_seed(0)
-    body = make_body(env, (8,)) if shared else None
+    body = make_backbone(env, (8,)) if shared else None
     actor = make_actor(env, (8,), body=body)
     with torch.no_grad():  # or the choices would be about equally probable
         for parameter in actor.parameters():
@@ -187,7 +187,7 @@ def test_discrete_sac_keeps_its_temperature_where_few_choices_are_allowed():
                 total_policy_steps=400, steps_per_env=1, learning_starts=100, replay_ratio=1,
                 minibatch_size=256,
             ),
-            target_entropy=0.9, runs=None, progress=False,
+            target_entropy=0.9, log_dir=None, progress=False,
         )
     )  # fmt: skip
     trainer.run()
@@ -250,7 +250,7 @@ def test_a_mask_of_another_length_is_refused(make):
 def test_the_nearest_allowed_choice_is_learnt():
     steps = OnPolicySteps(total_policy_steps=5_120, evaluation_every=None, evaluation_episodes=20)
     env = EnvConfig("kit.testing.envs:kit/Allowed-v0", num_envs=8, kwargs={"choices": 6})
-    cfg = recipes.ppo.Config(env=env, steps=steps, learning_rate=3e-3, runs=None, progress=False)
+    cfg = recipes.ppo.Config(env=env, steps=steps, learning_rate=3e-3, log_dir=None, progress=False)
     trainer = recipes.ppo.build(cfg)
     trainer.run()
     assert trainer.journal.latest["evaluation/length"] == 8  # a forbidden choice ends an episode

@@ -11,7 +11,7 @@ from tensordict.nn import TensorDictModule
 from torchrl.objectives import DQNLoss, TD3Loss
 
 from kit.envs import make_env
-from kit.modules import make_action_value, make_actor, make_body, make_q_network, make_value
+from kit.modules import make_action_value, make_actor, make_backbone, make_q_network, make_value
 from kit.modules.images import Convolutions
 from tests.errors import raises_setting
 from tests.tiny import Guess, Scripted
@@ -165,7 +165,7 @@ def test_an_observation_with_the_name_of_an_output_of_the_actor_is_refused(share
     action = spaces.Box(-1, 1, (2,), np.float32)
     env = make_env(lambda: Scripted(observation_space=space, action_space=action), 2)
     with raises_setting("observation_space"):
-        make_actor(env, continuous="tanh_normal", body=make_body(env) if shared else None)
+        make_actor(env, continuous="tanh_normal", body=make_backbone(env) if shared else None)
 
 
 def test_a_kind_of_continuous_actions_that_there_is_not_is_refused():
@@ -176,7 +176,7 @@ def test_a_kind_of_continuous_actions_that_there_is_not_is_refused():
 def test_a_deterministic_actor_shares_no_body():
     env = make_env("Pendulum-v1")
     with raises_setting("body"):
-        make_actor(env, continuous="deterministic", body=make_body(env))
+        make_actor(env, continuous="deterministic", body=make_backbone(env))
 
 
 def test_images_that_are_numbers_already_stay_as_they_are():

@@ -139,7 +139,7 @@ def trainer_of(total: int = 1_152, **settings: Any) -> Trainer:
     cfg = recipes.ppo_recurrent.Config(
         **{
             "env": EnvConfig("kit/Recall-v0", num_envs=4), "hidden_sizes": [8],
-            "recurrent_size": 8, "runs": None, "progress": False,
+            "recurrent_size": 8, "log_dir": None, "progress": False,
             "steps": OnPolicySteps(**{**steps, **own}), **settings,
         }
     )  # fmt: skip
@@ -192,14 +192,14 @@ def test_values_are_those_of_the_unrolled_sequence():
     expected = value(batch.exclude("next", "state_value"))["state_value"]
     found = trainer.advantage(batch)
     torch.testing.assert_close(found["state_value"], expected.detach(), rtol=1e-5, atol=1e-6)
-    goes_on = ~found["next", "done"][:, :-1]
-    following = found["next", "state_value"][:, :-1][goes_on]
-    torch.testing.assert_close(following, found["state_value"][:, 1:][goes_on])
+    continues_episodes = ~found["next", "done"][:, :-1]
+    following = found["next", "state_value"][:, :-1][continues_episodes]
+    torch.testing.assert_close(following, found["state_value"][:, 1:][continues_episodes])
 
 
 def test_a_policy_of_one_step_batches_is_recorded_once():
     env = make_env("kit/Recall-v0", 2)
-    actor, _ = make_actor_critic(env, (4,), shared_body=True, recurrent="gru", recurrent_size=4)
+    actor, _ = make_actor_critic(env, (4,), shared_backbone=True, recurrent="gru", recurrent_size=4)
     collector = VectorCollector(env, actor, steps_per_env=1)
     programs = set()
     for number in range(30):
@@ -239,7 +239,7 @@ def test_a_cue_is_recalled_by_a_recurrent_policy_and_by_no_other(kind):
     trainer.run()
     assert trainer.journal.latest["evaluation/return"] >= 0.95
     steps = OnPolicySteps(total_policy_steps=57_600, steps_per_env=72, evaluation_episodes=200)
-    plain = recipes.ppo.Config(env=long["env"], steps=steps, runs=None, progress=False)
+    plain = recipes.ppo.Config(env=long["env"], steps=steps, log_dir=None, progress=False)
     without = recipes.ppo.build(plain)
     without.run()
     assert without.journal.latest["evaluation/return"] < 0.4
@@ -251,7 +251,7 @@ def test_a_cue_is_recalled_by_a_recurrent_policy_and_by_no_other(kind):
     [
         ({"sequence_length": None}, "steps.sequence_length"),
         ({"burn_in": 12}, "burn_in"),
-        ({"shared_body": False}, "shared_body"),
+        ({"shared_backbone": False}, "shared_backbone"),
         ({"steps_per_env": 40, "total": 1_280}, "steps.sequence_length"),
     ],
 )

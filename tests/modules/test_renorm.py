@@ -100,7 +100,7 @@ def test_the_actor_of_crossq_learns_by_minibatches_and_acts_by_running_statistic
 
 @pytest.mark.parametrize("authors", [True, False])
 def test_the_authors_actor_has_renormalisation_and_clips_its_log_deviations(authors):
-    trainer = crossq.build(crossq.Config(renorm_actor=authors, runs=None, progress=False))
+    trainer = crossq.build(crossq.Config(renorm_actor=authors, log_dir=None, progress=False))
     actor = trainer.loss_module.actor_network
     assert any(isinstance(one, BatchRenorm) for one in actor.modules()) == authors
     assert any(isinstance(one, ClippedTanhNormal) for one in actor.modules()) == authors

@@ -200,7 +200,7 @@ def config(**changes):
     )  # fmt: skip
     return recipes.ppo.Config(
         **{"env": EnvConfig(id="Pendulum-v1", num_envs=2, max_episode_steps=10), "steps": steps,
-           "hidden_sizes": [8], "runs": None, "progress": False, "squash_actions": True,
+           "hidden_sizes": [8], "log_dir": None, "progress": False, "squash_actions": True,
            "log_every": 16, **changes}
     )  # fmt: skip
 

@@ -111,6 +111,6 @@ def test_pieces_are_factors_of_the_start_from_a_share_of_the_run_on():
     ],
 )
 def test_a_schedule_that_cannot_be_read_is_refused(kind):
-    with raises_setting("anneal") as refused:
-        make_schedule(kind, 1.0, 0.0, 8, "anneal")
-    assert refused.value.field == "anneal"
+    with raises_setting("lr_schedule") as refused:
+        make_schedule(kind, 1.0, 0.0, 8, "lr_schedule")
+    assert refused.value.field == "lr_schedule"

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from kit.collectors import VectorCollector
-from kit.envs.errors import EnvironmentFault
+from kit.envs.errors import EnvError
 from kit.testing import (
     CARTPOLE,
+    COLLECTOR_CHECKS,
     COUNTING,
-    PROMISES,
     REPEATING,
-    BrokenPromise,
     CollectorCase,
+    ConformanceError,
     check_collector,
     counter_env,
     counter_policy,
@@ -185,12 +185,12 @@ def broken(kind: type[VectorCollector], vectorization: str = "sync", world=COUNT
 
 
 def test_a_collector_that_is_right_passes_with_the_names_of_all_promises():
-    assert check_collector(broken(VectorCollector), cases=CASES) == list(PROMISES)
+    assert check_collector(broken(VectorCollector), cases=CASES) == list(COLLECTOR_CHECKS)
 
 
 def test_a_single_step_that_two_seeds_have_in_common_proves_nothing():
     one = CollectorCase(num_envs=1, steps_per_env=1, batches=1)
-    assert check_collector(broken(VectorCollector), cases=[one]) == list(PROMISES)
+    assert check_collector(broken(VectorCollector), cases=[one]) == list(COLLECTOR_CHECKS)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_a_single_step_that_two_seeds_have_in_common_proves_nothing():
 )
 def test_the_promise_that_is_broken_is_named(kind, promise):
     case = COUNTING.cases[0]
-    with pytest.raises(BrokenPromise, match=rf"^{promise}: ") as caught:
+    with pytest.raises(ConformanceError, match=rf"^{promise}: ") as caught:
         check_collector(broken(kind), cases=[case])
     assert (caught.value.promise, caught.value.case) == (promise, case)
     assert f"num_envs=3, steps_per_env={case.steps_per_env}" in str(caught.value)
@@ -254,7 +254,7 @@ def test_random_steps_are_random_and_counted(kind, promise, steps):
     if promise is None:
         assert check_collector(make, cases=[case], promises=["counts", "random_actions"])
         return
-    with pytest.raises(BrokenPromise, match=rf"^{promise}: "):
+    with pytest.raises(ConformanceError, match=rf"^{promise}: "):
         check_collector(make, cases=[case], promises=["counts", "random_actions"])
 
 
@@ -263,14 +263,14 @@ def test_random_steps_are_counted_on_in_a_run_that_goes_on():
         env, random = counter_env(case), {"init_random_frames": case.random_steps}
         return ForgetsRandomSteps(env, counter_policy(env), **amounts(case), **random)
 
-    with pytest.raises(BrokenPromise, match=r"^checkpoint: random_policy_steps are"):
+    with pytest.raises(ConformanceError, match=r"^checkpoint: random_policy_steps are"):
         check_collector(make, cases=[CollectorCase(random_steps=6)])
 
 
 def test_a_process_that_is_left_is_found():
     before = set(multiprocessing.active_children())
     try:
-        with pytest.raises(BrokenPromise, match=r"^shutdown: processes are left"):
+        with pytest.raises(ConformanceError, match=r"^shutdown: processes are left"):
             check_collector(
                 broken(LeavesItsWorkers, "async"),
                 cases=[CollectorCase(num_envs=1)],
@@ -293,7 +293,7 @@ class CountsPolicySteps(VectorCollector):
 
 def test_env_steps_are_counted_where_actions_are_repeated():
     check_collector(broken(CountsPolicySteps), promises=["counts"])
-    with pytest.raises(BrokenPromise, match=r"^counts: counted .*'env_steps'"):
+    with pytest.raises(ConformanceError, match=r"^counts: counted .*'env_steps'"):
         check_collector(broken(CountsPolicySteps, world=REPEATING), world=REPEATING)
 
 
@@ -307,7 +307,7 @@ def test_an_entry_that_is_in_no_batch_is_named(entry, promise):
             return super().collect().exclude(entry)
 
     with pytest.raises(
-        BrokenPromise, match=rf"^{promise}: batches have no {re.escape(str(entry))}"
+        ConformanceError, match=rf"^{promise}: batches have no {re.escape(str(entry))}"
     ):
         check_collector(broken(Incomplete), cases=CASES)
 
@@ -324,7 +324,7 @@ def test_a_promise_that_nobody_makes_is_refused_with_those_that_there_are():
 def test_what_goes_wrong_in_a_collector_is_passed_on():
     class Raises(VectorCollector):
         def collect(self):
-            raise EnvironmentFault("env", 1, "fell over")
+            raise EnvError("env", 1, "fell over")
 
-    with pytest.raises(EnvironmentFault, match="fell over"):
+    with pytest.raises(EnvError, match="fell over"):
         check_collector(broken(Raises), cases=CASES)

@@ -7,8 +7,8 @@ from collections import OrderedDict
 import pytest
 
 from kit.collectors import EpisodeCollector, VectorCollector
-from kit.envs.plain_values import CannotCapture
-from kit.testing import CARTPOLE, COUNTING, PROMISES, BrokenPromise, check_collector
+from kit.envs.plain_values import StateCaptureError
+from kit.testing import CARTPOLE, COLLECTOR_CHECKS, COUNTING, ConformanceError, check_collector
 from tests.collectors.kinds import amounts, episodes
 
 WORLDS = pytest.mark.parametrize("world", [COUNTING, CARTPOLE], ids=["counting", "cartpole"])
@@ -18,7 +18,7 @@ def without_state(env):
     """The same environment, which does not give its state."""
 
     def refuse():
-        raise CannotCapture("the state is secret")
+        raise StateCaptureError("the state is secret")
 
     env.backend.full_states = refuse
     return env
@@ -92,14 +92,14 @@ class TakesAStepFirst(VectorCollector):
 @WORLDS
 @pytest.mark.parametrize("exact_resume", [False, True])
 def test_a_collector_that_only_claims_to_go_on_exactly_is_found(world, exact_resume):
-    with pytest.raises(BrokenPromise, match=r"^checkpoint: other batches come after loading"):
+    with pytest.raises(ConformanceError, match=r"^checkpoint: other batches come after loading"):
         check(ClaimsToBeExact, world, exact_resume)
 
 
 @WORLDS
 def test_new_beginnings_have_to_be_allowed(world):
     check(VectorCollector, world, exact_resume=False)
-    with pytest.raises(BrokenPromise, match=r"^checkpoint: does not resume exactly"):
+    with pytest.raises(ConformanceError, match=r"^checkpoint: does not resume exactly"):
         check(VectorCollector, world, exact_resume=True)
 
 
@@ -116,7 +116,7 @@ def test_new_beginnings_have_to_be_allowed(world):
     ],
 )
 def test_what_is_wrong_after_a_new_beginning_is_named(kind, promise, world):
-    with pytest.raises(BrokenPromise, match=f"^checkpoint: after a restart, {promise}: "):
+    with pytest.raises(ConformanceError, match=f"^checkpoint: after a restart, {promise}: "):
         check(kind, world)
 
 
@@ -130,7 +130,7 @@ def test_a_collector_that_could_go_on_exactly_but_says_no_has_to_begin_anew():
         env = COUNTING.env(case)
         return SaysNo(env, COUNTING.policy(env), **amounts(case))
 
-    with pytest.raises(BrokenPromise, match="after a restart, continuity"):
+    with pytest.raises(ConformanceError, match="after a restart, continuity"):
         check_collector(make, exact_resume=False)
 
 
@@ -139,4 +139,4 @@ def test_whole_episodes_are_all_played_before_anything_is_saved(world):
     def make(case) -> EpisodeCollector:
         return episodes(case, without_state(world.env(case)))
 
-    assert check_collector(make, world=world, exact_resume=False) == list(PROMISES)
+    assert check_collector(make, world=world, exact_resume=False) == list(COLLECTOR_CHECKS)

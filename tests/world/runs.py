@@ -24,7 +24,7 @@ def build(recipe: Any, runs: Path | None = None, hooks: Any = (), **changes: Any
     settings = {
         "env": EnvConfig(id="CartPole-v1", num_envs=1), "imagination_horizon": 3,
         "imagination_starts": 2, "progress": False, "compile": False,
-        "runs": None if runs is None else str(runs),
+        "log_dir": None if runs is None else str(runs),
     }  # fmt: skip
     config = recipe.Config(steps=steps_class(**steps), **{**settings, **changes})
     return recipe.build(config, hooks=list(hooks))

@@ -180,9 +180,9 @@ def test_fine_tuning_of_sheeprl_continues_from_an_exploration_with_its_buffer(tm
         "replay_ratio": 0.25, "per_rank_batch_size": 2, "per_rank_sequence_length": 6,
     }  # fmt: skip
     config = recipes.plan2explore.Config(
-        env=EnvConfig(id="CartPole-v1", num_envs=1), steps=Sheeprl(**words), runs=str(tmp_path),
+        env=EnvConfig(id="CartPole-v1", num_envs=1), steps=Sheeprl(**words), log_dir=str(tmp_path),
         imagination_horizon=3, imagination_starts=2, progress=False, compile=False,
-        start_from=str(explored.folder),
+        init_from=str(explored.folder),
     )  # fmt: skip
     trainer = recipes.plan2explore.build(config)
     assert_equal(trainer, explored)
@@ -216,8 +216,8 @@ def test_fine_tuning_without_the_buffer_of_an_exploration_is_refused(tmp_path):
     explored = build(recipes.plan2explore, tmp_path, save_policy=True, **steps)
     explored.run()
     policy = str(explored.folder / "policy")
-    with raises_setting("start_from"):
-        build(recipes.plan2explore, tmp_path, exploration_steps=0, start_from=policy)
+    with raises_setting("init_from"):
+        build(recipes.plan2explore, tmp_path, exploration_steps=0, init_from=policy)
 
 
 @pytest.mark.nightly
@@ -231,7 +231,7 @@ def test_plan2explore_learns_a_goal_that_random_actions_do_not_find():
 
     maze = ["preset=maze", "env.kwargs.rooms=2", "env.kwargs.steps=50"]
     for seed in range(3):  # rounding decides which of them fail
-        arguments = [*maze, f"seed={seed}", "runs=null", "progress=false"]
+        arguments = [*maze, f"seed={seed}", "log_dir=null", "progress=false"]
         main(recipes.plan2explore.Config, run, arguments)
         if found[-1].journal.latest["evaluation/return"] >= 0.9:
             return
@@ -273,7 +273,7 @@ def test_without_recurrence_nothing_is_left_of_a_cue_when_it_is_asked_for(monkey
 # ---------------------------------------------------------------------- learning
 @pytest.mark.nightly
 def test_dreamerv3_learns_cartpole():
-    config = recipes.dreamerv3.Config(runs=None, progress=False)
+    config = recipes.dreamerv3.Config(log_dir=None, progress=False)
     config.steps.evaluation_every = None
     trainer = recipes.dreamerv3.build(config)
     trainer.run()
@@ -291,7 +291,7 @@ def test_dreamerv3_answers_what_it_has_seen_eight_steps_before(monkeypatch, reme
     )  # fmt: skip
     config = recipes.dreamerv3.Config(
         env=GO_NO_GO, steps=steps, size="tiny", latents=2, learning_rate=1e-3, entropy_coeff=0.03,
-        imagination_starts=4, runs=None, progress=False, seed=1,
+        imagination_starts=4, log_dir=None, progress=False, seed=1,
     )  # fmt: skip
     trainer = recipes.dreamerv3.build(config)
     trainer.run()

@@ -33,9 +33,9 @@ from kit.dialects.fields import (
 from kit.dialects.sheeprl.defaults import (
     CONFIGS,
     DECOUPLED,
+    IMPLICIT_DEFAULTS,
     P2E,
     SEQUENCES,
-    UNSAID,
     absent,
     defaults,
 )
@@ -46,7 +46,7 @@ from kit.steps.counting import counting_rule
 from kit.steps.counts import LARGEST_RATIO
 from kit.steps.errors import SettingError, real_number
 from kit.steps.plan import StepPlan
-from kit.steps.schema import Count, Natural
+from kit.steps.schema import NonNegativeInt, PositiveInt
 
 _PPOS, _SACS = ("ppo", "ppo_decoupled"), ("sac", "droq", "sac_ae", "sac_decoupled")
 
@@ -120,40 +120,40 @@ class Sheeprl(Dialect):
         "algo.alpha.alpha": "alpha",
     }
     CONFIGS: ClassVar = CONFIGS
-    UNSAID: ClassVar = UNSAID
+    IMPLICIT_DEFAULTS: ClassVar = IMPLICIT_DEFAULTS
 
-    total_steps: Natural = counts()
+    total_steps: NonNegativeInt = counts()
     """policy steps of the run in all processes, rounded down to whole iterations."""
-    exploration_steps: Natural = counts(default=0, only=P2E)
+    exploration_steps: NonNegativeInt = counts(default=0, only=P2E)
     """policy steps during which the exploring agent of Plan2Explore acts; documented, and in the
     code of no version. 0: those of the code, all of an exploration run and those of a fine-tuning
     run up to its first training."""
     max_episode_steps: int | None = None
     """policy steps after which an episode is truncated; ``None`` or less than 1: never."""
-    learning_starts: Natural = counts(only=OFF_POLICY)
+    learning_starts: NonNegativeInt = counts(only=OFF_POLICY)
     """policy steps in all processes with random actions, rounded down to whole iterations; the last
     of these iterations already trains."""
-    per_rank_pretrain_steps: Natural = counts(only=OFF_POLICY)
+    per_rank_pretrain_steps: NonNegativeInt = counts(only=OFF_POLICY)
     """gradient steps of each process in the first training; see the versions."""
     replay_ratio: float = counts(only=OFF_POLICY)
     """gradient steps of each process per policy step of its own, from the first training on."""
-    rollout_steps: Count = counts(only=ON_POLICY)
+    rollout_steps: PositiveInt = counts(only=ON_POLICY)
     """policy steps of each environment in one on-policy iteration."""
-    per_rank_batch_size: Count = counts()
+    per_rank_batch_size: PositiveInt = counts()
     """transitions (sequences, for Dreamer) in a minibatch of one process."""
-    per_rank_sequence_length: Count = counts(only=SEQUENCES)
+    per_rank_sequence_length: PositiveInt = counts(only=SEQUENCES)
     """time steps of a sequence."""
-    update_epochs: Natural = counts(only=_PPOS)
+    update_epochs: NonNegativeInt = counts(only=_PPOS)
     """passes over the collected batch (PPO)."""
-    num_envs: Count = counts("num_envs", 4)
+    num_envs: PositiveInt = counts("num_envs", 4)
     """environments in one process (``env.num_envs``)."""
-    world_size: Count = 1
+    world_size: PositiveInt = 1
     """processes that train together (``fabric.devices``)."""
-    action_repeat: Natural = 1
+    action_repeat: NonNegativeInt = 1
     """env steps one action is held for; 0 means 1."""
-    train_every: Natural = counts(only=OFF_POLICY)
+    train_every: NonNegativeInt = counts(only=OFF_POLICY)
     """policy steps between trainings, before ``replay_ratio`` (version 0.5.0)."""
-    per_rank_gradient_steps: Natural = counts(only=OFF_POLICY)
+    per_rank_gradient_steps: NonNegativeInt = counts(only=OFF_POLICY)
     """gradient steps of one training, before ``replay_ratio`` (version 0.5.0)."""
     dry_run: bool = False
     """whether the run ends with its first training, without random actions and pretraining."""
@@ -161,22 +161,22 @@ class Sheeprl(Dialect):
     """whether one episode is played at the end, on the first process (``algo.run_test``)."""
     share_data: bool = refused("each process trains on what it collected", False, only=ON_POLICY)
     """whether the processes gather what all of them collected and split it; same counts."""
-    buffer_size: Count | None = acts("buffer_size", None, _capacity, family=OFF_POLICY)
+    buffer_size: PositiveInt | None = acts("buffer_size", None, _capacity, family=OFF_POLICY)
     """transitions that the replay buffers of all processes hold (``buffer.size``), rounded down to
     equally many of each environment."""
     buffer_checkpoint: bool = refused(
         "checkpoints have the replay buffer", True, accepted=(True,), only=OFF_POLICY
     )
     """whether the replay buffer is in the checkpoint, for a resume (``buffer.checkpoint``)."""
-    target_network_frequency: Natural = refused(
+    target_network_frequency: NonNegativeInt = refused(
         "targets are updated at every gradient step", 1, only=OFF_POLICY
     )
     """policy steps between target updates (SAC, ``algo.critic.target_network_frequency``)."""
-    anneal_lr: bool = acts("anneal", False, _anneal, only=ON_POLICY)
+    anneal_lr: bool = acts("lr_schedule", False, _anneal, only=ON_POLICY)
     """whether the learning rate falls linearly with the iterations, to one iteration's share."""
-    anneal_clip_coef: bool = acts("anneal_clip", False, linear_or_constant, only=_PPOS)
+    anneal_clip_coef: bool = acts("clip_schedule", False, linear_or_constant, only=_PPOS)
     """whether the clipping range falls linearly with the iterations (PPO)."""
-    anneal_ent_coef: bool = acts("anneal_entropy", False, linear_or_constant, only=_PPOS)
+    anneal_ent_coef: bool = acts("entropy_schedule", False, linear_or_constant, only=_PPOS)
     """whether the weight of the entropy does (PPO)."""
     lr: float = acts("learning_rate", only=ON_POLICY)
     """learning rate of the one optimiser of PPO and A2C (``algo.optimizer.lr``)."""
@@ -197,13 +197,15 @@ class Sheeprl(Dialect):
     max_grad_norm: float = acts("max_grad_norm", None, _norm, only=ON_POLICY)
     """largest norm of the gradient (PPO, A2C), which in A2C is a sum over the transitions of a
     process, not a mean as in recipes; 0: any."""
-    dense_units: Count = acts("hidden_sizes", None, _hidden_sizes, only=ON_POLICY)
+    dense_units: PositiveInt = acts("hidden_sizes", None, _hidden_sizes, only=ON_POLICY)
     """width of the hidden layers (PPO, A2C)."""
-    mlp_layers: Natural = acts("hidden_sizes", None, _hidden_sizes, only=ON_POLICY)
+    mlp_layers: NonNegativeInt = acts("hidden_sizes", None, _hidden_sizes, only=ON_POLICY)
     """hidden layers (PPO, A2C)."""
     tau: float = acts("tau", only=_SACS)
     """Polyak coefficient of the target networks (SAC)."""
-    hidden_size: Count = acts("hidden_sizes", None, lambda value, _: [value, value], only=_SACS)
+    hidden_size: PositiveInt = acts(
+        "hidden_sizes", None, lambda value, _: [value, value], only=_SACS
+    )
     """width of both hidden layers (SAC)."""
     alpha: float = acts("initial_alpha", only=_SACS)
     """entropy coefficient at the beginning (SAC, ``algo.alpha.alpha``)."""

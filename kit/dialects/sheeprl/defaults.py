@@ -103,7 +103,7 @@ experiment chooses among the others."""
 
 _OF_PPO = RAW | {"activation": "tanh", "critic_loss": "l2", "target_kl": None}
 _OF_SAC = RAW | {"activation": "relu", "n_step": 1, "max_grad_norm": None}
-UNSAID: dict[str, dict[str, Any]] = {
+IMPLICIT_DEFAULTS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("ppo", "ppo_decoupled"), _OF_PPO),
     "a2c": RAW | {"activation": "tanh", "normalize_advantage": False, "optimizer": "rmsprop"},
     **dict.fromkeys(("sac", "droq", "sac_decoupled"), _OF_SAC | {"learning_rate": 3e-4}),

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kit.envs.errors import EnvironmentFault
-from kit.envs.plain_values import CannotCapture
+from kit.envs.errors import EnvError
+from kit.envs.plain_values import StateCaptureError
 from kit.envs.spaces import ActionConverter, Arrays, Leaf, leaves
 
 Mask = NDArray[np.bool_]
@@ -96,7 +96,7 @@ class EnvBackend(ABC):
     restarts = 0
     faults = 0
     infos: Mapping[int, Mapping[str, float]] = {}
-    tell: Callable[[EnvironmentFault], object] | None = None
+    tell: Callable[[EnvError], object] | None = None
     specs: tuple[Any, Any] | None = None
     _learns: str | None = None
 
@@ -138,7 +138,7 @@ class EnvBackend(ABC):
             Envs that were rebuilt, ``None`` if there are none.
 
         Raises:
-            EnvironmentFault: if an env raises or returns something impossible, and no restart is
+            EnvError: if an env raises or returns something impossible, and no restart is
                 left.
         """
 
@@ -146,14 +146,14 @@ class EnvBackend(ABC):
         """Return the state of each env as plain values.
 
         Raises:
-            CannotCapture: if some environment cannot give its state.
+            StateCaptureError: if some environment cannot give its state.
         """
         name = type(self).__name__.removesuffix("Backend")
-        raise CannotCapture(f"{name} does not give the state of its environments")
+        raise StateCaptureError(f"{name} does not give the state of its environments")
 
     def set_full_states(self, states: list[Any]) -> None:
         """Restore the states of :meth:`full_states`."""
-        raise CannotCapture(f"{self.name}: its environments take no state")
+        raise StateCaptureError(f"{self.name}: its environments take no state")
 
     @property
     def is_where_it_was(self) -> bool:
@@ -177,14 +177,14 @@ class EnvBackend(ABC):
     def close(self) -> None:
         """Release the envs."""
 
-    def _recovered(self, fault: EnvironmentFault) -> None:
+    def _recovered(self, fault: EnvError) -> None:
         """Count a fault that is going to be recovered from, or raise it if no restart is left."""
         if self.faults >= self.restarts:
             raise fault
         self.faults += 1
         (self.tell or self._warn)(fault)
 
-    def _warn(self, fault: EnvironmentFault) -> None:
+    def _warn(self, fault: EnvError) -> None:
         text = f"{fault}; it is rebuilt, its episode truncated ({self.faults} of {self.restarts})"
         with warnings.catch_warnings():
             warnings.simplefilter("always", RuntimeWarning)  # each one, not the first alone

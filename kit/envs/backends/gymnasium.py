@@ -12,8 +12,8 @@ from gymnasium.envs.registration import EnvSpec
 from numpy.typing import NDArray
 
 from kit.envs.backends.base import EnvBackend, Mask, StepArrays, infos_of_arrays
-from kit.envs.errors import FAULTS, EnvironmentFault, fault_of
-from kit.envs.plain_values import CannotCapture
+from kit.envs.errors import FAULTS, EnvError, fault_of
+from kit.envs.plain_values import StateCaptureError
 from kit.envs.single_env import errors_of_making, seed_spaces
 from kit.envs.spaces import Arrays, some
 from kit.envs.state import capture, held, learning_layer, restore
@@ -90,14 +90,14 @@ class GymnasiumBackend(EnvBackend):
         for name, given in (("terminated", terminated), ("truncated", truncated)):
             flags = np.asarray(given)
             if flags.dtype != np.bool_ and not np.isin(flags, (0, 1)).all():
-                raise EnvironmentFault(self.name, None, f"returned {flags} as {name}")
+                raise EnvError(self.name, None, f"returned {flags} as {name}")
             getattr(result, name)[...] = flags
         if "env_steps" in info:
             result.env_steps[...] = info["env_steps"]
         for leaf in self.observation_leaves:
             value = leaf.of(seen)
             if (wrong := leaf.misfit(value)) is not None:
-                raise EnvironmentFault(self.name, None, f"returned {wrong}")
+                raise EnvError(self.name, None, f"returned {wrong}")
             result.observation[leaf.key][...] = value
             result.next_observation[leaf.key][...] = value
         ended, self.infos = result.terminated | result.truncated, {}
@@ -137,7 +137,7 @@ class GymnasiumBackend(EnvBackend):
         """Capture the envs of ``SyncVectorEnv``; other vector environments cannot be captured."""
         if not isinstance(self.vector, gym.vector.SyncVectorEnv):
             name = type(self.vector).__name__
-            raise CannotCapture(f"{name} does not give the state of its environments")
+            raise StateCaptureError(f"{name} does not give the state of its environments")
         return [capture(*pair) for pair in zip(self.vector.envs, self._since_made)]
 
     def set_full_states(self, states: list[Any]) -> None:
@@ -205,7 +205,7 @@ def make_native(
 
     Raises:
         SettingError: if it spends a policy step on each reset.
-        EnvironmentFault: if there is none.
+        EnvError: if there is none.
     """
     limit = spec.max_episode_steps if max_episode_steps is None else max_episode_steps
     limited = {} if limit is None else {"max_episode_steps": limit}

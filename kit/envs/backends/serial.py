@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kit.envs.backends.base import EnvBackend, Mask, StepArrays, derived_seed, hold, info_numbers
-from kit.envs.errors import FAULTS, EnvironmentFault, fault_of
+from kit.envs.errors import FAULTS, EnvError, fault_of
 from kit.envs.single_env import ActionRepeat, close_quietly, seed_spaces
 from kit.envs.spaces import Arrays
 from kit.envs.state import Shared, capture, held, layers, learning_layer, restore
@@ -153,7 +153,7 @@ class SerialBackend(EnvBackend):
         """Return a flag of an environment, or raise its fault if it is neither true nor false."""
         if value in (0, 1):
             return bool(value)
-        raise EnvironmentFault(self.name, self.first + number, f"returned {value!r} as {name}")
+        raise EnvError(self.name, self.first + number, f"returned {value!r} as {name}")
 
     def _write(self, number: int, seen: Any, arrays: Arrays) -> None:
         values = []
@@ -165,9 +165,9 @@ class SerialBackend(EnvBackend):
             if np.shape(value) != leaf.shape or value is None:
                 what = f"{leaf.key} of shape {np.shape(value)}" if value is not None else "nothing"
                 what = f"returned {what} as {leaf.key}, its space says shape {leaf.shape}"
-                raise EnvironmentFault(self.name, self.first + number, what)
+                raise EnvError(self.name, self.first + number, what)
             if (wrong := leaf.misfit(value)) is not None:
-                raise EnvironmentFault(self.name, self.first + number, f"returned {wrong}")
+                raise EnvError(self.name, self.first + number, f"returned {wrong}")
             values.append(value)
         for leaf, value in zip(self.observation_leaves, values):
             arrays[leaf.key][number] = value

@@ -175,7 +175,7 @@ class TorchRLBackend(EnvBackend):
         """Return the state of the environments below transforms, and the present TensorDict.
 
         Raises:
-            CannotCapture: if an environment below is neither Gymnasium's, in this process, nor the
+            StateCaptureError: if an environment below is neither Gymnasium's, in this process, nor the
                 kit's.
         """
         assert self._root is not None

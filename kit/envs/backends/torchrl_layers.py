@@ -26,7 +26,7 @@ from torchrl.envs import (
 from torchrl.envs.batched_envs import BatchedEnvBase
 
 from kit.envs.backends.base import derived_seed
-from kit.envs.plain_values import CannotCapture
+from kit.envs.plain_values import StateCaptureError
 from kit.envs.single_env import seed_spaces
 from kit.envs.spaces import Key
 from kit.envs.state import capture, restore
@@ -188,7 +188,7 @@ def state_below(env: EnvBase) -> dict[str, Any]:
     """The states of what is stepped below the transforms, and what ``SerialEnv`` has seen of it.
 
     Raises:
-        CannotCapture: if it is neither Gymnasium's, in this process, nor the kit's.
+        StateCaptureError: if it is neither Gymnasium's, in this process, nor the kit's.
     """
     parts, serial = [_state_of(part) for part in _below(env)], _serial(env)
     shown = [plain_entries(one.shared_tensordict_parent) for one in serial]
@@ -199,12 +199,12 @@ def load_state_below(env: EnvBase, state: dict[str, Any]) -> None:
     """Restore a state of :func:`state_below`.
 
     Raises:
-        CannotCapture: if an environment has nothing of that kind where an object was.
+        StateCaptureError: if an environment has nothing of that kind where an object was.
     """
     for part, saved in zip(_below(env), state["parts"], strict=True):
         if isinstance(part, VectorEnv):
             if not part.load_full_state(saved):
-                raise CannotCapture(part.not_resumable)
+                raise StateCaptureError(part.not_resumable)
         else:
             restore(part, saved)
     for one, entries in zip(_serial(env), state["shown"], strict=True):
@@ -220,12 +220,12 @@ def _below(env: EnvBase) -> list[Any]:
         return [one for inner in below._envs for one in _below(inner)]
     if isinstance(below, GymWrapper):
         return [below._env]
-    raise CannotCapture(f"{type(below).__name__} does not give the state of its environments")
+    raise StateCaptureError(f"{type(below).__name__} does not give the state of its environments")
 
 
 def seed_spaces_below(env: EnvBase, seed: int) -> None:
     """Seed the spaces of Gymnasium's environments in this process, which TorchRL does not."""
-    with contextlib.suppress(CannotCapture):  # there are others, too
+    with contextlib.suppress(StateCaptureError):  # there are others, too
         for number, part in enumerate(_below(env)):
             if not isinstance(part, VectorEnv):  # which has seeded them
                 seed_spaces(part, derived_seed(seed, number))
@@ -243,7 +243,7 @@ def _state_of(part: Any) -> Any:
         return capture(part)
     state = part.full_state()
     if state["envs"] is None:
-        raise CannotCapture(part.not_resumable)
+        raise StateCaptureError(part.not_resumable)
     return state
 
 

@@ -30,9 +30,9 @@ from numpy.typing import NDArray
 
 from kit.envs.backends.base import EnvBackend, Mask, StepArrays, derived_seed, hold
 from kit.envs.backends.serial import MakeCopy, SerialBackend
-from kit.envs.errors import FAULTS, EnvironmentFault, fault_of
+from kit.envs.errors import FAULTS, EnvError, fault_of
 from kit.envs.hanging import OF_PARENT, end_process, is_main_thread, is_parents_affair
-from kit.envs.plain_values import CannotCapture
+from kit.envs.plain_values import StateCaptureError
 from kit.envs.single_env import close_quietly
 from kit.envs.spaces import Arrays, Leaf
 from kit.envs.state import capture_process, learning_layer, restore_process, seed_process
@@ -63,7 +63,7 @@ class WorkersBackend(EnvBackend):
             that takes longer is killed, which is a fault like others. ``None``: no limit.
 
     Raises:
-        EnvironmentFault: if the processes do not start.
+        EnvError: if the processes do not start.
     """
 
     steps_some = True
@@ -100,8 +100,8 @@ class WorkersBackend(EnvBackend):
                 self._receive(worker)
         except (RuntimeError, EOFError, OSError) as error:
             self.close()
-            what = error.what if isinstance(error, EnvironmentFault) else error
-            raise EnvironmentFault(name, None, f"its processes did not start: {what}") from error
+            what = error.what if isinstance(error, EnvError) else error
+            raise EnvError(name, None, f"its processes did not start: {what}") from error
 
     # ------------------------------------------------------------------ all at once
     def reset(
@@ -195,16 +195,16 @@ class WorkersBackend(EnvBackend):
                 return
             except (EOFError, OSError):
                 fault = self._death(worker)
-            except EnvironmentFault as error:  # it cannot be made, or reset
+            except EnvError as error:  # it cannot be made, or reset
                 fault = error
 
-    def _death(self, worker: _Worker) -> EnvironmentFault:
+    def _death(self, worker: _Worker) -> EnvError:
         which = f"envs {worker.envs.start} to {worker.envs.stop - 1}"
         if worker.hung is not None:
             what = f"took longer than {worker.step_timeout:g} seconds for a step (step_timeout)"
-            return EnvironmentFault(self.name, worker.hung, what)
+            return EnvError(self.name, worker.hung, what)
         how = how_it_ended(worker.process)
-        return EnvironmentFault(self.name, None, f"the process of {which} died ({how})")
+        return EnvError(self.name, None, f"the process of {which} died ({how})")
 
     # ------------------------------------------------------------------ in and out
     def full_states(self) -> list[Any]:
@@ -316,7 +316,7 @@ class _Worker:
         with contextlib.suppress(OSError):
             self.pipe.send_bytes(pickle.dumps(message))
 
-    def receive(self) -> tuple[list[EnvironmentFault], Any]:
+    def receive(self) -> tuple[list[EnvError], Any]:
         """Return the faults recovered from, and the answer or error; wait for them.
 
         Raises:
@@ -415,7 +415,7 @@ class _Served:
 
     def __init__(self, memory: _SharedMemory, first: int, last: int) -> None:
         self.first, self.last, self.arrays = first, last, memory.arrays(first, last)
-        self.faults: list[EnvironmentFault] = []
+        self.faults: list[EnvError] = []
         self.backend: Any = None
 
     def answer(self, command: str, arguments: list[Any]) -> bytes:
@@ -423,11 +423,11 @@ class _Served:
         try:
             owner = self if hasattr(self, command) else self.backend
             value = getattr(owner, command)(*arguments)
-        except (EnvironmentFault, CannotCapture, SettingError) as error:
+        except (EnvError, StateCaptureError, SettingError) as error:
             value = error
         except KeyboardInterrupt:  # of an environment: Ctrl-C is left to the parent
             what = "raised KeyboardInterrupt in its process"
-            value = EnvironmentFault(getattr(self.backend, "name", "env"), None, what)
+            value = EnvError(getattr(self.backend, "name", "env"), None, what)
         except Exception as error:  # by its text, as not every one can be sent
             value = RuntimeError(f"{type(error).__name__}: {error}")
         self.arrays.clock[0, 1] = math.inf

@@ -12,7 +12,9 @@ from torch import nn
 from kit.config.loss import has_target_networks
 
 
-def with_shared_body(make: Callable[..., Any], networks: tuple[Any, ...], **arguments: Any) -> Any:
+def with_shared_backbone(
+    make: Callable[..., Any], networks: tuple[Any, ...], **arguments: Any
+) -> Any:
     """Make a loss; where actor and critic begin with the same body, it runs once for both.
 
     Losses with target networks run it by themselves: targets need a body of their own.
@@ -25,7 +27,7 @@ def with_shared_body(make: Callable[..., Any], networks: tuple[Any, ...], **argu
     _, *value = critic
     heads = ProbabilisticTensorDictSequential(*head, *list(actor.module)[1:])
     loss = make(heads, TensorDictSequential(*value), **arguments)
-    return make(*networks, **arguments) if has_target_networks(loss) else SharedBody(loss, body)
+    return make(*networks, **arguments) if has_target_networks(loss) else SharedBackbone(loss, body)
 
 
 def _body_of(networks: tuple[Any, ...]) -> Any:
@@ -38,7 +40,7 @@ def _body_of(networks: tuple[Any, ...]) -> Any:
     return first[0] if "features" in first[0].out_keys else None
 
 
-class SharedBody(nn.Module):
+class SharedBackbone(nn.Module):
     """A loss of two heads on what one body writes.
 
     TorchRL's losses run actor and critic one after the other, so a shared body would run twice. The

@@ -24,7 +24,7 @@ _LEARNT = ("initial_alpha", "initial_log_std")
 """Settings of what begins as the other run has learnt it."""
 
 
-def start_from(
+def init_from(
     trainer: Trainer, name: str, cfg: RunConfig, recipe: str, with_buffer: bool = False
 ) -> Path:
     """Load weights and normalisation of another run into a new one; return the other's folder.
@@ -39,10 +39,10 @@ def start_from(
     Raises:
         SettingError: if there is no such run, or its networks, normalisation or buffer do not fit.
     """
-    folder = find_run(name, Path(cfg.runs or "runs"), recipe, "start_from")
+    folder = find_run(name, Path(cfg.log_dir or "runs"), recipe, "init_from")
     if isinstance(trainer.collector, AsyncCollector) and trainer.collector.normalizer:
         why = "has a normalisation that the environments of another process would not have"
-        raise SettingError("start_from", str(folder), why, "use collector=vector")
+        raise SettingError("init_from", str(folder), why, "use collector=vector")
     _check_meaning(cfg, folder)
 
     def read(checkpoint: Path) -> None:
@@ -54,15 +54,15 @@ def start_from(
             if error.field.startswith("env."):  # normalisation says it itself
                 raise
             works = "give a run with the same networks and loss"
-            raise SettingError("start_from", str(folder), error.why, works) from error
+            raise SettingError("init_from", str(folder), error.why, works) from error
         if with_buffer:
             if not any((checkpoint / "components").glob("*-buffer")):
                 why = "has no replay buffer, as a saved policy has none"
                 works = "give the folder of the whole run"
-                raise SettingError("start_from", str(folder), why, works)
+                raise SettingError("init_from", str(folder), why, works)
             Checkpoints(checkpoint.parent, {"buffer": trainer.buffer}).load(checkpoint)
 
-    check_has_checkpoint(folder, "start_from")
+    check_has_checkpoint(folder, "init_from")
     Checkpoints.read_latest(folder / "checkpoints", read)
     return folder
 
@@ -76,20 +76,20 @@ def check_has_checkpoint(folder: Path, field: str) -> None:
 
 def _check_meaning(cfg: RunConfig, folder: Path) -> None:
     """Raise SettingError for weights of another meaning, and for settings that they replace."""
-    saved = read_config(folder, "start_from")
+    saved = read_config(folder, "init_from")
     for name in _MEANINGS:
         ours, theirs = getattr(cfg, name, None), saved.get(name)
         if None in (ours, theirs):
             continue  # a recipe of another kind, that says it in its code
         # Tanh has two names.
         if str(ours).removeprefix("sigmoid_") != str(theirs).removeprefix("sigmoid_"):
-            why = f"and the networks of start_from={folder} have {theirs!r}"
+            why = f"and the networks of init_from={folder} have {theirs!r}"
             raise SettingError(name, ours, why, [theirs])
     usual = type(cfg)()
     for name in () if getattr(cfg, "fixed_alpha", False) else _LEARNT:
         ours, works = getattr(cfg, name, None), getattr(usual, name, None)
         if ours not in (works, saved.get(name)):
-            why = f"has no effect: it begins as start_from={folder} has learnt it"
+            why = f"has no effect: it begins as init_from={folder} has learnt it"
             raise SettingError(name, ours, why, [works])
 
 
@@ -106,7 +106,7 @@ def _check_normalization(trainer: Trainer, checkpoint: Path, folder: Path) -> No
         kind = "normalize_data"
     elif theirs:
         works = "normalise observations and rewards as that run does"
-    why = f"and start_from={folder} {'has' if theirs else 'has no'} normalisation"
+    why = f"and init_from={folder} {'has' if theirs else 'has no'} normalisation"
     raise SettingError(kind, not theirs, why, works)
 
 

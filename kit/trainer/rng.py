@@ -15,7 +15,7 @@ from kit.steps import SettingError
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-class OwnNumbers:
+class IsolatedRNG:
     """The global random numbers of Python, NumPy and PyTorch, as one run draws from them.
 
     Within ``with numbers:`` the process draws from them, and from its own afterwards. They
@@ -56,7 +56,7 @@ class OwnNumbers:
                 torch.set_num_threads(self._outside["threads"])
             _HOLDERS.remove(threading.get_ident())
 
-    def put_back(self) -> None:
+    def restore_global(self) -> None:
         """Let the process continue from these."""
         GlobalRNGState().load_state_dict(self._state)
 
@@ -85,7 +85,7 @@ def _hold() -> None:
         raise SettingError("trainer", "Trainer", why, works)
 
 
-def with_own_numbers(method: Method) -> Method:
+def isolated_rng(method: Method) -> Method:
     """Let a method of a trainer draw from the numbers of its run."""
 
     @functools.wraps(method)

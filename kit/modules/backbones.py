@@ -13,7 +13,7 @@ from kit.modules.recurrent import Recurrent, RecurrentKind
 from kit.steps import SettingError
 
 
-def make_body(
+def make_backbone(
     env: Any,
     hidden_sizes: Sequence[int] = (64, 64),
     activation: str = "tanh",
@@ -63,12 +63,12 @@ def observation_network(
     Args:
         env: the environment.
         out_features: columns of the last layer; ``None``: the last hidden layer is the last.
-        hidden_sizes: see :func:`make_body`.
-        activation: see :func:`make_body`.
-        orthogonal: see :func:`make_body`.
+        hidden_sizes: see :func:`make_backbone`.
+        activation: see :func:`make_backbone`.
+        orthogonal: see :func:`make_backbone`.
         out_gain: that of the last layer's weights.
         without: keys of observations that are left out.
-        convolutions: see :func:`make_body`.
+        convolutions: see :func:`make_backbone`.
         **layers: further arguments of :class:`~kit.modules.FlattenMLP`.
 
     Raises:

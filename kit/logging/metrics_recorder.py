@@ -19,7 +19,7 @@ from kit.logging.metrics import MetricMeans
 from kit.steps import SettingError
 
 
-class Journal:
+class MetricsRecorder:
     """Collects metrics during the loop and writes one row per log point.
 
     Losses, and floats logged by hooks, are averaged since the last row. Of integers, the last value
