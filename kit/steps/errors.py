@@ -26,7 +26,8 @@ class SettingError(ValueError):
     Args:
         field: name of the setting.
         value: the given one.
-        why: why it cannot work, as the end of a sentence that begins with the value.
+        why: what is wrong: a sentence that starts with a capital letter, or a predicate whose
+            subject is the value.
         works: values that would work, nearest first; or advice as text.
         hint: advice beyond the values.
     """
@@ -45,13 +46,16 @@ class SettingError(ValueError):
             none: how ``None`` is written where the setting is: ``null`` on the command line.
         """
         value = none if self.value is None else show(self.value)
-        message = f"{self.field}={value} {' '.join(self.why.split())}"
-        if isinstance(self.works, str):
-            message += f"; {self.works}" if self.works else ""
-        elif self.works:
+        is_sentence = self.why[:1].isupper()
+        text = f"{self.field}={value}{':' * is_sentence} {' '.join(self.why.split())}"
+        advice = self.works if isinstance(self.works, str) else ""
+        if self.works and not advice:
             works = (none if value is None else show(value, text=True) for value in self.works)
-            message += f"; what works: {' or '.join(dict.fromkeys(works))}"
-        return f"{message}; {self.hint}." if self.hint else f"{message}."
+            advice = "Try: " if is_sentence else "what works: "
+            advice += " or ".join(dict.fromkeys(works))
+        for part in filter(None, (advice, self.hint)):
+            text += f"{'.' if part[0].isupper() else ';'} {part}"
+        return f"{text}."
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), (self.field, self.value, self.why, self.works, self.hint))
