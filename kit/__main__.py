@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
-import argparse
 import gc
 import importlib
+import os
+import signal
 import sys
 from collections.abc import Sequence
 
+from kit import __version__
 from kit.cli.terminal import terminal
+from kit.steps.errors import close_to
 
-MODULES = {
-    "kit.cli.steps": "explain, translate and compare hyper-parameters of several libraries",
-    "kit.cli.compare": "compare saved runs over their seeds, as a table and as a picture",
-    "kit.cli.evaluate": "play the policy of a saved run, and record it to video",
-    "kit.cli.record": "record the policy of a saved run to a data set",
-    "kit.cli.export": "write the policy of a saved run to a file for PyTorch or ONNX alone",
+COMMANDS = {
+    "recipes": "list the built-in recipes",
+    "train": "train a recipe",
+    "new": "copy a recipe to a file that you can change",
+    "evaluate": "evaluate the policy of a saved run, or record a video of it",
+    "compare": "compare saved runs over their seeds, in a table and a plot",
+    "record": "record episodes of a saved run to an offline data set",
+    "export": "export the policy of a saved run to PyTorch or ONNX",
+    "steps": "explain and translate step settings of other libraries",
 }
-"""Descriptions of commands by module, imported late: ``kit steps`` needs no PyTorch."""
-COMMANDS = {module.rpartition(".")[2]: module for module in MODULES}
+"""Descriptions of the commands; each is a module of ``kit.cli``, imported when it is called."""
+
+USAGE = """\
+usage: kit COMMAND ...
+
+RL recipes and components on TorchRL that count every step exactly.
+
+commands:
+{commands}
+
+examples:
+  kit train ppo env.id=CartPole-v1
+  kit new ppo my_ppo.py
+  kit evaluate latest
+
+kit COMMAND --help describes a command, kit --version prints the version."""
 
 
 @terminal()
@@ -28,24 +48,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: words after ``kit``; ``None``: arguments of the process.
     """
-    parser = argparse.ArgumentParser(
-        prog="kit",
-        description="A modular component kit on TorchRL and tensordict.",
-        epilog="\n".join(
-            ["commands:", *(f"  {name:<9} {MODULES[module]}" for name, module in COMMANDS.items())]
-        ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("command", choices=COMMANDS, help="see below; each has its own --help")
-    parser.add_argument("words", nargs=argparse.REMAINDER, help="arguments of the command")
-    given = parser.parse_args(arguments)
-    if arguments is None:  # this process is the command's own
-        gc.disable()  # imports make 400,000 objects and no garbage, for which Python would look
-    module = importlib.import_module(COMMANDS[given.command])
-    if arguments is None:
+    command, *words = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if command in ("-h", "--help"):
+        print(USAGE.format(commands="\n".join(f"  {c:<9} {text}" for c, text in COMMANDS.items())))
+        return 0
+    if command == "--version":
+        print(f"kit {__version__}")
+        return 0
+    if command not in COMMANDS:
+        advice = " or ".join(close_to(command, [*COMMANDS])) or "kit --help"
+        print(f"kit: There is no command {command!r}. Try: {advice}.", file=sys.stderr)
+        return 2
+    is_process = arguments is None
+    if is_process:
+        gc.disable()  # imports create 400,000 objects and no garbage
+        if command == "train":  # SIGUSR1 would end the process before the run can handle it
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+        if os.getcwd() not in sys.path and not sys.flags.safe_path:
+            sys.path.append(os.getcwd())  # for modules of the user, as in python -m kit
+    module = importlib.import_module(f"kit.cli.{command}")
+    if is_process:
         gc.freeze()
         gc.enable()
-    return int(module.main(given.words) or 0)
+    return int(module.main(words) or 0)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Everything around an algorithm."""
+"""The experiment: plan, environments, replay buffer, run folder and trainer of a recipe."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ from kit.config.environment import (
     Actions,
     check_actions,
     check_arguments,
+    check_continuous_settings,
     check_dataset,
-    check_deviation,
     check_stacked_frames,
-    named_as_in,
+    renamed_errors,
 )
-from kit.config.loss import RecipeLoss, unchanged
+from kit.config.loss import RecipeLoss, preserve_state
 from kit.config.parts import Replacements, check_parts, check_replaced, check_update
 from kit.config.plain import check, differences
 from kit.config.plan import AnyConfig, make_plan
@@ -85,37 +85,37 @@ __all__ = [
 ]  # fmt: skip
 
 EVALUATED_AT_ONCE = 32
-"""Environments of an evaluation at most, unless more train; they play its episodes in turns."""
+"""Maximum number of parallel evaluation environments, unless more are used for training."""
 
 Parts = Mapping[str, Any]
-"""Parts of a trainer by the name of its argument, which replace those of a recipe."""
+"""Parts of a trainer by argument name, which replace those of a recipe."""
 
 
 class Experiment:
-    """Owns the surroundings of an algorithm: plan, environments, buffer, run folder, trainer.
+    """Creates everything around an algorithm: plan, environments, buffer, run folder, trainer.
 
-    Made first in a recipe's ``build``: it checks the settings, seeds all random numbers and sets
-    PyTorch's threads. Training and evaluation environments share one normaliser, everything that
-    discounts one gamma, everything that holds tensors one device.
+    Create it first in a recipe's ``build``. It checks the settings, seeds all random number
+    generators and sets PyTorch's threads. Training and evaluation environments share one
+    normaliser, and all parts use the same discount factor and device.
 
     Args:
-        cfg: settings of the recipe; those that ``cfg.steps`` of another library sets are changed in
-            place. With ``log_dir=None`` nothing is written, as in a notebook.
-        algorithm: as other libraries know it, for settings of steps in their words; by default the
-            name of the recipe.
-        parts: parts of the caller of ``build``, by name. They replace the recipe's; ``hooks`` and
-            ``logger`` are added to the recipe's. A ``collector`` may be a name, a class or a
-            collector. ``make_actor`` and ``make_critic`` are functions of the environment that
-            return a TensorDict module; ``optimizer`` is described in :meth:`make_optimizer`.
+        cfg: settings of the recipe. Step settings of another library (``cfg.steps``) may change
+            other settings in place. With ``log_dir=None`` nothing is written.
+        algorithm: name of the algorithm in other libraries, which interprets their step settings;
+            defaults to the name of the recipe.
+        parts: parts passed to ``build``, by name. They replace those of the recipe, except
+            ``hooks`` and ``logger``, which are added. ``collector`` is a name, a class or a
+            collector. ``make_actor`` and ``make_critic`` are functions that take the environment
+            and return a TensorDict module. See :meth:`make_optimizer` for ``optimizer``.
 
     Attributes:
-        plan: every count of the run.
-        name: of the recipe: that of the module which defines the settings.
-        algorithm: as other libraries know it.
-        folder: of the run, once its trainer is made; ``None`` if nothing is written.
+        plan: step plan of the run.
+        name: name of the recipe, which is the name of its module.
+        algorithm: name of the algorithm in other libraries.
+        folder: run folder; set when the trainer is created. ``None`` if nothing is written.
 
     Raises:
-        SettingError: if a setting is invalid, or contradicts another.
+        SettingError: if settings are invalid or contradict each other.
     """
 
     def __init__(
@@ -126,28 +126,28 @@ class Experiment:
         self.algorithm = algorithm or self.name
         check(cfg)
         differing = differences(cfg, FREE_TO_DIFFER)
-        taken = take(cfg.steps, cfg, self.algorithm, cfg.FAMILY)
+        applied = take(cfg.steps, cfg, self.algorithm, cfg.FAMILY)
         check(cfg)
-        checks.rows_of_normalization(cfg)
+        checks.check_advantage_norm(cfg)
         usable_device(device=cfg.device)
         self.cfg = cfg
         self._parts = dict(parts or {})
         self._replacements = Replacements(self._parts)
         if cfg.log_dir is None and cfg.resume is not None:
-            why = "goes on in its run folder, and this run has none"
+            reason = "A resumed run continues in its run folder, but log_dir=null disables it"
             raise SettingError(
-                "resume", cfg.resume, why, "leave out log_dir=null, or use init_from"
+                "resume", cfg.resume, reason, "Remove log_dir=null, or use init_from"
             )
         self._run = None if cfg.log_dir is None else RunFolder(recipe, cfg)
         self.folder: Path | None = None
         self.plan = make_plan(cfg, self.algorithm)
-        if self._run is not None:  # another library's settings may say another number
+        if self._run is not None:  # step settings of another library may set the number
             self._run.config["env"]["num_envs"] = self.plan.num_envs
         self._loss: RecipeLoss | None = None
         self._env: VectorEnv | None = None
-        self._sampler: PrioritizedSampler | None = None  # that of the settings
+        self._sampler: PrioritizedSampler | None = None  # created from the settings
         notes = caveats(cfg.steps, self.algorithm, cfg.FAMILY)
-        self.plan.remarks.extend([*differing, *taken, *notes])
+        self.plan.remarks.extend([*differing, *applied, *notes])
         self._outside, self._threads = IsolatedRNG(), torch.get_num_threads()
         if cfg.threads is not None:
             torch.set_num_threads(cfg.threads)
@@ -155,14 +155,14 @@ class Experiment:
 
     # ------------------------------------------------------------------ parts
     def make_env(self, *, actions: Actions | None = None, **changes: Any) -> VectorEnv:
-        """Make the training environments.
+        """Create the training environments.
 
         Args:
             actions: kind of actions that the algorithm needs; ``None``: any.
-            **changes: arguments of :func:`~kit.envs.make_env` that differ from the settings.
+            **changes: arguments of :func:`~kit.envs.make_env` that override the settings.
 
         Raises:
-            SettingError: if they cannot be made, or have other actions.
+            SettingError: if the environments cannot be created, or have other actions.
         """
         cfg, plan = self.cfg, self.plan
         settings = {
@@ -171,45 +171,46 @@ class Experiment:
             "action_repeat": plan.action_repeat,
             "max_episode_steps": plan.max_episode_steps,
             "seed": cfg.seed,
-            "gamma": getattr(cfg, "gamma", 1.0),  # of rewards, which cloning does not see
+            "gamma": getattr(cfg, "gamma", 1.0),  # behaviour cloning has no discount factor
             "normalization_steps": None,
         }
-        if isinstance(cfg.steps, OnPolicySteps):  # those of nip are part of no total
+        if isinstance(cfg.steps, OnPolicySteps):  # nip does not count them in the total
             settings["normalization_steps"] = cfg.steps.num_normalization_steps or None
         kwargs = settings.pop("kwargs")
         check_arguments(cfg, settings)
         if isinstance(cfg, OfflineConfig):
             settings["normalize_observation"] = cfg.normalize_data
-        with named_as_in(cfg):
+        with renamed_errors(cfg):
             env = make_env(**{**settings, **kwargs, **changes})
-        if not dataset_loading_disabled():  # a saved run that is only played stores nothing
-            checks.memory(plan, cfg, env, _bytes_of_latent(cfg))
+        if not dataset_loading_disabled():  # runs that are only evaluated store nothing
+            checks.check_run_memory(plan, cfg, env, _bytes_of_latent(cfg))
         check_stacked_frames(cfg, env)
         check_actions(env, actions, self.name)
-        check_deviation(cfg, env)
+        check_continuous_settings(cfg, env)
         self._env = env
         return env
 
     def make_evaluation_env(self, env: VectorEnv) -> VectorEnv:
-        """Make environments to evaluate in: those of ``env``, with its running normalisation.
+        """Create evaluation environments that share the normalisation of ``env``.
 
-        There is one for each episode, but no more than train or :data:`EVALUATED_AT_ONCE`.
+        There is one environment per episode, but at most the number of training environments or
+        :data:`EVALUATED_AT_ONCE`, whichever is larger.
         """
         if env.make_again is None:
-            works = "give the trainer an Evaluator as the part evaluate=..."
-            raise SettingError("env", env.name, "cannot be made a second time, to evaluate", works)
-        at_once = max(self.plan.num_envs, EVALUATED_AT_ONCE)
-        made = env.make_again(num_envs=min(self.plan.evaluation_episodes, at_once), seed=0)
-        made.normalizer = env.normalizer
-        return made
+            reason = "A second copy of the environment cannot be created for evaluations"
+            raise SettingError("env", env.name, reason, "Pass evaluate=Evaluator(...)")
+        limit = max(self.plan.num_envs, EVALUATED_AT_ONCE)
+        copy = env.make_again(num_envs=min(self.plan.evaluation_episodes, limit), seed=0)
+        copy.normalizer = env.normalizer
+        return copy
 
     def make_evaluator(self, env: VectorEnv, policy: Policy, **changes: Any) -> Evaluator:
-        """Make what evaluates a policy, in environments of :meth:`make_evaluation_env`.
+        """Create an evaluator for ``policy`` in environments from :meth:`make_evaluation_env`.
 
         Args:
             env: training environments.
-            policy: what is evaluated.
-            **changes: arguments of :class:`~kit.hooks.Evaluator` that differ from the settings.
+            policy: policy to evaluate.
+            **changes: arguments of :class:`~kit.hooks.Evaluator` that override the settings.
         """
         cfg, episodes = self.cfg, self.plan.evaluation_episodes
         settings = {"episodes": episodes, "seed": cfg.seed, "device": cfg.device}
@@ -218,84 +219,86 @@ class Experiment:
         return Evaluator(self.make_evaluation_env(env), policy, **{**settings, **changes})
 
     def make_actor(self, make: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
-        """Create the actor: by the caller's ``make_actor``, or else by the recipe's factory.
+        """Create the actor with the part ``make_actor``, or with the factory of the recipe.
 
         Args:
             make: factory of the recipe.
-            *arguments: arguments of ``make``. The first one, the environment, is the only argument
-                of the caller's factory.
-            **settings: further arguments of ``make``.
+            *arguments: arguments of ``make``. Only the first one, the environment, is passed to
+                the part ``make_actor``.
+            **settings: keyword arguments of ``make``.
         """
         return self._replacements.network("make_actor", make, *arguments, **settings)
 
     def make_critic(self, make: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
-        """Create the critic, as :meth:`make_actor` creates the actor."""
+        """Create the critic; see :meth:`make_actor`."""
         return self._replacements.network("make_critic", make, *arguments, **settings)
 
     def make_actor_critic(self, env: VectorEnv, **settings: Any) -> tuple[Any, Any]:
-        """Create actor and critic, which may share layers; the caller may replace one or both.
+        """Create actor and critic; the parts ``make_actor`` and ``make_critic`` replace them.
 
         Args:
             env: training environments.
-            **settings: further arguments of :func:`~kit.modules.make_actor_critic`.
+            **settings: keyword arguments of :func:`~kit.modules.make_actor_critic`.
 
         Raises:
-            SettingError: if the caller replaces one of two networks that share layers.
+            SettingError: if a part replaces only one of two networks that share layers.
         """
         return self._replacements.pair(make_actor_critic, env, **settings)
 
     def make_optimizer(
         self, make: type[Optimizer], parameters: Iterable[Any], **settings: Any
     ) -> Optimizer:
-        """Create an optimizer: the caller's ``optimizer``, or else the recipe's.
+        """Create an optimizer from the part ``optimizer``, or from the class of the recipe.
 
-        A class, or its name in ``torch.optim``, is called with ``parameters`` and the recipe's
-        learning rate. A function is called with a list of all parameters alone. An optimizer that
-        exists already must hold all parameters.
+        The part may be a class or its name in ``torch.optim``, which gets the parameters and the
+        learning rate of the recipe. It may be a function that takes a list of all parameters, or
+        an optimizer of all parameters.
 
         Args:
-            make: class of the recipe.
-            parameters: parameters, or groups of parameters.
-            **settings: further arguments of ``make``.
+            make: optimizer class of the recipe.
+            parameters: parameters, or parameter groups.
+            **settings: keyword arguments of ``make``.
 
         Raises:
-            SettingError: if the optimizer does not hold the parameters.
+            SettingError: if the optimizer lacks some of the parameters.
         """
         return self._replacements.optimizer(make, parameters, **settings)
 
     def make_loss(
-        self, given: str | Callable[..., Any], *networks: nn.Module, **arguments: Any
+        self, loss: str | Callable[..., Any], *networks: nn.Module, **arguments: Any
     ) -> Any:
-        """Make the loss module, on the configured device.
+        """Create the loss module on the device of the settings.
+
+        A TorchRL loss without a value estimator gets one with the settings ``gamma`` and, if the
+        estimator has a lambda, ``gae_lambda``.
 
         Args:
-            given: class or function; or its name, in ``torchrl.objectives`` or as ``module:Class``.
-            *networks: actor and critics, in the order of the algorithm's losses. A body that actor
-                and critic share runs once: see :class:`~kit.modules.shared_backbone.SharedBackbone`.
-            **arguments: further arguments. One that the loss does not take may be left out if it is
-                a setting of the recipe at its default.
+            loss: class or function, or its name: in ``torchrl.objectives``, or ``module:Class``.
+            *networks: actor and critics, in the order of the loss's arguments. Layers that actor
+                and critic share run once; see :class:`~kit.modules.shared_backbone.SharedBackbone`.
+            **arguments: keyword arguments. Settings at their default are omitted if the loss does
+                not have them.
 
         Raises:
-            SettingError: if there is no such loss, or it does not take what the recipe gives it.
-
-        A loss with a value estimator of TorchRL gets the setting ``gamma``, and ``gae_lambda`` if
-        the estimator has a lambda, unless it set an estimator itself.
+            SettingError: if there is no such loss, or it does not accept networks or arguments.
         """
-        self._loss = loss = RecipeLoss(given, self.cfg)
-        taken = loss.arguments(arguments)
-        for network in networks:  # bounds of actions are no parameters: a loss leaves them
+        self._loss = recipe_loss = RecipeLoss(loss, self.cfg)
+        accepted = recipe_loss.arguments(arguments)
+        for network in networks:  # action bounds are buffers, which a loss does not move
             network.to(self.cfg.device)
-        with loss.fitting(), warnings.catch_warnings():
-            # TorchRL's BCLoss declares no target networks, which it does not have.
+        with recipe_loss.reraising(), warnings.catch_warnings():
+            # TorchRL's BCLoss has no target networks, but warns about them.
             warnings.filterwarnings("ignore", "The name target_")
-            module = with_shared_backbone(loss.make, networks, **taken).to(self.cfg.device)
+            module = with_shared_backbone(recipe_loss.make, networks, **accepted).to(
+                self.cfg.device
+            )
         self._set_discount(module)
-        loss.check(module, networks, taken)
+        recipe_loss.check(module, networks, accepted)
         autocast_loss(module, self.cfg.precision, self.cfg.device)
         return module
 
     def _set_discount(self, loss: Any) -> None:
-        """Set the value estimator of a loss that has none, which would discount by 0.99."""
+        """Set the value estimator of a loss without one; the default would use gamma=0.99."""
         kind, cfg = getattr(loss, "default_value_estimator", None), self.cfg
         if kind is None or loss._value_estimator is not None or not hasattr(cfg, "gamma"):
             return
@@ -305,12 +308,16 @@ class Experiment:
         loss.make_value_estimator(**settings)
 
     def make_replay_buffer(self, **changes: Any) -> ReplayMinibatches:
-        """Make the replay buffer, with the discount, the device and the priorities of the settings.
+        """Create the replay buffer from the settings.
 
-        Made after the loss, whose errors are the priorities.
+        Create it after the loss, which determines the unit of priorities.
 
         Args:
-            **changes: arguments of :func:`~kit.buffers.make_replay_buffer` that differ.
+            **changes: arguments of :func:`~kit.buffers.make_replay_buffer` that override the
+                settings.
+
+        Raises:
+            SettingError: if settings of the buffer contradict each other.
         """
         cfg, plan = self.cfg, self.plan
         assert isinstance(cfg, OffPolicyConfig), "only off-policy recipes have a replay buffer"
@@ -319,26 +326,26 @@ class Experiment:
             reward_fn = GoalReward(self._env, cfg.hindsight)
             settings |= {"strategy": cfg.hindsight, "reward_fn": reward_fn}
         if not cfg.per_alpha:
-            checks.unused(cfg, ("per_beta",), "per_alpha=0 draws uniformly")
+            checks.unused(cfg, ("per_beta",), "per_alpha=0 samples uniformly")
         elif "sampler" not in changes:
             if plan.sequence_length is not None:
-                why = f"draws no sequences, and sequence_length is {plan.sequence_length}"
-                raise SettingError("per_alpha", cfg.per_alpha, why, [0.0])
+                reason = f"Sequences (sequence_length={plan.sequence_length}) have no priorities"
+                raise SettingError("per_alpha", cfg.per_alpha, reason, [0.0])
             alpha = cfg.per_alpha / self._exponent_per_alpha
             self._sampler = PrioritizedSampler(cfg.buffer_size, alpha, cfg.per_beta)
             settings["sampler"] = self._sampler
         return make_replay_buffer(**{**settings, **changes})
 
     def make_dataset(self, env: VectorEnv) -> DatasetMinibatches:
-        """Read the data set of the settings; its statistics normalise the environments.
+        """Load the dataset of the settings, and normalise observations with its statistics.
 
-        A saved run that is only played has none: its checkpoint has the statistics.
+        A saved run that is only evaluated loads no dataset: its checkpoint has the statistics.
 
         Raises:
-            SettingError: if it cannot be read, or is of another environment.
+            SettingError: if the dataset cannot be read, or is from another environment.
         """
         cfg = self.cfg
-        assert isinstance(cfg, OfflineConfig), "only offline recipes have a data set"
+        assert isinstance(cfg, OfflineConfig), "only offline recipes have a dataset"
         if dataset_loading_disabled():
             return DatasetMinibatches(None, self.plan.minibatch_size)
         rows = read_datasets(cfg.dataset)
@@ -348,7 +355,7 @@ class Experiment:
             env.normalizer.fit(rows["observation"])
         return DatasetMinibatches(rows.to(cfg.device), self.plan.minibatch_size, env.normalizer)
 
-    # ------------------------------------------------------------------ the whole
+    # ------------------------------------------------------------------ trainer
     def trainer(
         self,
         env: VectorEnv,
@@ -358,15 +365,14 @@ class Experiment:
         start_with_buffer: bool = False,
         **wired: Any,
     ) -> Trainer:
-        """Make the trainer.
+        """Create the trainer.
 
         Args:
             env: training environments.
-            policy: what is trained; the collector and the evaluator act with it.
-            parts: parts of the caller of ``build`` that the experiment was not created with.
-            start_with_buffer: whether a run that begins with the weights of another one
-                (``init_from``) begins with its replay buffer as well.
-            **wired: the recipe's parts: ``update``, ``advantage``, ``buffer``, ``hooks``, ...
+            policy: policy to train, which the collector and the evaluator use.
+            parts: further parts passed to ``build``.
+            start_with_buffer: whether ``init_from`` also loads the replay buffer.
+            **wired: parts of the recipe: ``update``, ``advantage``, ``buffer``, ``hooks``, ...
 
         Raises:
             SettingError: if parts are unknown or do not fit together.
@@ -375,10 +381,10 @@ class Experiment:
             self._parts.update(parts or {})
             check_parts(self._parts)
             check_replaced(self.cfg, self._replacements, self.name)
-            used = self._replacements.asked
-            given = {name: part for name, part in self._parts.items() if name not in used}
-            return self._trainer(env, policy, given, wired, start_with_buffer)
-        finally:  # the trainer keeps the seeded random numbers; the process has its own again
+            used = self._replacements.requested
+            replaced = {name: part for name, part in self._parts.items() if name not in used}
+            return self._trainer(env, policy, replaced, wired, start_with_buffer)
+        finally:  # the trainer keeps the seeded RNG state; the process gets its previous one back
             self._outside.restore_global()
             torch.set_num_threads(self._threads)
 
@@ -386,98 +392,97 @@ class Experiment:
         self,
         env: VectorEnv,
         policy: Policy,
-        given: dict[str, Any],
+        replaced: dict[str, Any],
         wired: dict[str, Any],
         start_with_buffer: bool,
     ) -> Trainer:
         cfg = self.cfg
-        own, theirs = wired.pop("hooks", ()), given.pop("hooks", ())
-        if "buffer" in given:
+        if "buffer" in replaced:
             self._sampler = None
-        hooks = self._hooks(own, theirs)
-        loggers = given.pop("logger", ())
+        hooks = self._hooks(wired.pop("hooks", ()), replaced.pop("hooks", ()))
+        loggers = replaced.pop("logger", ())
         if isinstance(loss := getattr(wired.get("update"), "loss_module", None), nn.Module):
-            loss.to(cfg.device)  # with its value estimator, which TorchRL makes on the CPU
-        chosen = {**wired, **given}
-        if "buffer" in given:
-            chosen["buffer"] = delivering_to(cfg.device, given["buffer"])
+            loss.to(cfg.device)  # TorchRL creates value estimators on the CPU
+        chosen = {**wired, **replaced}
+        if "buffer" in replaced:
+            chosen["buffer"] = delivering_to(cfg.device, replaced["buffer"])
             check_given(cfg, chosen["buffer"], self._exponent_per_alpha)
-        check_update(cfg, wired.get("update") if "update" not in given else None)
+        check_update(cfg, wired.get("update") if "update" not in replaced else None)
         self._try_loss(env, policy, chosen)
         chosen["collector"] = self._collector(env, policy, chosen)
         if "evaluate" not in chosen:
             chosen["evaluate"] = self.make_evaluator(env, policy)
         run = self._run
-        with contextlib.nullcontext() if run is None else run.taken() as self.folder:
-            trainer = Trainer(self.plan, **{**self._around(hooks, loggers), **chosen})
+        with contextlib.nullcontext() if run is None else run.locked() as self.folder:
+            trainer = Trainer(self.plan, **{**self._run_parts(hooks, loggers), **chosen})
             start = cfg.init_from if run is None else run.config["init_from"]
             if start is not None and (run is None or run.checkpoint is None):
                 folder = init_from(trainer, start, cfg, self.name, start_with_buffer)
-                if run is not None:  # "latest" is another one later
+                if run is not None:  # "latest" means another run later
                     run.config["init_from"] = str(folder)
         trainer.numbers.threads = cfg.threads
         return trainer
 
-    def _hooks(self, own: Sequence[Any], theirs: Sequence[Any]) -> list[Any]:
-        """The hooks of the recipe, those that settings ask for, and those of the caller."""
-        cfg, hooks = self.cfg, [*own]
+    def _hooks(self, recipe_hooks: Sequence[Any], caller_hooks: Sequence[Any]) -> list[Any]:
+        """Return the hooks of the recipe, of the settings and of the caller."""
+        cfg, hooks = self.cfg, [*recipe_hooks]
         if isinstance(cfg, OffPolicyConfig) and (cfg.standardize_reward or cfg.reward_scale != 1):
             hooks.append(ScaleReward(cfg.reward_scale, cfg.standardize_reward))
         if self._sampler is not None and self._sampler.beta:
-            rises = Anneal(self._sampler, "_beta", "linear", end=1.0, name="per_beta")
-            hooks.append(rises)
+            beta = Anneal(self._sampler, "_beta", "linear", end=1.0, name="per_beta")
+            hooks.append(beta)
         if cfg.time_limit is not None:
             hooks.append(TimeLimit(cfg.time_limit))
-        if cfg.keep_best and not any(isinstance(hook, BestPolicy) for hook in theirs):
+        if cfg.keep_best and not any(isinstance(hook, BestPolicy) for hook in caller_hooks):
             hooks.append(BestPolicy())
         if cfg.stop_at_return is not None:
             hooks.append(StopWhen("evaluation/return", reached=cfg.stop_at_return))
-        return [*hooks, *theirs]
+        return [*hooks, *caller_hooks]
 
-    def _around(self, hooks: Sequence[Any], loggers: Sequence[Any]) -> dict[str, Any]:
-        """What surrounds the algorithm: rows, checkpoints, progress, and the run's folder."""
-        cfg, run, of_sweep = self.cfg, self._run, SWEEP_JOB.get()
-        named = f"{self.name} on {cfg.env.id}"
-        title = f"{named}, seed {cfg.seed}"
-        title += f", {of_sweep[1]}" if of_sweep and of_sweep[1] else ""
-        around: dict[str, Any] = {
+    def _run_parts(self, hooks: Sequence[Any], loggers: Sequence[Any]) -> dict[str, Any]:
+        """Return the trainer arguments for logging, checkpoints, progress and the run folder."""
+        cfg, run, job = self.cfg, self._run, SWEEP_JOB.get()
+        task = f"{self.name} on {cfg.env.id}"
+        title = f"{task}, seed {cfg.seed}"
+        title += f", {job[1]}" if job and job[1] else ""
+        parts: dict[str, Any] = {
             "log_every": cfg.log_every,
             "checkpoint_every": cfg.checkpoint_every,
             "progress": cfg.progress and title,
-            "hooks": [*self._written(), *hooks],
+            "hooks": [*self._saving_hooks(), *hooks],
             "logger": [*self._loggers(), *loggers],
         }
         if run is not None and self.folder is not None:
-            around |= {
-                "hooks": [run, LearningCurve(self.folder, named), *around["hooks"]],
+            parts |= {
+                "hooks": [run, LearningCurve(self.folder, task), *parts["hooks"]],
                 "folder": self.folder,
                 "config": run.config,
                 "resume_from": run.checkpoint,
             }
-        return around
+        return parts
 
     @property
     def _exponent_per_alpha(self) -> int:
-        """Exponent of absolute errors for alpha = 1: 2 where the loss writes their squares."""
+        """Exponent of absolute TD errors at alpha = 1: 2 if the loss writes squared errors."""
         return 2 if self._loss is not None and self._loss.writes_squares else 1
 
     def _try_loss(self, env: VectorEnv, policy: Policy, parts: dict[str, Any]) -> None:
-        """Try a loss that the settings name on a batch of zeros; check that it reads n steps."""
+        """Call a custom loss once with an example batch, and check its n-step returns."""
         advantage, buffer = parts.get("advantage"), parts.get("buffer")
         recipe_loss = self._loss
         if recipe_loss is None:
             return
         loss, summed = recipe_loss.module, getattr(buffer, "summed", None)
-        if recipe_loss.is_named:
-            with recipe_loss.fitting(), unchanged(policy, loss, advantage):
+        if recipe_loss.is_custom:
+            with recipe_loss.reraising(), preserve_state(policy, loss, advantage):
                 batch = self._example(env, policy, buffer)
                 loss(batch if advantage is None else advantage(batch))
         if summed is not None and summed.steps > 1:
-            with unchanged(policy, loss):
+            with preserve_state(policy, loss):
                 recipe_loss.check_n_step(self._example(env, policy, buffer), summed.steps)
 
     def _example(self, env: VectorEnv, policy: Policy, buffer: Any) -> TensorDictBase:
-        """A batch of zeros."""
+        """Return an example batch of zeros."""
         first = first_values(policy, env.num_envs, self.cfg.device)
         batch = policy(env.fake_tensordict().to(self.cfg.device).update(first))
         if isinstance(buffer, SequenceReplay):
@@ -493,12 +498,11 @@ class Experiment:
         cfg, exploration = self.cfg, parts.pop("exploration_policy", None)
         wanted = parts.pop("collector", None) or cfg.collector
         if self.plan.offline:
-            why = "nothing is collected (offline)"
-            checks.unused(cfg, ["collector", "collector_kwargs"], why)
+            checks.unused(cfg, ["collector", "collector_kwargs"], "an offline run collects nothing")
         if isinstance(wanted, BaseCollector) or self.plan.offline:
             return wanted if isinstance(wanted, BaseCollector) else None
         settings = {"seed": cfg.seed, "device": cfg.device, "exploration_policy": exploration}
-        kind = COLLECTORS.get(wanted or "vector", wanted)  # of a class, the class itself
+        kind = COLLECTORS.get(wanted or "vector", wanted)  # `wanted` may be a class
         on_host = getattr(kind, "collects_on_host", False)
         stays = takes_from_host(self.plan, parts.get("buffer"), collects_on_host=on_host)
         if stays and (on_host or not callable(wanted)):
@@ -506,16 +510,16 @@ class Experiment:
         wanted = wanted or ("episode" if self.plan.collects_episodes else "vector")
         kwargs = cfg.collector_kwargs
         field, value = ("collector_kwargs", kwargs) if kwargs else ("collector", wanted)
-        why, faults = "cannot be used", (EnvError,)
-        with checks.reported_as(field, value, why, unless=faults):
+        reason, faults = "The collector cannot be created", (EnvError,)
+        with checks.reraise_as_setting_error(field, value, reason, exclude=faults):
             return make_collector(wanted, env, policy, self.plan, **settings, **kwargs)
 
-    def _written(self) -> list[Hook]:
-        """What writes videos and the policy to the run folder, where it is asked for."""
+    def _saving_hooks(self) -> list[Hook]:
+        """Return the hooks that write videos and the policy to the run folder."""
         cfg, hooks = self.cfg, list[Hook]()
         if self.folder is None:
             names = ["video_every", "save_policy"]
-            checks.unused(cfg, names, "it needs a run folder (log_dir='runs')")
+            checks.unused(cfg, names, "the run has no folder (log_dir=null)")
             return hooks
         if cfg.video_every is not None:
             hooks.append(RecordVideo(self.folder / "videos", cfg.video_every))
@@ -524,20 +528,21 @@ class Experiment:
         return hooks
 
     def _loggers(self) -> list[RowLogger]:
-        cfg, one_run = self.cfg, os.environ.get("WANDB_RUN_ID")
-        if one_run and SWEEP_JOB.get() and "wandb" in cfg.logger:
-            why = "would be the run of W&B of all runs of this sweep"
-            raise SettingError("WANDB_RUN_ID", one_run, why, "unset it; WANDB_RUN_GROUP joins runs")
+        cfg, run_id = self.cfg, os.environ.get("WANDB_RUN_ID")
+        if run_id and SWEEP_JOB.get() and "wandb" in cfg.logger:
+            reason = "All runs of this sweep would log to the same W&B run"
+            advice = "Unset it, or group runs with WANDB_RUN_GROUP"
+            raise SettingError("WANDB_RUN_ID", run_id, reason, advice)
         if self.folder is not None:
             run_name = f"{self.name} {cfg.env.id} s{cfg.seed}"
             return make_loggers(cfg.logger, self.folder, run_name=run_name)
         if cfg.logger != "none":
-            checks.unused(cfg, ["logger"], "it needs a run folder (log_dir='runs')")
+            checks.unused(cfg, ["logger"], "the run has no folder (log_dir=null)")
         return []
 
 
 def _bytes_of_latent(cfg: AnyConfig) -> int:
-    """Bytes that a replay buffer keeps with each record for a world model."""
+    """Return the bytes of stored latents per record of the replay buffer."""
     if not getattr(cfg, "stored_latents", False):
         return 0
     from kit.modules.world.sizes import size_of
@@ -546,6 +551,6 @@ def _bytes_of_latent(cfg: AnyConfig) -> int:
 
 
 def seed_everything(seed: int) -> None:
-    """Seed the random numbers of Python, NumPy and PyTorch."""
+    """Seed the random number generators of Python, NumPy and PyTorch."""
     seed_process(seed)
     torch.manual_seed(seed)

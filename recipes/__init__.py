@@ -1,4 +1,4 @@
-"""One file per algorithm, runnable and importable."""
+"""Recipes: one file per algorithm, runnable and importable."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import gc
 import signal
 import sys
 
-# As Python has them while it imports this package for the command python -m recipes.ppo.
+# sys.argv is ["-m", ...] while `python -m recipes.ppo` imports this package.
 if sys.argv[:1] == ["-m"] and any(word.startswith("recipes.") for word in sys.orig_argv):
-    # Importing PyTorch and TorchRL makes 400,000 objects, none of them garbage; looking for some
-    # takes a fifth of the time. The command line undoes both before it does anything.
+    # Importing PyTorch and TorchRL creates 400,000 objects and no garbage. Collecting garbage would
+    # take a fifth of the time. kit.cli.launch restores everything below.
     gc.disable()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends imports without a stack trace
-    # SIGUSR1, which would end the process, waits for the command line (`hold_saving`).
+    # SIGUSR1 would end the process. It is blocked until `hold_saving` handles it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})

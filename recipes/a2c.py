@@ -1,7 +1,7 @@
-"""Advantage actor-critic, synchronous (Mnih et al. 2016), discrete and continuous actions.
+"""Advantage actor-critic, A2C (Mnih et al. 2016). Discrete and continuous actions.
 
-python -m recipes.a2c env.id=HalfCheetah-v5 env.num_envs=4 seed=1
-python -m recipes.a2c --help
+kit train a2c env.id=HalfCheetah-v5 env.num_envs=4 seed=1
+kit train a2c --help
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ class Config(FittedCriticConfig):
     """Loss of torchrl.objectives, or module:Class."""
     gae_lambda: UnitInterval = 1.0
     n_step: PositiveInt | None = None
-    """Rewards summed before bootstrapping, in place of gae_lambda; null: gae_lambda."""
+    """Rewards summed before bootstrapping, instead of gae_lambda. null: use gae_lambda."""
     advantage_norm: Literal["batch", "running"] = "batch"  # type: ignore[assignment]
-    """Rows over which advantages are normalised: each batch, or all batches so far."""
+    """Statistics that normalise advantages: those of each batch, or running ones."""
     entropy_coeff: NonNegativeFloat = 0.01
     optimizer: Literal["rmsprop", "adam"] = "rmsprop"
-    """Optimiser: RMSprop as in the paper, or Adam."""
+    """Optimiser: RMSprop, as in the paper, or Adam."""
     gamma: UnitInterval = 0.98
     learning_rate: PositiveFloat = 1e-3
     lr_schedule: ScheduleName = "constant"
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Wire A2C; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
+    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
     experiment = Experiment(cfg, algorithm="a2c", parts=parts)
     env = experiment.make_env()
     actor, critic = experiment.make_actor_critic(env, **cfg.networks)
@@ -67,7 +67,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         actor,
         critic,
         entropy_coeff=cfg.entropy_coeff,
-        critic_coeff=cfg.joint_critic_coeff or 0.0,  # None would be 1 in PPO's losses
+        critic_coeff=cfg.joint_critic_coeff or 0.0,  # None would mean 1 in PPO's losses
         loss_critic_type=cfg.critic_loss,
     )
     groups = parameter_groups(loss, [actor, critic], cfg.learning_rate, cfg.backbone_lr_scale)

@@ -1,7 +1,7 @@
-"""Behaviour cloning (Pomerleau 1988), discrete and continuous actions, of a data set.
+"""Behaviour cloning of a dataset (Pomerleau 1988). Discrete and continuous actions.
 
-python -m recipes.bc env.id=Pendulum-v1 dataset=[datasets/pendulum-mixed-v0] seed=1
-python -m recipes.bc --help
+kit train bc env.id=Pendulum-v1 dataset=[datasets/pendulum-mixed-v0] seed=1
+kit train bc --help
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOSSES: dict[str, tuple[str, dict[str, Any]]] = {
     "f": ("BCLoss", {"loss_function": "l2"}),
     "i": ("kit.losses:LikelihoodBCLoss", {}),
 }
-"""Loss and its arguments, for real-valued actions and for choices."""
+"""Loss and its arguments by kind of action: floats or integers."""
 
 
 @dataclass
@@ -30,15 +30,16 @@ class Config(NetworkConfig, OfflineConfig):
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="Pendulum-v1", num_envs=1))
     hidden_sizes: HiddenSizes = field(default_factory=lambda: [64, 64])
-    """Widths of the hidden layers of the actor."""
+    """Sizes of the actor's hidden layers."""
     loss: str = "auto"
-    """Loss of torchrl.objectives, module:Class; auto: squared error, or likelihood."""
+    """Loss of torchrl.objectives, or module:Class. auto: squared error for continuous actions,
+    negative log-likelihood for discrete ones."""
     learning_rate: PositiveFloat = 1e-3
     """Learning rate of Adam."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Wire cloning; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
+    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
     experiment = Experiment(cfg, algorithm="bc", parts=parts)
     env = experiment.make_env()
     buffer = experiment.make_dataset(env)

@@ -1,7 +1,7 @@
-"""Conservative Q-learning (Kumar et al. 2020), continuous actions, of a data set.
+"""Conservative Q-learning from a dataset (Kumar et al. 2020). Continuous actions.
 
-python -m recipes.cql env.id=Pendulum-v1 dataset=[datasets/pendulum-mixed-v0] seed=1
-python -m recipes.cql --help
+kit train cql env.id=Pendulum-v1 dataset=[datasets/pendulum-mixed-v0] seed=1
+kit train cql --help
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ class Config(CriticNetworkConfig, OfflineConfig):
     loss: str = "kit.losses:CQLLoss"
     """Loss of torchrl.objectives, or module:Class."""
     min_q_weight: NonNegativeFloat = 1.0
-    """Weight of the penalty of Q-values, beside squared errors, as in the authors' code: twice the
-    alpha of eq. 4, which halves them."""
+    """Weight of the conservative penalty relative to the squared TD error, as in the authors' code.
+    It is twice the alpha of eq. 4, which halves the TD error."""
     num_random: Annotated[int, Limits(1, 1_000)] = 10
-    """Actions of each kind by which the penalty of one of the transitions is estimated."""
+    """Actions sampled from each distribution (uniform and policy) to estimate the penalty."""
     initial_alpha: PositiveFloat = 1.0
-    """Initial entropy temperature; it is learned."""
+    """Initial entropy temperature. The temperature is learned."""
     target_entropy: FiniteFloat | None = None
-    """Target entropy of actions in their own units, in nats; null: minus their dimensions."""
+    """Target entropy in nats, for actions in the units of the environment. null: minus the number
+    of action dimensions."""
     tau: UnitInterval = 0.005
     """Polyak averaging coefficient of the target networks."""
     learning_rate: PositiveFloat = 1e-3
@@ -51,7 +52,7 @@ class Config(CriticNetworkConfig, OfflineConfig):
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Wire CQL; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
+    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
     experiment = Experiment(cfg, algorithm="cql", parts=parts)
     env = experiment.make_env(actions="continuous")
     buffer = experiment.make_dataset(env)

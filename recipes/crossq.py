@@ -1,7 +1,9 @@
-"""CrossQ (Bhatt et al. 2024), continuous actions: batch renormalisation, no target network.
+"""CrossQ, SAC without target networks (Bhatt et al. 2024). Continuous actions.
 
-python -m recipes.crossq env.id=Hopper-v5 steps.total_policy_steps=1_000_000 seed=1
-python -m recipes.crossq --help
+The critics use batch renormalisation instead of target networks.
+
+kit train crossq env.id=Hopper-v5 steps.total_policy_steps=1_000_000 seed=1
+kit train crossq --help
 """
 
 from __future__ import annotations
@@ -37,32 +39,33 @@ class Config(CriticNetworkConfig, OffPolicyConfig):
         default_factory=lambda: OffPolicySteps(total_policy_steps=20_000, learning_starts=500)
     )
     loss: str = "kit.losses:CrossQLoss"
-    """Loss as module:Class, or a name from torchrl.objectives."""
+    """Loss of torchrl.objectives, or module:Class."""
     num_critics: NumNetworks = 2
-    """Number of Q-networks; targets use the minimum over them."""
+    """Number of Q-networks. Targets use their minimum."""
     policy_delay: PositiveInt = 3
-    """Gradient steps of the critics for each one of actor and temperature."""
+    """Critic gradient steps per gradient step of actor and temperature."""
     renorm_actor: bool = False
-    """Whether the actor is that of the authors' program: batch renormalisation as well, and log
-    deviations clipped to [-20, 2]."""
+    """Whether the actor also uses batch renormalisation and clips log standard deviations to [-20,
+    2], as in the authors' code."""
     momentum: UnitInterval = 0.01
-    """Weight of a minibatch in the running statistics of a network."""
+    """Weight of each minibatch in the running statistics of batch renormalisation."""
     renorm_warmup: NonNegativeInt = 100_000
-    """Minibatches of a network with batch normalisation, before running ones renormalise."""
+    """Minibatches that use plain batch normalisation before renormalisation starts."""
     initial_alpha: PositiveFloat = 1.0
     """Initial entropy temperature."""
     fixed_alpha: bool = False
-    """Whether the temperature stays as it is; otherwise it is learned."""
+    """Whether the entropy temperature is fixed. Otherwise it is learned."""
     target_entropy: FiniteFloat | None = None
-    """Target entropy of actions in their own units, in nats; null: minus their dimensions."""
+    """Target entropy in nats, for actions in the units of the environment. null: minus the number
+    of action dimensions."""
     learning_rate: PositiveFloat = 1e-3
     """Learning rate of Adam for actor, critics and temperature."""
     beta_1: Decay = 0.5
-    """Decay of Adam's mean of gradients."""
+    """Decay rate of Adam's gradient average."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Wire CrossQ; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
+    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
     experiment = Experiment(cfg, algorithm="crossq", parts=parts)
     env = experiment.make_env(actions="continuous")
 
@@ -71,20 +74,20 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
 
     own = {"after": renorm, "continuous": "clipped_tanh_normal"} if cfg.renorm_actor else {}
     actor = experiment.make_actor(sac.make_policy, env, cfg.hidden_sizes, cfg.activation, **own)
-    actor.eval()  # it acts by running statistics, but in its own loss
+    actor.eval()  # it uses minibatch statistics only in its own loss
     critic = experiment.make_critic(
         make_action_value, env, cfg.critic_sizes, cfg.activation, after=renorm
     )
     form = {"num_qvalue_nets": cfg.num_critics, "loss_function": "l2", **sac.temperature(env, cfg)}
     loss = experiment.make_loss(make_loss or cfg.loss, actor, critic, **form)
     if cfg.renorm_actor and not isinstance(loss, CrossQLoss):
-        why = "needs a loss that takes minibatches into the actor's running statistics"
-        raise SettingError("renorm_actor", True, why, "use loss=kit.losses:CrossQLoss")
-    owned = sac.optimizers(experiment, loss, lr=cfg.learning_rate, betas=(cfg.beta_1, 0.999))
+        reason = "The loss does not update the running statistics of the actor"
+        raise SettingError("renorm_actor", True, reason, "Use loss=kit.losses:CrossQLoss")
+    optimizers = sac.optimizers(experiment, loss, lr=cfg.learning_rate, betas=(cfg.beta_1, 0.999))
     update = Update(
         loss,
-        owned,
-        every=dict.fromkeys(owned.keys() - {"loss_qvalue"}, cfg.policy_delay),
+        optimizers,
+        every=dict.fromkeys(optimizers.keys() - {"loss_qvalue"}, cfg.policy_delay),
         max_grad_norm=cfg.max_grad_norm,
         compile=cfg.compile,
     )

@@ -1,7 +1,7 @@
-"""Deep deterministic policy gradients (Lillicrap et al. 2016), continuous actions.
+"""Deep deterministic policy gradient (Lillicrap et al. 2016). Continuous actions.
 
-python -m recipes.ddpg env.id=HalfCheetah-v5 steps.total_policy_steps=1_000_000 seed=1
-python -m recipes.ddpg --help
+kit train ddpg env.id=HalfCheetah-v5 steps.total_policy_steps=1_000_000 seed=1
+kit train ddpg --help
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Config(CriticNetworkConfig, OffPolicyConfig):
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="Pendulum-v1", num_envs=1))
     hidden_sizes: HiddenSizes = field(default_factory=lambda: [64, 64])
-    """Widths of the hidden layers of actor and critic."""
+    """Sizes of the hidden layers of actor and critic."""
     loss: str = "DDPGLoss"
     """Loss of torchrl.objectives, or module:Class."""
     exploration_noise: NonNegativeFloat = 0.2
-    """Standard deviation of the noise added to actions, in units of half their range; normal noise,
-    where the paper has an Ornstein-Uhlenbeck process."""
+    """Standard deviation of the Gaussian action noise, relative to half the action range. The paper
+    uses an Ornstein-Uhlenbeck process."""
     tau: UnitInterval = 0.005
     """Polyak averaging coefficient of the target networks."""
     learning_rate: PositiveFloat = 1e-3
@@ -46,7 +46,7 @@ class Config(CriticNetworkConfig, OffPolicyConfig):
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Wire DDPG; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
+    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
     experiment = Experiment(cfg, algorithm="ddpg", parts=parts)
     env = experiment.make_env(actions="continuous")
     sizes, activation, sigma = cfg.hidden_sizes, cfg.activation, float(cfg.exploration_noise)

@@ -1,7 +1,7 @@
-"""Double deep Q-learning (van Hasselt et al. 2016) with n-step returns and soft target updates.
+"""Double DQN with n-step returns (van Hasselt et al. 2016). Discrete actions.
 
-python -m recipes.dqn env.id=Acrobot-v1 steps.total_policy_steps=100_000 seed=1
-python -m recipes.dqn --help
+kit train dqn env.id=Acrobot-v1 steps.total_policy_steps=100_000 seed=1
+kit train dqn --help
 """
 
 from __future__ import annotations
@@ -32,39 +32,43 @@ class Config(OffPolicyConfig):
         )
     )
     hidden_sizes: HiddenSizes = field(default_factory=lambda: [128, 128])
-    """Widths of the hidden layers of the Q-network."""
+    """Sizes of the Q-network's hidden layers."""
     activation: str = "relu"
     """Activation: tanh, sigmoid_tanh (faster on a CPU), relu, elu, silu, gelu."""
     dueling: bool = False
-    """Whether Q-values are the sum of a state value and advantages (Wang et al. 2016)."""
+    """Whether the Q-network is dueling: state value plus advantages (Wang et al. 2016)."""
     loss: str = "DQNLoss"
     """Loss of torchrl.objectives, or module:Class."""
     double_dqn: bool = True
-    """Whether the online network chooses the action whose target value is used."""
+    """Whether the online network selects the action that the target network evaluates (double
+    DQN)."""
     epsilon_start: UnitInterval = 1.0
-    """Probability of a random action at first."""
+    """Initial probability of a random action."""
     epsilon_end: UnitInterval = 0.04
-    """Probability of a random action after the exploration phase; what epsilon_decay approaches."""
+    """Final probability of a random action. With epsilon_decay, the limit that epsilon
+    approaches."""
     exploration_share: PositiveFraction = 0.16
-    """Share of the run in which epsilon falls linearly."""
+    """Fraction of the run over which epsilon decreases linearly."""
     epsilon_decay: UnitInterval | None = None
-    """Factor of epsilon's distance from epsilon_end per iteration; null: it falls linearly."""
+    """Decay factor per iteration of the distance between epsilon and epsilon_end. null: epsilon
+    decreases linearly."""
     tau: UnitInterval | None = None
-    """Polyak coefficient of the target network; null: 0.005, or 1 if it is updated more rarely."""
+    """Polyak averaging coefficient of the target network. null: 0.005, or 1 (a copy) if
+    target_update_every is above 1."""
     target_update_every: PositiveInt = 1
-    """Gradient steps between two updates of the target network."""
+    """Gradient steps between updates of the target network."""
     n_step: PositiveInt = 3
-    """Rewards summed before bootstrapping."""
+    """Rewards summed before bootstrapping (n-step returns)."""
     learning_rate: PositiveFloat = 2e-3
     """Initial learning rate of Adam."""
     lr_schedule: Literal["linear", "cosine", "constant"] = "linear"
-    """Schedule of the learning rate, down to 0 at the end of the run."""
+    """Learning-rate schedule. linear and cosine end at 0."""
     max_grad_norm: PositiveFloat | None = 10.0
-    """Maximum norm of the gradient; null: unclipped."""
+    """Maximum gradient norm. null: no clipping."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Wire DQN; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
+    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
     experiment = Experiment(cfg, algorithm="dqn", parts=parts)
     env = experiment.make_env(actions="discrete")
     network = experiment.make_critic(

@@ -1,7 +1,8 @@
-"""DQN from images (Mnih et al. 2015): Atari games, or any images of bytes.
+"""DQN from pixels (Mnih et al. 2015). Atari and other image observations.
 
-python -m recipes.dqn_pixels preset=atari env.id=ale_py:BreakoutNoFrameskip-v4
-python -m recipes.dqn_pixels env.id=CarRacing-v3 env.kwargs.continuous=false preprocess=none
+kit train dqn_pixels preset=atari env.id=ale_py:BreakoutNoFrameskip-v4
+kit train dqn_pixels env.id=CarRacing-v3 env.kwargs.continuous=false preprocess=none
+kit train dqn_pixels --help
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from recipes import dqn
 
 @dataclass
 class Config(dqn.Config):
-    """Settings of DQN from images: those of DQN, with these defaults."""
+    """Settings of DQN from pixels: DQN's settings with other defaults."""
 
     env: EnvConfig = field(
         default_factory=lambda: EnvConfig(id="ale_py:PongNoFrameskip-v4", num_envs=1)
@@ -49,11 +50,11 @@ class Config(dqn.Config):
         )
     )
     preprocess: Literal["atari", "none"] = "atari"
-    """Preprocessing: atari (84 x 84 grey values, actions held for 4 frames) or none."""
+    """Preprocessing: atari (84 x 84 greyscale, frame skip 4) or none."""
     stacked_frames: NumFrames = 4
-    """Frames that make one observation, of which the buffer stores the newest alone."""
+    """Frames stacked into one observation. The buffer stores only the newest frame of each."""
     clip_reward: bool = True
-    """Whether the sign of a reward is learned from, in place of the reward."""
+    """Whether to train on the sign of each reward."""
     convolutions: list[list[int]] = field(default_factory=lambda: [list(n) for n in NATURE])
     """Channels, kernel size and stride of each convolution."""
     hidden_sizes: HiddenSizes = field(default_factory=lambda: [512])
@@ -67,7 +68,7 @@ class Config(dqn.Config):
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Wire DQN; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
+    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
     experiment = Experiment(cfg, algorithm="dqn", parts=parts)
     wrappers = pixel_wrappers(cfg.preprocess, cfg.stacked_frames)
     env = experiment.make_env(actions="discrete", wrappers=wrappers)
@@ -87,11 +88,12 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     hooks: list[Any] = [AnnealLearningRate(optimizer, cfg.lr_schedule), epsilon]
     buffer = experiment.make_replay_buffer()
     if cfg.clip_reward and cfg.n_step > 1:
-        why = f"takes the sign of sums of n_step={cfg.n_step} rewards, not of each reward"
-        raise SettingError("clip_reward", True, why, "use clip_reward=false, or n_step=1")
+        reason = f"It would clip the sum of n_step={cfg.n_step} rewards, not each reward"
+        raise SettingError("clip_reward", True, reason, "Use clip_reward=false or n_step=1")
     if cfg.clip_reward and cfg.env.normalize_reward:
-        why, works = "has no effect: clip_reward=true learns from signs alone", [False]
-        raise SettingError("env.normalize_reward", True, why, works, "or clip_reward=false")
+        reason = "It has no effect because clip_reward=true trains on the sign of rewards"
+        advice = "Use env.normalize_reward=false or clip_reward=false"
+        raise SettingError("env.normalize_reward", True, reason, advice)
     if cfg.clip_reward:
         hooks.append(SignReward())
     return experiment.trainer(env, policy, buffer=buffer, update=update, hooks=hooks)

@@ -1,7 +1,10 @@
-"""Dreamer (Hafner et al. 2020): Gaussian latents, and returns differentiated through the dynamics.
+"""Dreamer (Hafner et al. 2020). Discrete and continuous actions.
 
-python -m recipes.dreamerv1 steps=dreamer-paper steps.collect_interval=50 seed=1
-python -m recipes.dreamerv1 --help
+The actor is trained in a world model with Gaussian latents. Its gradients are backpropagated
+through the learned dynamics.
+
+kit train dreamerv1 steps=dreamer-paper steps.collect_interval=50 seed=1
+kit train dreamerv1 --help
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from kit.update import Update
 
 
 def episodes() -> SequenceSteps:
-    """Whole episodes, as in Algorithm 1: the gradient steps that are due come after each."""
+    """Return steps that collect whole episodes and train after each, as in Algorithm 1."""
     return SequenceSteps(
         steps_per_env=None, min_episodes=1, learning_starts=1_000, random_steps=None,
         replay_ratio="1/2",
@@ -44,42 +47,43 @@ class Config(ReplayConfig):
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="Pendulum-v1", num_envs=1))
     steps: SequenceSteps | Dialect | StepPlan = field(default_factory=episodes)
     size: str = "nano"
-    """Size of all networks: nano, tiny, published."""
+    """Size of all networks: nano, tiny or published."""
     loss: str = "kit.losses:DreamerV1Loss"
-    """Loss, as module:Class."""
+    """Loss as module:Class."""
     buffer_size: PositiveInt = 100_000
-    """Records that the replay holds: observations, with one more for each episode."""
+    """Capacity of the replay buffer in records. An episode of T policy steps has T + 1 records."""
     imagination_horizon: PositiveInt = 15
-    """Imagined policy steps."""
+    """Policy steps in each imagined rollout."""
     imagination_starts: PositiveInt | None = 8
-    """Last time steps of each sequence from which imagination begins, of a shorter one all; null:
-    all, as published."""
+    """Number of final time steps of each sequence at which imagined rollouts start. null: all time
+    steps, as published."""
     lmbda: UnitInterval = 0.95
-    """Weight of longer returns."""
+    """Lambda of the lambda-returns."""
     free_nats: NonNegativeFloat = 1.0
-    """Divergence between posterior and prior that costs nothing; 3 was published, for images."""
+    """KL divergence between posterior and prior below which it is not penalised. Published: 3, for
+    pixels."""
     divergence_coeff: NonNegativeFloat = 0.1
-    """Weight of the divergence; 1 was published, for images."""
+    """Weight of the KL divergence. Published: 1, for pixels."""
     continuation_coeff: NonNegativeFloat = 10.0
-    """Weight of the loss of predicted continuations; 0: imagined episodes never end."""
+    """Weight of the continuation loss. 0: imagined episodes never end."""
     exploration_noise: NonNegativeFloat = 0.3
-    """Standard deviation of the noise added to actions in [-1, 1]; choices take none."""
+    """Standard deviation of the noise added to continuous actions, which are in [-1, 1]."""
     model_learning_rate: PositiveFloat = 6e-4
     """Learning rate of Adam for the world model."""
     learning_rate: PositiveFloat = 3e-4
-    """Learning rate of Adam for actor and critic; 8e-5 was published."""
+    """Learning rate of Adam for actor and critic. Published: 8e-5."""
     max_grad_norm: PositiveFloat | None = 100.0
-    """Maximum norm of each gradient; null: unclipped."""
+    """Maximum gradient norm of world model, actor and critic each. null: no clipping."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Wire Dreamer; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
+    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
     experiment = Experiment(cfg, algorithm="dreamer_v1", parts=parts)
     env = experiment.make_env()
 
     model = GaussianWorldModel(env, cfg.size)
     if model.code.discrete:
-        checks.unused(cfg, ("exploration_noise",), "choices take no noise")
+        checks.unused(cfg, ("exploration_noise",), "discrete actions have no noise")
     actor = TanhActor(model.code, model.features, model.size)
     critic = elu_network(model.features, model.size.units, 3, 1)
     loss = experiment.make_loss(

@@ -1,7 +1,9 @@
-"""DreamerV3 (Hafner et al. 2025): a world model, and an actor and a critic that learn inside it.
+"""DreamerV3 (Hafner et al. 2025). Discrete and continuous actions.
 
-python -m recipes.dreamerv3 env.id=Acrobot-v1 size=tiny seed=1
-python -m recipes.dreamerv3 --help
+Actor and critic are trained on imagined rollouts of a world model with discrete latents.
+
+kit train dreamerv3 env.id=Acrobot-v1 size=tiny seed=1
+kit train dreamerv3 --help
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ LOSS_SETTINGS = (
     "imagination_horizon", "imagination_starts", "gamma", "lmbda", "entropy_coeff",
     "free_nats", "dynamics_coeff", "representation_coeff", "replay_critic_coeff", "stored_latents",
 )  # fmt: skip
-"""Settings that are arguments of the loss, by the same names."""
+"""Settings that are passed to the loss under the same name."""
 
 
 @dataclass
@@ -53,46 +55,47 @@ class Config(ReplayConfig):
     size: str = "nano"
     """Size of all networks: nano, tiny, 1m, 12m, 25m, 50m, 100m, 200m, 400m (parameters)."""
     latents: Annotated[int, Limits(1, 1_024)] | None = None
-    """Discrete latents; null: as many as the size has. Those that nothing needs stay random."""
+    """Number of discrete latents. null: set by size. Latents that the task does not need stay
+    random."""
     loss: str = "kit.losses:DreamerV3Loss"
-    """Loss, as module:Class."""
+    """Loss as module:Class."""
     gamma: UnitInterval = 0.997
     """Discount factor."""
     buffer_size: PositiveInt = 100_000
-    """Records that the replay holds: observations, with one more for each episode."""
+    """Capacity of the replay buffer in records. An episode of T policy steps has T + 1 records."""
     imagination_horizon: Annotated[int, Limits(1, 1_000)] = 15
-    """Imagined policy steps."""
+    """Policy steps in each imagined rollout."""
     imagination_starts: PositiveInt | None = 8
-    """Last time steps of each sequence from which imagination begins, of a shorter one all; null:
-    all, as published."""
+    """Number of final time steps of each sequence at which imagined rollouts start. null: all time
+    steps, as published."""
     lmbda: UnitInterval = 0.95
-    """Weight of longer returns."""
+    """Lambda of the lambda-returns."""
     entropy_coeff: NonNegativeFloat = 3e-4
-    """Weight of the actor's entropy."""
+    """Weight of the entropy bonus."""
     free_nats: NonNegativeFloat = 1.0
-    """Divergence between posterior and prior that costs nothing."""
+    """KL divergence between posterior and prior below which it is not penalised."""
     dynamics_coeff: NonNegativeFloat = 1.0
-    """Weight of the divergence that trains the prior."""
+    """Weight of the KL divergence that trains the prior."""
     representation_coeff: NonNegativeFloat = 0.1
-    """Weight of the divergence that trains the posterior. Where observations are a few small
-    numbers, whose errors are small, take less of both."""
+    """Weight of the KL divergence that trains the posterior. Reduce both weights if observations
+    are few small numbers, whose reconstruction errors are small."""
     replay_critic_coeff: NonNegativeFloat = 0.3
-    """Weight of the critic's loss on replayed sequences, from one start of imagination to the
-    next; with one alone there is none."""
+    """Weight of the critic loss on replayed sequences, between consecutive starts of imagined
+    rollouts. No effect with imagination_starts=1."""
     stored_latents: bool = True
-    """Whether sequences begin with latents that the replay keeps; false: with zeros."""
+    """Whether sequences start from latents stored in the replay buffer. false: from zeros."""
     tau: UnitInterval = 0.02
     """Polyak averaging coefficient of the slow critic."""
     learning_rate: PositiveFloat = 4e-4
-    """Learning rate; 4e-5 was published, for size=12m and larger."""
+    """Learning rate. Published: 4e-5, for size=12m and larger."""
     warmup_gradient_steps: NonNegativeInt = 0
-    """Gradient steps over which the learning rate rises from 0; 1,000 was published."""
+    """Gradient steps over which the learning rate rises from 0. Published: 1,000."""
     max_grad_ratio: PositiveFloat = 0.3
-    """Maximum norm of a tensor's gradient, relative to that of the tensor."""
+    """Maximum gradient norm of each tensor, relative to the norm of the tensor."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Wire DreamerV3; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
+    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
     experiment = Experiment(cfg, algorithm="dreamer_v3", parts=parts)
     env = experiment.make_env()
 
@@ -111,7 +114,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
 
 
 def make_optimizer(experiment: Experiment, parameters: Iterable[Parameter]) -> Optimizer:
-    """Create the optimizer of the settings."""
+    """Create an optimizer from the settings of the experiment."""
     cfg: Any = experiment.cfg
     return experiment.make_optimizer(
         DreamerV3Optimizer,
@@ -123,24 +126,24 @@ def make_optimizer(experiment: Experiment, parameters: Iterable[Parameter]) -> O
 
 
 def around(
-    experiment: Experiment, env: VectorEnv, loss: Any, player: Player, **own: Optimizer
+    experiment: Experiment, env: VectorEnv, loss: Any, player: Player, **optimizers: Optimizer
 ) -> dict[str, Any]:
-    """Create the update, the replay, and an evaluation with sampled actions, as published.
+    """Create the update, the replay buffer, and an evaluator that samples actions.
 
     Args:
-        experiment: owner of the settings.
+        experiment: experiment with the settings.
         env: training environments.
         loss: loss module.
         player: policy.
-        **own: optimizers of single losses, by name of the loss. All other weights and losses share
-            the optimizer of the settings.
+        **optimizers: separate optimizers by name of their loss. All other parameters share the
+            optimizer of the settings.
     """
     cfg: Any = experiment.cfg
     length = experiment.plan.sequence_length
-    groups = [group for optimizer in own.values() for group in optimizer.param_groups]
-    left = {id(parameter) for group in groups for parameter in group["params"]}
-    shared = make_optimizer(experiment, [one for one in loss.parameters() if id(one) not in left])
-    optimizer = {"": shared, **own}
+    groups = [group for optimizer in optimizers.values() for group in optimizer.param_groups]
+    separate = {id(parameter) for group in groups for parameter in group["params"]}
+    remaining = [parameter for parameter in loss.parameters() if id(parameter) not in separate]
+    optimizer = {"": make_optimizer(experiment, remaining), **optimizers}
     target_updater = SoftUpdate(loss, tau=cfg.tau)
     return {
         "update": Update(loss, optimizer, compile=cfg.compile, target_updater=target_updater),

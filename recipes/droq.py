@@ -1,7 +1,7 @@
-"""Dropout Q-functions (Hiraoka et al. 2022), continuous actions.
+"""DroQ, SAC with dropout in the critics (Hiraoka et al. 2022). Continuous actions.
 
-python -m recipes.droq env.id=Hopper-v5 steps.total_policy_steps=125_000 seed=1
-python -m recipes.droq --help
+kit train droq env.id=Hopper-v5 steps.total_policy_steps=125_000 seed=1
+kit train droq --help
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from recipes import sac
 
 @dataclass
 class Config(sac.Config):
-    """Settings of DroQ: those of SAC, with these defaults, and dropout."""
+    """Settings of DroQ: SAC's settings with other defaults, plus dropout."""
 
     steps: OffPolicySteps = field(
         default_factory=lambda: OffPolicySteps(
@@ -32,13 +32,13 @@ class Config(sac.Config):
     loss: str = "kit.losses:DroQLoss"
     """Loss of torchrl.objectives, or module:Class."""
     dropout: UnitInterval = 0.01
-    """Probability that a unit of a critic's hidden layer is dropped, in targets as well."""
+    """Dropout probability in the hidden layers of critics and target critics."""
     policy_delay: PositiveInt = 20
-    """Gradient steps of the critics for each one of actor and temperature."""
+    """Critic gradient steps per gradient step of actor and temperature."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Wire DroQ; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
+    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
     experiment = Experiment(cfg, algorithm="droq", parts=parts)
     env = experiment.make_env(actions="continuous")
     actor = experiment.make_actor(sac.make_policy, env, cfg.hidden_sizes, cfg.activation)
@@ -52,11 +52,11 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     form = {"num_qvalue_nets": cfg.num_critics, "loss_function": "l2"}
     alpha = sac.temperature(env, cfg)
     loss = experiment.make_loss(make_loss or cfg.loss, actor, critic, **form, **alpha)
-    owned = sac.optimizers(experiment, loss, lr=cfg.learning_rate)
+    optimizers = sac.optimizers(experiment, loss, lr=cfg.learning_rate)
     update = Update(
         loss,
-        owned,
-        every=dict.fromkeys(owned.keys() - {"loss_qvalue"}, cfg.policy_delay),
+        optimizers,
+        every=dict.fromkeys(optimizers.keys() - {"loss_qvalue"}, cfg.policy_delay),
         max_grad_norm=cfg.max_grad_norm,
         compile=cfg.compile,
         target_updater=SoftUpdate(loss, tau=cfg.tau),

@@ -1,9 +1,11 @@
-"""IMPALA (Espeholt et al. 2018): V-trace corrects batches of a policy that is behind.
+"""IMPALA with V-trace (Espeholt et al. 2018). Discrete and continuous actions.
 
-Environments step in a process of their own while the learner works; on one machine, with the kit's
-asynchronous collector, a policy is at most ``collector_kwargs.max_staleness`` updates behind.
+A worker process steps the environments while the learner trains. Batches may therefore come from an
+older policy, which V-trace corrects. ``collector_kwargs.max_staleness`` limits the age of that
+policy in updates.
 
-python -m recipes.impala env.id=Acrobot-v1 collector_kwargs.max_staleness=4
+kit train impala env.id=Acrobot-v1 collector_kwargs.max_staleness=4
+kit train impala --help
 """
 
 from __future__ import annotations
@@ -43,24 +45,24 @@ class Config(ActorCriticConfig):
         )
     )
     loss: str = "A2CLoss"
-    """Loss of torchrl.objectives, or module:Class; it takes V-trace advantages as they are."""
+    """Loss of torchrl.objectives, or module:Class, applied to V-trace advantages."""
     max_rho: PositiveFloat = 1.0
-    """Largest importance weight of a temporal difference (rho-bar)."""
+    """Upper bound of the importance weights of TD errors (rho-bar)."""
     max_c: PositiveFloat = 1.0
-    """Largest importance weight that is passed on to earlier steps (c-bar)."""
+    """Upper bound of the importance weights that propagate to earlier steps (c-bar)."""
     gae_lambda: UnitInterval = 1.0
-    """Factor of these weights (lambda): less bootstraps from values closer by."""
+    """Lambda of V-trace, a factor of the weights that propagate to earlier steps."""
     entropy_coeff: NonNegativeFloat = 0.01
     normalize_advantage: bool = False
     advantage_norm: Literal["batch", "running"] = "batch"  # type: ignore[assignment]
-    """Rows over which advantages are normalised: each batch, or all batches so far."""
+    """Statistics that normalise advantages: those of each batch, or running ones."""
     gamma: UnitInterval = 0.98
     learning_rate: PositiveFloat = 1e-3
     lr_schedule: ScheduleName = "constant"
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Wire IMPALA; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
+    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
     experiment = Experiment(cfg, algorithm="impala", parts=parts)
     env = experiment.make_env()
     actor, critic = experiment.make_actor_critic(env, **cfg.networks)
@@ -73,7 +75,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         loss_critic_type=cfg.critic_loss,
     )
     groups = parameter_groups(loss, [actor, critic], cfg.learning_rate, cfg.backbone_lr_scale)
-    # The paper's, without momentum.
+    # RMSprop without momentum, as in the paper.
     optimizer = experiment.make_optimizer(RMSprop, groups, alpha=0.99, eps=1e-5)
     advantage = VTrace(
         value_network=critic,

@@ -1,7 +1,7 @@
-"""Implicit Q-learning (Kostrikov et al. 2022), continuous actions, of a data set.
+"""Implicit Q-learning from a dataset (Kostrikov et al. 2022). Continuous actions.
 
-python -m recipes.iql env.id=Pendulum-v1 dataset=[datasets/pendulum-mixed-v0] seed=1
-python -m recipes.iql --help
+kit train iql env.id=Pendulum-v1 dataset=[datasets/pendulum-mixed-v0] seed=1
+kit train iql --help
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Config(CriticNetworkConfig, OfflineConfig):
     loss: str = "kit.losses:IQLLoss"
     """Loss of torchrl.objectives, or module:Class."""
     num_critics: NumNetworks = 2
-    """Number of Q-networks; the minimum over them is used."""
+    """Number of Q-networks. Their minimum is used."""
     expectile: UnitInterval = 0.7
-    """Expectile of Q-values over actions of the data that state values estimate (eq. 5)."""
+    """Expectile of the Q-values of dataset actions that the state value estimates (eq. 5)."""
     temperature: PositiveFloat = 3.0
-    """Factor of advantages in the exponential weights of the actor (beta in eq. 7)."""
+    """Factor of the advantages in the actor's exponential weights (beta in eq. 7)."""
     tau: UnitInterval = 0.005
     """Polyak averaging coefficient of the target networks."""
     learning_rate: PositiveFloat = 1e-3
@@ -41,7 +41,7 @@ class Config(CriticNetworkConfig, OfflineConfig):
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Wire IQL; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
+    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
     experiment = Experiment(cfg, algorithm="iql", parts=parts)
     env = experiment.make_env(actions="continuous")
     buffer = experiment.make_dataset(env)

@@ -1,7 +1,7 @@
-"""Plan2Explore (Sekar et al. 2020) on DreamerV3: explore what is unknown, then solve the task.
+"""Plan2Explore on DreamerV3 (Sekar et al. 2020): explore first, then solve the task.
 
-python -m recipes.plan2explore steps.exploration_steps=20_000   # all of the run: zero-shot
-python -m recipes.plan2explore --help
+kit train plan2explore steps.exploration_steps=20_000   # explore during the whole run (zero-shot)
+kit train plan2explore --help
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from recipes.dreamerv3 import LOSS_SETTINGS, around, make_optimizer
 
 @dataclass
 class Config(recipes.dreamerv3.Config):
-    """Settings of Plan2Explore: those of DreamerV3, and the explorer's."""
+    """Settings of Plan2Explore: DreamerV3's settings plus those of the explorer."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="MountainCar-v0", num_envs=1))
     steps: ExplorationSteps | Dialect | StepPlan = field(default_factory=ExplorationSteps)
     loss: str = "kit.losses:Plan2ExploreLoss"
-    """Loss, as module:Class."""
+    """Loss as module:Class."""
     learning_rate: PositiveFloat = 1e-3
-    """Learning rate; explorers of a maze were trained with this one (docs/worlds.md)."""
+    """Learning rate. The default was chosen for a maze (docs/worlds.md)."""
     ensemble: Annotated[int, Limits(2, 1_000)] = 8
-    """One-step models whose disagreement rewards the explorer."""
+    """Number of one-step models. Their disagreement is the intrinsic reward."""
     ensemble_learning_rate: PositiveFloat = 1e-3
     """Learning rate of Adam for the ensemble."""
     intrinsic_weight: PositiveFloat = 1.0
-    """Weight of the disagreement's advantages for the explorer."""
+    """Weight of the advantages from intrinsic rewards in the explorer's loss."""
     extrinsic_weight: NonNegativeFloat = 0.0
-    """Weight of the task's advantages for the explorer (sheeprl: 1, and 0.1 for the intrinsic
-    ones)."""
+    """Weight of the advantages from task rewards in the explorer's loss. sheeprl uses 1, with
+    intrinsic_weight=0.1."""
     intrinsic_reward_multiplier: PositiveFloat = 1.0
-    """Factor of the disagreement, which is divided by its running standard deviation."""
+    """Factor of the intrinsic reward, after division by its running standard deviation."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Wire Plan2Explore; ``make_loss`` replaces ``cfg.loss``, ``parts`` those of the trainer."""
+    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
     fine_tunes = getattr(cfg.steps, "algo", None) == "p2e_dv3_finetuning"
     algorithm = "p2e_dv3_finetuning" if fine_tunes else "p2e_dv3_exploration"
     experiment = Experiment(cfg, algorithm=algorithm, parts=parts)
@@ -65,7 +65,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     loss = experiment.make_loss(make_loss or cfg.loss, *networks, **settings)
     loss.exploring = explores
 
-    # The actor is evaluated from the beginning: zero-shot.
+    # Evaluations use the task actor from the start of the run (zero-shot).
     player, exploration_policy = (
         Player(model, one, stored_latents=cfg.stored_latents).to(cfg.device)
         for one in (actor, explorer)
@@ -85,10 +85,10 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
 
 
 def _explores(cfg: Config, plan: StepPlan) -> bool:
-    """Return whether the explorer is trained, and acts after its first gradient step.
+    """Return whether the explorer still acts after its first gradient step.
 
     Raises:
-        SettingError: if not, and no earlier run has explored.
+        SettingError: if it does not, and this run does not start from an exploration run.
     """
     trained = max(plan.learning_starts, plan.random_steps)
     if plan.is_exact:
@@ -97,11 +97,15 @@ def _explores(cfg: Config, plan: StepPlan) -> bool:
         trained = max(trained, plan.policy_steps_after(next(trains, 0)))
     if plan.exploration_steps > trained:
         return True
-    checked = cfg.resume is not None or dataset_loading_disabled()  # when the run was started
-    if cfg.init_from is None and not checked:
-        why = f"leaves the explorer nothing to do: it acts trained after {trained} policy steps"
-        works = f"give more than {trained}, init_from=RUN of an exploration, or use dreamerv3"
-        raise SettingError("steps.exploration_steps", plan.exploration_steps, why, works)
+    is_saved = (
+        cfg.resume is not None or dataset_loading_disabled()
+    )  # it was checked when it started
+    if cfg.init_from is None and not is_saved:
+        reason = f"The explorer would never act, because it is untrained until step {trained}"
+        advice = (
+            f"Use more than {trained}, set init_from=RUN to an exploration run, or use dreamerv3"
+        )
+        raise SettingError("steps.exploration_steps", plan.exploration_steps, reason, advice)
     return False
 
 

@@ -1,8 +1,8 @@
-"""Proximal policy optimisation (Schulman et al. 2017), discrete and continuous actions.
+"""Proximal policy optimisation (Schulman et al. 2017). Discrete and continuous actions.
 
-python -m recipes.ppo env.id=HalfCheetah-v5 env.num_envs=4 seed=1
-python -m recipes.ppo preset=ppo2
-python -m recipes.ppo --help
+kit train ppo env.id=HalfCheetah-v5 env.num_envs=4 seed=1
+kit train ppo preset=ppo2
+kit train ppo --help
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ class Config(FittedCriticConfig):
         default_factory=lambda: EnvConfig(normalize_observation=True, normalize_reward=True)
     )
     loss: str = "ClipPPOLoss"
-    """Loss of torchrl.objectives (ClipPPOLoss, PPOLoss), or module:Class; with a penalty on the
-    divergence: kit.losses:KLPENPPOLoss."""
+    """Loss: ClipPPOLoss or PPOLoss of torchrl.objectives, kit.losses:KLPENPPOLoss (KL penalty), or
+    module:Class."""
     clip_epsilon: PositiveFraction = 0.2
     """Clipping range of the probability ratio."""
     clip_schedule: ScheduleName = "constant"
-    """Schedule of that range; the same choices as anneal."""
+    """Schedule of clip_epsilon; same options as lr_schedule."""
     clip_value: PositiveFloat | Literal[True] | None = None
-    """Clipping range of the value around its last estimate; true: clip_epsilon, with its schedule;
-    null: none."""
+    """Clipping range of value updates. true: clip_epsilon with its schedule. null: no clipping."""
     target_kl: PositiveFloat | None = None
-    """An update stops early once the approximate KL exceeds 1.5 times this; null: never."""
+    """Stop an update once the approximate KL divergence exceeds 1.5 times this value. null: never
+    stop early."""
     squash_actions: bool = False
-    """Whether continuous actions are squashed to their bounds by tanh, with a standard deviation
-    learned for each state; otherwise they are clipped to them."""
+    """Whether continuous actions are squashed by tanh, with a state-dependent standard deviation.
+    Otherwise they are clipped to their bounds."""
     learning_rate: PositiveFloat = 5e-4
 
     @property
@@ -53,7 +53,7 @@ class Config(FittedCriticConfig):
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Wire PPO; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
+    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
     experiment = Experiment(cfg, algorithm="ppo", parts=parts)
     env = experiment.make_env()
     continuous = "tanh_normal" if cfg.squash_actions else "normal"
@@ -65,7 +65,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         clip_epsilon=cfg.clip_epsilon,
         clip_value=cfg.clip_value,
         entropy_coeff=cfg.entropy_coeff,
-        critic_coeff=cfg.joint_critic_coeff or 0.0,  # None would be 1 here
+        critic_coeff=cfg.joint_critic_coeff or 0.0,  # None would mean 1
         loss_critic_type=cfg.critic_loss,
         normalize_advantage=cfg.normalize_minibatch,
     )

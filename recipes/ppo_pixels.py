@@ -1,7 +1,8 @@
-"""PPO from images (Schulman et al. 2017, table 5): Atari games, or any images of bytes.
+"""PPO from pixels (Schulman et al. 2017). Atari and other image observations.
 
-python -m recipes.ppo_pixels preset=atari env.id=ale_py:BreakoutNoFrameskip-v4
-python -m recipes.ppo_pixels env.id=CarRacing-v3 env.kwargs.continuous=false preprocess=none
+kit train ppo_pixels preset=atari env.id=ale_py:BreakoutNoFrameskip-v4
+kit train ppo_pixels env.id=CarRacing-v3 env.kwargs.continuous=false preprocess=none
+kit train ppo_pixels --help
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from kit.update import Update
 
 @dataclass
 class Config(ActorCriticConfig):
-    """Settings of PPO from images."""
+    """Settings of PPO from pixels."""
 
     env: EnvConfig = field(
         default_factory=lambda: EnvConfig(id="ale_py:PongNoFrameskip-v4", normalize_reward=True)
@@ -45,27 +46,28 @@ class Config(ActorCriticConfig):
         )
     )
     preprocess: Literal["atari", "none"] = "atari"
-    """Preprocessing: atari (84 x 84 grey values, actions held for 4 frames) or none."""
+    """Preprocessing: atari (84 x 84 greyscale, frame skip 4) or none."""
     frame_stack: NumFrames = 4
-    """Images that make one observation: those of the last time steps."""
+    """Number of most recent frames stacked into one observation."""
     convolutions: list[list[int]] = field(default_factory=lambda: [list(n) for n in NATURE])
     """Channels, kernel size and stride of each convolution."""
     hidden_sizes: HiddenSizes = field(default_factory=lambda: [512])
     activation: str = "relu"
     shared_backbone: bool = True
     loss: str = "ClipPPOLoss"
-    """Loss of torchrl.objectives (ClipPPOLoss, PPOLoss), or module:Class; with a penalty on the
-    divergence: kit.losses:KLPENPPOLoss."""
+    """Loss: ClipPPOLoss or PPOLoss of torchrl.objectives, kit.losses:KLPENPPOLoss (KL penalty), or
+    module:Class."""
     clip_epsilon: PositiveFraction = 0.1
     """Clipping range of the probability ratio."""
     entropy_coeff: NonNegativeFloat = 0.01
     learning_rate: PositiveFloat = 2.5e-4
     target_kl: PositiveFloat | None = None
-    """An update stops early once the approximate KL exceeds 1.5 times this; null: never."""
+    """Stop an update once the approximate KL divergence exceeds 1.5 times this value. null: never
+    stop early."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Wire PPO; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
+    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
     experiment = Experiment(cfg, algorithm="ppo", parts=parts)
     env = experiment.make_env(wrappers=pixel_wrappers(cfg.preprocess, cfg.frame_stack))
     actor, critic = experiment.make_actor_critic(env, **cfg.networks, convolutions=cfg.convolutions)

@@ -1,10 +1,10 @@
-"""PPO with a recurrent layer, for environments that do not show their state (Ni et al. 2022).
+"""PPO with an LSTM or GRU, for partial observability (Ni et al. 2022).
 
-Actor and critic share hidden layers and an LSTM or GRU. Minibatches are sequences of consecutive
-steps, each from the hidden state that the collector has stored for its first one.
+Actor and critic share their hidden layers and the recurrent layer. Minibatches are sequences of
+consecutive steps. Each sequence starts from the hidden state stored during collection.
 
-python -m recipes.ppo_recurrent env.id=CartPole-v1 recurrent=gru
-python -m recipes.ppo_recurrent --help
+kit train ppo_recurrent env.id=CartPole-v1 recurrent=gru
+kit train ppo_recurrent --help
 """
 
 from __future__ import annotations
@@ -45,24 +45,25 @@ class Config(ActorCriticConfig):
     )
     shared_backbone: bool = True
     recurrent: Literal["lstm", "gru"] = "lstm"
-    """Kind of the recurrent layer."""
+    """Type of the recurrent layer."""
     recurrent_size: LayerWidth = 64
     """Units of the recurrent layer."""
     burn_in: NonNegativeInt = 0
-    """Time steps at the beginning of each sequence that only prepare the hidden state."""
+    """Time steps at the start of each sequence that only warm up the hidden state."""
     loss: str = "ClipPPOLoss"
-    """Loss of torchrl.objectives (ClipPPOLoss, PPOLoss), or module:Class; with a penalty on the
-    divergence: kit.losses:KLPENPPOLoss."""
+    """Loss: ClipPPOLoss or PPOLoss of torchrl.objectives, kit.losses:KLPENPPOLoss (KL penalty), or
+    module:Class."""
     clip_epsilon: PositiveFraction = 0.2
     """Clipping range of the probability ratio."""
     clip_schedule: ScheduleName = "constant"
-    """Schedule of that range; the same choices as anneal."""
+    """Schedule of clip_epsilon; same options as lr_schedule."""
     target_kl: PositiveFloat | None = None
-    """An update stops early once the approximate KL exceeds 1.5 times this; null: never."""
+    """Stop an update once the approximate KL divergence exceeds 1.5 times this value. null: never
+    stop early."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Wire PPO; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
+    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
     experiment = Experiment(cfg, algorithm="ppo_recurrent", parts=parts)
     env = experiment.make_env()
     check_sequences(experiment.plan.sequence_length, cfg.burn_in)

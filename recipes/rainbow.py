@@ -1,7 +1,10 @@
-"""Rainbow (Hessel et al. 2018): DQN with all its extensions, each of which can be left out.
+"""Rainbow, DQN with six extensions (Hessel et al. 2018). Discrete actions.
 
-python -m recipes.rainbow head=quantile seed=1
-python -m recipes.rainbow noisy=false per_alpha=0
+Each extension can be disabled.
+
+kit train rainbow head=quantile seed=1
+kit train rainbow noisy=false per_alpha=0
+kit train rainbow --help
 """
 
 from __future__ import annotations
@@ -28,27 +31,28 @@ LOSSES = {"value": "DQNLoss", "c51": "CategoricalDQNLoss", "quantile": "Quantile
 
 @dataclass
 class Config(dqn.Config):
-    """Settings of Rainbow: those of DQN, with these defaults, and the extensions."""
+    """Settings of Rainbow: DQN's settings with other defaults, plus the extensions."""
 
     loss: str = "auto"
-    """Loss of torchrl.objectives, or module:Class; auto: that of kit.losses for the head."""
+    """Loss of torchrl.objectives, or module:Class. auto: the loss of kit.losses for the head."""
     dueling: bool = True
-    """Whether Q-values are the sum of a state value and advantages (Wang et al. 2016)."""
+    """Whether the Q-network is dueling: state value plus advantages (Wang et al. 2016)."""
     noisy: bool = True
-    """Whether noise on weights explores (Fortunato et al. 2018), in place of epsilon."""
+    """Whether to explore with noisy weights (Fortunato et al. 2018) instead of epsilon-greedy."""
     head: Literal["value", "c51", "quantile"] = "c51"
-    """What is estimated: mean returns or their distribution (Bellemare 2017, Dabney 2018)."""
+    """Output of the Q-network: the expected return (value) or its distribution (c51: Bellemare et
+    al. 2017, quantile: Dabney et al. 2018)."""
     atoms: NumAtoms = 51
-    """Atoms of each distribution that the Q-networks estimate."""
+    """Number of atoms of each return distribution that the Q-networks predict."""
     support: list[FiniteFloat] = field(default_factory=lambda: [0.0, 100.0])
-    """Smallest and largest return of the support of c51."""
+    """Minimum and maximum return of the c51 support."""
     per_alpha: NonNegativeFloat = 0.5
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Wire Rainbow; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
+    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
     experiment = Experiment(cfg, algorithm="rainbow", parts=parts)
-    _refuse_unused(cfg)
+    _check_extensions(cfg)
     env = experiment.make_env(actions="discrete")
     shape: dict[str, Any] = {"dueling": cfg.dueling, "noisy": cfg.noisy}
     if cfg.head != "value":
@@ -59,8 +63,8 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     loss = experiment.make_loss(make_loss or own, network, **options)
     mode = getattr(loss, "deterministic_sampling_mode", None)
     if cfg.noisy and mode == ExplorationType.DETERMINISTIC:
-        why = "is of weights without their noise, whose deviations would never be learnt"
-        raise SettingError("loss", type(loss).__name__, why, ["auto"], "or noisy=false")
+        reason = "It disables the noise of the weights, so the noise scales would not be trained"
+        raise SettingError("loss", type(loss).__name__, reason, "Use loss=auto or noisy=false")
     optimizer = experiment.make_optimizer(
         Adam, loss.parameters(), lr=cfg.learning_rate, eps=1.5e-4, fused=True
     )
@@ -80,15 +84,15 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     return experiment.trainer(env, policy, buffer=buffer, update=update, hooks=hooks)
 
 
-def _refuse_unused(cfg: Config) -> None:
-    """Refuse settings of what is left out."""
+def _check_extensions(cfg: Config) -> None:
+    """Reject settings of disabled extensions."""
     if cfg.noisy:
         epsilon = ("epsilon_start", "epsilon_end", "epsilon_decay", "exploration_share")
-        checks.unused(cfg, epsilon, "noise on weights explores")
+        checks.unused(cfg, epsilon, "noisy=true explores with noisy weights")
     if cfg.head != "c51":
-        checks.unused(cfg, ("support",), f"head={cfg.head} has none")
+        checks.unused(cfg, ("support",), f"head={cfg.head} has no support")
     if cfg.head == "value":
-        checks.unused(cfg, ("atoms",), "head=value estimates no distribution")
+        checks.unused(cfg, ("atoms",), "head=value predicts no distribution")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Randomised ensembled double Q-learning (Chen et al. 2021), continuous actions.
+"""Randomised ensembled double Q-learning (Chen et al. 2021). Continuous actions.
 
-Critics, those of a target, gradient steps and policy delay are those of the authors' code.
+The number of critics, critics per target, gradient steps and policy delay follow the authors' code.
 
-python -m recipes.redq env.id=Hopper-v5 steps.total_policy_steps=125_000 seed=1
-python -m recipes.redq --help
+kit train redq env.id=Hopper-v5 steps.total_policy_steps=125_000 seed=1
+kit train redq --help
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from recipes import sac
 
 @dataclass
 class Config(sac.Config):
-    """Settings of REDQ: those of SAC, with these defaults, and the critics of a target."""
+    """Settings of REDQ: SAC's settings with other defaults, plus the critics per target."""
 
     steps: OffPolicySteps = field(
         default_factory=lambda: OffPolicySteps(
@@ -34,23 +34,23 @@ class Config(sac.Config):
     loss: str = "kit.losses:REDQLoss"
     """Loss of torchrl.objectives, or module:Class."""
     num_critics: NumNetworks = 10
-    """Number of Q-networks; the actor ascends their mean."""
+    """Number of Q-networks. The actor maximises their mean."""
     num_target_critics: NumNetworks = 2
-    """Q-networks drawn at random for each gradient step; its targets use the minimum over them."""
+    """Q-networks sampled for each gradient step. Targets use their minimum."""
     policy_delay: PositiveInt = 20
-    """Gradient steps of the critics for each one of actor and temperature."""
+    """Critic gradient steps per gradient step of actor and temperature."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Wire REDQ; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
+    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
     experiment = Experiment(cfg, algorithm="redq", parts=parts)
     if cfg.num_target_critics >= cfg.num_critics:
-        why = f"leaves none out of num_critics={cfg.num_critics}, and then nothing is random"
-        works = [max(1, cfg.num_critics - 1)]
-        raise SettingError("num_target_critics", cfg.num_target_critics, why, works)
-    if experiment.plan.sequence_length == 1:  # TorchRL's REDQLoss takes it for another axis
-        why = "makes sequences of which each is a transition"
-        raise SettingError("steps.sequence_length", 1, why, [None, 2])
+        reason = f"It must be smaller than num_critics={cfg.num_critics} to be a random subset"
+        near = [max(1, cfg.num_critics - 1)]
+        raise SettingError("num_target_critics", cfg.num_target_critics, reason, near)
+    if experiment.plan.sequence_length == 1:  # TorchRL's REDQLoss confuses it with another axis
+        reason = "REDQLoss does not support sequences of one transition"
+        raise SettingError("steps.sequence_length", 1, reason, [None, 2])
     env = experiment.make_env(actions="continuous")
     actor = experiment.make_actor(sac.make_policy, env, cfg.hidden_sizes, cfg.activation)
     loss = experiment.make_loss(
@@ -61,15 +61,15 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         sub_sample_len=cfg.num_target_critics,
         loss_function="l2",
         **sac.temperature(env, cfg),
-        min_alpha=1e-12,  # TorchRL's REDQLoss bounds it by itself, to 0.1 and 10
+        min_alpha=1e-12,  # practically unbounded; TorchRL's defaults are 0.1 and 10
         max_alpha=1e12,
     )
-    _ = getattr(loss, "target_entropy", None)  # a buffer that TorchRL registers when first read
-    owned = sac.optimizers(experiment, loss, lr=cfg.learning_rate)
+    _ = getattr(loss, "target_entropy", None)  # TorchRL registers this buffer on first access
+    optimizers = sac.optimizers(experiment, loss, lr=cfg.learning_rate)
     update = Update(
         loss,
-        owned,
-        every=dict.fromkeys(owned.keys() - {"loss_qvalue"}, cfg.policy_delay),
+        optimizers,
+        every=dict.fromkeys(optimizers.keys() - {"loss_qvalue"}, cfg.policy_delay),
         max_grad_norm=cfg.max_grad_norm,
         compile=cfg.compile,
         target_updater=SoftUpdate(loss, tau=cfg.tau),

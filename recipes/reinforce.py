@@ -1,7 +1,10 @@
-"""REINFORCE (Williams 1992), with or without a baseline (Sutton and Barto 2018, section 13.4).
+"""REINFORCE with an optional baseline (Williams 1992). Discrete and continuous actions.
 
-python -m recipes.reinforce env.id=Acrobot-v1 seed=1
-python -m recipes.reinforce baseline=false
+The baseline is described in Sutton and Barto (2018), section 13.4.
+
+kit train reinforce env.id=Acrobot-v1 seed=1
+kit train reinforce baseline=false
+kit train reinforce --help
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from kit.update import Update
 
 @dataclass
 class Config(ActorCriticConfig):
-    """Settings of REINFORCE: whole episodes, each used once."""
+    """Settings of REINFORCE: each batch has whole episodes and is used once."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(normalize_observation=True))
     steps: OnPolicySteps = field(
@@ -43,26 +46,26 @@ class Config(ActorCriticConfig):
         )
     )
     loss: str = "A2CLoss"
-    """Loss of torchrl.objectives (A2CLoss is minus log-probability times advantage: REINFORCE's),
-    or module:Class."""
+    """Loss of torchrl.objectives, or module:Class. A2CLoss is minus log-probability times
+    advantage, which is the loss of REINFORCE."""
     baseline: bool = True
-    """Whether the value of the state is subtracted from the return."""
+    """Whether a learned state value is subtracted from the return."""
     critic_coeff: NonNegativeFloat = 1.0
     gae_lambda: UnitInterval = 1.0
     advantage_norm: Literal["batch", "running"] = "batch"  # type: ignore[assignment]
-    """Rows over which advantages are normalised: each batch, or all batches so far."""
+    """Statistics that normalise advantages: those of each batch, or running ones."""
     gamma: UnitInterval = 0.98
     learning_rate: PositiveFloat = 3e-3
     lr_schedule: ScheduleName = "constant"
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Wire REINFORCE; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
+    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
     experiment = Experiment(cfg, algorithm="reinforce", parts=parts)
     if not cfg.baseline:
-        of_critic = ("critic_coeff", "critic_hidden_sizes", "critic_loss", "critic_schedule")
-        of_values = (*of_critic, "gae_lambda", "shared_backbone")
-        checks.unused(cfg, of_values, "baseline=false estimates no values")
+        critic_settings = ("critic_coeff", "critic_hidden_sizes", "critic_loss", "critic_schedule")
+        unused = (*critic_settings, "gae_lambda", "shared_backbone")
+        checks.unused(cfg, unused, "baseline=false has no critic")
     env = experiment.make_env()
     actor, critic = experiment.make_actor_critic(env, **cfg.networks)
     loss = experiment.make_loss(

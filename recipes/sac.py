@@ -1,7 +1,7 @@
-"""Soft actor-critic (Haarnoja et al. 2018), continuous actions.
+"""Soft actor-critic (Haarnoja et al. 2018). Continuous actions.
 
-python -m recipes.sac env.id=Hopper-v5 steps.replay_ratio=1/4 seed=1
-python -m recipes.sac --help
+kit train sac env.id=Hopper-v5 steps.replay_ratio=1/4 seed=1
+kit train sac --help
 """
 
 from __future__ import annotations
@@ -35,29 +35,30 @@ class Config(CriticNetworkConfig, OffPolicyConfig):
     loss: str = "SACLoss"
     """Loss of torchrl.objectives, or module:Class."""
     num_critics: NumNetworks = 2
-    """Number of Q-networks; targets use the minimum over them."""
+    """Number of Q-networks. Targets use their minimum."""
     tau: UnitInterval = 0.005
     """Polyak averaging coefficient of the target networks."""
     initial_alpha: PositiveFloat = 1.0
     """Initial entropy temperature."""
     fixed_alpha: bool = False
-    """Whether the temperature stays as it is; otherwise it is learned."""
+    """Whether the entropy temperature is fixed. Otherwise it is learned."""
     target_entropy: FiniteFloat | None = None
-    """Target entropy of actions in their own units, in nats; null: minus their dimensions."""
+    """Target entropy in nats, for actions in the units of the environment. null: minus the number
+    of action dimensions."""
     learning_rate: PositiveFloat = 1e-3
     """Learning rate of Adam for actor, critics and temperature."""
 
 
 def make_policy(env: VectorEnv, hidden_sizes: list[int], activation: str, **changes: Any) -> Any:
-    """The actor: normal distributions, squashed to the bounds of the action."""
+    """Create an actor with a normal distribution that tanh squashes to the action bounds."""
     how: Any = {"continuous": "tanh_normal", "orthogonal": False, "return_log_prob": False}
     return make_actor(env, hidden_sizes, activation, **{**how, **changes}).select_out_keys("action")
 
 
 def temperature(env: VectorEnv, cfg: Any) -> dict[str, Any]:
-    """Arguments of the loss that decide the entropy temperature."""
+    """Return the arguments of the loss that set the entropy temperature."""
     if cfg.fixed_alpha:
-        checks.unused(cfg, ["target_entropy"], "fixed_alpha=true has none")
+        checks.unused(cfg, ["target_entropy"], "fixed_alpha=true needs no target")
     target = cfg.target_entropy
     target = -float(env.action_spec.shape[1:].numel()) if target is None else target
     how = {"alpha_init": cfg.initial_alpha, "fixed_alpha": cfg.fixed_alpha}
@@ -65,16 +66,16 @@ def temperature(env: VectorEnv, cfg: Any) -> dict[str, Any]:
 
 
 def optimizers(experiment: Experiment, loss: Any, **settings: Any) -> dict[str, Optimizer]:
-    """An optimiser for each loss, so that those of actor and temperature may be delayed."""
+    """Create one optimizer per loss, so that actor and temperature can be updated less often."""
     critics, actor = loss.qvalue_network_params.parameters(), loss.actor_network_params.parameters()
-    owned = {"loss_qvalue": critics, "loss_actor": actor}
-    owned |= {} if loss.fixed_alpha else {"loss_alpha": [loss.log_alpha]}
+    parameters = {"loss_qvalue": critics, "loss_actor": actor}
+    parameters |= {} if loss.fixed_alpha else {"loss_alpha": [loss.log_alpha]}
     make, settings = experiment.make_optimizer, {"fused": True, **settings}
-    return {name: make(Adam, own, **settings) for name, own in owned.items()}
+    return {name: make(Adam, trained, **settings) for name, trained in parameters.items()}
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Wire SAC; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
+    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
     experiment = Experiment(cfg, algorithm="sac", parts=parts)
     env = experiment.make_env(actions="continuous")
     actor = experiment.make_actor(make_policy, env, cfg.hidden_sizes, cfg.activation)

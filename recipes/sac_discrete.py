@@ -1,10 +1,11 @@
-"""Soft actor-critic for discrete actions (Christodoulou 2019).
+"""Soft actor-critic (Christodoulou 2019). Discrete actions.
 
-Layers, loss of the critics, learning rate and gradient steps are those of recipes/dqn. With a lower
-target entropy CartPole's cart drifts off its track: actions against it are no longer tried.
+Hidden layers, critic loss, learning rate and gradient steps match the recipe dqn. On CartPole, a
+lower target entropy lets the cart drift off the track: the policy stops trying the actions that
+would stop it.
 
-python -m recipes.sac_discrete env.id=LunarLander-v3 steps.total_policy_steps=300_000 seed=1
-python -m recipes.sac_discrete --help
+kit train sac_discrete env.id=LunarLander-v3 steps.total_policy_steps=300_000 seed=1
+kit train sac_discrete --help
 """
 
 from __future__ import annotations
@@ -43,29 +44,29 @@ class Config(CriticNetworkConfig, OffPolicyConfig):
         )
     )
     hidden_sizes: HiddenSizes = field(default_factory=lambda: [128, 128])
-    """Widths of the hidden layers of actor and critics."""
+    """Sizes of the hidden layers of actor and critics."""
     loss: str = "kit.losses:DiscreteSACLoss"
     """Loss of torchrl.objectives, or module:Class."""
     num_critics: NumNetworks = 2
-    """Number of Q-networks; targets use the minimum over them."""
+    """Number of Q-networks. Targets use their minimum."""
     tau: UnitInterval = 0.005
     """Polyak averaging coefficient of the target networks."""
     initial_alpha: PositiveFloat = 1.0
-    """Initial entropy temperature; it is learned."""
+    """Initial entropy temperature. The temperature is learned."""
     target_entropy: UnitInterval = 0.7
-    """Target entropy of the policy, as a share of that of random actions among those allowed."""
+    """Target entropy of the policy, as a fraction of the entropy of uniformly random actions."""
     n_step: PositiveInt = 5
-    """Rewards summed before bootstrapping."""
+    """Rewards summed before bootstrapping (n-step returns)."""
     learning_rate: PositiveFloat = 2e-3
     """Initial learning rate of Adam for actor, critics and temperature."""
     lr_schedule: Literal["linear", "cosine", "constant"] = "linear"
-    """Schedule of the learning rate, down to 0 at the end of the run."""
+    """Learning-rate schedule. linear and cosine end at 0."""
     max_grad_norm: PositiveFloat | None = 10.0
-    """Maximum norm of the gradient; null: unclipped."""
+    """Maximum gradient norm. null: no clipping."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Wire discrete SAC; ``make_loss`` replaces ``cfg.loss``, ``parts`` parts of the trainer."""
+    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
     experiment = Experiment(cfg, algorithm="discrete_sac", parts=parts)
     env = experiment.make_env(actions="discrete")
     how: Any = {"orthogonal": False, "return_log_prob": False}

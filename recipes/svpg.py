@@ -1,10 +1,12 @@
-"""Stein variational policy gradient (Liu et al. 2017): particles around A2C or PPO.
+"""Stein variational policy gradient (Liu et al. 2017). Discrete and continuous actions.
 
-Each particle is an actor and a critic with environments of its own; a policy step is one action of
-one of them. Policies that do well draw the others near, and a kernel keeps all of them apart.
+Several particles are trained with A2C or PPO. Each particle is an actor-critic pair with its own
+environments. Good policies attract the other particles, and a kernel keeps all of them apart. A
+policy step is one action in one environment.
 
-python -m recipes.svpg num_particles=8 env.num_envs=16 temperature=0.01
-python -m recipes.svpg preset=ppo
+kit train svpg num_particles=8 env.num_envs=16 temperature=0.01
+kit train svpg preset=ppo
+kit train svpg --help
 """
 
 from __future__ import annotations
@@ -41,20 +43,21 @@ class Config(ActorCriticConfig):
     learning_rate: PositiveFloat = 5e-3
     """Initial learning rate of Adam, for actor and critic."""
     num_particles: Annotated[int, Limits(1, 64)] = 4
-    """Particles; environments and minibatches are divided evenly among them."""
+    """Number of particles. Environments and minibatches are divided evenly among them."""
     temperature: PositiveFloat = 0.1
-    """Weight of keeping the particles apart against the return."""
+    """Weight of the repulsion between particles relative to the return."""
     loss: str = "A2CLoss"
     """Loss of torchrl.objectives (A2CLoss, ClipPPOLoss, ...), or module:Class."""
     normalize_advantage: bool = False
     advantage_norm: Literal["batch", "running"] = "batch"  # type: ignore[assignment]
-    """Over what: each batch of all particles, or all batches so far."""
+    """Statistics that normalise advantages: those of each batch over all particles, or running
+    ones."""
     max_grad_norm: PositiveFloat | None = None
-    """Maximum norm of the gradients of all particles together; null: unclipped."""
+    """Maximum norm of the gradient over all particles. null: no clipping."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Wire SVPG; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
+    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
     experiment = Experiment(cfg, algorithm="svpg", parts=parts)
     env, count = experiment.make_env(), cfg.num_particles
     make = functools.partial(experiment.make_actor_critic, env, **cfg.networks)

@@ -1,7 +1,7 @@
-"""Twin delayed deep deterministic policy gradients (Fujimoto et al. 2018), continuous actions.
+"""Twin delayed DDPG (Fujimoto et al. 2018). Continuous actions.
 
-python -m recipes.td3 env.id=Hopper-v5 steps.total_policy_steps=1_000_000 seed=1
-python -m recipes.td3 --help
+kit train td3 env.id=Hopper-v5 steps.total_policy_steps=1_000_000 seed=1
+kit train td3 --help
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class Config(CriticNetworkConfig, OffPolicyConfig):
     loss: str = "kit.losses:TD3Loss"
     """Loss of torchrl.objectives, or module:Class."""
     policy_delay: PositiveInt = 2
-    """Gradient steps of the critics for each one of the actor."""
+    """Critic gradient steps per gradient step of the actor."""
     exploration_noise: NonNegativeFloat = 0.1
-    """Standard deviation of the noise added to actions, in units of half their range."""
+    """Standard deviation of the action noise, relative to half the action range."""
     policy_noise: NonNegativeFloat = 0.2
-    """Standard deviation of the noise added to target actions (smoothing), in units of half the
-    range of actions."""
+    """Standard deviation of the noise added to target actions (target policy smoothing), relative
+    to half the action range."""
     noise_clip: NonNegativeFloat = 0.5
-    """Largest noise added to target actions, in the same units."""
+    """Maximum absolute noise added to target actions, relative to half the action range."""
     tau: UnitInterval = 0.005
     """Polyak averaging coefficient of the target networks."""
     learning_rate: PositiveFloat = 1e-3
@@ -50,7 +50,7 @@ class Config(CriticNetworkConfig, OffPolicyConfig):
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Wire TD3; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
+    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
     experiment = Experiment(cfg, algorithm="td3", parts=parts)
     env = experiment.make_env(actions="continuous")
 

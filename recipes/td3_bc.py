@@ -1,7 +1,7 @@
-"""TD3+BC (Fujimoto and Gu 2021), continuous actions, of a data set.
+"""TD3+BC from a dataset (Fujimoto and Gu 2021). Continuous actions.
 
-python -m recipes.td3_bc env.id=Pendulum-v1 dataset=[datasets/pendulum-mixed-v0] seed=1
-python -m recipes.td3_bc --help
+kit train td3_bc env.id=Pendulum-v1 dataset=[datasets/pendulum-mixed-v0] seed=1
+kit train td3_bc --help
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Config(CriticNetworkConfig, OfflineConfig):
     loss: str = "TD3BCLoss"
     """Loss of torchrl.objectives, or module:Class."""
     alpha: NonNegativeFloat = 2.5
-    """Weight of Q-values, of mean absolute value 1, against the squared error of actions."""
+    """Weight of the normalised Q-values relative to the squared error of actions."""
     policy_delay: PositiveInt = 2
-    """Gradient steps of the critics for each one of the actor."""
+    """Critic gradient steps per gradient step of the actor."""
     policy_noise: NonNegativeFloat = 0.2
-    """Standard deviation of the noise added to target actions (smoothing), in units of half the
-    range of actions."""
+    """Standard deviation of the noise added to target actions (target policy smoothing), relative
+    to half the action range."""
     noise_clip: NonNegativeFloat = 0.5
-    """Largest noise added to target actions, in the same units."""
+    """Maximum absolute noise added to target actions, relative to half the action range."""
     tau: UnitInterval = 0.005
     """Polyak averaging coefficient of the target networks."""
     learning_rate: PositiveFloat = 1e-3
@@ -51,7 +51,7 @@ class Config(CriticNetworkConfig, OfflineConfig):
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Wire TD3+BC; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
+    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
     experiment = Experiment(cfg, algorithm="td3_bc", parts=parts)
     env = experiment.make_env(actions="continuous")
     buffer = experiment.make_dataset(env)

@@ -1,7 +1,7 @@
-"""Truncated quantile critics (Kuznetsov et al. 2020), continuous actions.
+"""Truncated quantile critics (Kuznetsov et al. 2020). Continuous actions.
 
-python -m recipes.tqc env.id=Hopper-v5 steps.total_policy_steps=1_000_000 seed=1
-python -m recipes.tqc --help
+kit train tqc env.id=Hopper-v5 steps.total_policy_steps=1_000_000 seed=1
+kit train tqc --help
 """
 
 from __future__ import annotations
@@ -23,25 +23,26 @@ from recipes import sac
 
 @dataclass
 class Config(sac.Config):
-    """Settings of TQC: those of SAC, with these defaults, and quantiles."""
+    """Settings of TQC: SAC's settings with other defaults, plus quantiles."""
 
     loss: str = "TQCLoss"
     """Loss of torchrl.objectives, or module:Class."""
     num_critics: NumNetworks = 2
-    """Number of Q-networks, each of which estimates the distribution of the return."""
+    """Number of Q-networks. Each predicts the distribution of the return."""
     num_quantiles: NumQuantiles = 25
-    """Quantiles that each of the Q-networks estimates."""
+    """Number of quantiles that each of the Q-networks predicts."""
     dropped_quantiles: NonNegativeInt = 2
-    """Largest quantiles left out of targets, of all Q-networks together, for each of them."""
+    """Number of largest quantiles dropped from targets per Q-network. The quantiles of all
+    Q-networks are pooled first."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Wire TQC; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
+    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
     experiment = Experiment(cfg, algorithm="tqc", parts=parts)
     if not 0 <= cfg.dropped_quantiles < cfg.num_quantiles:
-        why = f"is not from 0 to num_quantiles={cfg.num_quantiles}, exclusively"
+        reason = f"It must be at least 0 and below num_quantiles={cfg.num_quantiles}"
         nearest = 0 if cfg.dropped_quantiles < 0 else cfg.num_quantiles - 1
-        raise SettingError("dropped_quantiles", cfg.dropped_quantiles, why, [nearest])
+        raise SettingError("dropped_quantiles", cfg.dropped_quantiles, reason, [nearest])
     env = experiment.make_env(actions="continuous")
     actor = experiment.make_actor(sac.make_policy, env, cfg.hidden_sizes, cfg.activation)
     loss = experiment.make_loss(

@@ -1,7 +1,7 @@
-"""Trust region policy optimisation (Schulman et al. 2015), discrete and continuous actions.
+"""TRPO, a trust region method (Schulman et al. 2015). Discrete and continuous actions.
 
-python -m recipes.trpo env.id=HalfCheetah-v5 env.num_envs=1 steps.total_policy_steps=1_000_000
-python -m recipes.trpo --help
+kit train trpo env.id=HalfCheetah-v5 env.num_envs=1 steps.total_policy_steps=1_000_000
+kit train trpo --help
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kit.update import TrustRegion
 
 @dataclass
 class Config(FittedCriticConfig):
-    """Settings of TRPO: one step of the policy for each batch, beside a critic that is fitted."""
+    """Settings of TRPO: one policy step per batch, and a critic that is fitted separately."""
 
     env: EnvConfig = field(
         default_factory=lambda: EnvConfig(normalize_observation=True, normalize_reward=True)
@@ -30,27 +30,26 @@ class Config(FittedCriticConfig):
         )
     )
     loss: str = "PPOLoss"
-    """Loss of torchrl.objectives (PPOLoss is the surrogate of TRPO), or module:Class."""
+    """Loss of torchrl.objectives, or module:Class. PPOLoss is the surrogate objective of TRPO."""
     max_kl: PositiveFloat = 0.01
-    """Largest mean Kullback-Leibler divergence of the policy after a step from that before it."""
+    """Maximum mean KL divergence between the policies before and after a step."""
     damping: NonNegativeFloat = 0.1
-    """Added to the diagonal of the Fisher matrix."""
+    """Damping added to the diagonal of the Fisher matrix."""
     conjugate_gradient_steps: PositiveInt = 10
-    """Iterations in which the natural gradient is solved for."""
+    """Iterations of the conjugate gradient method."""
     line_search_steps: PositiveInt = 10
-    """Lengths of the step that are tried, each 0.8 of the one before."""
+    """Step lengths that the line search tries. Each is 0.8 times the previous one."""
     critic_epochs: PositiveInt = 10
-    """Passes over each batch in which an optimiser of its own fits the critic, before advantages
-    are estimated."""
+    """Passes over each batch that fit the critic, before advantages are computed."""
     advantage_norm: Literal["batch", "running"] = "batch"  # type: ignore[assignment]
-    """Rows over which advantages are normalised: each batch, or all batches so far."""
+    """Statistics that normalise advantages: those of each batch, or running ones."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Wire TRPO; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
+    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
     experiment = Experiment(cfg, algorithm="trpo", parts=parts)
     unused = ("learning_rate", "lr_schedule", "backbone_lr_scale")
-    checks.unused(cfg, unused, "the length of a step follows from max_kl")
+    checks.unused(cfg, unused, "max_kl determines the step length")
     env = experiment.make_env()
     actor, critic = experiment.make_actor_critic(env, **cfg.networks)
     loss = experiment.make_loss(
@@ -58,7 +57,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         actor,
         critic,
         entropy_coeff=cfg.entropy_coeff,
-        critic_coeff=cfg.joint_critic_coeff or 0.0,  # it is fitted alone
+        critic_coeff=cfg.joint_critic_coeff or 0.0,  # the critic is fitted separately
     )
     update = TrustRegion(
         loss,

@@ -78,74 +78,76 @@ REFUSED = {
     "ppo env.id=nowhere_at_all:Bar-v0": "cannot be made: No module named 'nowhere_at_all'",
     "ppo env.id=Blackjack-v1": "observation_space=Tuple(Discrete(32), Discrete(11), Discrete(2)) "
     "is a space this kit has no array for; use Box, Discrete, MultiDiscrete, MultiBinary",
-    "sac env=Pendulum-v1": "env='Pendulum-v1' is not a group of settings; use env=EnvConfig(...)",
-    "sac env.id=CartPole-v1": "env.id='CartPole-v1' has actions that are not continuous "
-    "(Discrete(2)), and sac ",
+    "sac env=Pendulum-v1": "env='Pendulum-v1': This is a group of settings, not a single one. "
+    "Use env.id=Pendulum-v1.",
+    "sac env.id=CartPole-v1": "env.id='CartPole-v1': The recipe sac needs continuous "
+    "actions, not Discrete(2). Use an environment with a float Box action space, or",
     "ppo env.kwargs.foo=1": "making it raised TypeError: ",
     "ppo env.vectorization=asnc": "env.vectorization='asnc' is not a choice; what works: async or",
     "ppo env.num_envs=0": "env.num_envs=0 is less than 1; what works: 1.",
-    "ppo steps.total_policy_steps=72": "steps.total_policy_steps=72 is not a whole number of "
-    "iterations of 16 policy steps; what works: 64 or 80; or steps.rounding=up or down.",
+    "ppo steps.total_policy_steps=72 steps.rounding=error": "steps.total_policy_steps=72 is not a "
+    "whole number of iterations of 16 policy steps; what works: 64 or 80; or steps.rounding=up",
     "ppo steps.minibatches=2 steps.minibatch_size=128": "steps.minibatches=2 contradicts "
     "minibatch_size=128; what works: null.",
     "ppo steps.rounding=upp": "steps.rounding='upp' is not a choice; what works: up or",
     "sac steps.replay_ratio=nan": "steps.replay_ratio=nan is not a finite number from 0; use a "
     "number such as 0.5 or '1/3'.",
     "ppo steps=tianshu": "steps='tianshu' is not a choice; what works: tianshou or",
-    "ppo steps=sb3 steps.n_step=8": "steps.n_step='8' is not a setting; what works: steps.n_steps",
-    "sac steps.learning_starts=60": "steps.learning_starts=60 is beyond the 40 policy steps of the "
-    "run, which would train nothing; train earlier, or longer.",
+    "ppo steps=sb3 steps.n_step=8": "steps.n_step='8': There is no such setting. Try: ",
+    "sac steps.learning_starts=60": "steps.learning_starts=60: Training would start after the 40 "
+    "policy steps of the run. Start training earlier, or train longer.",
     "sac steps=torchrl steps.total_frames=40 steps.frames_per_batch=10 steps.batch_size=4 "
-    "steps.optim_steps_per_batch=1 steps.init_random_frames=60": "learning_starts=60 is beyond the "
-    "40 policy steps of the run, which would train nothing; train earlier, or longer.",
-    "redq steps.sequence_length=1": "steps.sequence_length=1 makes sequences of which each is a",
+    "steps.optim_steps_per_batch=1 steps.init_random_frames=60": "learning_starts=60: Training "
+    "would start after the 40 policy steps of the run. Start training earlier, or train longer.",
+    "redq steps.sequence_length=1": "steps.sequence_length=1: REDQLoss does not support",
     "ppo shared_backbone=true critic_hidden_sizes=[8]": "critic_hidden_sizes=[8] is of layers that the "
     "critic does not have: it shares the actor's; what works: null.",
-    "crossq renorm_actor=true loss=CrossQLoss": "renorm_actor=True needs a loss that takes "
-    "minibatches into the actor's running statistics; use loss=kit.losses:CrossQLoss",
-    "ppo collector_kwargs.exploration_type=3": "collector_kwargs={'exploration_type': 3} "
-    "cannot be used: ValueError: 3 is not a valid ",
-    "ppo env.kwargs.id=Pendulum-v1": "env.kwargs.id='Pendulum-v1' is env.id of the kit; use "
-    "env.id='Pendulum-v1'",
-    "ppo env.kwargs.gamma=0.5": "env.kwargs.gamma=0.5 is gamma of the kit; use gamma=0.5",
-    "sac buffer_size=1_000_000_000_000": "buffer_size=1000000000000 needs ",
+    "crossq renorm_actor=true loss=CrossQLoss": "renorm_actor=True: The loss does not "
+    "update the running statistics of the actor. Use loss=kit.losses:CrossQLoss.",
+    "ppo collector_kwargs.exploration_type=3": "collector_kwargs={'exploration_type': 3}: "
+    "The collector cannot be created: ValueError: 3 is not a valid ",
+    "ppo env.kwargs.id=Pendulum-v1": "env.kwargs.id='Pendulum-v1': This argument is set by "
+    "env.id. Use env.id='Pendulum-v1'",
+    "ppo env.kwargs.gamma=0.5": "env.kwargs.gamma=0.5: This argument is set by gamma. Use gamma",
+    "sac buffer_size=1_000_000_000_000": "buffer_size=1000000000000: It needs ",
     "ppo seed=9223372036854775808": "is more than 9223372036854775807; what works: 92",
-    "ppo device=meta": "device='meta' cannot be used",
-    "ppo loss=SACLoss": "loss='SACLoss' does not fit this recipe: TypeError: SACLoss.__init__() "
-    "got an unexpected keyword argument 'loss_critic_type'",
-    "td3 loss=SACLoss": "loss='SACLoss' does not fit this recipe: ",
-    "ppo learning_rat=1": "learning_rat='1' is not a setting; what works: learning_rate or",
-    "ppo num_envs=3": "num_envs='3' is not a setting; what works: env.num_envs.",
-    "ppo +zzz=3": "zzz='3' is not a setting; --help lists all settings.",
-    "ppo seed": "command line='seed' is not of the form name=value; --help lists all settings.",
-    "ppo hydra.run.dir=there": "hydra.run.dir='there' is not a setting",
-    "ppo --multirn": "'--multirn' is not of the form name=value; --help lists all settings",
-    "ppo env.id=[1,2": "command line='env.id=[1,2' is refused: no viable alternative at input",
-    "ppo seed=1,2": "seed='1,2' is several values; use [1,2] for a list, or --multirun",
+    "ppo device=meta": "device='meta': PyTorch cannot use it",
+    "ppo loss=SACLoss": "loss='SACLoss': The loss is not compatible with this recipe: TypeError: "
+    "SACLoss.__init__() got an unexpected keyword argument 'loss_critic_type'",
+    "td3 loss=SACLoss": "loss='SACLoss': The loss is not compatible with this recipe: ",
+    "ppo learning_rat=1": "learning_rat='1': There is no such setting. Try: learning_rate=1 or",
+    "ppo num_envs=3": "num_envs='3': There is no such setting. Try: env.num_envs=3.",
+    "ppo +zzz=3": "zzz='3': There is no such setting. List all settings with --help=all.",
+    "ppo seed": "command line='seed': Settings are written as name=value. Use seed=VALUE.",
+    "ppo hydra.run.dir=there": "hydra.run.dir='there': There is no such setting",
+    "ppo --multirn": "'--multirn': There is no such option. Try: --multirun.",
+    "ppo env.id=[1,2": "command line='env.id=[1,2': Hydra rejects it: no viable alternative",
+    "ppo seed=1,2": "seed='1,2': Several values need a sweep. Use seed=[1,2] for a list, or",
     "ppo env.id=${bar}": "Interpolation key 'bar' not found",
     "ppo preset=mujco": "preset='mujco' is not a choice; what works: mujoco or",
     "ppo lr_schedule=lin": "lr_schedule='lin' is not a schedule; what works: linear or",
     "ppo activation=tan": "activation='tan' is not a choice; what works: tanh or",
     "ppo collector=vecor": "collector='vecor' is no collector; what works: vector or",
-    "ppo collector_kwargs.fast_polcy=exact": "collector_kwargs={'fast_polcy': 'exact'} "
-    "cannot be used: TypeError: ",
+    "ppo collector_kwargs.fast_polcy=exact": "collector_kwargs={'fast_polcy': 'exact'}: "
+    "The collector cannot be created: TypeError: ",
     "ppo collector=async collector_kwargs.max_stalenes=2": "collector_kwargs={"
-    "'max_stalenes': 2} cannot be used: RuntimeError: the process that collects failed: ",
+    "'max_stalenes': 2}: The collector cannot be created: RuntimeError: the process that collects ",
     "ppo collector=torchrl collector_kwargs.max_frames_per_traj=x": "collector_kwargs="
-    "{'max_frames_per_traj': 'x'} cannot be used: ValueError: invalid literal for int()",
-    "ppo collector_kwargs.frames_per_batch=8": "collector_kwargs={'frames_per_batch': 8} cannot "
-    "be used: TypeError: ",
+    "{'max_frames_per_traj': 'x'}: The collector cannot be created: ValueError: invalid literal",
+    "ppo collector_kwargs.frames_per_batch=8": "collector_kwargs={'frames_per_batch': 8}: The "
+    "collector cannot be created: TypeError: ",
     "ppo logger=wanb": "logger='wanb' is not a choice; what works: wandb or",
     "ppo learning_rate=-1": "learning_rate=-1.0 is not above 0; use a number above 0.",
     "ppo gamma=2": "gamma=2.0 is more than 1; what works: 1.",
     "rainbow exploration_share=0": "exploration_share=0.0 is not above 0; use a number above 0 and",
-    "sac stacked_frames=3": "stacked_frames=3 are not in observation of shape (3,); what works: 1.",
-    "ppo device=gpu": "device='gpu' cannot be used",
+    "sac stacked_frames=3": "stacked_frames=3: The entry observation of shape (3,) does not "
+    "have as many frames. Try: 1.",
+    "ppo device=gpu": "device='gpu': PyTorch has no device of this name. Try: cuda",
     "ppo initial_log_std=-.inf": "initial_log_std='-.inf' is not a number; give a number.",
-    "ppo stop_at_return=9 steps.evaluation_every=null": "stop_at_return=9.0 has no effect: ",
+    "ppo stop_at_return=9 steps.evaluation_every=null": "stop_at_return=9.0: It has no effect",
     "ppo log_dir=/proc/no": "/proc/no/ppo/CartPole-v1 cannot be written",
-    "ppo resume=nowhere": "resume='nowhere' is not a run folder (it has no config.yaml)",
-    "ppo resume=latest": "resume='latest' finds no run in runs/ppo.",
+    "ppo resume=nowhere": "resume='nowhere': This is not a run folder, because it",
+    "ppo resume=latest": "resume='latest': There is no run in runs/ppo.",
 }
 
 
@@ -358,8 +360,8 @@ def test_a_resume_with_other_settings_names_all_that_differ(command, finished):
     before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
     message = one_line(command(f"ppo resume={finished} gamma=0.5 env.num_envs=4 logger=none"))
     assert message == (
-        f"resume='{finished}' was made with other settings (env.num_envs: 2 there, 4 here; "
-        "gamma: 0.99 there, 0.5 here); leave these settings out, or start a new run without resume."
+        f"resume='{finished}': The run has other settings (env.num_envs: saved 2, now 4; "
+        "gamma: saved 0.99, now 0.5). Remove these settings, or start a new run without resume."
     )
     assert before == {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
 
@@ -367,10 +369,10 @@ def test_a_resume_with_other_settings_names_all_that_differ(command, finished):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("sac resume={}", "is a run of ppo, not of sac; python -m recipes.ppo resume={}"),
-        ("ppo resume={} steps=sb3", "steps='sb3' cannot be chosen again for a run that is resumed"),
-        ("ppo resume={} preset=mujoco", "preset='mujoco' cannot be chosen again"),
-        ("ppo resume={} gama=1", "gama='1' is not a setting; what works: gamma"),
+        ("sac resume={}", "This is a run of ppo, not of sac. Use: kit train ppo resume={}"),
+        ("ppo resume={} steps=sb3", "steps='sb3': A resumed run keeps its settings. Remove it"),
+        ("ppo resume={} preset=mujoco", "preset='mujoco': A resumed run keeps its settings"),
+        ("ppo resume={} gama=1", "gama='1': There is no such setting. Try: gamma"),
     ],
 )
 def test_a_resume_of_something_else_is_refused(command, finished, words, message):
@@ -379,7 +381,7 @@ def test_a_resume_of_something_else_is_refused(command, finished, words, message
 
 def test_settings_that_cannot_be_read_are_said_in_one_line(command, finished):
     (finished / "config.yaml").write_text("env: [")
-    assert "has no readable config.yaml" in one_line(command(f"ppo resume={finished}"))
+    assert "The folder has no readable config.yaml" in one_line(command(f"ppo resume={finished}"))
     (finished / "config.yaml").write_text("learning_rat: 1\nrecipe: ppo\n")
     message = one_line(command(f"ppo resume={finished}"))
     assert message.startswith("learning_rat=1 is not a setting of Config; what works: learning_")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import pkgutil
 import re
 import subprocess
 import sys
@@ -10,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from kit.__main__ import main
+import recipes
+from kit import __version__
+from kit.__main__ import COMMANDS, main
 
+RECIPES = sorted(module.name for module in pkgutil.iter_modules(recipes.__path__))
 CONFIGS = Path(__file__).parent / "data" / "configs"
 
 
@@ -147,7 +152,7 @@ def test_words_lists_the_vocabularies(kit):
         ("explain sb3 n_envs", "cannot be read"),
         ("explain sb3 n_envs=1 junk", "is not of the form name=value"),
         ("translate sb3 --to shee", "dialect='shee' is not known"),
-        ("diff sb3 n_envs=4", "does not name two dialects"),
+        ("diff sb3 n_envs=4", "Two dialects are needed. Example: kit steps diff"),
         ("words sb4", "dialect='sb4' is not known; what works: sb3"),
         ("explain kit num_envs=4", "does not set the length of the run"),
     ],
@@ -172,3 +177,72 @@ def test_it_can_be_run_as_a_module():
     assert "tianshou" in subprocess.run(words, check=True, capture_output=True, text=True).stdout
     words = [sys.executable, "-m", "kit", "steps", "explain", "sheprl"]
     assert subprocess.run(words, check=False, capture_output=True).returncode == 2
+
+
+# ---------------------------------------------------------------------- recipes
+def test_kit_alone_prints_its_commands(capsys):
+    assert main([]) == 0
+    text = capsys.readouterr().out
+    assert all(f"\n  {command} " in text for command in COMMANDS)
+
+
+def test_version_is_that_of_the_package(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"kit {__version__}\n"
+
+
+def test_unknown_command_is_answered_with_the_nearest(capsys):
+    assert main(["evalute"]) == 2
+    assert capsys.readouterr().err == "kit: There is no command 'evalute'. Try: evaluate.\n"
+
+
+def test_recipes_lists_each_recipe_in_one_line(capsys):
+    assert main(["recipes"]) == 0
+    lines = capsys.readouterr().out.split("\n\n")[0].splitlines()
+    assert [line.split()[0] for line in lines] == RECIPES
+    assert max(map(len, lines)) <= 100
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_new_copies_a_recipe_with_its_own_commands(recipe, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["new", recipe, "mine.py"]) == 0
+    text = Path("mine.py").read_text()
+    header = ast.get_docstring(ast.parse(text)) or ""
+    assert f"Copied from kit's recipe {recipe}." in header
+    assert "\n    python mine.py " in header
+    assert "kit train" not in text
+    original = Path(recipes.__file__).with_name(f"{recipe}.py").read_text()
+    assert text.partition('"""\n\nfrom')[2] == original.partition('"""\n\nfrom')[2]
+    assert main(["new", "sac", "mine.py"]) == 2
+    assert capsys.readouterr().err == "kit: mine.py exists already. Choose another name.\n"
+    assert Path("mine.py").read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("new pp mine.py", "recipe='pp': There is no such recipe. Try: ppo."),
+        ("new ppo mine", "file='mine': A recipe is a Python file. Use mine.py."),
+        ("train pp", "recipe='pp': There is no such recipe. Try: ppo."),
+    ],
+)
+def test_unknown_recipes_and_files_are_rejected(words, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(words.split()) == 2
+    assert capsys.readouterr().err == f"kit: {message}\n"
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.slow
+def test_train_runs_recipes_and_files(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    short = "steps.total_policy_steps=16 steps.steps_per_env=1 steps.update_epochs=1 progress=false"
+    short += " steps.minibatch_size=null steps.evaluation_episodes=1 hidden_sizes=[4]"
+    assert main(["train", "ppo", *short.split()]) == 0
+    assert main(["train", "ppo", "resume=latest"]) == 0
+    assert main(["new", "ppo", "mine.py"]) == 0
+    assert main(["train", "mine.py", *short.split()]) == 0
+    assert len([*tmp_path.glob("runs/*/CartPole-v1/*/metrics.csv")]) == 2
+    assert main(["train"]) == 0
+    assert "usage: kit train" in capsys.readouterr().out

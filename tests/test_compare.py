@@ -160,7 +160,9 @@ def test_other_tasks_are_told_in_names_and_below_the_table(runs, tmp_path):
     assert [group.name for group in compared.groups] == [
         "env.kwargs.sutton_barto_reward=(not set)", "env.kwargs.sutton_barto_reward=true",
     ]  # fmt: skip
-    assert compared.remarks == ["The groups learn different tasks, so their values do not compare."]
+    assert compared.remarks == [
+        "The groups have different tasks, so their values are not comparable."
+    ]
 
 
 # ---------------------------------------------------------------------- what is not hidden
@@ -168,7 +170,7 @@ def test_seeds_of_other_lengths_are_said(runs, tmp_path):
     shorter = made(tmp_path, learning_rate=LOW, seed=7, stops_at=32)
     compared = compare([runs[LOW, 0], runs[LOW, 1], shorter])
     assert compared.remarks == [
-        "Last values come after different policy steps: 32 (seed 7); 64 (seeds 0, 1)."
+        "Last values are at different policy steps: 32 (seed 7); 64 (seeds 0, 1)."
     ]
     (line,) = [line for line in table(compared).splitlines() if line.startswith("all runs")]
     assert "3 (0, 1, 7)" in line
@@ -180,7 +182,7 @@ def test_of_two_runs_of_one_seed_the_longer_counts_and_the_other_is_named(runs, 
     for given in ([shorter, runs[LOW, 0]], [runs[LOW, 0], shorter]):
         compared = compare(given)
         assert [run.folder for run in compared.groups[0].runs] == [str(runs[LOW, 0])]
-        said = f"{shorter} is left out: {runs[LOW, 0]} has the same seed."
+        said = f"{shorter} is omitted: {runs[LOW, 0]} has the same seed."
         assert compared.remarks == [said]
 
 
@@ -188,7 +190,7 @@ def test_a_run_without_a_value_yet_is_left_out_and_named(runs, tmp_path):
     begun = shutil.copytree(runs[LOW, 1], tmp_path / "begun")
     (begun / "metrics.csv").unlink()
     compared = compare([runs[LOW, 0], begun])
-    assert compared.remarks == [f"{begun} has no {COLUMN} and is left out."]
+    assert compared.remarks == [f"{begun} has no {COLUMN} and is omitted."]
     assert len(compared.groups[0].runs) == 1
 
 
@@ -221,31 +223,31 @@ def test_the_table_has_a_line_for_each_group_and_says_what_it_means(place, monke
     assert kit(["compare", "runs"]) == 0
     title, _, header, _, low, high, _, *legend = capsys.readouterr().out.splitlines()
     assert title == "ppo on CartPole-v1"
-    names = ["group", "seeds", "policy steps", "last", "greatest", "IQM", "gradient steps"]
+    names = ["group", "seeds", "policy steps", "last", "max", "IQM", "gradient steps"]
     assert [header.index(name) for name in names] == sorted(header.index(name) for name in names)
     assert low.startswith("learning_rate=0.001  4 (0-3)")
     assert high.startswith("learning_rate=0.01 ")
     group = compare(["runs"]).groups[0]
     assert f"{group.mean:.2f} ± {group.std:.2f}" in low
-    assert [line.split()[0] for line in legend] == ["last", "greatest", "IQM", "seconds"]
+    assert [line.split()[0] for line in legend] == ["last", "max", "IQM", "seconds"]
     assert COLUMN in legend[0]
 
 
 def test_any_column_can_be_compared(place, capsys):
     assert kit(["compare", str(place), "--column", "episode/length"]) == 0
-    assert "episode/length of the last row that has it" in capsys.readouterr().out
+    assert "last value of episode/length" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("runss", "run='runss' has no run in it, or below it; what works: runs"),
+        ("runss", "run='runss': The folder contains no runs. Try: runs"),
         ("runs/ppo/CartPole-v2", "below it; what works: runs/ppo/CartPole-v1."),
-        ("empty", "run='empty' has no run in it, or below it; what works: runs/ppo/CartPole-v1/"),
+        ("empty", "run='empty': The folder contains no runs. Try: runs/ppo/CartPole-v1/"),
         ("runs --column evaluation/retrun",
-         "column='evaluation/retrun' is no column of these runs; what works: evaluation/return or"),
+         "column='evaluation/retrun': These runs have no such column. Try: evaluation/return or"),
         ("runs --plot broken/config.yaml/c.png", "File exists: 'broken/config.yaml'"),
-        ("broken", "run='broken' has no readable config.yaml: expected"),
+        ("broken", "run='broken': The folder has no readable config.yaml: expected"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_compared_is_one_line(words, message, place, monkeypatch, capsys):
@@ -263,7 +265,7 @@ def test_what_cannot_be_compared_is_one_line(words, message, place, monkeypatch,
 def test_runs_without_a_row_are_refused(place):
     run = runs_of(place)[0]
     (run / "metrics.csv").unlink()
-    with pytest.raises(SettingError, match="is no column of these runs; let a run go on"):
+    with pytest.raises(SettingError, match="These runs have no such column"):
         compare([run])
 
 
@@ -320,7 +322,7 @@ def test_a_group_is_its_mean_in_a_band_from_least_to_greatest(tmp_path, axes):
     corners = {tuple(corner) for corner in band.get_paths()[0].vertices.tolist()}
     assert corners == {(10, 1), (10, 3), (20, 5), (20, 10)}
     legend = shown.get_legend()
-    assert legend.get_title().get_text() == "mean of seeds in a band from least to greatest"
+    assert legend.get_title().get_text() == "mean over seeds, band: minimum to maximum"
     assert [text.get_text() for text in legend.get_texts()] == ["gamma=0.9 (3 seeds)"]
     labels = (shown.get_xlabel(), shown.get_ylabel(), shown.get_title())
     assert labels == ("policy steps", "evaluation return", "ppo on CartPole-v1")
@@ -332,7 +334,7 @@ def test_seeds_of_other_lengths_are_drawn_alone_where_not_all_have_data(tmp_path
     assert mean.get_xydata().tolist() == [[10, 2], [20, 5]]
     assert alone.get_xydata().tolist() == [[20, 5], [30, 7]]
     told = axes[0].get_legend().get_title().get_text()
-    assert told.endswith("where not all have data")
+    assert " ".join(told.split()).endswith("where some have no data")
     assert "interpolated" not in told
 
 
@@ -340,7 +342,7 @@ def test_seeds_evaluated_after_other_steps_are_interpolated_and_that_is_said(tmp
     drawn(tmp_path, {10: 1.0, 30: 5.0}, {10: 3.0, 20: 5.0, 30: 5.0})
     (mean,) = axes[0].get_lines()
     assert mean.get_xydata().tolist() == [[10, 2], [20, 4], [30, 5]]
-    assert "interpolated between their steps" in axes[0].get_legend().get_title().get_text()
+    assert "interpolated between steps" in axes[0].get_legend().get_title().get_text()
 
 
 def test_seeds_that_have_no_steps_in_common_are_drawn_alone(tmp_path, axes):
@@ -357,7 +359,7 @@ def test_seeds_that_have_no_steps_in_common_are_drawn_alone(tmp_path, axes):
 def test_the_picture_is_written_whole(place, tmp_path, capsys):
     path = tmp_path / "compared.png"
     assert kit(["compare", str(place), "--plot", str(path)]) == 0
-    assert capsys.readouterr().out.endswith(f"\ncurves: {path}\n")
+    assert capsys.readouterr().out.endswith(f"\nplot: {path}\n")
     picture = imread(path)
     assert picture.shape[1] == 1050
     for colour in ((0x1F, 0x6F, 0xEB), (0xE8, 0x59, 0x0C)):

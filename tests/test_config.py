@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import math
 import pkgutil
@@ -17,8 +16,17 @@ from torchrl.objectives import ClipPPOLoss
 import recipes.bc
 import recipes.ppo
 import recipes.sac
-from kit.cli.launch import help_text
-from kit.config import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
+from kit.cli.help import GROUPS, RARE, help_text, kind_of, recipe_settings
+from kit.config import (
+    FiniteFloat,
+    NonNegativeFloat,
+    NumFrames,
+    PositiveFloat,
+    PositiveFraction,
+    PositiveInt,
+    ScheduleName,
+    UnitInterval,
+)
 from kit.config.parts import resolve
 from kit.config.plain import check, from_plain, settings, to_plain
 from kit.config.plan import make_plan
@@ -97,7 +105,7 @@ def test_every_dialect_comes_back_in_a_configuration(name):
 def test_an_offline_recipe_refuses_a_dialect():
     """Settings that count policy steps mean nothing where none are collected."""
     config = recipes.bc.Config(steps=dialect("sb3")())
-    message = "steps='sb3' counts policy steps, and this recipe collects none: it learns from"
+    message = "steps='sb3': Other libraries count policy steps, but an offline recipe collects none"
     for attempt in (
         lambda: check(config),
         lambda: from_plain(recipes.bc.Config, to_plain(config)),
@@ -138,7 +146,7 @@ def test_whole_floats_are_integers_and_integers_are_floats():
     [
         ({"cuont": 1}, "cuont=1 is not a setting of Settings; what works: count or discount."),
         ({"inner": {"siz": 1}}, "inner.siz=1 is not a setting of Inner; what works: size."),
-        ({"inner": 3}, "inner=3 is not a group of settings; use inner=Inner(...), or"),
+        ({"inner": 3}, "inner=3: A group of settings is expected. Use inner=Inner(...), or"),
         ({"inner": {"size": 0}}, "inner.size=0 is less than 1; what works: 1."),
         ({"count": 0}, "count=0 is less than 1; what works: 1."),
         ({"count": 2.5}, "count=2.5 is not a whole number; what works: 2 or 3."),
@@ -261,6 +269,7 @@ UNITS = (
     "policy steps", "env steps", "gradient steps", "environments", "transitions", "episodes",
     "passes", "threads", "seconds", "q-networks", "rewards summed", "sequences", "minibatches",
     "time steps", "units", "frames", "iterations", "lengths", "records", "latents", "models",
+    "actions",
 )  # fmt: skip
 
 
@@ -279,18 +288,51 @@ def test_every_setting_of_another_library_is_documented(name):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_the_help_has_every_setting_with_default_type_and_text(recipe):
-    text = " ".join(help_text(recipe.Config).split())
-    for name, default, kind, documentation in settings(recipe.Config()):
+def test_help_has_each_setting_with_default_type_and_text(recipe):
+    text = " ".join(help_text(recipe.Config, everything=True).split())
+    for name, *_, documentation in settings(recipe.Config()):
         assert f"{name}=" in text
-        assert f"({kind}) {documentation}" in text
-        assert dataclasses.is_dataclass(default) is False
-    assert "env.max_episode_steps=null (a whole number from 1 or null)" in text
+        assert documentation.replace("``", "") in text
+    assert "env.max_episode_steps=null int > 0 or null: " in text
     if hasattr(recipe.Config, "gamma"):
         gamma = recipe.Config().gamma
-        assert f"gamma={gamma} (a number from 0 to 1) Discount factor." in text
+        assert f" gamma={gamma} float in [0, 1]: Discount factor." in text
     assert not {"<class", "typing", "Annotated"} & set(text.split())
     assert ("steps=NAME" in text) == (recipe.Config.FAMILY != "offline")
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_help_puts_algorithm_first_and_omits_rare_settings(recipe):
+    short, long = (help_text(recipe.Config, everything=e).splitlines() for e in (False, True))
+    titles = [line.removesuffix(":") for line in short if line.removesuffix(":") in GROUPS]
+    assert titles[0] == "Algorithm"
+    assert titles[-1] == "Hardware"
+    assert titles == [title for title in GROUPS if title in titles]
+    assert len(short) < len(long)
+    assert not [line for line in short if line.startswith("  compile=")]
+    assert max(map(len, long)) <= 100
+    rare = {setting.name for setting in recipe_settings(recipe.Config())} & RARE
+    shown = {line.split("=")[0].strip() for line in short if line.startswith("  ")}
+    assert rare - shown
+
+
+def test_rare_settings_exist():
+    names = {setting.name for recipe in RECIPES for setting in recipe_settings(recipe.Config())}
+    assert names >= RARE
+
+
+@pytest.mark.parametrize(
+    ("hint", "kind"),
+    [
+        (PositiveInt, "int > 0"), (PositiveFloat | None, "float > 0 or null"), (NonNegativeFloat, "float >= 0"),
+        (UnitInterval, "float in [0, 1]"), (PositiveFraction, "float in (0, 1]"), (bool, "bool"),
+        (Literal["l2", "l1"] | None, "l2 | l1 | null"), (list[PositiveInt], "list of int > 0"),
+        (tuple[int, float], "(int, float)"), (dict[str, Any], "dict"), (Any, ""),
+        (ScheduleName, "schedule"), (FiniteFloat, "float"), (NumFrames, "int in [1, 1000]"),
+    ],
+)  # fmt: skip
+def test_kind_of_names_a_type_and_its_limits(hint, kind):
+    assert kind_of(hint) == kind
 
 
 def test_the_help_of_another_vocabulary_has_its_settings():

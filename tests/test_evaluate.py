@@ -79,7 +79,7 @@ def test_a_run_of_a_device_that_is_not_here_is_played_on_the_cpu(
     config = (folder / "config.yaml").read_text()
     (folder / "config.yaml").write_text(config.replace("device: cpu", "device: cuda:99"))
     shown = command(capsys, str(folder), "--episodes", "2")
-    assert "deterministic actions, on the CPU: cuda:99 is not here" in shown
+    assert "deterministic actions, on the CPU (cuda:99 is not available)" in shown
     assert shown.splitlines()[2:] == command(capsys, str(run), "--episodes", "2").splitlines()[2:]
 
 
@@ -99,8 +99,8 @@ def test_the_command_says_what_was_measured_and_only_reads_the_run(run, capsys):
     assert text.startswith(f"{run}\nafter 256 policy steps, deterministic actions\nreturn ")
     number = r"[\d,.]+"
     assert re.search(
-        rf"return {number} ± {number} \(least {number}, greatest {number}\) over 5 episodes, "
-        rf"length {number} policy steps\n$",
+        rf"return {number} ± {number} \(minimum {number}, maximum {number}\) over 5 episodes of "
+        rf"{number} policy steps on average\n$",
         text,
     )
     assert files_of(run) == before
@@ -112,8 +112,8 @@ def test_the_command_says_small_returns_too_and_what_episodes_report(run, capsys
     named = {f"evaluation/{name}": value for name, value in measured.items()}
     monkeypatch.setattr(Evaluator, "__call__", lambda self, number: named)
     assert command(capsys, str(run)).endswith(
-        "\nreturn 0.0432 ± 0.2 (least 0.0, greatest 1.0) over 100 episodes, "
-        "length 1,234.5 policy steps\nis_success 0.25\n"
+        "\nreturn 0.0432 ± 0.2 (minimum 0.0, maximum 1.0) over 100 episodes of "
+        "1,234.5 policy steps on average\nis_success 0.25\n"
     )
 
 
@@ -131,8 +131,8 @@ def test_the_latest_run_is_found(run, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nowhere"], "run='nowhere' is not a run folder (it has no config.yaml)"),
-        (["latest", "--runs", "nowhere"], "run='latest' finds no run in nowhere"),
+        (["nowhere"], "run='nowhere': This is not a run folder, because it has no config.yaml"),
+        (["latest", "--runs", "nowhere"], "run='latest': There is no run in nowhere"),
         (["{run}", "--episodes", "0"], "episodes=0 is less than 1; what works: 1."),
         (["{run}", "--seed", "-1"], "seed=-1 is less than 0; what works: 0."),
     ],
@@ -146,9 +146,7 @@ def test_what_cannot_be_evaluated_is_one_line(run, capsys, words, message):
 def test_a_run_without_a_checkpoint_says_so(run, capsys, tmp_path):
     (tmp_path / "config.yaml").write_bytes((run / "config.yaml").read_bytes())
     error = command(capsys, str(tmp_path), code=1)
-    assert (
-        error == f"\nerror: run='{tmp_path}' has no checkpoint yet; let it run on, or resume it.\n"
-    )
+    assert error == f"\nerror: run='{tmp_path}': The run has no checkpoint yet. Continue the run.\n"
 
 
 def drop_at(monkeypatch, owner: Any, name: str, copy: Path) -> None:

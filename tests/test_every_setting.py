@@ -137,9 +137,7 @@ EFFECTS: dict[str, Effect] = {
     "steps.min_episodes": Effect(7, counts("iterations"), {**EPISODES, "steps.min_steps": 1}),
     "steps.evaluation_every": Effect(32, counts("evaluations")),
     "steps.evaluation_episodes": Effect(3, counts("evaluation_episodes")),
-    "steps.rounding": Effect(
-        "up", counts("policy_steps"), {"steps.total_policy_steps": 65, "steps.rounding": "down"}
-    ),
+    "steps.rounding": Effect("down", counts("policy_steps"), {"steps.total_policy_steps": 65}),
     "steps.update_epochs": Effect(2, counts("gradient_steps")),
     "steps.minibatch_size": Effect(2, counts("samples")),
     "steps.minibatches": Effect(2, counts("gradient_steps"), {"steps.minibatch_size": None}),

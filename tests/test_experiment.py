@@ -109,12 +109,14 @@ def test_without_a_folder_nothing_is_written(config, tmp_path):
 
 def test_a_logger_without_a_folder_is_refused():
     message = refused(recipes.ppo.build, ppo(logger="tensorboard"))
-    assert message.startswith("logger='tensorboard' has no effect: it needs a run folder")
+    assert message.startswith(
+        "logger='tensorboard': It has no effect because the run has no folder"
+    )
 
 
 def test_resuming_without_a_folder_is_refused_rather_than_begun_anew():
     message = refused(recipes.ppo.build, ppo(resume="runs/ppo/CartPole-v1/20251201-093000-s0"))
-    assert "goes on in its run folder, and this run has none; leave out log_dir=null" in message
+    assert "but log_dir=null disables it. Remove log_dir=null" in message
 
 
 # ---------------------------------------------------------------------- as if wired by hand
@@ -299,8 +301,8 @@ def test_a_setting_that_a_loss_does_not_take_is_refused_unless_it_is_the_default
     assert isinstance(recipes.ppo.build(ppo(), make_loss=PPOLoss).loss_module, PPOLoss)
     message = refused(recipes.ppo.build, ppo(clip_epsilon=0.4, loss="PPOLoss"))
     assert message == (
-        "clip_epsilon=0.4 is no argument of PPOLoss; leave it out, or use a loss that takes it: "
-        "ClipPPOLoss."
+        "clip_epsilon=0.4: The loss PPOLoss has no such argument. Remove it, or use a loss "
+        "with this argument, such as ClipPPOLoss."
     )
 
 
@@ -324,9 +326,9 @@ def test_parts_given_to_build_replace_those_of_the_recipe_and_hooks_are_added():
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        ({"advantag": 1}, "advantag=1 is no part of a trainer; what works: advantage or"),
-        ({"loss": PPOLoss}, "is no part of a trainer; use make_loss=..., or Config(loss=...)"),
-        ({"folder": "here"}, "folder='here' is no part of a trainer"),
+        ({"advantag": 1}, "advantag=1: A trainer has no such part. Try: advantage or"),
+        ({"loss": PPOLoss}, "A trainer has no such part. Use make_loss=..., or Config(loss=...)"),
+        ({"folder": "here"}, "folder='here': A trainer has no such part"),
     ],
 )
 def test_what_is_no_part_is_refused(part, message):
@@ -338,17 +340,17 @@ def test_what_is_no_part_is_refused(part, message):
     ("recipe", "config", "message"),
     [
         (recipes.ppo, lambda: ppo(env={"id": "CartPole-v1"}),
-         "env={'id': 'CartPole-v1'} is not a group of settings; use env=EnvConfig(...), or"),
-        (recipes.ppo, lambda: ppo(env=None), "env=None is not a group of settings"),
+         "env={'id': 'CartPole-v1'}: A group of settings is expected. Use env=EnvConfig(...), or"),
+        (recipes.ppo, lambda: ppo(env=None), "env=None: A group of settings is expected"),
         (recipes.ppo, lambda: ppo(seed=10**400), "seed=1"),
         (recipes.ppo, lambda: ppo(steps={"update_epochs": 3}),
-         "steps={'update_epochs': 3} is not a group of settings; use steps=OnPolicySteps("),
-        (recipes.ppo, lambda: ppo(steps=OffPolicySteps()), "use steps=OnPolicySteps(...)"),
-        (recipes.sac, lambda: sac(steps=OnPolicySteps()), "use steps=OffPolicySteps(...)"),
+         "steps={'update_epochs': 3}: A group of settings is expected. Use steps=OnPolicySteps("),
+        (recipes.ppo, lambda: ppo(steps=OffPolicySteps()), "Use steps=OnPolicySteps(...)"),
+        (recipes.sac, lambda: sac(steps=OnPolicySteps()), "Use steps=OffPolicySteps(...)"),
         (recipes.ppo, lambda: ppo(steps=StepPlan(total_policy_steps=64, replay_ratio=1)),
-         "contradicts this recipe, which is on-policy; use update_epochs."),
+         ": This recipe is on-policy. Use update_epochs."),
         (recipes.sac, lambda: sac(steps=StepPlan(num_envs=1, **ON)),
-         "contradicts this recipe, which is off-policy; use replay_ratio."),
+         ": This recipe is off-policy. Use replay_ratio."),
         (recipes.ppo, lambda: ppo(learning_rate=-1),
          "learning_rate=-1.0 is not above 0; use a number above 0."),
     ],
@@ -388,11 +390,11 @@ def test_environments_that_contradict_the_plan_are_refused(change):
     [
         (
             {"compile": False},
-            "compile=False is not that of the recipe's update, auto; give Update(",
+            "compile=False: The update of the recipe was created with compile=auto. Use Update(",
         ),
         (
             {"precision": "bfloat16"},
-            "precision='bfloat16' is not that of the recipe's loss, PPOLoss",
+            "precision='bfloat16': The loss PPOLoss of the recipe ignores it",
         ),
     ],
 )
@@ -445,7 +447,7 @@ def test_priorities_of_a_given_replay_buffer_have_the_exponent_of_the_settings()
         recipes.sac.build(sac(per_alpha=0.6), buffer=prioritized(0.7))
     recipes.sac.build(sac(per_alpha=0.7), buffer=prioritized(0.7))
     message = refused(recipes.ddpg.build, ddpg(per_alpha=0.6), buffer=prioritized(0.6))
-    assert message.startswith("per_alpha=0.6 has no effect: the given")
+    assert message.startswith("per_alpha=0.6: It has no effect because the given")
     recipes.ddpg.build(ddpg(per_alpha=1.2), buffer=prioritized(0.6))
 
 
@@ -460,7 +462,7 @@ def test_priorities_of_a_given_replay_buffer_have_the_exponent_of_the_settings()
 def test_how_a_given_replay_buffer_stores_and_draws_is_no_setting(settings):
     setting, value = next(iter(settings.items()))
     message = refused(recipes.sac.build, sac(**settings), buffer=prioritized(0.6))
-    assert message.startswith(f"{setting}={value!r} has no effect: the given replay buffer")
+    assert message.startswith(f"{setting}={value!r}: It has no effect because the given")
 
 
 def test_evaluating_a_saved_run_allocates_no_replay_buffer_and_starts_no_process(tmp_path):

@@ -127,7 +127,7 @@ def test_it_chooses_the_actions_of_the_policy_for_any_number_of_observations(
     recipe, settings = RUNS[name]
     run, file = played(recipe, tmp_path, **settings), tmp_path / "exported" / f"policy{suffix}"
     text = export(run, file, seed=3)
-    assert "acts as the policy of the run in " in text
+    assert "same actions as the run in " in text
     policy = run.policy()
     env = policy.make_env()
     observation, info = env.reset(seed=11)
@@ -183,7 +183,7 @@ def test_several_policies_are_not_one_file(tmp_path):
     )  # fmt: skip
     env = EnvConfig("CartPole-v1", 2)
     run = played(recipes.svpg, tmp_path, env=env, num_particles=2, steps=steps)
-    with pytest.raises(SettingError, match=r"reads the number of its particle besides"):
+    with pytest.raises(SettingError, match="It reads the particle index"):
         export(run, tmp_path / "policy.pt2")
 
 
@@ -252,7 +252,7 @@ def test_a_policy_that_pytorch_cannot_export_is_said_in_one_line(tmp_path):
     with raises_setting("policy") as refused:
         export(run, file)
     assert "\n" not in str(refused.value)
-    assert refused.value.works == "play it by SavedRun.policy()"
+    assert refused.value.works == "Use SavedRun.policy() instead"
     assert not file.exists()
 
 
@@ -269,5 +269,7 @@ def test_what_has_a_hidden_state_is_refused(tmp_path):
 def test_other_formats_are_named(tmp_path):
     recipe, settings = RUNS["dqn"]
     run = played(recipe, tmp_path, **settings)
-    with pytest.raises(SettingError, match=r"policy.pth' has no format of policies; .*\.pt2.*onnx"):
+    with pytest.raises(
+        SettingError, match=r"policy.pth': This file format is not supported. .*\.pt2.*onnx"
+    ):
         export(run, tmp_path / "policy.pth")

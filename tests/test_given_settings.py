@@ -308,8 +308,8 @@ def test_library_defaults_leave_a_given_setting() -> None:
 def test_differences_lists_what_is_not_the_recipes_default() -> None:
     assert differences(ppo.Config()) == []
     config = ppo.Config(env=EnvConfig(id="Pendulum-v1"), learning_rate=0.001, seed=1)
-    assert differences(config, besides={"seed"}) == [
-        "settings: env.id=Pendulum-v1 (recipe: CartPole-v1), learning_rate=0.001 (recipe: 0.0005)"
+    assert differences(config, exclude={"seed"}) == [
+        "settings: env.id=Pendulum-v1 (default: CartPole-v1), learning_rate=0.001 (default: 0.0005)"
     ]
     config = ppo.Config(steps=Nip(lr=0.5), env=EnvConfig(kwargs={"a": 1}))
     assert differences(config) == ["settings: steps=nip, env.kwargs.a=1, steps.lr=0.5"]
@@ -321,8 +321,8 @@ def test_table_of_a_run_lists_its_settings() -> None:
     trainer = ppo.build(ppo.Config(steps=steps, gamma=0.9, log_dir=None, progress=False))
     (line,) = [one for one in trainer.plan.remarks if one.startswith("settings: ")]
     assert line == (
-        "settings: steps.total_policy_steps=5120 (recipe: 65536), "
-        "steps.evaluation_episodes=1 (recipe: 10), gamma=0.9 (recipe: 0.99)"
+        "settings: steps.total_policy_steps=5120 (default: 65536), "
+        "steps.evaluation_episodes=1 (default: 10), gamma=0.9 (default: 0.99)"
     )
     assert "settings: steps.total_policy_steps=5120" in trainer.plan.table()
 

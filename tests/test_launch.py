@@ -16,6 +16,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
+import kit
 import recipes.a2c
 import recipes.ppo
 import recipes.sac
@@ -93,6 +94,7 @@ def test_a_sweep_makes_a_run_of_each_point_and_shows_them_side_by_side(capsys):
     ]  # fmt: skip
     assert all(Path(row["folder"], "metrics.csv").exists() for row in rows)
     last = shown.split("run  seed  learning_rate")[1]
+    assert f"kit compare {table.parent}\n" in last
     assert all(row["folder"] in last for row in rows)
     assert "total_policy_steps" not in last  # the same in all
 
@@ -117,14 +119,14 @@ def test_what_hydra_writes_of_a_sweep_is_where_its_runs_are(tmp_path):
     ("swept", "error"),
     [
         ("learning_rate=1e-3,-1",
-         "learning_rate=-1.0 is not above 0; use a number above 0; "
-         "in run 1 of the sweep, learning_rate=-1; none was begun."),
-        ("steps.steps_per_env=8,12 seed=0,1",
+         "learning_rate=-1.0 is not above 0; use a number above 0. "
+         "This is run 1 of the sweep (learning_rate=-1); no run was started."),
+        ("steps.steps_per_env=8,12 seed=0,1 steps.rounding=error",
          "steps.total_policy_steps=32 is not a whole number of iterations of 24 policy steps; "
-         "what works: 24 or 48; or steps.rounding=up or down; "
-         "in run 2 of the sweep, steps.steps_per_env=12, seed=0; none was begun."),
-        ("seed=0,1 hydra/launcher=joblib gamma=2", "gamma=2.0 is more than 1; what works: 1; "
-         "in run 0 of the sweep, seed=0; none was begun."),
+         "what works: 24 or 48; or steps.rounding=up or down. "
+         "This is run 2 of the sweep (steps.steps_per_env=12, seed=0); no run was started."),
+        ("seed=0,1 hydra/launcher=joblib gamma=2", "gamma=2.0 is more than 1; what works: 1. "
+         "This is run 0 of the sweep (seed=0); no run was started."),
     ],
 )  # fmt: skip
 def test_a_sweep_with_a_point_that_makes_no_sense_begins_none(swept, error, capsys):
@@ -139,7 +141,7 @@ def test_the_runs_of_a_sweep_do_not_share_one_run_of_wandb(capsys, monkeypatch):
     monkeypatch.setenv("WANDB_RUN_ID", "chosen")
     with pytest.raises(SystemExit):
         ppo(*SHORT, "--multirun", "seed=0,1", "logger=wandb")
-    error = "WANDB_RUN_ID='chosen' would be the run of W&B of all runs of this sweep; unset it; "
+    error = "WANDB_RUN_ID='chosen': All runs of this sweep would log to the same W&B run. Unset it"
     assert capsys.readouterr().err.startswith(f"\nerror: {error}")
 
 
@@ -148,7 +150,7 @@ def test_one_run_is_not_made_by_each_of_several_processes(capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["ppo", *SHORT])
     with pytest.raises(SystemExit):
         main(recipes.ppo.Config, recipes.ppo.build)
-    error = "WORLD_SIZE='2' processes were started, and each would make the same run"
+    error = "WORLD_SIZE='2': A run uses one process, but torchrun started several. Start"
     assert capsys.readouterr().err.startswith(f"\nerror: {error}")
     assert runs() == []
     ppo(*SHORT)  # arguments of the caller, who knows which process it is
@@ -243,12 +245,52 @@ def test_pyrados_preset_is_what_its_words_mean():
 
 
 @pytest.mark.parametrize("word", ["--help", "-h"])
-def test_help_is_shown_and_nothing_runs(word, capsys):
+def test_help_describes_recipe_and_runs_nothing(word, capsys):
     ppo("seed=3", word)
     text = capsys.readouterr().out
-    assert text.startswith("python -m recipes.ppo [setting=value ...]")
+    assert text.startswith("Proximal policy optimisation")
+    assert "\nusage: kit train ppo [setting=value ...]\n" in text
+    assert "presets: classic, mujoco, ppo2" in text
     assert all(name in text for name in DIALECTS)
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        (["--learning_rate", "1e-3"], "Use learning_rate=1e-3."),
+        (["--learning-rate=1e-3"], "Use learning_rate=1e-3."),
+        (["learning_rate", "1e-3"], "Use learning_rate=1e-3."),
+        (["lr=1e-3"], "Try: learning_rate=1e-3."),
+        (["ent_coef=0.01"], "Try: entropy_coeff=0.01."),
+        (["--env.normalize-reward"], "Use env.normalize_reward=true."),
+        (["--preset", "mujoco"], "Use preset=mujoco."),
+        (["--learning_rate"], "Use learning_rate=VALUE."),
+        (["--versoin"], "Try: --version."),
+        (["qqqq=1"], "List all settings with --help=all."),
+    ],
+)
+def test_misspelled_words_are_answered_with_correct_ones(words, advice, capsys):
+    with pytest.raises(SystemExit):
+        ppo(*words)
+    assert one_line(capsys.readouterr().err).endswith(advice)
+
+
+def test_version_names_recipe_and_kit(capsys):
+    ppo("--version")
+    assert capsys.readouterr().out == f"ppo (kit {kit.__version__})\n"
+
+
+def test_run_ends_with_commands_for_its_folder(capsys):
+    ppo(*SHORT, "progress=true")
+    (run,) = runs()
+    text = capsys.readouterr().out
+    assert f"kit evaluate {run}\n" in text
+    assert f"kit compare {run.parent}\n" in text
+    assert "resume=" not in text
+    ppo(*SHORT, "progress=true", "seed=1", "time_limit=1e-9")
+    (stopped,) = (folder for folder in runs() if folder.name.endswith("-s1"))
+    assert f"kit train ppo resume={stopped}\n" in capsys.readouterr().out
 
 
 def test_help_shows_the_settings_of_the_chosen_vocabulary(capsys):

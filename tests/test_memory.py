@@ -51,9 +51,9 @@ def test_a_replay_buffer_that_does_not_fit_is_refused_with_the_largest_that_does
     machine(100 * MIB)
     error = refused(recipes.sac, buffer_size=10 * MIB)
     assert str(error).startswith(
-        f"buffer_size={10 * MIB} needs {10 * ROW / 1024:.1f} GiB of the 0.1 GiB of memory of this "
+        f"buffer_size={10 * MIB}: It needs {10 * ROW / 1024:.1f} GiB of the 0.1 GiB of memory of th"
     )
-    largest = int(str(error).split("what works: ")[1].split()[0])
+    largest = int(str(error).split("Use at most ")[1].rstrip("."))
     assert 0.95 * 100 * MIB < largest * ROW < 100 * MIB
     recipes.sac.build(recipes.sac.Config(log_dir=None, buffer_size=largest)).shutdown()
     assert refused(recipes.sac, buffer_size=largest + 1).field == "buffer_size"

@@ -95,10 +95,9 @@ def test_it_trains_and_its_run_says_where_it_is(command, file):
 def test_its_help_has_its_settings(command, file, capsys):
     command("--help")
     text = capsys.readouterr().out
-    assert text.startswith(f"python {file} [setting=value ...]\n")
-    assert "learning_rate=0.0007  (a number above 0)\n      Learning rate of RMSprop.\n" in text
+    assert f"usage: python {file} [setting=value ...]\n" in text
+    assert re.search(r"learning_rate=0.0007 +float > 0: Learning rate of RMSprop\.\n", text)
     assert "steps.total_policy_steps=" in text
-    assert "any value" not in text.replace("env.kwargs={}", "")
 
 
 def test_a_mapping_of_its_own_is_set_by_name_in_a_preset_and_in_a_sweep(
@@ -145,7 +144,7 @@ def test_the_steps_of_a_preset_are_not_lost_to_another_vocabulary(command, prese
     preset("heavy", "steps: {steps_per_env: 16}\n")
     with pytest.raises(SystemExit):
         command("preset=heavy", "steps=sb3")
-    message = "steps='sb3' takes the place of the steps that preset=heavy sets; leave one of the"
+    message = "steps='sb3': The preset heavy also has step settings. Remove one of the two"
     assert one_line(capsys.readouterr().err).startswith(message)
 
 
@@ -190,7 +189,7 @@ def test_a_launcher_of_processes_runs_every_point_and_says_what_failed(file):
     launcher = ["--multirun", "hydra/launcher=joblib", "hydra.launcher.n_jobs=1"]
     ran = in_a_shell(str(file), *SHORT, *launcher, "learning_rate=0.1,0.01", "device=cpu,gpu")
     assert ran.returncode == 1
-    assert "error: device='gpu' cannot be used: PyTorch has no device of this name" in ran.stderr
+    assert "error: device='gpu': PyTorch has no device of this name" in ran.stderr
     assert sorted(settings_of(run)["learning_rate"] for run in runs()) == [0.01, 0.1]
     assert [last_row(run)["policy_steps"] for run in runs()] == ["64", "64"]
 
@@ -212,4 +211,4 @@ def test_a_recipe_that_is_gone_is_one_line(command, file, capsys):
     file.unlink()
     with pytest.raises(SystemExit):
         evaluate(["latest", "--trust", str(file)])
-    assert one_line(capsys.readouterr().err).startswith(f"recipe='{file}' cannot be imported")
+    assert one_line(capsys.readouterr().err).startswith(f"recipe='{file}': Importing it failed")

@@ -92,7 +92,7 @@ def test_optimizer_instance_acts_if_it_holds_all_parameters():
 
 
 def test_build_rejects_an_optimizer_of_other_parameters():
-    with pytest.raises(SettingError, match="does not hold 8 of the 8"):
+    with pytest.raises(SettingError, match="lacks 8 of the 8"):
         recipes.ppo.build(ppo(), optimizer=lambda weights: Adam([nn.Parameter(torch.zeros(1))]))
 
 

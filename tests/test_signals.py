@@ -67,9 +67,8 @@ def test_a_run_that_is_stopped_is_saved_and_goes_on_as_if_it_had_not_been(
     run, name = the_run(tmp_path), number.name
     said = [line for line in capfd.readouterr().err.splitlines() if line]
     assert said == [
-        f"{name}: finishes the iteration and saves; a second one ends the run at once",
-        f"stopped by {name} after 32 policy steps; resume it with: "
-        f"python -m recipes.ppo resume={run}",
+        f"{name}: stopping after this iteration; a second signal stops the run immediately",
+        f"stopped by {name} after 32 policy steps; resume it with: kit train ppo resume={run}",
     ]
     assert Checkpoints.latest(run / "checkpoints").name.endswith("-000000000032")
     assert policy_steps_in(run) == [16, 32]
@@ -90,7 +89,7 @@ def test_signal_ends_a_run_that_is_being_built(number, code, when, tmp_path, cap
     with pytest.raises(SystemExit) as stopped:
         main(recipes.ppo.Config, build, [*RUN, f"log_dir={tmp_path / 'runs'}"])
     assert stopped.value.code == code
-    assert capfd.readouterr().err == f"\nstopped by {number.name} before the run began\n"
+    assert capfd.readouterr().err == f"\nstopped by {number.name} before the run started\n"
     del stopped
     gc.collect()
     assert not list(tmp_path.iterdir())
@@ -151,10 +150,9 @@ def test_a_run_that_is_stopped_before_its_first_iteration_begins_anew(tmp_path, 
     run = the_run(tmp_path)
     said = [line for line in capfd.readouterr().err.splitlines() if line]
     assert said == [
-        "SIGTERM: ends after what it does now, at the latest with the first iteration; "
-        "a second one ends the run at once",
-        "stopped by SIGTERM after 0 policy steps; resume it with: "
-        f"python -m recipes.ppo resume={run}",
+        "SIGTERM: stopping at the latest after the first iteration; "
+        "a second signal stops the run immediately",
+        f"stopped by SIGTERM after 0 policy steps; resume it with: kit train ppo resume={run}",
     ]
     ppo(tmp_path, f"resume={run}")
     assert policy_steps_in(run)[-1] == 64
@@ -210,7 +208,7 @@ def test_ctrl_c_does_not_wait_for_an_environment_that_hangs(words, tmp_path, cap
     with pytest.raises(SystemExit) as stopped:
         ppo(tmp_path, *RUN, "env.id=tests.hanging:Hangs-v0", "env.kwargs.hangs_in=20", *words)
     assert stopped.value.code == 130
-    assert ", while environments hang (env.step_timeout=SECONDS" in capfd.readouterr().err
+    assert " because environments hang (set env.step_timeout=SECONDS)" in capfd.readouterr().err
 
 
 SECOND = """

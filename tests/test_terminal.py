@@ -56,8 +56,8 @@ def test_terminal_works_when_an_output_is_closed(name, monkeypatch):
     getattr(sys, name).close()
 
 
-FILES = "raise the limit (ulimit -n 4096), or use fewer processes"
-ROOM = "make room, on the disk or in shared memory (df -h /dev/shm)"
+FILES = "raise the limit of open files (ulimit -n 4096), or use fewer processes"
+ROOM = "free some space on the disk or in shared memory (df -h /dev/shm)"
 MEMORY = "use smaller settings, fewer processes, or a machine with more memory"
 LIMITS = {
     "open files": (OSError(errno.EMFILE, "x"), f"Too many open files: {FILES}"),

@@ -1,4 +1,4 @@
-"""The wheel alone, in an environment of its own, is enough for a recipe copied from here."""
+"""An environment with only the wheel can train, copy, compare and evaluate recipes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def wheel(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     source.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     for name in ("kit", "recipes"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -60,14 +60,16 @@ def run(installed: Path, *words: str, cwd: Path) -> str:
     return ran.stdout
 
 
-def test_the_wheel_has_the_kit_and_no_other_package(wheel):
+def test_wheel_contains_kit_and_recipes(wheel):
     assert wheel.name.startswith(f"torchrl_kit-{kit.__version__}-")
     names = zipfile.ZipFile(wheel).namelist()
     information = f"torchrl_kit-{kit.__version__}.dist-info"
     assert {name.split("/")[0] for name in names} == {"kit", information}
-    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "kit").rglob("*.py")}
-    assert {name for name in names if name.endswith(".py")} == modules
-    assert "kit/py.typed" in names
+    files = {path for path in (ROOT / "kit").rglob("*") if path.suffix in (".py", ".typed")}
+    files |= {path for path in (ROOT / "recipes").rglob("*") if path.suffix in (".py", ".yaml")}
+    expected = {str(path.relative_to(ROOT)) for path in files}
+    packaged = {name.removeprefix("kit/builtin/") for name in names if name.startswith("kit/")}
+    assert packaged == expected
 
 
 def test_a_copied_recipe_trains_resumes_and_is_evaluated(installed, tmp_path):
@@ -83,6 +85,28 @@ def test_a_copied_recipe_trains_resumes_and_is_evaluated(installed, tmp_path):
     assert "2 episodes" in run(installed, *evaluate, cwd=tmp_path)
 
 
-def test_the_command_of_the_kit_is_installed(installed, tmp_path):
+def test_wheel_trains_copies_compares_and_evaluates(installed, tmp_path):
+    def command(*words: str) -> str:
+        return run(installed, "-m", "kit", *words, cwd=tmp_path)
+
+    assert "\nppo " in command("recipes")
+    assert "presets: classic" in command("train", "ppo", "--help")
+    command("train", "ppo", *SHORT, "--multirun", "seed=0,1")
+    runs = sorted(tmp_path.glob("runs/ppo/CartPole-v1/*"))
+    assert len(runs) == 2
+    assert "2 (0, 1)" in command("compare", "runs/ppo")
+    assert "2 episodes" in command("evaluate", str(runs[0]), "--episodes", "2")
+    command("train", "ppo", f"resume={runs[0]}")
+
+    command("new", "sac", "my_sac.py")
+    short = ["steps.total_policy_steps=300", "steps.learning_starts=200", *SHORT[2:]]
+    run(installed, "my_sac.py", *short, cwd=tmp_path)
+    assert "2 episodes" in command("evaluate", "latest", "--episodes", "2")
+
+    command("new", "tqc", "my_tqc.py")  # which imports recipes.sac
+    assert "usage: python my_tqc.py" in run(installed, "my_tqc.py", "--help", cwd=tmp_path)
+
+
+def test_wheel_explains_steps(installed, tmp_path):
     words = ["-m", "kit", "steps", "explain", "sb3", "train_freq=1", "n_envs=4"]
     assert "1/4" in run(installed, *words, cwd=tmp_path)

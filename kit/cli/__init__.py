@@ -1,1 +1,1 @@
-"""Commands: those of recipes, ``kit steps``, ``compare``, ``evaluate``, ``record``, ``export``."""
+"""Command-line interfaces of ``kit`` and of recipes."""

@@ -1,4 +1,4 @@
-"""The command ``kit compare``: saved runs over their seeds, groups of settings side by side.
+"""The command ``kit compare``: statistics of saved runs over seeds, grouped by settings.
 
 Run it::
 
@@ -24,14 +24,14 @@ from kit.steps.table import text_table
 
 
 def table(comparison: Comparison) -> str:
-    """The groups as a text table, with the remarks below."""
+    """Return a text table of the groups, with notes below."""
     groups = comparison.groups
     cells = {
         "group": [group.name or "all runs" for group in groups],
         "seeds": [f"{len(g.runs)} ({ranges([run.seed for run in g.runs])})" for g in groups],
         "policy steps": [_span([run.policy_steps for run in group.runs]) for group in groups],
         "last": _numbers([group.mean for group in groups], [group.std for group in groups]),
-        "greatest": _numbers([group.greatest for group in groups]),
+        "max": _numbers([group.greatest for group in groups]),
         "IQM": _numbers([group.interquartile_mean for group in groups]),
         "gradient steps": [_span([run.gradient_steps for run in group.runs]) for group in groups],
         "seconds": [_seconds(group.runs) for group in groups],
@@ -49,24 +49,24 @@ def table(comparison: Comparison) -> str:
 
 
 _LEGEND = {
-    "last": "{column} of the last row that has it: mean ± standard deviation over seeds",
-    "greatest": "of the rows of each seed, mean over seeds",
-    "IQM": "interquartile mean of last, over {seeds} seeds or more",
-    "seconds": "until the last row that has it, mean over seeds",
+    "last": "last value of {column}, mean ± standard deviation over seeds",
+    "max": "maximum value of each seed, mean over seeds",
+    "IQM": "interquartile mean of the last values (needs {seeds} seeds)",
+    "seconds": "seconds until the last value, mean over seeds",
 }
-"""What the columns of the table mean."""
+"""Descriptions of the columns."""
 
 
 def _numbers(
     values: Sequence[float | None], spreads: Sequence[float | None] | None = None
 ) -> list[str]:
-    """Numbers of a column and their spreads, in which the largest has four digits."""
+    """Format the values and standard deviations of a column with four significant digits."""
     largest = max((abs(v) for v in values if v is not None and math.isfinite(v)), default=0.0)
     digits = min(max(3 - math.floor(math.log10(largest)), 0), 8) if largest else 1
     cells = []
     for value, spread in zip(values, spreads or [None] * len(values)):
-        told = "" if spread is None else f" ± {spread:,.{digits}f}"
-        cells.append("" if value is None else f"{value:,.{digits}f}{told}")
+        deviation = "" if spread is None else f" ± {spread:,.{digits}f}"
+        cells.append("" if value is None else f"{value:,.{digits}f}{deviation}")
     return cells
 
 
@@ -81,24 +81,27 @@ def _seconds(runs: Sequence[SeedCurve]) -> str:
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the command ``kit compare``: exit code 0, or 2 if there is nothing to compare."""
+    """Run the command ``kit compare``. Return 0, or 2 if there is nothing to compare."""
     parser = argparse.ArgumentParser(
-        prog="kit compare", description="Compare saved runs; those that differ in seed are one."
+        prog="kit compare",
+        description="Compare saved runs. Runs that differ only in their seed are one group.",
     )
-    text = "run folder, folder above (all runs below), or folder of a sweep"
+    text = "run folder, folder that contains runs, or sweep folder"
     parser.add_argument("runs", nargs="+", metavar="RUN", help=text)
-    parser.add_argument("--column", default=COLUMN, help=f"of metrics.csv (default: {COLUMN})")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the curves to a file")
+    parser.add_argument(
+        "--column", default=COLUMN, help=f"column of metrics.csv (default: {COLUMN})"
+    )
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="plot the curves")
     given = parser.parse_args(words)
     try:
         compared = compare(given.runs, given.column)
         print(table(compared))
         if given.plot is not None:
-            from kit.cli.compare_plot import draw  # matplotlib takes longer than all the rest
+            from kit.cli.compare_plot import draw  # importing matplotlib is slow
 
             given.plot.parent.mkdir(parents=True, exist_ok=True)
             draw(compared, given.plot)
-            print(f"\ncurves: {given.plot}")
+            print(f"\nplot: {given.plot}")
     except (SettingError, WriteError, OSError) as error:
         print(f"kit: {error}", file=sys.stderr)
         return 2

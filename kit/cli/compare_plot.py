@@ -1,4 +1,4 @@
-"""The curves of groups of runs, as a picture."""
+"""Plot of the learning curves of groups of runs."""
 
 from __future__ import annotations
 
@@ -24,38 +24,43 @@ Curves = NDArray[np.float64]
 
 
 def draw(comparison: Comparison, picture: Path) -> None:
-    """Draw each group as the mean of its seeds in a band from the least to the greatest.
+    """Plot the mean of each group, with a band from the minimum to the maximum over seeds.
 
-    Where some seeds lack a value, it is interpolated. Beyond the data of all, seeds are thin lines.
+    Missing values between two steps of a seed are interpolated. Where some seeds have no data, each
+    seed is a thin line.
+
+    Args:
+        comparison: groups of runs.
+        picture: file to write.
 
     Raises:
-        WriteError: if it cannot be written.
+        WriteError: if the file cannot be written.
     """
     figure, axes = curve_axes()
     labels = [_label(group) for group in comparison.groups]
     marks = "o" if all(len(r.steps) <= 25 for g in comparison.groups for r in g.runs) else ""
-    drawn = set()
+    elements = set()
     for number, (group, label) in enumerate(zip(comparison.groups, labels)):
         dashes = DASHES[number // len(COLOURS) % len(DASHES)]
         line = {"color": COLOURS[number % len(COLOURS)], "label": label}
-        drawn |= _draw_group(axes, group, marks, dashes, line)
+        elements |= _draw_group(axes, group, marks, dashes, line)
     axes.set_xlabel(comparison.axis.replace("_", " "))
     axes.set_ylabel(comparison.column.replace("/", " ").replace("_", " "))
     axes.set_title(comparison.title)
-    told = fill(", ".join(text for text in DRAWN if text in drawn), 90)
-    figure.set_figheight(4.3 + 0.175 * "\n".join([told, *labels]).count("\n"))
+    title = fill(", ".join(text for text in ELEMENTS if text in elements), 90)
+    figure.set_figheight(4.3 + 0.175 * "\n".join([title, *labels]).count("\n"))
     below = {"loc": "upper left", "bbox_to_anchor": (-0.02, -0.15), "alignment": "left"}
-    axes.legend(frameon=False, handlelength=2.8, title=told, title_fontsize=9, fontsize=9, **below)
+    axes.legend(frameon=False, handlelength=2.8, title=title, title_fontsize=9, fontsize=9, **below)
     save_picture(figure, picture)
 
 
-BAND, BETWEEN, ALONE = (
-    "mean of seeds in a band from least to greatest",
-    "interpolated between their steps",
-    "seeds alone, thin, where not all have data",
+BAND, INTERPOLATED, SINGLE = (
+    "mean over seeds, band: minimum to maximum",
+    "interpolated between steps",
+    "thin lines: single seeds where some have no data",
 )
-DRAWN = (BAND, BETWEEN, ALONE)
-"""What is drawn, as the legend says it."""
+ELEMENTS = (BAND, INTERPOLATED, SINGLE)
+"""Elements of the plot, as described in the legend."""
 
 
 def _label(group: Group) -> str:
@@ -66,36 +71,36 @@ def _label(group: Group) -> str:
 def _draw_group(
     axes: Axes, group: Group, marks: str, dashes: str, line: dict[str, Any]
 ) -> set[str]:
-    """Draw a group; return what the legend has to say of it."""
+    """Draw a group and return the elements that the legend must describe."""
     steps, values, interpolated = shared(group.runs)
-    drawn = {BETWEEN} if interpolated else set()
+    elements = {INTERPOLATED} if interpolated else set()
     if len(group.runs) > 1 and len(steps):
         band = values.min(0), values.max(0)
         axes.fill_between(steps, *band, color=line["color"], alpha=0.15, linewidth=0)
-        drawn.add(BAND)
+        elements.add(BAND)
     axes.plot(steps, values.mean(0), marks + dashes, lw=2.2, ms=4, zorder=3, **line)
     for run in group.runs:
-        for alone in _alone(run, steps):
-            axes.plot(*alone, dashes, color=line["color"], lw=0.9, alpha=0.6)
-            drawn.add(ALONE)
-    return drawn
+        for part in _outside(run, steps):
+            axes.plot(*part, dashes, color=line["color"], lw=0.9, alpha=0.6)
+            elements.add(SINGLE)
+    return elements
 
 
 def shared(runs: Sequence[SeedCurve]) -> tuple[Curves, Curves, bool]:
-    """The part of curves where all have data.
+    """Return the part of the curves in which all runs have data.
 
     Returns:
-        Steps ``[steps]``, values ``[runs, steps]``, and whether some are interpolated.
+        Steps ``[steps]``, values ``[runs, steps]``, and whether values are interpolated.
     """
     first, last = max(run.steps[0] for run in runs), min(run.steps[-1] for run in runs)
-    own = [{step for step in run.steps if first <= step <= last} for run in runs]
-    steps = np.array(sorted(set().union(*own)), float)
+    inside = [{step for step in run.steps if first <= step <= last} for run in runs]
+    steps = np.array(sorted(set().union(*inside)), float)
     values = np.array([np.interp(steps, run.steps, run.values) for run in runs])
-    return steps, values, any(len(some) < len(steps) for some in own)
+    return steps, values, any(len(part) < len(steps) for part in inside)
 
 
-def _alone(run: SeedCurve, steps: Curves) -> list[Curves]:
-    """The parts of a curve before and after the steps that all have, ``[2, points]`` each."""
+def _outside(run: SeedCurve, steps: Curves) -> list[Curves]:
+    """Return the parts of a curve before and after the shared steps, ``[2, points]`` each."""
     points = np.array([run.steps, run.values], float)
     if not len(steps):
         return [points]

@@ -1,4 +1,4 @@
-"""Errors of the user's, which end a command with one line."""
+"""Errors that end a command with one line instead of a stack trace."""
 
 from __future__ import annotations
 
@@ -24,28 +24,27 @@ EXPLAINED = (
     SettingError, EnvError, PolicyError, HookError, LoggerError, NonFiniteError, WriteError,
     PlanMismatchError,
 )  # fmt: skip
-"""Errors of the user's, printed without a stack trace."""
-
+"""Errors that are printed without a stack trace."""
 
 _INSTALLED = tuple(
     [str(Path(__file__).parents[2] / name) + os.sep for name in ("kit", "recipes")]
     + [sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")]
     + ["<"]  # generated code and frozen modules
 )
-"""Beginnings of the paths of code that is not the user's."""
+"""Prefixes of the paths of installed code."""
 
 
 def _passes_user_code(error: BaseException) -> bool:
-    """Return whether a stack trace has a line of the user's own code, which may be wrong."""
+    """Return whether the stack trace contains code of the user, which may have a bug."""
     frames = traceback.extract_tb(error.__traceback__)
     return any(not frame.filename.startswith(_INSTALLED) for frame in frames)
 
 
 @contextlib.contextmanager
 def errors_in_one_line() -> Iterator[None]:
-    """Print errors in one line, unless the user's own code is in the stack trace.
+    """Print errors in one line, unless the stack trace contains code of the user.
 
-    ``HYDRA_FULL_ERROR=1`` shows the stack trace of other errors, as in Hydra.
+    ``HYDRA_FULL_ERROR=1`` also shows the stack trace of other errors, like in Hydra.
     """
     with terminal():
         try:
@@ -59,5 +58,7 @@ def errors_in_one_line() -> Iterator[None]:
             if full or isinstance(error, BrokenPipeError) or limit_of_system(error) is not None:
                 raise
             text = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-            print(f"\nerror: {text} (HYDRA_FULL_ERROR=1 shows the trace)", file=sys.stderr)
+            print(
+                f"\nerror: {text} (set HYDRA_FULL_ERROR=1 to see the stack trace)", file=sys.stderr
+            )
             raise SystemExit(1) from None

@@ -1,11 +1,11 @@
-"""Evaluating a saved run, and recording it to video.
+"""Evaluate the policy of a saved run, or record a video of it.
 
 Run it::
 
-    python -m kit.evaluate runs/ppo/CartPole-v1/20250101-120000-s0
-    python -m kit.evaluate latest --episodes 100 --seed 7
-    python -m kit.evaluate latest --best
-    python -m kit.evaluate latest --video pendulum.mp4
+    kit evaluate runs/ppo/CartPole-v1/20250101-120000-s0
+    kit evaluate latest --episodes 100 --seed 7
+    kit evaluate latest --best
+    kit evaluate latest --video pendulum.mp4
 """
 
 from __future__ import annotations
@@ -25,28 +25,36 @@ from kit.steps.table import measured
 
 
 def parser_for(command: str, text: str, seed: int | None = None) -> argparse.ArgumentParser:
-    """Create a parser for a run, with the number of episodes and their seed if ``seed`` is given.
+    """Create the parser of a command that loads a saved run.
 
     Args:
         command: name of the command.
-        text: module documentation, whose first line describes the command.
-        seed: default seed; ``None``: no episodes.
+        text: module docstring, whose first line describes the command.
+        seed: default seed; ``None``: no arguments for episodes and seed.
     """
     parser = argparse.ArgumentParser(prog=command, description=text.split("\n")[0])
     parser.add_argument("run", help='run folder, or "latest"')
     parser.add_argument(
-        "--log-dir", "--runs", dest="log_dir", default="runs", help="where run folders are"
+        "--log-dir",
+        "--runs",
+        dest="log_dir",
+        default="runs",
+        help="folder of the run folders (default: runs)",
     )
     if seed is not None:
-        parser.add_argument("--episodes", type=int, default=100, help="whole episodes to play")
-        parser.add_argument("--seed", type=int, default=seed, help="of the environments")
-    parser.add_argument("--best", action="store_true", help="the policy of the best evaluation")
-    parser.add_argument("--trust", help="modules that the run may import, separated by commas")
+        parser.add_argument(
+            "--episodes", type=int, default=100, help="number of episodes (default: 100)"
+        )
+        parser.add_argument(
+            "--seed", type=int, default=seed, help=f"seed of the environments (default: {seed})"
+        )
+    parser.add_argument("--best", action="store_true", help="use the policy of the best evaluation")
+    parser.add_argument("--trust", help="modules that the run may import, comma-separated")
     return parser
 
 
 def chosen_run(given: argparse.Namespace, device: str | None = None) -> SavedRun:
-    """Check the arguments of :func:`parser_for` and return their run."""
+    """Check the arguments of :func:`parser_for` and load the run."""
     if "episodes" in given:
         given.episodes = whole_number("episodes", given.episodes, at_least=1)
         given.seed = whole_number("seed", given.seed)
@@ -55,14 +63,14 @@ def chosen_run(given: argparse.Namespace, device: str | None = None) -> SavedRun
     return SavedRun(folder, trust, how="--trust ", best=given.best, device=device)
 
 
-_TOLD = ("return", "return_std", "return_min", "return_max", "length")
-"""Metrics printed in the line of the return; others, such as those of ``info``, follow."""
+_RETURN_METRICS = ("return", "return_std", "return_min", "return_max", "length")
+"""Metrics in the first line of the output; metrics from ``info`` follow in the second."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Evaluate a run from the command line."""
-    parser = parser_for("python -m kit.evaluate", __doc__, seed=12345)
-    parser.add_argument("--video", type=Path, help="MP4 file for one episode")
+    parser = parser_for("kit evaluate", __doc__, seed=12345)
+    parser.add_argument("--video", type=Path, help="record one episode to an MP4 file")
     given = parser.parse_args(argv)
     with errors_in_one_line():
         run = chosen_run(given)
@@ -70,16 +78,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         after = f"{getattr(run, axis):,} {axis.replace('_', ' ')}"
         evaluator = run.evaluator(given.episodes, given.seed)
         sampled = evaluator.exploration_type is ExplorationType.RANDOM
-        where = f", on the CPU: {run.elsewhere} is not here" if run.elsewhere else ""
+        where = f", on the CPU ({run.elsewhere} is not available)" if run.elsewhere else ""
         how = "sampled" if sampled else "deterministic"
         print(f"{run.folder}\nafter {after}, {how} actions{where}")
         metrics = evaluator(0)
         evaluator.close()
         found = {name.partition("/")[2]: measured(value) for name, value in metrics.items()}
-        mean, std, least, greatest, length = (found.pop(name) for name in _TOLD)
+        mean, std, least, greatest, length = (found.pop(name) for name in _RETURN_METRICS)
         print(
-            f"return {mean} ± {std} (least {least}, greatest {greatest})"
-            f" over {given.episodes} episodes, length {length} policy steps"
+            f"return {mean} ± {std} (minimum {least}, maximum {greatest})"
+            f" over {given.episodes} episodes of {length} policy steps on average"
         )
         if found:
             print(", ".join(f"{name} {value}" for name, value in found.items()))

@@ -1,9 +1,9 @@
-"""Exporting the policy of a saved run to one file that is used without the kit.
+"""Export the policy of a saved run to a file for PyTorch or ONNX, without kit.
 
 Run it::
 
-    python -m kit export latest policy.pt2           # for torch.export.load
-    python -m kit export latest policy.onnx --best   # needs the extra "onnx"
+    kit export latest policy.pt2           # for torch.export.load
+    kit export latest policy.onnx --best   # needs the extra "onnx"
 """
 
 from __future__ import annotations
@@ -33,19 +33,24 @@ from kit.steps import SettingError
 
 FORMATS = (".pt2", ".onnx")
 _LONGEST = 1_000
-"""Steps of the episode on which an exported policy is compared, at most."""
+"""Maximum number of steps on which the exported policy is compared with the original."""
 _ROUNDING = 1e-4
-"""Difference of two continuous actions, relative to numbers above 1, that is rounding."""
+"""Tolerance for continuous actions: absolute for values up to 1, relative for larger ones."""
+
+_ADVICE = "Use SavedRun.policy() instead"
 
 
 class ExportedPolicy(nn.Module):
-    """Deterministic policy from raw observations to actions of the environment.
+    """Deterministic policy that maps raw observations to actions of the environment.
 
-    Observations are normalised as in training, actions clipped to their bounds and shifted by
-    ``start``; both have a leading dimension ``n`` of any size.
+    Observations are normalised like in training. Actions are clipped to their bounds and shifted by
+    ``start``. Both have a leading batch dimension of any size.
+
+    Args:
+        evaluator: evaluator of the policy.
 
     Raises:
-        SettingError: if the policy reads more than an observation, such as a hidden state.
+        SettingError: if the policy reads more than the observation, such as a hidden state.
     """
 
     def __init__(self, evaluator: Evaluator) -> None:
@@ -53,29 +58,30 @@ class ExportedPolicy(nn.Module):
         env, policy = evaluator.env, evaluator.policy
         self.inputs, self.outputs = env.observation_leaves, env.action_leaves
         known = {path_of(leaf.key) for leaf in self.inputs}
-        known.add(("params",))  # that a CompositeDistribution is given by the network
+        known.add(("params",))  # written by the network for a CompositeDistribution
         read = [path_of(key) for key in getattr(policy, "in_keys", ())]
         more = ["/".join(path) for path in read if path not in known]
-        more += ["the number of its particle"] if evaluator.particles > 1 else []
+        more += ["the particle index"] if evaluator.particles > 1 else []
         if more or not isinstance(policy, nn.Module):
-            why = f"reads {', '.join(more)} besides the observation" if more else "is no module"
-            raise SettingError("policy", type(policy).__name__, why, "play it by SavedRun.policy()")
+            reason = f"It reads {', '.join(more)}, not only the observation"
+            reason = reason if more else "The policy is not a module"
+            raise SettingError("policy", type(policy).__name__, reason, _ADVICE)
         self.policy = policy.eval()
         self._moments = {} if env.normalizer is None else dict(env.normalizer.observation)
         self._normalizer = env.normalizer
 
     def forward(self, *observation: Tensor) -> tuple[Tensor, ...]:
-        """Choose actions; each entry of a ``Dict`` is an argument and an output of its own."""
+        """Select actions; the entries of a ``Dict`` space are separate arguments and outputs."""
         seen: dict[Key, Tensor] = {}
         for leaf, values in zip(self.inputs, observation, strict=True):
             moments = self._moments.get(leaf.key)
-            values = values.to(_type(leaf.dtype))  # of float64, in which MuJoCo's are, too
+            values = values.to(_type(leaf.dtype))  # MuJoCo's observations are float64
             if leaf.start is not None:
                 values = values - torch.as_tensor(leaf.start)
             seen[leaf.key] = values if moments is None else self._normalized(moments, values)
         with set_exploration_type(ExplorationType.DETERMINISTIC):
             chosen = self.policy(TensorDict(seen, [observation[0].shape[0]]))
-        return tuple(_as_taken(leaf, chosen.get(leaf.key)) for leaf in self.outputs)
+        return tuple(_env_action(leaf, chosen.get(leaf.key)) for leaf in self.outputs)
 
     def _normalized(self, moments: Any, values: Tensor) -> Tensor:
         assert self._normalizer is not None
@@ -83,8 +89,8 @@ class ExportedPolicy(nn.Module):
         return self._normalizer.apply(statistics, values)  # type: ignore[no-any-return]
 
 
-def _as_taken(leaf: Leaf, action: Tensor) -> Tensor:
-    """A policy's choice as a member of the action space."""
+def _env_action(leaf: Leaf, action: Tensor) -> Tensor:
+    """Convert an action of the policy to an element of the action space."""
     space, action = leaf.space, action.detach()
     if leaf.start is not None:
         action = action + torch.as_tensor(leaf.start)
@@ -97,14 +103,14 @@ def _type(dtype: Any) -> torch.dtype:
     return torch.from_numpy(np.zeros(0, dtype)).dtype
 
 
-# ---------------------------------------------------------------------- one file
+# ---------------------------------------------------------------------- export
 def export(run: SavedRun, file: Path, seed: int = 0) -> str:
-    """Write the policy of a run to a file, and check that both choose the same actions.
+    """Write the policy of a run to a file, and check that the file selects the same actions.
 
     Args:
-        run: run of the policy.
+        run: run with the policy.
         file: file to write: ``.pt2`` (``torch.export``) or ``.onnx``.
-        seed: seed of the environment in which both play an episode.
+        seed: seed of the episode in which both are compared.
 
     Returns:
         Description of inputs and outputs.
@@ -114,27 +120,27 @@ def export(run: SavedRun, file: Path, seed: int = 0) -> str:
         WriteError: if the file cannot be written.
     """
     if file.suffix not in FORMATS:
-        raise SettingError("file", str(file), "has no format of policies", FORMATS)
+        raise SettingError("file", str(file), "This file format is not supported", FORMATS)
     policy = ExportedPolicy(run.evaluator(1, 0, vectorization="sync"))
     seen, chosen = _episode(run.policy(), policy.inputs, policy.outputs, seed)
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of PyTorch's exporters, about themselves
-        content, found = _written(policy, file.suffix, seen)
+        warnings.simplefilter("ignore")  # PyTorch's exporters warn about their own code
+        content, found = _exported(policy, file.suffix, seen)
     _compare(run, policy.outputs, found, chosen)
     make_folder(file.parent)
     write_whole(file, content)
-    takes, gives = ([_shown(leaf) for leaf in side] for side in (policy.inputs, policy.outputs))
+    inputs, outputs = (map(_shown, leaves) for leaves in (policy.inputs, policy.outputs))
     return (
-        f"{', '.join(takes)} -> {', '.join(gives)}, deterministic; "
-        f"acts as the policy of the run in {len(chosen[0]):,} steps of an episode"
+        f"{', '.join(inputs)} -> {', '.join(outputs)}, deterministic; "
+        f"same actions as the run in {len(chosen[0]):,} steps of an episode"
     )
 
 
-def _written(
+def _exported(
     policy: ExportedPolicy, kind: str, seen: Sequence[NDArray[Any]]
 ) -> tuple[bytes, list[NDArray[Any]]]:
-    """The contents of the file, and the actions that it chooses."""
-    # Two rows, as one would be taken for the only number of them there is.
+    """Return the content of the file, and the actions that it selects."""
+    # Two rows, because torch.export would treat a single row as a fixed batch size.
     examples = tuple(torch.from_numpy(values[[0, -1]]) for values in seen)
     rows = tuple({0: torch.export.Dim("n")} for _ in examples)
     try:
@@ -143,15 +149,14 @@ def _written(
         if kind == ".pt2":
             torch.export.save(program, file)
             file.seek(0)
-            acts = torch.export.load(file).module()
-            found = acts(*map(torch.from_numpy, seen))
+            loaded = torch.export.load(file).module()
+            found = loaded(*map(torch.from_numpy, seen))
             return file.getvalue(), [action.numpy() for action in found]
         return _onnx(program, policy, seen)
-    except Exception as error:  # PyTorch's exporters raise errors of many kinds
-        reason = " ".join(str(error).strip().split("\n")[0].split())
-        why = f"cannot be exported: {type(error).__name__}: {reason}"
-        name = type(policy.policy).__name__
-        raise SettingError("policy", name, why, "play it by SavedRun.policy()") from error
+    except Exception as error:  # PyTorch's exporters raise many types
+        cause = " ".join(str(error).strip().split("\n")[0].split())
+        reason = f"PyTorch cannot export it: {type(error).__name__}: {cause}"
+        raise SettingError("policy", type(policy.policy).__name__, reason, _ADVICE) from error
 
 
 def _onnx(
@@ -162,7 +167,7 @@ def _onnx(
     sides = policy.inputs, policy.outputs
     inputs, outputs = ([_name(leaf) for leaf in side] for side in sides)
     named: dict[str, Any] = {"input_names": inputs, "output_names": outputs}
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it names packages not installed
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns about missing packages
     model = torch.onnx.export(program, dynamo=True, verbose=False, **named)
     assert model is not None
     proto = model.model_proto
@@ -170,11 +175,11 @@ def _onnx(
     return proto.SerializeToString(), [np.asarray(action) for action in found]
 
 
-# ---------------------------------------------------------------------- whether it acts alike
+# ---------------------------------------------------------------------- comparison
 def _episode(
     policy: SavedPolicy, inputs: Sequence[Leaf], outputs: Sequence[Leaf], seed: int
 ) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
-    """Play an episode; observations and actions by entry, ``[steps, ...]``."""
+    """Play an episode; return its observations and actions by entry, ``[steps, ...]``."""
     env = policy.make_env()
     observation, info = env.reset(seed=seed)
     policy.reset()
@@ -183,12 +188,12 @@ def _episode(
     done = False
     while not done and len(seen) < _LONGEST:
         action = policy(observation, info)
-        seen.append([_entry(observation, leaf).astype(_given_type(leaf)) for leaf in inputs])
+        seen.append([_entry(observation, leaf).astype(_env_type(leaf)) for leaf in inputs])
         chosen.append([_entry(action, leaf) for leaf in outputs])
         observation, _, terminated, truncated, info = env.step(action)
         done = terminated or truncated
     env.close()
-    return [np.stack(of) for of in zip(*seen)], [np.stack(of) for of in zip(*chosen)]
+    return [np.stack(rows) for rows in zip(*seen)], [np.stack(rows) for rows in zip(*chosen)]
 
 
 def _entry(tree: Any, leaf: Leaf) -> NDArray[Any]:
@@ -203,18 +208,20 @@ def _compare(
     found: Sequence[NDArray[Any]],
     chosen: Sequence[NDArray[Any]],
 ) -> None:
-    """Refuse a file that would act otherwise than the policy."""
+    """Raise SettingError if the exported policy selects other actions than the original."""
     for leaf, ours, theirs in zip(outputs, found, chosen, strict=True):
         bound = _ROUNDING * np.maximum(np.abs(theirs), 1.0) if ours.dtype.kind == "f" else 0
         differ = np.abs(ours.astype(np.float64) - theirs) > bound
         if differ.any():
             steps = int(differ.reshape(len(differ), -1).any(1).sum())
-            why = f"chooses another {_name(leaf)} in {steps} of {len(theirs)} steps once exported"
-            raise SettingError("run", str(run.folder), why, "play it by SavedRun.policy()")
+            reason = (
+                f"The exported policy differs in {_name(leaf)} in {steps} of {len(theirs)} steps"
+            )
+            raise SettingError("run", str(run.folder), reason, _ADVICE)
 
 
-def _given_type(leaf: Leaf) -> Any:
-    """The type that the environment gives or takes; a policy reads real numbers in float32."""
+def _env_type(leaf: Leaf) -> Any:
+    """Return the data type of the environment; the policy reads float32."""
     return leaf.dtype if leaf.space is None else leaf.space.dtype
 
 
@@ -223,11 +230,11 @@ def _name(leaf: Leaf) -> str:
 
 
 def _shown(leaf: Leaf) -> str:
-    return f"{_name(leaf)} [{', '.join(map(str, ('n', *leaf.shape)))}] {_given_type(leaf)}"
+    return f"{_name(leaf)} [{', '.join(map(str, ('n', *leaf.shape)))}] {_env_type(leaf)}"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Export a policy from the command line."""
+    """Run the command ``kit export``."""
     parser = parser_for("kit export", __doc__)
     parser.add_argument("file", type=Path, help="file to write: .pt2 (PyTorch) or .onnx")
     given = parser.parse_args(argv)

@@ -1,32 +1,34 @@
-"""From the command line to a run: overrides, sweeps, help, resume."""
+"""Command line of recipes: help, overrides, sweeps and resumed runs."""
 
 from __future__ import annotations
 
 import atexit
 import gc
 import os
+import shlex
 import signal
 import sys
-import textwrap
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+from kit import __version__
 from kit.cli import sweep
 from kit.cli.errors import errors_in_one_line
+from kit.cli.help import help_text
 from kit.cli.overrides import (
     CHOICES,
     choices,
     chosen_settings,
     split,
-    vocabulary,
+    step_format,
     with_current_name,
     without_commas,
 )
 from kit.cli.signals import Signals, hold_saving
 from kit.config import RunConfig
-from kit.config.plain import check, from_plain, settings
-from kit.dialects import DIALECTS, dialect
-from kit.runs.comparison import as_typed
+from kit.config.plain import from_plain
+from kit.logging.files import from_here
 from kit.runs.recipe import Recipe
 from kit.steps.errors import SettingError
 
@@ -36,32 +38,43 @@ Build = Callable[..., Any]
 def main(config_class: type[RunConfig], build: Build, argv: Sequence[str] | None = None) -> None:
     """Run a recipe from the command line.
 
-    ``--help`` documents the options and all settings.
-
     Args:
-        config_class: dataclass of the recipe's settings. The recipe is named after its module.
-        build: builds a trainer from such a dataclass.
+        config_class: dataclass of the recipe's settings. The module gives the recipe its name.
+        build: function that builds a trainer from the settings.
         argv: arguments; ``None``: arguments of the process.
     """
-    if getattr(sys.modules["__main__"], config_class.__name__, None) is config_class:
-        gc.freeze()  # imports are done; looking through them again takes a second at the end,
-        atexit.register(gc.freeze)  # and through what the run has made a seventh of one
+    if is_process := _is_process(config_class):
+        # Collecting the garbage of imports and of the run at exit would take more than a second.
+        gc.freeze()
+        atexit.register(gc.freeze)
         hold_saving()
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
             signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.enable()
     with errors_in_one_line():
         words = list(sys.argv[1:] if argv is None else argv)
-        if "--help" in words or "-h" in words:
-            print(help_text(config_class, vocabulary(choices(words))))
+        if "--version" in words:
+            print(f"{Recipe.of(config_class).name} (kit {__version__})")
             return
-        if argv is None:
-            _check_alone()
+        if not {"-h", "--help", "--help=all"}.isdisjoint(words):
+            print(help_text(config_class, step_format(choices(words)), "--help=all" in words))
+            return
+        if is_process or argv is None:
+            _check_single_process()
         _run(config_class, build, words)
 
 
+def _is_process(config_class: type[RunConfig]) -> bool:
+    """Return whether this process runs nothing but the command.
+
+    ``kit train`` and ``python -m recipes.ppo`` block SIGUSR1 before they import PyTorch.
+    """
+    is_script = getattr(sys.modules["__main__"], config_class.__name__, None) is config_class
+    return is_script or signal.SIGUSR1 in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
 def _run(config_class: type[RunConfig], build: Build, words: Sequence[str]) -> None:
-    """Run the recipe, or a sweep, with the words of a command line."""
+    """Run the recipe, or a sweep, with the arguments of a command line."""
     recipe = Recipe.of(config_class)
     options = {"--multirun", "-m"}
     sweeps = not options.isdisjoint(words)
@@ -79,47 +92,32 @@ def _run(config_class: type[RunConfig], build: Build, words: Sequence[str]) -> N
         trainer = build(config)
         signals.begin(trainer)
         trainer.run()
+    if config.progress and (folder := getattr(trainer, "folder", None)) is not None:
+        print(next_commands(recipe, folder, is_complete=not trainer.stop_reason))
+
+
+def next_commands(recipe: Recipe, folder: Path, *, is_complete: bool) -> str:
+    """Return the folder of a run and the commands to resume, evaluate and compare it."""
+    here, siblings = (shlex.quote(str(from_here(path))) for path in (folder, folder.parent))
+    lines = [f"run folder:     {here}"]
+    lines += [] if is_complete else [f"resume it:      {recipe.command} resume={here}"]
+    lines += [f"evaluate it:    kit evaluate {here}", f"compare seeds:  kit compare {siblings}"]
+    return "\n".join(lines)
 
 
 _STARTED = {
     "WORLD_SIZE": "torchrun", "SLURM_STEP_NUM_TASKS": "srun", "OMPI_COMM_WORLD_SIZE": "mpirun",
     "PMI_SIZE": "mpiexec",
 }  # fmt: skip
-"""Variables with the number of processes started by a launcher; ``sbatch`` sets none."""
+"""Environment variables with the number of processes of a launcher; ``sbatch`` sets none."""
 
 
-def _check_alone() -> None:
+def _check_single_process() -> None:
     """Raise SettingError if a launcher started several processes with this command line."""
     for name, launcher in _STARTED.items():
         if (count := os.environ.get(name, "1")) in ("", "1"):
             continue
-        why = "processes were started, and each would make the same run: runs do not train together"
-        works = f"start one, without {launcher}; unset {name} where their command lines differ"
-        hint = "several runs: --multirun seed=0,1 hydra/launcher=joblib"
-        raise SettingError(name, count, why, works, hint)
-
-
-# ---------------------------------------------------------------------- help
-def help_text(config_class: type[RunConfig], steps: str = "kit") -> str:
-    """Return all settings of a recipe with defaults and types, and steps in a vocabulary."""
-    config: Any = config_class()
-    if steps in DIALECTS:
-        config.steps = dialect(steps)()
-        check(config)
-    lines = [
-        f"{Recipe.of(config_class).command} [setting=value ...]",
-        "",
-        "  --multirun setting=1,2,3   sweeps over values",
-        "  resume=latest              resumes the newest run (or resume=<run folder>)",
-        "  trust=MODULE,...           modules that a resumed run may import, docs/security.md",
-        "  preset=NAME                settings from presets/<recipe>/NAME.yaml beside the recipe",
-    ]
-    if config_class.FAMILY != "offline":
-        names = ", ".join(DIALECTS)
-        lines.append(f"  steps=NAME                 steps in another vocabulary: {names}")
-    lines += ["", "settings:", ""]
-    for dotted, default, kind, text in settings(config):
-        lines.append(f"  {dotted}={as_typed(default)}  ({kind})")
-        wrapped = textwrap.wrap(text.replace("``", ""), 86, break_on_hyphens=False)
-        lines += textwrap.indent("\n".join(wrapped), " " * 6).split("\n")
-    return "\n".join(lines)
+        reason = f"A run uses one process, but {launcher} started several"
+        advice = f"Start the run without {launcher}, or unset {name} if the command lines differ"
+        hint = "Start several runs with --multirun seed=0,1 hydra/launcher=joblib"
+        raise SettingError(name, count, reason, advice, hint)

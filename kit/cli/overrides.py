@@ -1,13 +1,14 @@
-"""What is given on the command line: a preset or a run to resume, and ``name=value`` over it."""
+"""Arguments of a recipe: a preset or a run to resume, and ``name=value`` overrides."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 import sys
 import typing
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,6 +16,7 @@ from kit.config import RunConfig
 from kit.config.plain import from_plain, settings, to_plain
 from kit.config.renamed import current_name
 from kit.dialects import DIALECTS, dialect
+from kit.dialects.carried import use_of
 from kit.dialects.files import load
 from kit.runs.recipe import Recipe
 from kit.runs.run_folder import check_same_recipe
@@ -24,11 +26,11 @@ from kit.steps.errors import SettingError, one_of
 from kit.steps.values import flat
 
 CHOICES = ("steps", "preset", "resume", "trust")
-"""Words that come before all settings: they say where the settings are that others change."""
+"""Arguments that select the settings to which the overrides apply."""
 
 
 def split(override: str) -> tuple[str, str]:
-    """The name and the text of the value of an override."""
+    """Return the name and the value of an override, as text."""
     key, _, value = override.partition("=")
     return key.lstrip("+"), value
 
@@ -45,10 +47,10 @@ def with_current_name(override: str, config_class: type[RunConfig]) -> str:
 
 
 def parsed(override: str) -> Any:
-    """An override as Hydra reads it.
+    """Parse an override with Hydra.
 
     Raises:
-        SettingError: if Hydra cannot.
+        SettingError: if Hydra cannot parse it.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -56,91 +58,133 @@ def parsed(override: str) -> Any:
     try:
         return OverridesParser.create().parse_override(override)
     except HydraException as error:
-        refuse([override], error, f"quote it: '{split(override)[0]}=\"...\"'")
+        reject([override], error, f"Quote it: '{split(override)[0]}=\"...\"'")
 
 
 def without_commas(override: str) -> str:
-    """Write ``logger=wandb,tensorboard``, or such a list, as one text: it is no sweep."""
+    """Quote the value of ``logger=wandb,tensorboard``, which is not a sweep."""
     key, value = split(override)
-    several = key == "logger" and "," in value
-    return "logger='{}'".format(value.strip("[]'\"")) if several else override
+    is_list = key == "logger" and "," in value
+    return "logger='{}'".format(value.strip("[]'\"")) if is_list else override
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Settings of a run before they are overridden."""
+    """Settings of a run before overrides are applied."""
 
     values: dict[str, Any]
     """All settings as nested plain values."""
     given: Mapping[str, Any]
-    """Those of a preset, a resumed run or a chosen vocabulary; the others have their defaults."""
+    """Settings of a preset, a resumed run or a config format; others have their defaults."""
     mappings: tuple[str, ...]
-    """Settings that take any names, with a dot: ``env.kwargs.``, arguments of the environment."""
+    """Prefixes of settings with arbitrary names, such as ``env.kwargs.``."""
 
     def overridden(self, overrides: Sequence[str]) -> dict[str, Any]:
-        """Return the given settings, also those given by ``overrides``, as nested plain values.
+        """Return the given settings with overrides applied, as nested plain values.
 
         Raises:
-            SettingError: if they cannot be applied.
+            SettingError: if the overrides cannot be applied.
         """
         from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException
 
         config = OmegaConf.create(self.given)
-        read = [(one.key_or_group, one.value()) for one in map(parsed, overrides)]
-        # A value in place of a group comes last: settings of the group would replace it in silence.
+        pairs = [(entry.key_or_group, entry.value()) for entry in map(parsed, overrides)]
+        # A plain value for a group is applied last, so that it is not replaced silently.
         groups = {name for name, value in self.values.items() if isinstance(value, dict)}
-        read.sort(key=lambda one: one[0] in groups and not isinstance(one[1], dict))
+        pairs.sort(key=lambda pair: pair[0] in groups and not isinstance(pair[1], dict))
         try:
-            for name, value in read:
+            for name, value in pairs:
                 OmegaConf.update(config, name, value, merge=True)
             return typing.cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True))
         except OmegaConfBaseException as error:
-            refuse(overrides, error)
+            reject(overrides, error)
 
     def check(self, overrides: Sequence[str], sweeps: bool) -> None:
-        """Raise SettingError for unknown names, and for several values outside a sweep."""
+        """Check the form and the names of overrides.
+
+        Raises:
+            SettingError: for words other than ``name=value``, unknown names, and several values
+                outside a sweep.
+        """
         defaults = flat(self.values)
         known = {*defaults, *(name.rpartition(".")[0] for name in defaults)}
-        for override in overrides:
+        for number, override in enumerate(overrides):
             key, value = split(override)
             if "=" not in override or override.startswith(("~", "-")):
-                why = "is not of the form name=value"
-                raise SettingError("command line", override, why, "--help lists all settings")
+                _reject_word(override, overrides[number + 1 :], defaults)
             if sweeps and key.startswith("hydra"):
                 continue
             if parsed(override).is_sweep_override() and not sweeps:
-                works = f"use [{value}] for a list, or --multirun for a run of each"
-                raise SettingError(key, value, "is several values", works)
+                advice = f"Use {key}=[{value}] for a list, or --multirun to sweep over the values"
+                raise SettingError(key, value, "Several values need a sweep", advice)
+            if key == "env" and not value.startswith("{"):
+                reason = "This is a group of settings, not a single one"
+                raise SettingError(key, value, reason, f"Use env.id={value}")
             if not (key in known or f"{key}.".startswith(self.mappings)):
-                near = _nearest_names(key, [*defaults])
-                raise SettingError(
-                    key, value, "is not a setting", near or "--help lists all settings"
-                )
+                near = [f"{name}={value}" for name in _nearest_names(key, defaults)]
+                raise SettingError(key, value, "There is no such setting", near or _LIST)
 
 
-def refuse(overrides: Sequence[str], error: Exception, works: str = "") -> NoReturn:
+def reject(overrides: Sequence[str], error: Exception, advice: str = "") -> NoReturn:
     """Raise SettingError for overrides that Hydra or OmegaConf rejects."""
-    why = f"is refused: {str(error).splitlines()[0].rstrip('.')}"
-    raise SettingError("command line", " ".join(overrides), why, works) from None
+    reason = f"Hydra rejects it: {str(error).splitlines()[0].rstrip('.')}"
+    raise SettingError("command line", " ".join(overrides), reason, advice) from None
 
 
-def _nearest_names(name: str, known: Sequence[str]) -> list[str]:
-    """Return at most three settings spelled like ``name``, those of another group first."""
+_LIST = "List all settings with --help=all"
+_OPTIONS = ("--help", "--multirun", "--version")
+_SYNONYMS = {
+    "lr": "learning_rate", "env_id": "env.id", "n_envs": "env.num_envs", "n_epochs":
+    "steps.update_epochs", "n_steps": "steps.steps_per_env", "batch_size": "steps.minibatch_size",
+    "total_timesteps": "steps.total_policy_steps", "timesteps": "steps.total_policy_steps",
+}  # fmt: skip
+"""Common names of settings that are spelled differently here."""
+
+
+def _reject_word(word: str, following: Sequence[str], defaults: Mapping[str, Any]) -> NoReturn:
+    """Raise SettingError for a word that is not ``name=value``; suggest the correct spelling."""
+    name, equals, value = word.lstrip("-").partition("=")
+    reason = "Settings are written as name=value"
+    if option := difflib.get_close_matches(word, _OPTIONS, n=1, cutoff=0.8):
+        raise SettingError("command line", word, "There is no such option", option)
+    if not equals and following and "=" not in following[0] and following[0][:1] != "-":
+        value = following[0]
+    near = _nearest_names(name.replace("-", "_"), {**defaults, **dict.fromkeys(CHOICES)})
+    if not value:
+        value = "true" if near and isinstance(defaults.get(near[0]), bool) else "VALUE"
+    advice = f"Use {near[0]}={value}" if near else _LIST
+    if equals and word.startswith("-"):
+        raise SettingError(word.partition("=")[0], value, f"{reason}, without dashes", advice)
+    raise SettingError("command line", word, reason, advice)
+
+
+def _nearest_names(name: str, known: Iterable[str]) -> list[str]:
+    """Return at most three settings like ``name``: the same setting first, then near spellings."""
     last = name.rpartition(".")[2]
-    same = [entry for entry in known if entry.rpartition(".")[2] == last]
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.55)
-    return [*dict.fromkeys([*same, *near])][:3]
+    known = [*known]
+    exact = [entry for entry in known if entry == name or entry.rpartition(".")[2] == last]
+    named = [entry for entry in (_SYNONYMS.get(last), *_of_libraries(last)) if entry in known]
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    return [*dict.fromkeys([*exact, *named, *near])][: 1 if exact or named else 3]
+
+
+def _of_libraries(name: str) -> Iterator[str]:
+    """Yield the settings that a setting of this name sets in other libraries."""
+    for cls in map(dialect, DIALECTS):
+        for field, use, target in use_of(cls):
+            if use == "acts" and field.rpartition(".")[2] == name:
+                yield from re.findall(r"[\w.]+", target)
 
 
 # ---------------------------------------------------------------------- before the overrides
 def chosen_settings(
     config_class: type[RunConfig], recipe: Recipe, words: Sequence[str]
 ) -> Settings:
-    """Return the settings of a preset, of a resumed run, or of a chosen vocabulary.
+    """Return the settings of a preset, a resumed run or a config format.
 
     Raises:
-        SettingError: if the choice does not exist, or two choices contradict each other.
+        SettingError: if it does not exist, or two of them contradict each other.
     """
     from omegaconf import OmegaConf
 
@@ -154,42 +198,42 @@ def chosen_settings(
     values: dict[str, Any] = to_plain(default)
     given = OmegaConf.create()
     for name, value in mapped.items():
-        if value:  # a recipe's own arguments: those of the command line are added
+        if value:  # arguments of the command line are added to the defaults of the recipe
             OmegaConf.update(given, name, value)
     preset: dict[str, Any] = {}
     if "preset" in chosen:
-        preset = _preset(config_class, recipe, str(chosen["preset"]))
-    steps = vocabulary(chosen)
+        presets = presets_of(config_class, recipe)
+        preset = load(presets[one_of("preset", str(chosen["preset"]), [*presets])])
+    steps = step_format(chosen)
     if steps != "kit":
         values["steps"] = to_plain(dialect(steps)())
         if "steps" in preset:
-            why = f"takes the place of the steps that preset={chosen['preset']} sets"
-            raise SettingError("steps", steps, why, "leave one of the two out")
+            reason = f"The preset {chosen['preset']} also has step settings"
+            raise SettingError("steps", steps, reason, "Remove one of the two")
         preset["steps"] = {"dialect": steps}
     return Settings(values, OmegaConf.merge(given, preset), mappings)
 
 
 def choices(words: Sequence[str]) -> dict[str, Any]:
-    """Return the words that come before all settings, and ``runs``; several values as text."""
+    """Return the values of :data:`CHOICES` and ``runs``; lists for a sweep stay text."""
     chosen: dict[str, Any] = {}
     for word in words:
         key, value = split(word)
         if "=" in word and key in (*CHOICES, "log_dir"):
-            several = key == "trust" or (one := parsed(word)).is_sweep_override()
-            chosen[key] = value if several else one.value()
+            is_text = key == "trust" or (override := parsed(word)).is_sweep_override()
+            chosen[key] = value if is_text else override.value()
     return chosen
 
 
-def vocabulary(chosen: Mapping[str, Any]) -> str:
-    """The name of the vocabulary of steps."""
+def step_format(chosen: Mapping[str, Any]) -> str:
+    """Return the name of the format of the step settings: ``kit`` or another library."""
     return one_of("steps", chosen.get("steps", "kit"), ["kit", *DIALECTS])
 
 
-def _preset(config_class: type[RunConfig], recipe: Recipe, name: str) -> dict[str, Any]:
-    """The settings of a file beside the recipe."""
+def presets_of(config_class: type[RunConfig], recipe: Recipe) -> dict[str, Path]:
+    """Return the files of a recipe's presets by name."""
     folder = _file_of(config_class).parent / "presets" / recipe.name
-    presets = {file.stem: file for file in folder.glob("*.yaml")}
-    return load(presets[one_of("preset", name, sorted(presets))])
+    return {file.stem: file for file in sorted(folder.glob("*.yaml"))}
 
 
 def _file_of(config_class: type[RunConfig]) -> Path:
@@ -199,11 +243,11 @@ def _file_of(config_class: type[RunConfig]) -> Path:
 def _resumed(
     config_class: type[RunConfig], recipe: Recipe, chosen: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The settings of a run that is resumed."""
+    """Return the settings of the run to resume."""
     for name in ("steps", "preset"):
         if name in chosen:
-            why = "cannot be chosen again for a run that is resumed"
-            raise SettingError(name, chosen[name], why, "leave it out")
+            reason = "A resumed run keeps its settings"
+            raise SettingError(name, chosen[name], reason, "Remove it")
     runs = chosen.get("log_dir") or "runs"
     folder = find_run(str(chosen["resume"]), Path(str(runs)), recipe.name)
     check_same_recipe(folder, recipe)

@@ -1,9 +1,9 @@
-"""Recording the policy of a saved run to a data set, in Minari's format.
+"""Record episodes of a saved run to a dataset in Minari's format.
 
 Run it::
 
-    python -m kit record latest --episodes 100 --to datasets/pendulum-expert-v0
-    python -m kit record latest --episodes 50 --random 0.3 --to datasets/pendulum-medium-v0
+    kit record latest --episodes 100 --to datasets/pendulum-expert-v0
+    kit record latest --episodes 50 --random 0.3 --to datasets/pendulum-medium-v0
 """
 
 from __future__ import annotations
@@ -30,54 +30,57 @@ from kit.steps.errors import real_number
 
 
 def record(run: SavedRun, folder: Path, *, episodes: int, random: float, seed: int) -> int:
-    """Play whole episodes with the actions of evaluations, and write them; return policy steps.
+    """Play episodes like in an evaluation and write them to a dataset.
 
     Args:
-        run: run whose policy acts.
-        folder: folder of the data set.
+        run: run with the policy.
+        folder: folder of the dataset.
         episodes: number of episodes.
-        random: probability of a random action instead of the policy's.
+        random: probability of replacing an action by a random one.
         seed: seed of the environment and of random actions.
 
+    Returns:
+        Number of recorded policy steps.
+
     Raises:
-        SettingError: if the data set cannot be written; raised before any episode.
+        SettingError: if the dataset cannot be written; raised before the first episode.
     """
-    own = run.trainer.evaluate
+    evaluator = run.trainer.evaluate
     real_number("random", random, at_least=0.0, at_most=1.0)
-    # Raw observations and rewards are recorded, with the metadata of an unvectorised environment.
+    # Observations and rewards are recorded raw, with the metadata of a single environment.
     raw = {"normalize_reward": False, "normalize_observation": False}
-    native = isinstance(own.env.backend, NativeBackend)
+    native = isinstance(evaluator.env.backend, NativeBackend)
     changes = {"vectorization": "sync"} if native else {}
-    env = own.env.make_again(num_envs=1, seed=seed, **raw, **changes)
+    env = evaluator.env.make_again(num_envs=1, seed=seed, **raw, **changes)
     try:
         with DatasetWriter(folder, env) as writer:
-            steps = _played(env, own, episodes, random, seed)
+            steps = _play(env, evaluator, episodes, random, seed)
             writer.write(steps, run.name)
     finally:
         env.close(raise_if_closed=False)
     return len(steps)
 
 
-def _played(
-    env: VectorEnv, own: Evaluator, episodes: int, random: float, seed: int
+def _play(
+    env: VectorEnv, evaluator: Evaluator, episodes: int, random: float, seed: int
 ) -> TensorDictBase:
-    """Return the steps of this number of whole episodes, ``[steps]``."""
-    normalizer = own.env.normalizer
-    mixed = own.policy
+    """Play whole episodes and return their steps, ``[steps]``."""
+    normalizer = evaluator.env.normalizer
+    policy = evaluator.policy
     if random:
-        mixed = SometimesRandom(mixed, env.action_spec, random)
+        policy = RandomizedPolicy(policy, env.action_spec, random)
     if normalizer is not None and normalizer.statistics.observation is not None:
-        mixed = SeesNormalized(mixed, normalizer, own.device)
-    if isinstance(mixed, nn.Module):
-        mixed.eval()  # as it is evaluated: normalisation of batches, noise in weights
+        policy = NormalizingPolicy(policy, normalizer, evaluator.device)
+    if isinstance(policy, nn.Module):
+        policy.eval()  # affects batch normalisation and noisy weights
     collector = VectorCollector(
         env,
-        mixed,
+        policy,
         frames_per_batch=1,
         seed=seed,
-        device=own.device,
-        exploration_type=own.exploration_type,
-        # SometimesRandom decides on the host, step by step.
+        device=evaluator.device,
+        exploration_type=evaluator.exploration_type,
+        # RandomizedPolicy draws a random number per step, which cannot be traced.
         fast_policy="module" if random else "exact",
     )
     batches, ended = [], 0
@@ -87,8 +90,8 @@ def _played(
     return torch.cat(batches).cpu()
 
 
-class _Around(nn.Module):
-    """Wrapper of a policy with the same keys."""
+class _PolicyWrapper(nn.Module):
+    """Wrapper of a policy with the same input and output keys."""
 
     def __init__(self, policy: Callable[[TensorDictBase], TensorDictBase]) -> None:
         super().__init__()
@@ -98,24 +101,24 @@ class _Around(nn.Module):
                 setattr(self, name, getattr(policy, name))
 
 
-class SeesNormalized(_Around):
-    """Policy that normalises raw observations by fixed statistics."""
+class NormalizingPolicy(_PolicyWrapper):
+    """Policy that normalises raw observations with fixed statistics."""
 
     def __init__(self, policy: Any, normalizer: Normalizer, device: torch.device | str) -> None:
         super().__init__(policy)
-        known = normalizer.statistics
-        self.statistics = known.replaced(one.to(device) for one in known.tensors())
+        statistics = normalizer.statistics
+        self.statistics = statistics.replaced(t.to(device) for t in statistics.tensors())
         self.normalizer = normalizer
 
     def forward(self, rows: TensorDictBase) -> TensorDictBase:
-        """Act."""
+        """Select actions."""
         seen = rows["observation"]
         rows = rows.copy().set("observation", self.normalizer.apply(self.statistics, seen))
         return self.policy(rows).set("observation", seen)
 
 
-class SometimesRandom(_Around):
-    """Policy that is replaced by random actions with a probability."""
+class RandomizedPolicy(_PolicyWrapper):
+    """Policy whose actions are replaced by random ones with a given probability."""
 
     def __init__(
         self, policy: Callable[[TensorDictBase], TensorDictBase], spec: Any, probability: float
@@ -124,7 +127,7 @@ class SometimesRandom(_Around):
         self.spec, self.probability = spec, probability
 
     def forward(self, rows: TensorDictBase) -> TensorDictBase:
-        """Act."""
+        """Select actions."""
         rows = self.policy(rows)
         if float(torch.rand(())) < self.probability:
             rows.set("action", self.spec.rand().to(rows["action"].device))
@@ -134,10 +137,12 @@ class SometimesRandom(_Around):
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Record a policy from the command line."""
+    """Run the command ``kit record``."""
     parser = parser_for("kit record", __doc__, seed=54321)
-    parser.add_argument("--to", type=Path, required=True, help="folder of the data set")
-    parser.add_argument("--random", type=float, default=0.0, help="share of random actions")
+    parser.add_argument("--to", type=Path, required=True, help="folder of the dataset")
+    parser.add_argument(
+        "--random", type=float, default=0.0, help="probability of random actions (default: 0)"
+    )
     given = parser.parse_args(argv)
     with errors_in_one_line():
         run = chosen_run(given)

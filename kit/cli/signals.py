@@ -1,4 +1,4 @@
-"""Signals while a run of the command line runs."""
+"""Signal handlers of runs that were started from the command line."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _STOPPING = (signal.SIGTERM, signal.SIGINT)
 _SAVING = signal.SIGUSR1
 _HANGING = signal.SIGALRM
 _PATIENCE = 1.5
-"""seconds that a step of the environments may take after Ctrl-C."""
+"""Seconds that a step of the environments may take after Ctrl-C."""
 
 
 class Signals:
     """Signal handlers of a run.
 
-    SIGTERM and SIGINT (Ctrl-C) end it after the current iteration, or at once while it is built. A
-    second one ends the process. SIGUSR1 saves a checkpoint after the current or first iteration.
-    Ctrl-C does not wait for environments that hang.
+    SIGTERM and SIGINT (Ctrl-C) stop the run after the current iteration, or immediately if the
+    trainer is not built yet. A second signal ends the process. SIGUSR1 saves a checkpoint after the
+    current iteration. Ctrl-C does not wait for environments that hang.
 
     Args:
         command: shell command of the recipe.
     """
 
     ending: ClassVar[bool] = False
-    """Whether a signal is ending a run of this process."""
+    """Whether a signal is stopping a run of this process."""
     save_next: ClassVar[bool] = False
     """Whether SIGUSR1 was received before a run was built."""
 
@@ -46,7 +46,7 @@ class Signals:
         self.hung = False
 
     def begin(self, trainer: Any) -> None:
-        """Pass signals on to a trainer, which is built."""
+        """Forward signals to a trainer."""
         self.trainer = trainer
         if Signals.save_next:
             Signals.save_next = False
@@ -54,10 +54,10 @@ class Signals:
 
     @contextlib.contextmanager
     def handled(self) -> Iterator[None]:
-        """Handle signals inside; in another thread than the main one Python does not let us.
+        """Handle signals in the context; does nothing outside of the main thread.
 
         Raises:
-            SystemExit: at the end if a signal came: 143 for SIGTERM, 130 for SIGINT.
+            SystemExit: on exit after a signal, with code 143 for SIGTERM and 130 for SIGINT.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -77,7 +77,7 @@ class Signals:
                 print(f"\n{self._advice(self.number)}", file=sys.stderr)
                 raise SystemExit(128 + self.number)
         finally:
-            Signals.ending = False  # `stop_with_parent` ends what remains: not before the advice
+            Signals.ending = False  # `stop_with_parent` may end the process from now on
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == _SAVING:
@@ -93,32 +93,32 @@ class Signals:
             if self.trainer is None:
                 raise KeyboardInterrupt
             self.trainer.request_stop(f"{name} was received")
-            when = "finishes the iteration and saves"
-            if not self.trainer.ledger.iterations:  # evaluations and prefill are no iteration
-                when = "ends after what it does now, at the latest with the first iteration"
-            _say(f"{name}: {when}; a second one ends the run at once")
+            when = "stopping after this iteration"
+            if not self.trainer.ledger.iterations:  # prefill and evaluations come before it
+                when = "stopping at the latest after the first iteration"
+            _write_line(f"{name}: {when}; a second signal stops the run immediately")
             if number == signal.SIGINT:
-                threading.Thread(target=self._interrupt_what_hangs, daemon=True).start()
+                threading.Thread(target=self._interrupt_hanging_step, daemon=True).start()
         elif self.hung:
             raise KeyboardInterrupt
 
-    def _interrupt_what_hangs(self) -> None:
+    def _interrupt_hanging_step(self) -> None:
         main = threading.main_thread()
         watch, collector = StepWatch(main.ident), self.trainer.collector
         while not self.hung:
             time.sleep(0.1)
-            elsewhere = getattr(collector, "seconds_in_step", float)
-            self.hung = max(watch.seconds(), elsewhere()) > _PATIENCE
+            in_workers = getattr(collector, "seconds_in_step", float)
+            self.hung = max(watch.seconds(), in_workers()) > _PATIENCE
         signal.pthread_kill(main.ident or 0, _HANGING)
 
     def _advice(self, number: int) -> str:
         trainer = self.trainer
         if trainer is None:
-            return f"stopped by {signal.Signals(number).name} before the run began"
+            return f"stopped by {signal.Signals(number).name} before the run started"
         axis = trainer.plan.axis
         when = f"after {getattr(trainer.ledger, axis):,} {axis.replace('_', ' ')}"
         if self.hung:
-            when += ", while environments hang (env.step_timeout=SECONDS ends such a step)"
+            when += " because environments hang (set env.step_timeout=SECONDS)"
         stopped = f"stopped by {signal.Signals(number).name} {when}"
         if trainer.folder is None:
             return f"{stopped}; nothing was saved (log_dir=null)"
@@ -126,32 +126,32 @@ class Signals:
 
 
 def hold_saving() -> None:
-    """Pass SIGUSR1, which ``recipes`` blocked during its import, to the next run."""
+    """Let the next run save a checkpoint for a SIGUSR1 that arrives before it is built."""
     signal.signal(_SAVING, lambda *_: setattr(Signals, "save_next", True))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {_SAVING})
 
 
 @functools.cache
 def stop_with_parent() -> None:
-    """Send SIGTERM to this process when its parent is gone, and again after its run.
+    """Send SIGTERM to this process when its parent has ended, and again after its run.
 
-    Linux's ``PR_SET_PDEATHSIG`` sends one for each thread of the parent, and a second one would end
-    the run at once.
+    Linux's ``PR_SET_PDEATHSIG`` would send a signal for each thread of the parent, and the second
+    one would stop the run immediately.
     """
     parent = os.getppid()
 
     def wait() -> None:
         while os.getppid() == parent:
             time.sleep(0.2)
-        while True:  # the first ends a run, the second what remains of this process
-            time.sleep(0.2)  # a signal to all processes of a job comes here as well
+        while True:  # the first signal stops a run, the second one ends the process
+            time.sleep(0.2)  # the process may also have got a signal sent to all processes
             if not Signals.ending:
                 os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=wait, daemon=True).start()
 
 
-def _say(text: str) -> None:
-    """Write a line from a signal handler: Python's own stream may be in the middle of one."""
+def _write_line(text: str) -> None:
+    """Write a line from a signal handler, where Python's buffered streams are not safe to use."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         os.write(sys.stderr.fileno(), f"\n{text}\n".encode())

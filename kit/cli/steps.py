@@ -1,4 +1,4 @@
-"""The command ``kit steps``: explain, translate and compare the settings of every vocabulary."""
+"""The command ``kit steps``: explain, translate and compare step settings of libraries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kit.steps.same_run import differing_settings
 from kit.steps.table import text_table
 
 KIT = "kit"
-"""The word for the kit's own vocabulary, in place of a dialect."""
+"""Name of kit's own format, where the name of a dialect is expected."""
 
 _EXAMPLES = """\
 examples:
@@ -36,13 +36,13 @@ examples:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command ``kit steps``: exit code 0, or 2 if the arguments make no sense."""
+    """Run the command ``kit steps``. Return 0, or 2 for invalid arguments."""
     parser = _parser()
     given, more = parser.parse_known_args(arguments)
     unknown = [word for word in more if word[:1] == "-" and not (word[:2] == "--" and "=" in word)]
     if unknown or (more and not hasattr(given, "words")):
         parser.error(f"unrecognized arguments: {' '.join(more)}")
-    if more:  # settings may follow an option, and be spelt like one: --num-envs=4
+    if more:  # settings may follow options, and may be written like options: --num-envs=4
         given.words += [word.lstrip("-") for word in more]
     try:
         print(given.run(given))
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kit steps",
-        description="Explain, translate and compare hyper-parameters of: "
+        description="Explain, translate and compare step settings of: "
         + ", ".join([*DIALECTS, KIT]),
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", required=True)
     one = {"nargs": "+", "metavar": "dialect [file.yaml] [name=value ...]"}
 
-    verb = _verb(verbs, "explain", _explain, "print the counts of a run, iteration by iteration")
+    verb = _verb(verbs, "explain", _explain, "print the step counts of a run by iteration")
     verb.add_argument("words", **one)
     text = "number of iterations to list (default: 12)"
     verb.add_argument("--iterations", type=int, default=12, help=text)
@@ -71,17 +71,17 @@ def _parser() -> argparse.ArgumentParser:
     text = "print the equivalent settings of another library"
     verb = _verb(verbs, "translate", _translate, text)
     verb.add_argument("words", **one)
-    text = "target dialect, and target settings to fix, such as version=..."
+    text = "target dialect, with settings to fix, such as version=..."
     name = "dialect [name=value ...]"
     verb.add_argument("--to", nargs="+", required=True, metavar=name, help=text)
 
-    text = "compare two runs, each given by its dialect and settings, or as one quoted argument"
+    text = "compare the step counts of two runs; each may be one quoted argument"
     verb = _verb(verbs, "diff", _diff, text)
     verb.add_argument("words", nargs="+", metavar="dialect [name=value ...] dialect ...")
 
-    text = "list the dialects, or the fields of one and their use"
+    text = "list the dialects, or the settings of one dialect"
     verb = _verb(verbs, "words", _words, text)
-    verb.add_argument("dialect", nargs="?", help="dialect whose fields to list")
+    verb.add_argument("dialect", nargs="?", help="dialect whose settings to list")
     return parser
 
 
@@ -92,13 +92,13 @@ def _verb(verbs: Any, name: str, run: Callable[..., str], text: str) -> Any:
     return parser
 
 
-# -------------------------------------------------------------------- verbs
+# -------------------------------------------------------------------- subcommands
 def _explain(given: argparse.Namespace) -> str:
     explanation = explain(_settings(given.words))
     explanation.settings |= _typed(given.words)
     if unread := _unread(given.words):
-        said = ", ".join(f"{name}={value}" for name, value in unread.items())
-        explanation.notes.insert(0, f"Not read from {given.words[1]}: {said}.")
+        names = ", ".join(f"{name}={value}" for name, value in unread.items())
+        explanation.notes.insert(0, f"Not read from {given.words[1]}: {names}.")
     if given.json:
         return _json(explanation.to_dict(given.iterations))
     return explanation.text(max(given.iterations, 5))
@@ -109,14 +109,14 @@ def _translate(given: argparse.Namespace) -> str:
     source = _settings(given.words)
     if name == KIT:
         return _to_kit(source, given.json)
-    made = translate(source, dialect(name), settings_of(words))
-    made.left_out |= _unread(given.words)
-    made.typed = _typed(given.words)
-    return _json(made.to_dict()) if given.json else made.text()
+    translation = translate(source, dialect(name), settings_of(words))
+    translation.left_out |= _unread(given.words)
+    translation.typed = _typed(given.words)
+    return _json(translation.to_dict()) if given.json else translation.text()
 
 
 def _to_kit(source: Dialect | StepPlan, as_json: bool) -> str:
-    """Print the run in the kit's own settings, which express every plan."""
+    """Return a run in kit's settings, which can express every plan."""
     explained = explain(source)
     plan = explained.plan
     if as_json:
@@ -130,9 +130,9 @@ def _to_kit(source: Dialect | StepPlan, as_json: bool) -> str:
 
 
 def _diff(given: argparse.Namespace) -> str:
-    one, other = (_settings(words) for words in _two(given.words))
-    plans = as_plan(one), as_plan(other)
-    names = _column(one), _column(other)
+    left, right = (_settings(words) for words in _two(given.words))
+    plans = as_plan(left), as_plan(right)
+    names = _column(left), _column(right)
     if names[0] == names[1]:
         names = f"{names[0]} (1)", f"{names[1]} (2)"
     if given.json:
@@ -140,7 +140,7 @@ def _diff(given: argparse.Namespace) -> str:
             {"setting": name, "first": str(a), "second": str(b)}
             for name, a, b in differing_settings(*plans)
         ]
-        first, second = (explain(side).to_dict(0) for side in (one, other))
+        first, second = (explain(side).to_dict(0) for side in (left, right))
         return _json({"first": first, "second": second, "differences": differences})
     return compare_text(*plans, names)
 
@@ -154,9 +154,9 @@ def _two(words: list[str]) -> list[list[str]]:
     words = [part for word in words for part in (shlex.split(word) if " " in word else [word])]
     starts = [k for k, word in enumerate(words) if word in DIALECTS or word == KIT]
     if len(starts) != 2 or starts[0] != 0:
-        why = "does not name two dialects"
-        works = "use kit steps diff sb3 n_envs=4 sheeprl num_envs=4"
-        raise SettingError("diff", " ".join(words), why, works)
+        reason = "Two dialects are needed"
+        advice = "Example: kit steps diff sb3 n_envs=4 sheeprl num_envs=4"
+        raise SettingError("diff", " ".join(words), reason, advice)
     return [words[: starts[1]], words[starts[1] :]]
 
 
@@ -174,7 +174,8 @@ def _words(given: argparse.Namespace) -> str:
     if given.json:
         return _json([dict(zip(("name", "default", "use", "as", "means"), row)) for row in fields])
     lines = [
-        f"Fields of {cls.LIBRARY}: each counts, acts as a setting of the recipe, or is refused"
+        f"Settings of {cls.LIBRARY} and their use",
+        "(counts: changes step counts; acts: sets the setting of a recipe; refused: not supported)",
     ]
     for name, default, use, meaning, text in fields:
         used = f"{use}: {meaning}" if meaning else use
@@ -185,7 +186,7 @@ def _words(given: argparse.Namespace) -> str:
 
 
 def _fields(cls: type[Dialect]) -> list[tuple[str, str, str, str, str]]:
-    """Name, default, use, setting or reason, and documentation of each field."""
+    """Return name, default, use, setting or reason, and documentation of each field."""
     docs, values = {**field_docs(cls)}, flat(cls())
     for group, inner in cls.GROUPS.items():
         docs |= {f"{group}.{name}": text for name, text in field_docs(inner).items()}
@@ -195,9 +196,9 @@ def _fields(cls: type[Dialect]) -> list[tuple[str, str, str, str, str]]:
     ]
 
 
-# -------------------------------------------------------------------- in and out
+# -------------------------------------------------------------------- arguments
 def _settings(words: Sequence[str]) -> Dialect | StepPlan:
-    """Make settings from a dialect, an optional file, and ``name=value`` arguments."""
+    """Create settings from a dialect, an optional file, and ``name=value`` arguments."""
     name, *rest = words
     path = rest.pop(0) if rest and "=" not in rest[0] else None
     settings = settings_of(rest)
@@ -207,7 +208,7 @@ def _settings(words: Sequence[str]) -> Dialect | StepPlan:
 
 
 def _unread(words: Sequence[str]) -> dict[str, Any]:
-    """The settings of a file of another library that mean nothing here."""
+    """Return the settings in a config file of another library that kit does not read."""
     name, *rest = words
     if not rest or "=" in rest[0] or name not in DIALECTS:
         return {}
@@ -215,7 +216,7 @@ def _unread(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _typed(words: Sequence[str]) -> dict[str, Any]:
-    """The settings as typed, including those at their default."""
+    """Return the settings as typed, including those with their default value."""
     return settings_of(word for word in words if "=" in word)
 
 

@@ -1,4 +1,4 @@
-"""A sweep: settings of all runs checked before the first begins, and a table at its end."""
+"""Sweeps: all settings are checked before the first run, and a table is printed at the end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kit.cli.overrides import Settings, choices, parsed, refuse, split
+from kit.cli.overrides import Settings, choices, parsed, reject, split
 from kit.cli.signals import Signals, stop_with_parent
 from kit.config import RunConfig
 from kit.config.plain import from_plain
@@ -28,11 +28,11 @@ from kit.steps import SettingError
 from kit.steps.table import measured, text_table
 
 _COLUMNS = {"episode/return": "return", "evaluation/return": "evaluation"}
-"""Columns of the last row that are shown, and their names here."""
+"""Metrics of the last row in the table, and their names in it."""
 
 
-def said(overrides: Sequence[str]) -> str:
-    """Return the overrides of a run besides its seed, for its title."""
+def format_overrides(overrides: Sequence[str]) -> str:
+    """Return the overrides of a run without its seed, for its title."""
     values = map(_unescaped, overrides)
     return ", ".join(f"{name}={value}" for name, value in values if name != "seed")
 
@@ -44,13 +44,15 @@ def _unescaped(override: str) -> tuple[str, str]:
 
 
 class Job:
-    """A run of a sweep, pickled by name for launchers: ``__main__`` differs in other processes.
+    """Runs of a sweep, called by Hydra.
+
+    Launchers pickle it by name, because ``__main__`` is another module in other processes.
 
     Args:
         recipe: recipe of the runs.
-        config_class: class of their settings.
-        build: builds their trainers.
-        before: their settings without overrides.
+        config_class: class of the settings.
+        build: function that builds a trainer.
+        before: settings without overrides.
     """
 
     def __init__(
@@ -59,10 +61,10 @@ class Job:
     ) -> None:  # fmt: skip
         self.recipe, self.config_class, self.build = recipe, config_class, build
         self.before = before
-        self.folder = Path()  # of the sweep
+        self.folder = Path()  # sweep folder; set before the first run
         self.is_elsewhere = False
         self.failed: list[Exception] = []
-        self._latest = ""  # run from before the sweep, once a run starts from it
+        self._latest = ""  # newest run before the sweep, if a run starts from it
 
     def __reduce__(self) -> tuple[Any, ...]:
         names = self.config_class.__name__, self.build.__name__
@@ -70,7 +72,7 @@ class Job:
         return _job_elsewhere, (self.recipe, *names, self.before, state)
 
     def settings(self, overrides: Sequence[str]) -> dict[str, Any]:
-        """Return the settings of a run; ``init_from=latest`` is a run from before the sweep."""
+        """Return the settings of a run; ``latest`` means the newest run before the sweep."""
         values = self.before.overridden(overrides)
         if values.get("init_from") == "latest":
             if not self._latest:
@@ -80,12 +82,12 @@ class Job:
         return values
 
     def __call__(self, _: Any) -> None:
-        """Run the current job of Hydra and note its results."""
+        """Run the current job of Hydra and save its results."""
         from hydra.core.hydra_config import HydraConfig
 
         hydra = HydraConfig.get()
         number, overrides = hydra.job.num, list(hydra.overrides.task)
-        token = SWEEP_JOB.set((number, said(overrides)))
+        token = SWEEP_JOB.set((number, format_overrides(overrides)))
         trainer = failed = None
         try:
             signals = Signals(self.recipe.command)
@@ -98,16 +100,16 @@ class Job:
         finally:
             SWEEP_JOB.reset(token)
         with contextlib.suppress(WriteError):
-            _note(self.folder, number, overrides, trainer, failed)
+            _save_result(self.folder, number, overrides, trainer, failed)
         if failed is not None and self.is_elsewhere:
-            raise failed  # Hydra brings it home
-        self.failed += [] if failed is None else [failed]  # Hydra would wrap it
+            raise failed  # Hydra reraises it in the main process
+        self.failed += [] if failed is None else [failed]  # not raised, because Hydra would wrap it
 
 
 def _job_elsewhere(
     recipe: Recipe, config_class: str, build: str, before: Settings, state: dict[str, Any]
 ) -> Job:
-    """Create a job in a process that a launcher started."""
+    """Recreate a job in the process of a launcher."""
     module = recipe.load()
     job = Job(recipe, getattr(module, config_class), getattr(module, build), before)
     vars(job).update(state, is_elsewhere=True)
@@ -116,7 +118,7 @@ def _job_elsewhere(
 
 
 def run(job: Job, overrides: Sequence[str]) -> None:
-    """Let Hydra call ``job`` for each point of a sweep, and print the table of its runs.
+    """Call ``job`` for each point of a sweep, and print a table of the runs.
 
     Raises:
         SettingError: if the settings of a run are invalid, or Hydra rejects the overrides.
@@ -135,54 +137,54 @@ def run(job: Job, overrides: Sequence[str]) -> None:
         if job.failed:
             raise job.failed[0]
     except (HydraException, OmegaConfBaseException) as error:
-        refuse(overrides, error)
+        reject(overrides, error)
 
 
 def _check_points(job: Job, overrides: Sequence[str]) -> None:
-    """Check the settings and the plan of every run of a sweep before the first begins.
+    """Check the settings and the plan of every run of a sweep before the first run.
 
-    Where another sweeper chooses them, by what earlier runs have reached, they are not known. Plans
-    in words of other libraries depend on the algorithm, which ``build`` knows.
+    Settings that another sweeper selects from the results of earlier runs are not known yet. Step
+    settings of other libraries depend on the algorithm, which only ``build`` knows.
     """
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 
-    if any(one.startswith(("hydra/sweeper", "hydra.sweeper")) for one in overrides):
+    if any(word.startswith(("hydra/sweeper", "hydra.sweeper")) for word in overrides):
         return
-    read = [parsed(one) for one in overrides if not one.startswith("hydra")]
-    swept = {one.get_key_element() for one in read if one.is_sweep_override()}
-    for number, point in enumerate(itertools.chain(*BasicSweeper.split_arguments(read, None))):
+    parts = [parsed(word) for word in overrides if not word.startswith("hydra")]
+    swept = {part.get_key_element() for part in parts if part.is_sweep_override()}
+    for number, point in enumerate(itertools.chain(*BasicSweeper.split_arguments(parts, None))):
         try:
             cfg: Any = from_plain(job.config_class, job.settings(point))
             if hasattr(cfg, "steps") and not isinstance(cfg.steps, Dialect):
                 make_plan(cfg, "")
         except SettingError as error:
-            told = ", ".join(one for one in point if one.partition("=")[0] in swept)
-            run = f"in run {number} of the sweep, {told}; none was begun"
-            hint = "; ".join(filter(None, [error.hint, run]))
+            values = ", ".join(word for word in point if word.partition("=")[0] in swept)
+            hint = f"This is run {number} of the sweep ({values}); no run was started"
+            hint = f"{error.hint}. {hint}" if error.hint else hint
             raise SettingError(error.field, error.value, error.why, error.works, hint) from None
 
 
 def _call_hydra(job: Job, overrides: Sequence[str]) -> None:
-    """Let Hydra sweep: it knows no settings, so that all overrides are new to it."""
+    """Run the sweep with Hydra, which does not know the settings: all overrides are additions."""
     from hydra import initialize
     from hydra.core.config_store import ConfigStore
     from hydra.core.global_hydra import GlobalHydra
 
     folder = {"dir": str(job.folder), "subdir": "."}
-    own = {"run": {"dir": "."}, "output_subdir": None, "sweep": folder, "job": {"chdir": False}}
+    hydra = {"run": {"dir": "."}, "output_subdir": None, "sweep": folder, "job": {"chdir": False}}
     logs = [{f"override hydra/{log}": "disabled"} for log in ("job_logging", "hydra_logging")]
-    node = {"hydra": own, "defaults": ["_self_", *logs]}
+    node = {"hydra": hydra, "defaults": ["_self_", *logs]}
     ConfigStore.instance().store(name="sweep", node=node)
     logging.getLogger("hydra").setLevel(logging.ERROR)
-    words = [one if one.startswith("hydra") else f"++{one.lstrip('+')}" for one in overrides]
+    words = [w if w.startswith("hydra") else f"++{w.lstrip('+')}" for w in overrides]
     with initialize(version_base="1.3", config_path=None, job_name=job.recipe.name):
         GlobalHydra.instance().hydra.multirun("sweep", job, words, with_log_configuration=False)
 
 
-def _note(
+def _save_result(
     sweep: Path, number: int, overrides: Sequence[str], trainer: Any, error: Exception | None
 ) -> None:
-    """Write the overrides and the results of a run to a file, until the table is written."""
+    """Save the overrides and results of a run to a file, from which the table is made."""
     latest: Mapping[str, Any] = {} if trainer is None else trainer.journal.latest
     reached = {name: latest[column] for column, name in _COLUMNS.items() if column in latest}
     row = {"run": number, **dict(map(_unescaped, overrides)), **reached}
@@ -195,12 +197,12 @@ def _note(
 
 
 def _print_table(sweep: Path) -> None:
-    """Write ``sweep.csv`` and print the differences between the runs that have ended, if any."""
+    """Write ``sweep.csv`` and print the differing settings and results of finished runs."""
     notes = [*sweep.glob("run-*.json")]
     rows = sorted((json.loads(path.read_text()) for path in notes), key=lambda row: row["run"])
     if not rows:
         with contextlib.suppress(OSError):
-            sweep.rmdir()  # unless Hydra has written there
+            sweep.rmdir()  # fails if Hydra has written files there
         return
     columns = dict.fromkeys(name for row in rows for name in row if name != "folder")
     names = [*columns, "folder"]
@@ -213,7 +215,9 @@ def _print_table(sweep: Path) -> None:
     for row in rows:
         row["error"] = textwrap.shorten(row.get("error", ""), 60, placeholder=" ...")
     lines = [tuple(_text(row.get(name, "")) for name in shown) for row in rows]
-    print(f"\n{text_table(tuple(shown), lines)}\n\nsweep: {sweep / SWEEP_TABLE}")
+    here = from_here(sweep)
+    print(f"\n{text_table(tuple(shown), lines)}\n")
+    print(f"table:          {here / SWEEP_TABLE}\ncompare seeds:  kit compare {here}")
 
 
 def _text(value: Any) -> str:

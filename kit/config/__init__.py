@@ -1,4 +1,4 @@
-"""Settings: dataclasses of plain values, their limits and their documentation."""
+"""Settings of recipes: dataclasses, types with limits, and checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings without effect, folders, and memory."""
+"""Checks of recipe settings: settings without effect, and memory."""
 
 from __future__ import annotations
 
@@ -10,74 +10,93 @@ import numpy as np
 import torch
 
 from kit.config.memory import (
-    buffer_need,
+    buffer_memory,
     check_memory,
+    free_disk_space,
     memory_of_machine,
-    rollout_need,
-    room_of_disk,
+    rollout_memory,
 )
 from kit.config.settings import ActorCriticConfig, RunConfig
 from kit.steps import SettingError, StepPlan
 from kit.steps.errors import place_of
 
 
-def memory(plan: StepPlan, cfg: RunConfig, env: Any, latent: int = 0) -> None:
-    """Refuse a replay buffer or a rollout that the machine, its device or a disk has no room for.
+def check_run_memory(plan: StepPlan, cfg: RunConfig, env: Any, latent: int = 0) -> None:
+    """Check that the replay buffer and the rollouts fit in memory, on the device or on disk.
 
-    Of each record a replay buffer keeps ``latent`` bytes more for a world model.
+    Args:
+        plan: plan of the run.
+        cfg: settings of the run.
+        env: training environments.
+        latent: additional bytes per record for the latents of a world model.
+
+    Raises:
+        SettingError: if they do not fit.
     """
-    seen, acted = (
+    observation, action = (
         sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
         for leaves in (env.observation_leaves, env.action_leaves)
     )
-    rest = acted + 4 + 3 + 16  # reward, three flags, number of the episode, place in the buffer
-    needs = [rollout_need(plan, 2 * seen + rest)]
+    rest = action + 4 + 3 + 16  # reward, three flags, episode number and index
+    estimates = [rollout_memory(plan, 2 * observation + rest)]
     if hasattr(cfg, "buffer_size"):
         frames = getattr(cfg, "stacked_frames", 1)
         both = getattr(cfg, "store_next_observation", True) and frames == 1
-        buffer = buffer_need(cfg, rest + latent + (2 * seen if both else seen // frames))
+        observations = 2 * observation if both else observation // frames
+        buffer = buffer_memory(cfg, rest + latent + observations)
         if (folder := getattr(cfg, "buffer_folder", None)) is not None:
-            check_memory([buffer], *room_of_disk(folder))
+            check_memory([buffer], *free_disk_space(folder))
         elif both and torch.device(cfg.device).type == "cuda":
             available = torch.cuda.mem_get_info(cfg.device)[1]
             check_memory([buffer], available, f"memory of {cfg.device}")
         else:
-            needs.append(buffer)
-    check_memory(needs, *memory_of_machine())
+            estimates.append(buffer)
+    check_memory(estimates, *memory_of_machine())
 
 
 @contextlib.contextmanager
-def reported_as(
-    field: str, value: Any, why: str, works: Any = (), *, unless: tuple[type[Exception], ...] = ()
+def reraise_as_setting_error(
+    field: str,
+    value: Any,
+    reason: str,
+    advice: Any = (),
+    *,
+    exclude: tuple[type[Exception], ...] = (),
 ) -> Iterator[None]:
-    """Report exceptions of a class or function that a setting names as errors of the setting.
+    """Reraise exceptions of a class or function that a setting names as errors of this setting.
 
     Args:
         field: name of the setting.
-        value: its value.
-        why: what is wrong; type and message of the exception follow.
-        works: values that work, or an advice.
-        unless: exceptions that pass unchanged.
+        value: value of the setting.
+        reason: what is wrong; type and message of the exception are appended.
+        advice: values that work, or a text.
+        exclude: exceptions that pass unchanged.
     """
     try:
         yield
     except Exception as error:
-        if isinstance(error, (SettingError, *unless)):
+        if isinstance(error, (SettingError, *exclude)):
             raise
         first_line = next(iter(str(error).splitlines()), "")
-        reason = f"{type(error).__name__}: {first_line}{place_of(error)}"
-        raise SettingError(field, value, f"{why}: {reason}", works) from error
+        cause = f"{type(error).__name__}: {first_line}{place_of(error)}"
+        raise SettingError(field, value, f"{reason}: {cause}", advice) from error
 
 
-def unused(cfg: RunConfig, names: Sequence[str], why: str) -> None:
-    """Refuse settings that have no effect beside others, if they are not at their defaults."""
+def unused(cfg: RunConfig, names: Sequence[str], reason: str) -> None:
+    """Reject settings that have no effect, unless they have their default.
+
+    Args:
+        cfg: settings of a recipe.
+        names: names of the settings.
+        reason: clause that says why they have no effect.
+    """
     for name in names:
         value, default = getattr(cfg, name), getattr(type(cfg)(), name)
         if value != default:
-            raise SettingError(name, value, f"has no effect: {why}", [default])
+            raise SettingError(name, value, f"It has no effect because {reason}", [default])
 
 
-def rows_of_normalization(cfg: RunConfig) -> None:
-    """Refuse rows over which advantages are normalised where they are not."""
+def check_advantage_norm(cfg: RunConfig) -> None:
+    """Reject ``advantage_norm`` if advantages are not normalised."""
     if isinstance(cfg, ActorCriticConfig) and not cfg.normalize_advantage:
         unused(cfg, ("advantage_norm",), "normalize_advantage=false")

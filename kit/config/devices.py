@@ -1,4 +1,4 @@
-"""Devices that settings name."""
+"""Devices in settings."""
 
 from __future__ import annotations
 
@@ -9,30 +9,33 @@ import torch
 from kit.steps import SettingError
 
 
-def usable_device(**given: Any) -> torch.device:
-    """The first device that is given, by name of its setting; the CPU if all are ``None``.
+def usable_device(**devices: Any) -> torch.device:
+    """Return the first device that is not ``None``, or the CPU.
+
+    Args:
+        **devices: devices by name of their setting.
 
     Raises:
-        SettingError: if PyTorch cannot use it.
+        SettingError: if PyTorch cannot use the device.
     """
-    for field, value in given.items():
-        if value is not None:
-            return _usable(field, value)
+    for field, device in devices.items():
+        if device is not None:
+            return _usable(field, device)
     return torch.device("cpu")
 
 
-def _usable(field: str, value: Any) -> torch.device:
+def _usable(field: str, device: Any) -> torch.device:
     try:
-        torch.zeros(1, device=value).item()
-    except Exception as error:  # each backend of PyTorch has its own
-        reason, works = str(error).splitlines()[0], ["cpu"]
+        torch.zeros(1, device=device).item()
+    except Exception as error:  # each backend of PyTorch raises a different type
+        reason, near = f"PyTorch cannot use it: {str(error).splitlines()[0]}", ["cpu"]
         if isinstance(error, TypeError):
-            reason = "it does not name one"
-        if reason.startswith("Could not run"):
-            reason = "PyTorch has no backend for it here"
-        if reason.startswith("Expected one of"):
+            reason = "It is not a device"
+        if str(error).startswith("Could not run"):
+            reason = "PyTorch has no backend for this device"
+        if str(error).startswith("Expected one of"):
             reason = "PyTorch has no device of this name"
-        if str(value).startswith("gpu"):
-            works = [str(value).replace("gpu", "cuda"), *works]
-        raise SettingError(field, value, f"cannot be used: {reason}", works) from None
-    return torch.device(value)
+        if str(device).startswith("gpu"):
+            near = [str(device).replace("gpu", "cuda"), *near]
+        raise SettingError(field, device, reason, near) from None
+    return torch.device(device)

@@ -1,4 +1,4 @@
-"""Limits of a setting, declared with its type."""
+"""Types of settings with their limits."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from kit.steps.errors import LARGEST_FLOAT, Limits
 
 @dataclass(frozen=True)
 class NamesSchedule:
-    """Schedules down to 0 of :func:`~kit.steps.make_schedule`, for ``Annotated[str, ...]``."""
+    """Limits of a text that :func:`~kit.steps.make_schedule` accepts, for ``Annotated``."""
 
     def check(self, field: str, value: str) -> None:
-        """Refuse a text that is no schedule."""
+        """Raise SettingError if a text is not a schedule."""
         make_schedule(value, 1.0, 0.0, 1_000, field)
 
     def __str__(self) -> str:
@@ -22,32 +22,32 @@ class NamesSchedule:
 
 
 Seed = Annotated[int, Limits(0, 2**63 - 1)]
-"""What random number generators start from."""
+"""Seed of random number generators."""
 FiniteFloat = Annotated[float, Limits(-LARGEST_FLOAT)]
-"""Any number."""
+"""Finite number."""
 NonNegativeFloat = Annotated[float, Limits(0)]
-"""A weight or coefficient."""
+"""Number of at least 0, such as the weight of a loss."""
 PositiveFloat = Annotated[float, Limits(0, open=True)]
-"""A learning rate, a temperature, a bound."""
+"""Number above 0, such as a learning rate."""
 PositiveFraction = Annotated[float, Limits(0, 1, open=True)]
-"""A number in (0, 1]: a share of the run, a clipping range of the ratio, which is not negative."""
+"""Number in (0, 1], such as a fraction of the run."""
 UnitInterval = Annotated[float, Limits(0, 1)]
-"""A number in [0, 1]: a discount, a probability, an averaging coefficient."""
+"""Number in [0, 1], such as a discount factor or a probability."""
 Decay = Annotated[float, Limits(0, 0.9999)]
-"""What remains of an average after each step, less than all of it."""
+"""Decay rate of a running average, below 1."""
 LogStd = Annotated[float, Limits(-20, 10)]
 """Logarithm of a standard deviation."""
 ScheduleName = Annotated[str, NamesSchedule()]
-"""Constant, linear, cosine, or a text with shares of the run."""
+"""Schedule of :func:`~kit.steps.make_schedule`: ``constant``, ``linear``, ``cosine``, ..."""
 NumNetworks = Annotated[int, Limits(1, 1_000)]
-"""Networks of an ensemble."""
+"""Number of networks in an ensemble."""
 NumFrames = Annotated[int, Limits(1, 1_000)]
-"""Images that make one observation."""
+"""Number of frames stacked into one observation."""
 NumQuantiles = Annotated[int, Limits(1, 10_000)]
-"""Numbers that a network estimates of each value: quantiles."""
+"""Number of quantiles that a network predicts."""
 NumAtoms = Annotated[int, Limits(2, 10_000)]
-"""Numbers that make a distribution."""
+"""Number of atoms of a categorical distribution."""
 LayerWidth = Annotated[int, Limits(1, 16_384)]
-"""Units of a layer."""
+"""Number of units of a layer."""
 HiddenSizes = list[LayerWidth]
-"""Widths of hidden layers; none: a linear network."""
+"""Sizes of the hidden layers; empty for a linear network."""

@@ -1,4 +1,4 @@
-"""The memory of replay buffer and rollout, estimated before any of it is allocated."""
+"""Memory estimates of replay buffers and rollouts, checked before anything is allocated."""
 
 from __future__ import annotations
 
@@ -11,45 +11,52 @@ from typing import Any, NamedTuple
 from kit.steps import SettingError, StepPlan
 
 BYTES_PER_STEP = 1_500
-"""Python objects of one time step of a rollout buffer: views of a row of each of its arrays."""
+"""Size of the Python objects per time step of a rollout buffer: views of the rows of its arrays."""
 
 
 class MemoryEstimate(NamedTuple):
-    """Bytes that follow from a setting."""
+    """Memory that is proportional to a setting."""
 
     field: str
+    """Name of the setting."""
     value: int
+    """Value of the setting."""
     each: int
-    """Bytes for each unit of the value."""
+    """Bytes per unit of the value."""
 
     @property
     def size(self) -> int:
-        """Bytes that its value needs."""
+        """Total bytes."""
         return self.value * self.each
 
 
-def check_memory(needs: Sequence[MemoryEstimate], available: int, where: str) -> None:
-    """Refuse settings that need more bytes than are ``available``; ``where`` says whose they are.
+def check_memory(estimates: Sequence[MemoryEstimate], available: int, where: str) -> None:
+    """Check that estimated sizes fit together into ``available`` bytes.
+
+    Args:
+        estimates: estimated sizes.
+        available: available bytes.
+        where: description of the available memory.
 
     Raises:
-        SettingError: that names the setting that needs most, and its largest value that works.
+        SettingError: for the setting with the largest size, with its largest value that fits.
     """
-    total = sum(need.size for need in needs)
+    total = sum(estimate.size for estimate in estimates)
     if total <= available:
         return
-    largest = max(needs, key=lambda need: need.size)
-    most = (available - total + largest.size) // largest.each
-    works = f"what works: {most} at most" if most > 0 else "use smaller settings"
-    why = f"needs {_gigabytes(largest.size)} of the {_gigabytes(available)} of {where}"
-    raise SettingError(largest.field, largest.value, why, works)
+    largest = max(estimates, key=lambda estimate: estimate.size)
+    fitting = (available - total + largest.size) // largest.each
+    advice = f"Use at most {fitting}" if fitting > 0 else "Use smaller settings"
+    reason = f"It needs {_gigabytes(largest.size)} of the {_gigabytes(available)} of {where}"
+    raise SettingError(largest.field, largest.value, reason, advice)
 
 
 def _gigabytes(size: int) -> str:
     return f"{size / 2**30:,.1f} GiB"
 
 
-def rollout_need(plan: StepPlan, row: int) -> MemoryEstimate:
-    """A batch of the rollout, with ``row`` bytes for each transition."""
+def rollout_memory(plan: StepPlan, row: int) -> MemoryEstimate:
+    """Estimate the memory of one rollout batch with ``row`` bytes per transition."""
     steps = plan.frames_per_batch if plan.is_exact else plan.min_steps or 0
     envs, length = plan.num_envs, -(-steps // plan.num_envs)
     if plan.collects_episodes:
@@ -59,13 +66,13 @@ def rollout_need(plan: StepPlan, row: int) -> MemoryEstimate:
     return MemoryEstimate("env.num_envs", envs, length * (row + BYTES_PER_STEP // envs))
 
 
-def buffer_need(cfg: Any, stored: int) -> MemoryEstimate:
-    """The replay buffer, in memory or on a disk, with so many bytes for each transition."""
-    return MemoryEstimate("buffer_size", cfg.buffer_size, stored)
+def buffer_memory(cfg: Any, row: int) -> MemoryEstimate:
+    """Estimate the memory of the replay buffer with ``row`` bytes per transition."""
+    return MemoryEstimate("buffer_size", cfg.buffer_size, row)
 
 
 def memory_of_machine() -> tuple[int, str]:
-    """Bytes that this process may use at most, and their owner in words."""
+    """Return the memory limit of this process in bytes, and its description."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = [int(text) for text in _control_groups() if text.isdigit()]
     if limits and min(limits) < machine:
@@ -73,23 +80,23 @@ def memory_of_machine() -> tuple[int, str]:
     return machine, "memory of this machine"
 
 
-def room_of_disk(folder: str) -> tuple[int, str]:
-    """Bytes that are free on the disk of a folder, and the disk in words."""
+def free_disk_space(folder: str) -> tuple[int, str]:
+    """Return the free bytes on the disk of a folder, and their description."""
     return shutil.disk_usage(folder).free, f"free space in {folder}"
 
 
 def _control_groups() -> Iterator[str]:
-    """Limits of the control groups of this process: those of containers and of batch systems."""
-    root, own = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-    places = [(root, "memory.max"), (root / "memory", "memory.limit_in_bytes")]
+    """Yield the memory limits of this process's control groups, set by containers or Slurm."""
+    root, groups = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+    hierarchies = [(root, "memory.max"), (root / "memory", "memory.limit_in_bytes")]
     try:
-        for line in own.read_text().splitlines():
+        for line in groups.read_text().splitlines():
             _, controllers, group = line.split(":", 2)
-            base, name = places["memory" in controllers]
+            base, name = hierarchies["memory" in controllers]
             inner = base / group.lstrip("/")
             folders = [inner, *inner.parents]
             for folder in folders[: folders.index(base) + 1]:
                 if (folder / name).is_file():
                     yield (folder / name).read_text().strip()
-    except (OSError, ValueError):  # another system, or one that does not let itself be looked at
+    except (OSError, ValueError):  # not Linux, or the files are not readable
         return

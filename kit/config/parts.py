@@ -1,4 +1,4 @@
-"""Parts that are given by name or by the caller of a recipe, and the arguments that they take."""
+"""Replaceable parts of a recipe: losses, networks and optimizers."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from kit.lazy import module_and_name
 from kit.steps.errors import SettingError, nearest_first
 
 RATES = ("learning_rate", "model_learning_rate", "backbone_lr_scale")
-"""Settings that act through the learning rates of a recipe's optimizer."""
+"""Settings that change the learning rates of a recipe's optimizer."""
 OPTIMIZER = ("optimizer", "beta_1", "max_grad_ratio", "warmup_gradient_steps")
-"""Settings that act through other arguments of a recipe's optimizer."""
+"""Settings that change other arguments of a recipe's optimizer."""
 
 
 def resolve(name: str | Any) -> Any:
-    """Import a loss by the name of its class or function.
+    """Import a loss class or function by its name.
 
     Args:
-        name: one of TorchRL's losses (``ClipPPOLoss``), a full name (``my_module:MyLoss``), or the
-            class itself.
+        name: loss of ``torchrl.objectives`` (``ClipPPOLoss``), a full name
+            (``my_module:MyLoss``), or the class or function itself.
     """
     if not isinstance(name, str):
         return name
@@ -43,13 +43,13 @@ def name_of(make: Callable[..., Any]) -> str:
 
 
 def accepts(make: Callable[..., Any], argument: str) -> bool:
-    """Whether a function or class takes an argument, through ``**kwargs`` of its bases too."""
+    """Return whether a function or class accepts an argument, directly or via ``**kwargs``."""
     bases: list[Any] = [make]
     constructors: list[Any] = [make]
     if isinstance(make, type):
-        ends = (LossModule, nn.Module, object)  # to which nothing is passed on
-        own = itertools.takewhile(lambda base: base not in ends, make.__mro__)
-        bases = [base for base in own if "__init__" in vars(base)]
+        ends = (LossModule, nn.Module, object)  # which get no arguments of the loss
+        classes = itertools.takewhile(lambda base: base not in ends, make.__mro__)
+        bases = [base for base in classes if "__init__" in vars(base)]
         constructors = [vars(base)["__init__"] for base in bases]
     for constructor in constructors:
         parameters = inspect.signature(constructor).parameters
@@ -57,150 +57,155 @@ def accepts(make: Callable[..., Any], argument: str) -> bool:
             return True
         if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             return False
-    # The rest is passed to the last one; TorchRL's losses reject it.
+    # All constructors have **kwargs, so the last one gets the argument. TorchRL's would reject it.
     return bool(constructors) and bases[-1] not in vars(objectives).values()
 
 
 class Replacements:
-    """Networks and optimizers that the caller of a recipe's ``build`` replaces.
+    """Networks and optimizers of a recipe, which the caller of ``build`` may replace.
 
     Args:
-        given: the caller's parts by name: ``make_actor``, ``make_critic``, ``optimizer`` and parts
+        parts: the caller's parts by name: ``make_actor``, ``make_critic``, ``optimizer`` and parts
             of the trainer.
 
     Attributes:
-        asked: names of parts that the recipe can replace.
+        parts: the caller's parts by name.
+        requested: names of the replaceable parts that the recipe has requested.
     """
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        self.given = given
-        self.asked: set[str] = set()
-        self._idle: dict[str, str] = {}
-        self._acting = {"env", "device"}  # settings that are also arguments of factories
+    def __init__(self, parts: Mapping[str, Any]) -> None:
+        self.parts = parts
+        self.requested: set[str] = set()
+        self._replaced: dict[str, str] = {}  # settings of replaced parts, and these parts
+        self._used = {"env", "device"}  # settings of other parts; these two are never unused
 
     @property
     def without_effect(self) -> dict[str, str]:
-        """Settings that act through replaced parts alone, with the part of each."""
-        return {name: part for name, part in self._idle.items() if name not in self._acting}
+        """Settings that only replaced parts would use, with the name of the part."""
+        return {name: part for name, part in self._replaced.items() if name not in self._used}
 
     def network(self, part: str, make: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
-        """Create a network: by the caller's factory, or else by the recipe's."""
-        self.asked.add(part)
+        """Create a network with the factory of the caller, or with that of the recipe."""
+        self.requested.add(part)
         names = _names_of(make, *arguments, **settings)
         names |= {f"critic_{name}" for name in names if part == "make_critic"}
-        if part not in self.given:
-            self._acting |= names
+        if part not in self.parts:
+            self._used |= names
             return make(*arguments, **settings)
-        self._idle |= dict.fromkeys(names, part)
-        return self.given[part](arguments[0])
+        self._replaced |= dict.fromkeys(names, part)
+        return self.parts[part](arguments[0])
 
     def pair(self, make: Callable[..., Any], *arguments: Any, **settings: Any) -> tuple[Any, Any]:
-        """Create actor and critic by one factory of the recipe, or replace one or both.
+        """Create actor and critic with one factory of the recipe, or replace one or both.
 
         Raises:
-            SettingError: if one network is replaced and shares its layers with the other.
+            SettingError: if the caller replaces one of two networks that share layers.
         """
-        parts = ("make_actor", "make_critic")
-        self.asked.update(parts)
-        replaced = [part for part in parts if part in self.given]
+        factories = ("make_actor", "make_critic")
+        self.requested.update(factories)
+        replaced = [part for part in factories if part in self.parts]
         names = _names_of(make, *arguments, **settings)
         if len(replaced) == 2:
-            self._idle |= dict.fromkeys(names, "make_actor")
-            return self.given["make_actor"](arguments[0]), self.given["make_critic"](arguments[0])
-        made = make(*arguments, **settings)
+            self._replaced |= dict.fromkeys(names, "make_actor")
+            return self.parts["make_actor"](arguments[0]), self.parts["make_critic"](arguments[0])
+        actor, critic = make(*arguments, **settings)
         if not replaced:
-            self._acting |= names
-            return made[0], made[1]
+            self._used |= names
+            return actor, critic
         if settings.get("shared_backbone"):
-            why = f"shares layers of actor and critic, and {replaced[0]} replaces one of the two"
-            works = "pass both make_actor and make_critic, or set shared_backbone=False"
-            raise SettingError("shared_backbone", True, why, works)
-        own = {"make_actor": {"initial_log_std"}, "make_critic": {"critic_hidden_sizes"}}
-        self._idle |= dict.fromkeys(own[replaced[0]], replaced[0])
-        self._acting |= names - own[replaced[0]]
-        new = self.given[replaced[0]](arguments[0])
-        return (new, made[1]) if replaced == ["make_actor"] else (made[0], new)
+            reason = f"Actor and critic share layers, but {replaced[0]} replaces one of them"
+            advice = "Pass both make_actor and make_critic, or disable sharing"
+            raise SettingError("shared_backbone", True, reason, advice)
+        only = {"make_actor": {"initial_log_std"}, "make_critic": {"critic_hidden_sizes"}}
+        self._replaced |= dict.fromkeys(only[replaced[0]], replaced[0])
+        self._used |= names - only[replaced[0]]
+        network = self.parts[replaced[0]](arguments[0])
+        return (network, critic) if replaced == ["make_actor"] else (actor, network)
 
     def optimizer(
         self, make: type[Optimizer], parameters: Iterable[Any], **settings: Any
     ) -> Optimizer:
-        """Create an optimizer: the caller's, or else the recipe's.
+        """Create an optimizer: that of the caller, or that of the recipe.
 
         Raises:
-            SettingError: if the optimizer does not hold the parameters.
+            SettingError: if the optimizer of the caller lacks some of the parameters.
         """
-        given, groups = self.given.get("optimizer"), list(parameters)
-        if "update" in self.given:  # the given update has its own optimizers
+        custom, groups = self.parts.get("optimizer"), list(parameters)
+        if "update" in self.parts:  # the update of the caller has its own optimizers
             return make(groups, **settings)
-        self.asked.add("optimizer")
-        if given is None:
+        self.requested.add("optimizer")
+        if custom is None:
             return make(groups, **settings)
-        if isinstance(given, str):
-            given = getattr(optim, given)
+        if isinstance(custom, str):
+            custom = getattr(optim, custom)
         rates: dict[str, Any] = {k: v for k, v in settings.items() if k in ("lr", "fused")}
-        self._idle |= dict.fromkeys(OPTIMIZER, "optimizer")
-        if isinstance(given, type) and issubclass(given, Optimizer) and given is not Optimizer:
-            return given(groups, **{k: v for k, v in rates.items() if accepts(given, k)})
-        self._idle |= dict.fromkeys(RATES, "optimizer")
-        flat = [one for g in groups for one in (g["params"] if isinstance(g, dict) else [g])]
-        made: Optimizer = given(flat) if callable(given) else given
-        held = {id(one) for group in made.param_groups for one in group["params"]}
-        if missing := sum(id(one) not in held for one in flat):
-            why = f"does not hold {missing} of the {len(flat)} parameters that it should train"
-            works = "pass a class, a name of torch.optim, or a function of the parameters"
-            raise SettingError("optimizer", type(made).__name__, why, works)
-        return made
+        self._replaced |= dict.fromkeys(OPTIMIZER, "optimizer")
+        if isinstance(custom, type) and issubclass(custom, Optimizer) and custom is not Optimizer:
+            return custom(groups, **{k: v for k, v in rates.items() if accepts(custom, k)})
+        self._replaced |= dict.fromkeys(RATES, "optimizer")
+        flat = [
+            p for group in groups for p in (group["params"] if isinstance(group, dict) else [group])
+        ]
+        optimizer: Optimizer = custom(flat) if callable(custom) else custom
+        trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if missing := sum(id(p) not in trained for p in flat):
+            reason = f"The optimizer lacks {missing} of the {len(flat)} parameters"
+            advice = "Pass a class, a name in torch.optim, or a function of the parameters"
+            raise SettingError("optimizer", type(optimizer).__name__, reason, advice)
+        return optimizer
 
 
 def _names_of(make: Callable[..., Any], *arguments: Any, **settings: Any) -> set[str]:
-    """Names of the arguments that a call passes."""
+    """Return the names of the arguments of a call, including those passed via ``**kwargs``."""
     signature = inspect.signature(make)
     bound = signature.bind(*arguments, **settings).arguments
-    several = [n for n, p in signature.parameters.items() if p.kind is p.VAR_KEYWORD]
-    return {*bound.keys() - several}.union(*(bound[name] for name in several if name in bound))
+    kwargs = [n for n, p in signature.parameters.items() if p.kind is p.VAR_KEYWORD]
+    return {*bound.keys() - kwargs}.union(*(bound[name] for name in kwargs if name in bound))
 
 
 REPLACED = ("make_actor", "make_critic", "optimizer")
-"""Parts that a recipe asks for while it makes networks and optimizers."""
+"""Parts that a recipe requests when it creates networks and optimizers."""
 PARTS = (
     "collector", "update", "buffer", "advantage", "evaluate", "exploration_policy", "hooks",
     "logger", "loss_module", *REPLACED,
 )  # fmt: skip
-"""Parts that the caller of a recipe's ``build`` may give."""
+"""Parts that the caller of a recipe's ``build`` may pass."""
 
 
-def check_parts(given: Mapping[str, Any]) -> None:
-    """Refuse parts that the caller of a recipe's ``build`` cannot replace."""
-    for name, part in given.items():
+def check_parts(parts: Mapping[str, Any]) -> None:
+    """Raise SettingError for parts that cannot be replaced."""
+    for name, part in parts.items():
         if name not in PARTS:
-            works: Any = nearest_first(name, PARTS)[:3]
-            works = "use make_loss=..., or Config(loss=...) for a name" if name == "loss" else works
-            raise SettingError(name, part, "is no part of a trainer", works)
+            advice: Any = nearest_first(name, PARTS)[:3]
+            advice = "Use make_loss=..., or Config(loss=...)" if name == "loss" else advice
+            raise SettingError(name, part, "A trainer has no such part", advice)
 
 
-def check_replaced(cfg: RunConfig, parts: Replacements, algorithm: str) -> None:
+def check_replaced(cfg: RunConfig, replacements: Replacements, algorithm: str) -> None:
     """Reject parts that the recipe does not use, and settings that replaced parts ignore."""
-    asked, update = {*parts.asked}, parts.given.get("update", ...)
+    requested, parts = {*replacements.requested}, replacements.parts
+    update = parts.get("update", ...)
     if update is not ... and not hasattr(update, "optimizers"):
-        asked |= {"loss_module", "optimizer"}  # TorchRL's steppers find both in the trainer
+        requested |= {"loss_module", "optimizer"}  # TorchRL's updates find both in the trainer
     for name in ("loss_module", *REPLACED):
-        if name in parts.given and name not in asked:
-            works: Any = [one for one in REPLACED if one in asked and one not in parts.given]
-            works = "pass make_loss=..., a class or a function" if name == "loss_module" else works
-            why = f"replaces nothing in {algorithm}" + ", given update" * (update is not ...)
-            raise SettingError(name, name_of(parts.given[name]), why, works)
-    for name, part in parts.without_effect.items():
+        if name in parts and name not in requested:
+            advice: Any = [n for n in REPLACED if n in requested and n not in parts]
+            advice = "Pass make_loss=... instead" if name == "loss_module" else advice
+            with_update = " with a custom update" if update is not ... else ""
+            reason = f"The recipe {algorithm} does not use this part{with_update}"
+            raise SettingError(name, name_of(parts[name]), reason, advice)
+    for name, part in replacements.without_effect.items():
         if hasattr(cfg, name):
-            unused(cfg, (name,), f"{part} replaces the part that it changes")
+            unused(cfg, (name,), f"{part} replaces the part that uses it")
 
 
-def check_update(cfg: RunConfig, made: Any) -> None:
-    """Refuse settings that the update of a recipe, or its loss, was not made with."""
-    own, loss = getattr(made, "compile", cfg.compile), getattr(made, "loss_module", None)
-    if cfg.compile != "auto" and own != cfg.compile:
-        why = f"is not that of the recipe's update, {own}"
-        raise SettingError("compile", cfg.compile, why, "give Update(..., compile=cfg.compile)")
+def check_update(cfg: RunConfig, update: Any) -> None:
+    """Raise SettingError if the update or the loss of a recipe ignores compile or precision."""
+    compiles, loss = getattr(update, "compile", cfg.compile), getattr(update, "loss_module", None)
+    if cfg.compile != "auto" and compiles != cfg.compile:
+        reason = f"The update of the recipe was created with compile={compiles}"
+        raise SettingError("compile", cfg.compile, reason, "Use Update(..., compile=cfg.compile)")
     if cfg.precision != "float32" and loss is not None and "forward" not in vars(loss):
-        why = f"is not that of the recipe's loss, {type(loss).__name__}"
-        works = "make it by experiment.make_loss(...)"
-        raise SettingError("precision", cfg.precision, why, works)
+        reason = f"The loss {type(loss).__name__} of the recipe ignores it"
+        advice = "Create the loss with experiment.make_loss(...)"
+        raise SettingError("precision", cfg.precision, reason, advice)

@@ -1,4 +1,4 @@
-"""Settings as plain values: written, read back, checked and described."""
+"""Conversion of settings to plain values and back, checks, and descriptions."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from kit.steps.settings import OfflineSteps, OffPolicySteps, OnPolicySteps
 from kit.steps.values import flat, same_value
 
 PLAN = "plan"
-"""In place of a dialect's name: the settings of steps are those of a plan itself."""
+"""Name that stands for a :class:`~kit.steps.StepPlan` instead of a config format."""
 
 
 def to_plain(config: Any) -> Any:
-    """A dataclass as nested dictionaries, lists and plain values."""
+    """Return a dataclass as nested dictionaries, lists and plain values."""
     if isinstance(config, StepPlan):
         return {"dialect": PLAN, **config.to_dict()}
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
@@ -44,7 +44,7 @@ def to_plain(config: Any) -> Any:
 
 @functools.cache
 def field_docs(cls: type) -> Mapping[str, str]:
-    """The text under each field of a dataclass, its bases' fields included."""
+    """Return the docstring of each field of a dataclass and its bases."""
     docs: dict[str, str] = {}
     for base in reversed(cls.__mro__[:-1]):
         try:
@@ -61,28 +61,35 @@ def field_docs(cls: type) -> Mapping[str, str]:
 
 
 def from_plain(cls: type, values: Mapping[str, Any], path: str = "") -> Any:
-    """Make a dataclass from nested plain values, checking names and types.
+    """Create a dataclass from nested plain values, and check names and types.
 
     Args:
         cls: the dataclass.
-        values: by name of the field; what is missing has its default.
-        path: name of the field that this is, for errors.
+        values: values by field name; missing fields get their default.
+        path: prefix of setting names in errors.
 
     Raises:
-        SettingError: at the first name that is no field or value of another type.
+        SettingError: for an unknown name or a value of the wrong type.
     """
     if isinstance(cls, RenamedSettings):
         values = {current_name(name, cls): value for name, value in values.items()}
     check_fields(values, cls, f"is not a setting of {cls.__name__}", path)
     hints = type_hints(cls)
-    return cls(**{n: _made(f"{path}{n}", value, hints[n]) for n, value in values.items()})
+    return cls(**{n: _converted(f"{path}{n}", value, hints[n]) for n, value in values.items()})
 
 
 def check(config: Any, path: str = "") -> None:
-    """Refuse settings of a wrong type or out of their limits in a dataclass made in Python.
+    """Check the types and limits of settings that were set in Python.
 
-    Values that mean one of the right type (``8.0`` a whole number, ``3`` a text) become it. An
-    attribute that is no setting was set by a name that is misspelled.
+    Equivalent values are converted to the declared type, such as ``8.0`` to an integer.
+
+    Args:
+        config: dataclass of settings.
+        path: prefix of setting names in errors.
+
+    Raises:
+        SettingError: for a value of the wrong type or out of its limits, and for attributes that
+            are not settings.
     """
     cls: type = type(config)
     hints = type_hints(cls)
@@ -91,32 +98,32 @@ def check(config: Any, path: str = "") -> None:
     for f in dataclasses.fields(config):
         value, group = getattr(config, f.name), _group(hints[f.name])
         if group is not None and isinstance(value, Mapping):
-            raise _no_group(f"{path}{f.name}", value, group)
+            raise _not_a_group(f"{path}{f.name}", value, group)
         if group is not None and not issubclass(group, GivenFields):
             _check_defaults(f"{path}{f.name}", f, group)
-        object.__setattr__(config, f.name, _made(f"{path}{f.name}", value, hints[f.name]))
+        object.__setattr__(config, f.name, _converted(f"{path}{f.name}", value, hints[f.name]))
 
 
 def _check_defaults(path: str, declared: dataclasses.Field[Any], group: type) -> None:
-    """Refuse a recipe's own defaults for a group that forgets which of its fields were given."""
+    """Reject custom defaults of a settings group that does not record which fields were set."""
     if declared.default_factory is dataclasses.MISSING:
         return
     default = declared.default_factory()
     if type(default) is not group or issubclass(group, StepPlan):
         return
-    needed = [f.name for f in dataclasses.fields(group) if _is_required(f)]
-    if default != group(**{name: getattr(default, name) for name in needed}):
-        why = f"has defaults that would be lost in {group.__name__}(...) with other fields"
-        works = f"derive {group.__name__} from kit.config.GivenFields"
-        raise SettingError(path, default, why, works)
+    required = [f.name for f in dataclasses.fields(group) if _is_required(f)]
+    if default != group(**{name: getattr(default, name) for name in required}):
+        reason = f"These defaults would be lost when a user sets {group.__name__}(...)"
+        advice = f"Derive {group.__name__} from kit.config.GivenFields"
+        raise SettingError(path, default, reason, advice)
 
 
 def _is_required(declared: dataclasses.Field[Any]) -> bool:
     return declared.default is declared.default_factory is dataclasses.MISSING
 
 
-def _made(path: str, value: Any, hint: Any) -> Any:
-    """The value of a field, checked; groups are made of mappings, or taken as they are."""
+def _converted(path: str, value: Any, hint: Any) -> Any:
+    """Return the checked value of a field; mappings become settings groups."""
     group = _group(hint)
     if group is None:
         return convert(path, value, hint)
@@ -126,65 +133,69 @@ def _made(path: str, value: Any, hint: Any) -> Any:
         settings = dict(value)
         name = settings.pop("dialect")
         if name != PLAN and issubclass(group, OfflineSteps):
-            raise _no_vocabulary(path, name, group)
+            raise _no_dialect(path, name, group)
         return (StepPlan.from_dict if name == PLAN else dialect(name).from_settings)(settings)
     if isinstance(value, group):
         check(value, f"{path}.")
     elif isinstance(value, ForeignSteps) and issubclass(group, OfflineSteps):
-        raise _no_vocabulary(path, value.NAME, group)
+        raise _no_dialect(path, value.NAME, group)
     elif not (_has_steps(group) and isinstance(value, (ForeignSteps, StepPlan))):
-        raise _no_group(path, value, group)
+        raise _not_a_group(path, value, group)
     return value
 
 
 def _group(hint: Any) -> type | None:
-    """The dataclass that a field's type names first; ``None`` for plain values."""
+    """Return the first dataclass in a field's type; ``None`` for plain values."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return _group(typing.get_args(hint)[0])
     return hint if isinstance(hint, type) and dataclasses.is_dataclass(hint) else None
 
 
 def _has_steps(group: type) -> bool:
-    """Whether a group of settings makes a plan, which another plan can replace."""
+    """Return whether a settings group creates a plan, so that a plan can replace it."""
     return issubclass(group, (OnPolicySteps, OffPolicySteps, OfflineSteps))
 
 
-def _no_vocabulary(path: str, name: Any, group: type) -> SettingError:
-    """The error of another library's settings of steps for a recipe that collects nothing."""
-    why = "counts policy steps, and this recipe collects none: it learns from a data set"
+def _no_dialect(path: str, name: Any, group: type) -> SettingError:
+    """Return the error for step settings of another library in an offline recipe."""
+    reason = "Other libraries count policy steps, but an offline recipe collects none"
     names = ", ".join(f"{path}.{f.name}" for f in dataclasses.fields(group)[:3])
-    return SettingError(path, name, why, f"use {names}")
+    return SettingError(path, name, reason, f"Use {names}")
 
 
-def _no_group(path: str, value: Any, group: type) -> SettingError:
-    """The error of a value in place of a group of settings."""
-    works = f"use {path}={group.__name__}(...), or {path}.name=value on the command line"
-    return SettingError(path, value, "is not a group of settings", works)
+def _not_a_group(path: str, value: Any, group: type) -> SettingError:
+    """Return the error for a plain value of a settings group."""
+    advice = f"Use {path}={group.__name__}(...), or {path}.name=value on the command line"
+    return SettingError(path, value, "A group of settings is expected", advice)
 
 
-def differences(config: Any, besides: Collection[str] = ()) -> list[str]:
-    """Return a line with the settings that differ from the recipe's defaults; none if none does.
+def differences(config: Any, exclude: Collection[str] = ()) -> list[str]:
+    """Return a line with the settings that differ from the defaults; empty if there are none.
 
     Args:
         config: settings of a recipe.
-        besides: dotted names of settings to leave out.
+        exclude: dotted names of settings to omit.
     """
-    ours, usual = to_plain(config), to_plain(type(config)())
-    steps, told = ours.get("steps", {}), []
-    if "dialect" in steps:  # the recipe has no defaults for another library's settings
-        told = [f"steps={steps['dialect']}"]
-        usual["steps"] = to_plain(type(config.steps)()) if steps["dialect"] != PLAN else steps
-    known = flat(usual)
-    for name, value in flat(ours).items():
-        if name not in besides and (name not in known or not same_value(value, known[name])):
+    values, defaults = to_plain(config), to_plain(type(config)())
+    steps, parts = values.get("steps", {}), []
+    if "dialect" in steps:  # recipes have no defaults for settings of other libraries
+        parts = [f"steps={steps['dialect']}"]
+        defaults["steps"] = to_plain(type(config.steps)()) if steps["dialect"] != PLAN else steps
+    known = flat(defaults)
+    for name, value in flat(values).items():
+        if name not in exclude and (name not in known or not same_value(value, known[name])):
             comparable = name in known and not ("dialect" in steps and name.startswith("steps."))
-            default = f" (recipe: {show(known[name], text=True)})" if comparable else ""
-            told.append(f"{name}={show(value, text=True)}{default}")
-    return [f"settings: {', '.join(told)}"] if told else []
+            default = f" (default: {_shown(known[name])})" if comparable else ""
+            parts.append(f"{name}={_shown(value)}{default}")
+    return [f"settings: {', '.join(parts)}"] if parts else []
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else show(value, text=True)
 
 
 def settings(config: Any, path: str = "") -> Iterator[tuple[str, Any, str, str]]:
-    """Yield dotted name, value, type in words and documentation, a sentence, of every setting."""
+    """Yield dotted name, value, description of the type, and documentation of every setting."""
     cls: type = type(config)
     docs, hints = field_docs(cls), type_hints(cls)
     for f in dataclasses.fields(config):

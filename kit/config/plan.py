@@ -1,4 +1,4 @@
-"""The plan that the settings of a recipe make."""
+"""Creation of the step plan from the settings of a recipe."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ AnyConfig = OnPolicyConfig | ReplayConfig | OfflineConfig
 
 
 def make_plan(cfg: AnyConfig, algorithm: str) -> StepPlan:
-    """The plan that the settings of a recipe make.
+    """Return the plan of a run.
 
     Args:
-        cfg: settings; the environment's are those of ``cfg.env`` unless another library's settings
-            of steps say them.
-        algorithm: that will run the plan; settings that mean nothing for it are refused.
+        cfg: settings of the recipe. Environment settings come from ``cfg.env``, unless the step
+            settings of another library contain them.
+        algorithm: name of the algorithm. Step settings that it does not have are rejected.
 
     Raises:
-        SettingError: if they make no plan, or contradict each other.
+        SettingError: if the settings are invalid or contradict each other.
     """
     steps, env = cfg.steps, cfg.env
     if isinstance(steps, (OnPolicySteps, OffPolicySteps, OfflineSteps)):
@@ -50,53 +50,53 @@ def make_plan(cfg: AnyConfig, algorithm: str) -> StepPlan:
 
 
 def _check_family(plan: StepPlan, family: str) -> None:
-    """Refuse a plan of another family than the recipe's."""
-    why = f"contradicts this recipe, which is {family.replace('_', '-')}"
+    """Raise SettingError for a plan of another algorithm family."""
+    reason = f"This recipe is {family.replace('_', '-')}"
     if family == "on_policy" and plan.replay_ratio is not None:
-        raise SettingError("replay_ratio", plan.replay_ratio, why, "use update_epochs")
+        raise SettingError("replay_ratio", plan.replay_ratio, reason, "Use update_epochs")
     if family == "off_policy" and plan.update_epochs is not None:
-        raise SettingError("update_epochs", plan.update_epochs, why, "use replay_ratio")
+        raise SettingError("update_epochs", plan.update_epochs, reason, "Use replay_ratio")
     if family == "offline" and not plan.offline:
-        raise SettingError("steps_per_env", plan.steps_per_env, why, "use 0")
+        raise SettingError("steps_per_env", plan.steps_per_env, reason, "Use 0")
 
 
 def _check_limits(plan: StepPlan, cfg: Any) -> None:
-    """Refuse settings of the environment that those of another library contradict."""
+    """Reject environment settings that contradict the step settings of another library."""
     for field in ("num_envs", "action_repeat", "max_episode_steps"):
         ours, theirs = getattr(cfg.env, field), getattr(plan, field)
         defaults = {getattr(env, field) for env in (EnvConfig(), type(cfg)().env)}
-        # A library that repeats no actions has no word for it; the number of envs it always says.
-        silent = field != "num_envs" and theirs in defaults
-        told = ours not in defaults or field in given_fields(cfg.env)
-        if told and ours != theirs and not silent:
-            why = f"contradicts the {theirs} of steps"
-            raise SettingError(f"env.{field}", ours, why, "leave one of them out")
+        # Libraries always set the number of environments, but may not have the other settings.
+        is_unset = field != "num_envs" and theirs in defaults
+        is_given = ours not in defaults or field in given_fields(cfg.env)
+        if is_given and ours != theirs and not is_unset:
+            reason = f"It contradicts the value {theirs} in steps"
+            raise SettingError(f"env.{field}", ours, reason, "Remove one of them")
 
 
 def _check_learning(plan: StepPlan, cfg: Any) -> None:
-    """Refuse a run that ends before it learns."""
+    """Raise SettingError for a run that ends before training starts."""
     starts, total = plan.learning_starts, plan.total_policy_steps
-    given = getattr(cfg.steps, "learning_starts", ...)  # the word of another library, if any
-    name = "learning_starts" if given is ... else "steps.learning_starts"
-    works = "train earlier, or longer"
+    value = getattr(cfg.steps, "learning_starts", ...)  # other libraries may not have it
+    name = "learning_starts" if value is ... else "steps.learning_starts"
+    advice = "Start training earlier, or train longer"
     if plan.trains and starts and total is not None and starts > total:
-        why = f"is beyond the {total} policy steps of the run, which would train nothing"
-        raise SettingError(name, starts if given in (None, ...) else given, why, works)
+        reason = f"Training would start after the {total} policy steps of the run"
+        raise SettingError(name, starts if value in (None, ...) else value, reason, advice)
     if plan.trains and plan.prefill_steps and plan.iterations == 0:
-        why = f"are all {total} policy steps of the run, which would train nothing"
-        word = "num_normalization_steps"
-        word = f"steps.{word}" if hasattr(cfg.steps, word) else "prefill_steps"
-        raise SettingError(word, plan.prefill_steps, why, works)
+        reason = f"No policy steps of the {total} in total would be left for training"
+        field = "num_normalization_steps"
+        field = f"steps.{field}" if hasattr(cfg.steps, field) else "prefill_steps"
+        raise SettingError(field, plan.prefill_steps, reason, advice)
     if plan.trains and starts and plan.is_exact and starts == total and plan.iterations > 1:
         steps = plural(plan.gradient_steps_after(plan.iterations), "gradient step")
-        text = f"{name}={starts} is the length of the run, which makes {steps}, all at its end"
+        text = f"{name}={starts} is the length of the run, so all {steps} happen at its end"
         warnings.warn(text, stacklevel=2)
 
 
 def _check_stop(plan: StepPlan, cfg: RunConfig) -> None:
-    """Refuse a return to stop at where nothing is evaluated before the end of the run."""
+    """Reject ``stop_at_return`` if there is no evaluation before the end of the run."""
     evaluates = plan.evaluation_every or plan.evaluation_every_iterations
     if cfg.stop_at_return is not None and not evaluates:
-        why = "has no effect: nothing is evaluated before the end of the run"
-        works = "use steps.evaluation_every, or another library's word for it"
-        raise SettingError("stop_at_return", cfg.stop_at_return, why, works)
+        reason = "It has no effect because evaluations happen only at the end of the run"
+        advice = "Set steps.evaluation_every, or the equivalent of another library"
+        raise SettingError("stop_at_return", cfg.stop_at_return, reason, advice)

@@ -1,4 +1,4 @@
-"""The settings that recipes share: environments, the run, the family of an algorithm, networks."""
+"""Settings shared by recipes: environments, run, algorithm family and networks."""
 
 from __future__ import annotations
 
@@ -27,87 +27,90 @@ from kit.steps.settings import OfflineSteps, OffPolicySteps, OnPolicySteps
 
 @dataclass
 class EnvConfig(GivenFields):
-    """The environments."""
+    """Settings of the environments."""
 
     id: str = "CartPole-v1"
-    """Gymnasium id."""
+    """Environment ID of Gymnasium, or module:ID."""
     num_envs: Annotated[int, Limits(1, 1_000_000)] = 8
-    """Number of environments of one process."""
+    """Number of parallel environments."""
     vectorization: Literal["sync", "async", "native", "envpool", "tensor"] = "sync"
-    """How environments are stepped: sync (one after the other), async (in worker processes), native
-    (the environment's own vector environment), envpool, or tensor (written in torch)."""
+    """How environments are stepped: sync (in a loop), async (in worker processes), native (the
+    environment's own vectorisation), envpool, or tensor (environments written in PyTorch)."""
     action_repeat: PositiveInt = 1
-    """Env steps that one action is held for."""
+    """Number of env steps each action is repeated for (frame skip)."""
     max_episode_steps: PositiveInt | None = None
-    """Policy steps after which an episode is truncated; null: as the environment is registered."""
+    """Policy steps after which an episode is truncated. null: the limit registered for the
+    environment."""
     normalize_observation: bool = False
-    """Whether observations are normalised to running mean 0 and variance 1."""
+    """Whether observations are normalised with their running mean and variance."""
     normalize_reward: bool = False
-    """Whether rewards are divided by the running standard deviation of the discounted return."""
+    """Whether rewards are divided by the running standard deviation of discounted returns."""
     step_timeout: PositiveFloat | None = None
-    """Seconds that one step or reset of an environment in a worker process (async) may take; what
-    takes longer is a fault, and its process is killed; null: no limit."""
+    """Timeout in seconds for one step or reset in a worker process (async). On a timeout the worker
+    is killed and an error is reported. null: no timeout."""
     kwargs: dict[str, Any] = field(default_factory=dict)
-    """Arguments of the environment itself, and further ones of make_env: restart_on_error, ..."""
+    """Arguments of the environment, and further arguments of make_env such as restart_on_error."""
 
 
 @dataclass
 class RunConfig(GivenFields, metaclass=RenamedSettings):
-    """Settings of every recipe besides its algorithm.
+    """Settings that every recipe has.
 
-    A group of settings (``env``, ``steps``) keeps the recipe's defaults in fields that were not
-    given. The configuration holds a copy of the group.
+    Assigning a settings group (``env``, ``steps``) stores a copy. Fields that were not set in the
+    group get the defaults of the recipe.
     """
 
     FAMILY: ClassVar[str | None] = None
-    """Family of the algorithm, ``on_policy`` or ``off_policy``; ``None``: either."""
+    """Algorithm family: ``on_policy``, ``off_policy`` or ``offline``; ``None``: any."""
 
     env: EnvConfig = field(default_factory=EnvConfig)
     collector: str | None = None
-    """Collector: vector, tensor (environments written in torch), episode (whole episodes), async
-    (while the learner works) or torchrl; null: vector, or episode if the plan asks for it."""
+    """Collector: vector, tensor (environments written in PyTorch), episode (whole episodes), async
+    (collects while the learner trains) or torchrl. null: episode if the steps count episodes, else
+    vector."""
     collector_kwargs: dict[str, Any] = field(default_factory=dict)
-    """Further arguments of the collector: max_staleness, fast_policy, layout, ..."""
+    """Further arguments of the collector, such as max_staleness or fast_policy."""
     seed: Seed = 0
-    """Seed of environments, initial weights, exploration and minibatches."""
+    """Seed of the environments, initial weights, exploration and minibatches."""
     device: str = "cpu"
-    """Device of networks, batches and buffers: cpu, cuda, cuda:1."""
+    """Device of networks, batches and buffers, such as cpu, cuda or cuda:1."""
     threads: Annotated[int, Limits(1, 1_024)] | None = 1
-    """CPU threads of PyTorch; more pay from layers of about 256 on. null: PyTorch's choice."""
+    """CPU threads of PyTorch. More than one helps for layers of about 256 units or more. null:
+    PyTorch's default."""
     compile: Literal["auto", "exact", True, False] = "auto"
-    """How losses run: auto (flat programs, which may round large matrix products otherwise), exact
-    (flat programs, bitwise as eager), true (torch.compile) or false (eager)."""
+    """How losses are executed: auto (recorded; large matrix products may be rounded differently),
+    exact (recorded; bitwise equal to eager), true (torch.compile) or false (eager)."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Type in which a loss multiplies matrices; weights, optimisers and acting stay float32."""
+    """Data type of matrix products in losses. Weights, optimisers and inference stay in float32."""
     logger: str = "csv"
-    """Loggers besides metrics.csv: wandb, tensorboard, or both, separated by a comma; or none."""
+    """Loggers in addition to metrics.csv: wandb, tensorboard, "wandb,tensorboard" or none."""
     log_dir: str | None = "runs"
-    """Folder in which each run gets a folder of its own; null: nothing is written."""
+    """Folder for run folders. null: nothing is written."""
     resume: str | None = None
     """Run folder to resume, or "latest"."""
     init_from: str | None = None
-    """Run folder whose last weights and normalisation a new run begins with, or "latest"."""
+    """Run folder from which to load initial weights and normalisation statistics, or "latest"."""
     log_every: PositiveInt | None = None
-    """Policy steps between two rows of metrics; null: a hundredth of the run."""
+    """Policy steps between rows of metrics. null: a hundredth of the run."""
     checkpoint_every: PositiveInt | None = None
-    """Policy steps between two checkpoints; null: a tenth of the run."""
+    """Policy steps between checkpoints. null: a tenth of the run."""
     keep_best: bool = True
-    """Whether the policy of the best evaluation is kept, in checkpoints beside the last one."""
+    """Whether checkpoints also keep the policy with the best evaluation."""
     video_every: PositiveInt | None = None
-    """Policy steps between videos of an episode, recorded after the next evaluation and after that
-    at the end of the plan (needs a run folder and the extra "video"); null: none."""
+    """Policy steps between videos of one episode, recorded after the next evaluation and at the end
+    of the run. Needs a run folder and the extra "video". null: no videos."""
     save_policy: bool = False
-    """Whether the policy alone is written at the end, last and best weights with settings, to the
-    folder "policy" of the run (needs a run folder), and given to W&B as its model."""
+    """Whether to save the last and the best policy without optimiser and buffer at the end of the
+    run: to the subfolder "policy", and to W&B as a model."""
     time_limit: PositiveFloat | None = None
-    """Seconds after which the run ends, with the iteration under way; null: none."""
+    """Seconds after which the run stops, at the end of the current iteration. null: no limit."""
     stop_at_return: FiniteFloat | None = None
-    """Mean return of an evaluation at which the run ends; null: none."""
+    """Mean evaluation return at which the run stops. null: never."""
     evaluation_max_steps: PositiveInt = 100_000
-    """Policy steps after which an episode of an evaluation is cut if it has not ended; the column
-    evaluation/truncated_episodes is the number of such episodes."""
+    """Policy steps after which an evaluation episode is truncated. The metric
+    evaluation/truncated_episodes counts such episodes."""
     progress: bool = True
-    """Whether plan, progress and ledger are shown in the terminal."""
+    """Whether to print the plan, the progress and the step counts."""
 
     if not TYPE_CHECKING:
 
@@ -118,7 +121,7 @@ class RunConfig(GivenFields, metaclass=RenamedSettings):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute; a group of settings is completed by the recipe's defaults for it."""
+        """Set an attribute; settings groups are completed with the defaults of the recipe."""
         name = current_name(name, type(self))
         declared = self.__dataclass_fields__.get(name)
         if isinstance(value, GivenFields) and declared is not None:
@@ -132,7 +135,7 @@ class RunConfig(GivenFields, metaclass=RenamedSettings):
 
 @dataclass
 class OnPolicyConfig(RunConfig):
-    """Settings of every on-policy recipe: batches are trained on once collected, then discarded."""
+    """Settings of every on-policy recipe: each batch is trained on once, then discarded."""
 
     FAMILY = "on_policy"
 
@@ -143,7 +146,7 @@ class OnPolicyConfig(RunConfig):
 
 @dataclass
 class ReplayConfig(RunConfig):
-    """Settings of every recipe with a replay memory, of transitions or sequences."""
+    """Settings of every recipe with a replay buffer of transitions or sequences."""
 
     FAMILY = "off_policy"
 
@@ -151,7 +154,7 @@ class ReplayConfig(RunConfig):
     gamma: UnitInterval = 0.99
     """Discount factor."""
     buffer_size: PositiveInt = 1_000_000
-    """Transitions that the replay buffer holds."""
+    """Capacity of the replay buffer in transitions."""
 
 
 @dataclass
@@ -159,77 +162,81 @@ class OffPolicyConfig(ReplayConfig):
     """Settings of every off-policy recipe: minibatches are sampled from a replay buffer."""
 
     reward_scale: PositiveFloat = 1.0
-    """Factor of the rewards that are learned from; returns are logged as they are."""
+    """Factor of the rewards used for training. Logged returns are not scaled."""
     standardize_reward: bool = False
-    """Whether rewards of a minibatch get mean 0 and deviation 1, before they are scaled; with
-    n_step=1."""
+    """Whether rewards are standardised per minibatch, before scaling. Requires n_step=1."""
     n_step: PositiveInt = 1
-    """Rewards summed into one before bootstrapping (n-step returns)."""
+    """Rewards summed before bootstrapping (n-step returns)."""
     per_alpha: NonNegativeFloat = 0.0
-    """Exponent of errors as priorities (Schaul et al. 2016); 0: minibatches are uniform."""
+    """Alpha of prioritised replay, the exponent of TD errors (Schaul et al. 2016). 0: uniform
+    sampling."""
     per_beta: UnitInterval = 0.4
-    """Exponent of the weights that correct priorities; it rises to 1 during the run. 0: there are
-    none."""
+    """Beta of prioritised replay, the exponent of importance weights. It increases to 1 during the
+    run. 0: no weights."""
     hindsight: Literal["future", "final", "episode"] | None = None
-    """Goals that replace those of 80 % of the sampled transitions (Andrychowicz et al. 2017): ones
-    achieved later in the episode, at its end, or anywhere in it; null: no goal is replaced."""
+    """Hindsight relabelling of the goals of 80 % of the sampled transitions (Andrychowicz et al.
+    2017). New goals are achieved ones: later in the episode (future), at its end (final), or
+    anywhere in it (episode). null: no relabelling."""
     store_next_observation: bool = True
-    """Whether the buffer stores both observations of a transition; false: each one once."""
+    """Whether the buffer stores both observations of each transition. false: each observation is
+    stored once, which halves the memory."""
     stacked_frames: NumFrames = 1
-    """Frames in an observation of which the buffer stores the newest alone; 1: all it has."""
+    """Frames stacked in each observation, of which the buffer stores only the newest. 1:
+    observations are stored unchanged."""
     buffer_folder: str | None = None
-    """Folder on whose disk the buffer is, for more than memory holds; null: it is in memory."""
+    """Folder for memory-mapped buffer files, for buffers larger than memory. null: the buffer is in
+    memory."""
 
 
 @dataclass
 class OfflineConfig(RunConfig):
-    """Settings of every offline recipe: minibatches are drawn from a stored data set."""
+    """Settings of every offline recipe: minibatches are sampled from a stored dataset."""
 
     FAMILY = "offline"
 
     steps: OfflineSteps | StepPlan = field(default_factory=OfflineSteps)
     dataset: list[str] = field(default_factory=list)
-    """Data sets in Minari's format, joined: folders, or minari:ID for installed ones."""
+    """Datasets in Minari's format, concatenated: folders, or minari:ID for downloaded datasets."""
     normalize_data: bool = True
-    """Whether observations are normalised by the mean and the deviation of the data set."""
+    """Whether observations are normalised with the mean and standard deviation of the dataset."""
 
 
 @dataclass
 class NetworkConfig:
-    """Settings of the networks of most recipes whose losses share none, besides their algorithm."""
+    """Network settings of recipes whose networks share no layers."""
 
     hidden_sizes: HiddenSizes = field(default_factory=lambda: [64, 64])
-    """Widths of the hidden layers."""
+    """Sizes of the hidden layers."""
     activation: str = "relu"
-    """Activation: tanh, sigmoid_tanh (faster on a CPU), relu, elu, silu, gelu."""
+    """Activation function: tanh, sigmoid_tanh (tanh, faster on CPUs), relu, elu, silu or gelu."""
     max_grad_norm: PositiveFloat | None = None
-    """Maximum norm of the gradient; null: unclipped."""
+    """Maximum gradient norm. null: no clipping."""
 
 
 @dataclass
 class CriticNetworkConfig(NetworkConfig):
-    """The same of recipes with critics of actions."""
+    """Network settings of recipes with an actor and Q-networks."""
 
     critic_hidden_sizes: HiddenSizes | None = None
-    """Widths of the hidden layers of the critics; null: as hidden_sizes, those of the actor."""
+    """Sizes of the critics' hidden layers. null: hidden_sizes."""
 
     @property
     def critic_sizes(self) -> list[int]:
-        """Widths of the hidden layers of the critics."""
-        own = self.critic_hidden_sizes
-        return self.hidden_sizes if own is None else own
+        """Sizes of the critics' hidden layers."""
+        sizes = self.critic_hidden_sizes
+        return self.hidden_sizes if sizes is None else sizes
 
 
 @dataclass
 class ActorCriticConfig(OnPolicyConfig):
-    """What every recipe with an actor and a critic has."""
+    """Settings of every on-policy recipe with an actor and a critic."""
 
     hidden_sizes: HiddenSizes = field(default_factory=lambda: [64, 64])
-    """Widths of the hidden layers of actor and critic."""
+    """Sizes of the hidden layers of actor and critic."""
     critic_hidden_sizes: HiddenSizes | None = None
-    """Widths of the hidden layers of the critic; null: as hidden_sizes."""
+    """Sizes of the critic's hidden layers. null: hidden_sizes."""
     activation: str = "tanh"
-    """Activation: tanh, sigmoid_tanh (faster on a CPU), relu, elu, silu, gelu."""
+    """Activation function: tanh, sigmoid_tanh (tanh, faster on CPUs), relu, elu, silu or gelu."""
     shared_backbone: bool = False
     """Whether actor and critic share their hidden layers."""
     initial_log_std: LogStd = 0.0
@@ -237,28 +244,31 @@ class ActorCriticConfig(OnPolicyConfig):
     entropy_coeff: NonNegativeFloat = 0.0
     """Weight of the entropy bonus."""
     entropy_schedule: ScheduleName = "constant"
-    """Schedule of that weight; the same choices as anneal."""
+    """Schedule of entropy_coeff; same options as lr_schedule."""
     critic_coeff: NonNegativeFloat = 0.5
     """Weight of the value loss."""
     critic_schedule: ScheduleName = "constant"
-    """Schedule of that weight; the same choices as anneal."""
+    """Schedule of critic_coeff; same options as lr_schedule."""
     critic_loss: Literal["l2", "l1", "smooth_l1"] = "l2"
-    """Distance between value and return: squared, absolute, or both (Huber)."""
+    """Value loss: squared error (l2), absolute error (l1) or Huber loss (smooth_l1)."""
     gae_lambda: UnitInterval = 0.95
-    """Lambda of generalised advantage estimation; 1: returns with a bootstrapped end."""
+    """Lambda of generalised advantage estimation. 1: Monte Carlo returns, bootstrapped at the end
+    of a batch."""
     normalize_advantage: bool = True
-    """Whether advantages are normalised to mean 0 and deviation 1."""
+    """Whether advantages are normalised to mean 0 and standard deviation 1."""
     advantage_norm: Literal["minibatch", "batch", "running"] = "minibatch"
-    """Rows over which they are normalised: each minibatch, each batch, or all batches so far."""
+    """Statistics that normalise advantages: those of each minibatch, of each batch, or running
+    ones."""
     learning_rate: PositiveFloat = 1e-3
     """Initial learning rate."""
     backbone_lr_scale: PositiveFloat = 1.0
-    """Factor of the learning rate of the hidden layers; the output layers have it as it is."""
+    """Learning-rate multiplier of the hidden layers. Output layers use learning_rate."""
     lr_schedule: ScheduleName = "linear"
-    """Schedule of the learning rate, down to 0: linear, cosine or constant; "warmup 0.1 cosine"
-    rises from 0 in a tenth of the run; "piecewise 0.5 0.1" is a tenth from half of the run on."""
+    """Learning-rate schedule: constant, or linear or cosine decay to 0. "warmup 0.1 cosine"
+    increases from 0 during the first tenth of the run; "piecewise 0.5 0.1" multiplies by 0.1 after
+    half of the run."""
     max_grad_norm: PositiveFloat | None = 0.5
-    """Maximum norm of the gradient; null: unclipped."""
+    """Maximum gradient norm. null: no clipping."""
 
     @property
     def networks(self) -> dict[str, Any]:
@@ -268,12 +278,12 @@ class ActorCriticConfig(OnPolicyConfig):
 
     @property
     def normalize_minibatch(self) -> bool:
-        """Whether the loss normalises advantages."""
+        """Whether the loss normalises advantages per minibatch."""
         return self.normalize_advantage and self.advantage_norm == "minibatch"
 
     @property
     def standardize(self) -> Literal["batch", "running"] | None:
-        """Rows over which the estimator standardises advantages; ``None``: it does not."""
+        """Statistics with which the estimator normalises advantages; ``None``: it does not."""
         if not self.normalize_advantage or self.advantage_norm == "minibatch":
             return None
         return self.advantage_norm
@@ -285,36 +295,36 @@ class ActorCriticConfig(OnPolicyConfig):
 
     @property
     def schedules(self) -> dict[str, str]:
-        """Schedules of the loss's weights, for :func:`~kit.hooks.anneal_coefficients`."""
+        """Schedules of the loss coefficients, for :func:`~kit.hooks.anneal_coefficients`."""
         return {"entropy_coeff": self.entropy_schedule, "critic_coeff": self.critic_schedule}
 
 
 @dataclass
 class FittedCriticConfig(ActorCriticConfig):
-    """What recipes have whose critic may be fitted on its own."""
+    """Settings of recipes that can fit the critic separately from the policy."""
 
     critic_epochs: NonNegativeInt = 0
-    """Passes over each batch in which an optimiser of its own fits the critic, before advantages
-    are estimated; 0: it learns with the policy, by the weight critic_coeff."""
+    """Passes over each batch that fit the critic separately, before advantages are computed. 0:
+    train the critic jointly with the policy, weighted by critic_coeff."""
     critic_minibatch_size: PositiveInt = 64
-    """Transitions in a minibatch of these passes."""
+    """Transitions per minibatch of the separate critic fit."""
     critic_learning_rate: PositiveFloat = 1e-3
-    """Learning rate of these passes."""
+    """Learning rate of the separate critic fit."""
 
     @property
     def joint_critic_coeff(self) -> float | None:
-        """Weight of the value loss among the policy's; ``None``: the critic is fitted alone.
+        """Weight of the value loss in the joint loss; ``None``: the critic is fitted separately.
 
         Raises:
-            SettingError: if a setting is given that means nothing for the way it learns.
+            SettingError: if a setting has no effect with this value of ``critic_epochs``.
         """
-        together = ["critic_coeff", "critic_schedule", "shared_backbone"]
-        together += ["clip_value"] if hasattr(self, "clip_value") else []  # of PPO
-        alone = ("critic_minibatch_size", "critic_learning_rate")
-        usual = type(self)()
-        for name in together if self.critic_epochs else alone:
-            given, works = getattr(self, name), getattr(usual, name)
-            if given != works:
-                why = f"means nothing with critic_epochs={self.critic_epochs}"
-                raise SettingError(name, given, why, [works])
+        joint = ["critic_coeff", "critic_schedule", "shared_backbone"]
+        joint += ["clip_value"] if hasattr(self, "clip_value") else []  # only PPO has it
+        separate = ("critic_minibatch_size", "critic_learning_rate")
+        defaults = type(self)()
+        for name in joint if self.critic_epochs else separate:
+            value, default = getattr(self, name), getattr(defaults, name)
+            if value != default:
+                reason = f"It has no effect with critic_epochs={self.critic_epochs}"
+                raise SettingError(name, value, reason, [default])
         return None if self.critic_epochs else self.critic_coeff

@@ -1,1 +1,1 @@
-"""Saved runs: their folders, what they may import, and the policies in them."""
+"""Saved runs: run folders, trusted modules, saved policies and comparisons."""

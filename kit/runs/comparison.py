@@ -1,4 +1,4 @@
-"""Saved runs in groups: those that differ in their seed alone are one."""
+"""Comparison of saved runs, grouped by settings; runs of a group differ only in their seed."""
 
 from __future__ import annotations
 
@@ -18,62 +18,62 @@ from kit.steps.errors import SettingError, nearest_first
 
 COLUMN = "evaluation/return"
 TASK = ("env.id", "env.kwargs.", "env.action_repeat", "env.max_episode_steps")
-"""Settings that say which task is learnt, or the beginnings of their names."""
+"""Names, or prefixes of names, of the settings that define the task."""
 FOR_IQM = 4
-"""Seeds from which on there is an interquartile mean."""
+"""Minimum number of seeds for the interquartile mean."""
 
 
 @dataclass(frozen=True)
 class SeedCurve:
-    """One run: a column of its rows."""
+    """Values of one metric in a run."""
 
     seed: int
     """Seed of the run."""
     folder: str
     """Folder of the run."""
     steps: list[int]
-    """Steps of the axis at which there is a value."""
+    """Steps on the axis of the comparison."""
     values: list[float]
-    """Value at each of these steps; of several at the same step, the last."""
+    """Value at each step; the last one if there are several."""
     policy_steps: int
-    """Policy steps of the row with the last value."""
+    """Policy steps at the last value."""
     gradient_steps: int
-    """Gradient steps of that row."""
+    """Gradient steps at the last value."""
     seconds: float | None
-    """Seconds until that row, if recorded."""
+    """Seconds until the last value; ``None`` if not recorded."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in their seed alone, and statistics over these seeds."""
+    """Runs that differ only in their seed, and statistics over seeds."""
 
     name: str
-    """Settings in which the group differs from the others; empty if there is no other."""
+    """Settings that differ from the other groups; empty for a single group."""
     runs: list[SeedCurve]
     """One run for each seed, ordered by seed."""
     mean: float
-    """Mean over seeds of the last values."""
+    """Mean of the last values over seeds."""
     std: float | None
     """Population standard deviation of the last values; ``None`` for one seed."""
     greatest: float
-    """Mean over seeds of the greatest value of each."""
+    """Mean of the maximum values over seeds."""
     interquartile_mean: float | None
-    """Mean of the last values without the lowest and highest quarter (number rounded down);
-    ``None`` for fewer than four seeds."""
+    """Mean of the last values without the lowest and the highest quarter, rounded down; ``None``
+    for fewer than :data:`FOR_IQM` seeds."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Groups of runs side by side."""
+    """Groups of runs and notes about them."""
 
     column: str
-    """Column of the rows that is compared."""
+    """Name of the compared metric, a column of metrics.csv."""
     axis: str
-    """``policy_steps``, or ``gradient_steps`` if one of the runs learns from a data set."""
+    """``policy_steps``, or ``gradient_steps`` if one of the runs is offline."""
     title: str
     """Recipe and environment, if all runs share them."""
     groups: list[Group]
-    """Groups in the order of the runs."""
+    """Groups in the order of their first run."""
     remarks: list[str] = field(default_factory=list)
     """Notes on omitted runs, seeds of different lengths and different tasks."""
 
@@ -105,20 +105,20 @@ def compare(runs: Sequence[Path | str], column: str = COLUMN) -> Comparison:
     _check_column(found, column)
     with_values = [run for run in found if run.values(column)]
     remarks = [
-        f"{run.folder} has no {column} and is left out." for run in found if run not in with_values
+        f"{run.folder} has no {column} and is omitted." for run in found if run not in with_values
     ]
     ends = [run.rows[-1] for run in with_values]
     offline = any(row.get("gradient_steps") and not row.get("policy_steps") for row in ends)
     axis = "gradient_steps" if offline else "policy_steps"
-    seeds, left_out = _by_settings(with_values, column, axis)
+    seeds, duplicates = _by_settings(with_values, column, axis)
     shown = _differing([group[0] for group in seeds])
     groups = [
         _group([_curve(run, column, axis) for run in group], settings)
         for group, settings in zip(seeds, shown)
     ]
-    remarks += left_out + _unequal(groups, axis)
+    remarks += duplicates + _unequal(groups, axis)
     if len({_task(group[0].settings) for group in seeds}) > 1:
-        remarks.append("The groups learn different tasks, so their values do not compare.")
+        remarks.append("The groups have different tasks, so their values are not comparable.")
     return Comparison(column, axis, _title(with_values), groups, remarks)
 
 
@@ -126,35 +126,35 @@ def _read(folder: Path) -> _Run:
     config = read_config(folder, "run")
     try:
         rows = read_rows(folder)
-    except SettingError:  # it has none yet
+    except SettingError:  # the run has no rows yet
         rows = []
     return _Run(folder, config.get("seed", 0), training_settings(config), rows)
 
 
 def _check_column(runs: Sequence[_Run], column: str) -> None:
-    """Refuse a column that no run has."""
+    """Raise SettingError if no run has the column."""
     known = sorted({name for run in runs for row in run.rows for name in row})
     if column not in known:
-        works = nearest_first(column, known)[:3] or "let a run go on: there are no rows yet"
-        raise SettingError("column", column, "is no column of these runs", works)
+        advice = nearest_first(column, known)[:3] or "Continue a run, since there are no rows yet"
+        raise SettingError("column", column, "These runs have no such column", advice)
 
 
 def _by_settings(
     runs: Sequence[_Run], column: str, axis: str
 ) -> tuple[list[list[_Run]], list[str]]:
-    """Group runs by settings, one per seed; also return remarks on the omitted runs."""
+    """Group runs by settings, with one run per seed; also return notes on omitted runs."""
     groups: dict[str, dict[int, _Run]] = {}
-    left_out = []
+    notes = []
     for run in runs:
         group = groups.setdefault(json.dumps(run.settings, sort_keys=True, default=str), {})
         before = group.get(run.seed)
         if before is not None:
-            # A seed twice is one sample: its longest run, the newer one of two as long.
-            shorter = run.values(column)[-1][axis] < before.values(column)[-1][axis]
-            run, other = (before, run) if shorter else (run, before)
-            left_out.append(f"{other.folder} is left out: {run.folder} has the same seed.")
+            # Runs with the same seed are not independent: keep the longest, or the newest.
+            is_shorter = run.values(column)[-1][axis] < before.values(column)[-1][axis]
+            run, other = (before, run) if is_shorter else (run, before)
+            notes.append(f"{other.folder} is omitted: {run.folder} has the same seed.")
         group[run.seed] = run
-    return [[group[seed] for seed in sorted(group)] for group in groups.values()], left_out
+    return [[group[seed] for seed in sorted(group)] for group in groups.values()], notes
 
 
 def _curve(run: _Run, column: str, axis: str) -> SeedCurve:
@@ -184,7 +184,7 @@ def _group(runs: list[SeedCurve], settings: dict[str, Any]) -> Group:
     )
 
 
-# Python's own functions fail, or go by the order, where a value is infinite or NaN.
+# statistics.pstdev and max fail, or depend on the order, if a value is infinite or NaN.
 def _deviation(values: Sequence[float]) -> float:
     return statistics.pstdev(values) if all(map(math.isfinite, values)) else math.nan
 
@@ -202,27 +202,27 @@ def _interquartile_mean(values: Sequence[float]) -> float:
 
 # ---------------------------------------------------------------------- names
 _NOT_SET = "(not set)"
-"""In place of a setting that the recipe did not have when the run was made."""
+"""Shown for settings that the recipe did not have when the run was created."""
 
 
 def _differing(runs: Sequence[_Run]) -> list[dict[str, Any]]:
-    """Return the settings of each run that differ; between recipes, only names and tasks."""
+    """Return the differing settings of each run; between recipes, only recipe and task."""
     sources = sorted({run.recipe for run in runs})
-    called = {source: Recipe(source).name for source in sources}
-    if len(set(called.values())) < len(sources):
-        called = {source: source for source in sources}
+    names = {source: Recipe(source).name for source in sources}
+    if len(set(names.values())) < len(sources):
+        names = {source: source for source in sources}
     task = _names_that_differ(runs, TASK)
     shown = []
     for run in runs:
-        alike = [other for other in runs if other.recipe == run.recipe]
-        names = dict.fromkeys([*task, *_names_that_differ(alike)])
-        recipe = {"recipe": called[run.recipe]} if len(sources) > 1 else {}
-        shown.append(recipe | {name: run.settings.get(name, _NOT_SET) for name in names})
+        same_recipe = [other for other in runs if other.recipe == run.recipe]
+        differing = dict.fromkeys([*task, *_names_that_differ(same_recipe)])
+        recipe = {"recipe": names[run.recipe]} if len(sources) > 1 else {}
+        shown.append(recipe | {name: run.settings.get(name, _NOT_SET) for name in differing})
     return shown
 
 
-def _names_that_differ(runs: Sequence[_Run], begins: tuple[str, ...] = ("",)) -> list[str]:
-    names = dict.fromkeys(n for run in runs for n in run.settings if n.startswith(begins))
+def _names_that_differ(runs: Sequence[_Run], prefixes: tuple[str, ...] = ("",)) -> list[str]:
+    names = dict.fromkeys(n for run in runs for n in run.settings if n.startswith(prefixes))
     values = {name: {as_typed(run.settings.get(name, _NOT_SET)) for run in runs} for name in names}
     return [name for name in names if len(values[name]) > 1]
 
@@ -232,7 +232,7 @@ def _task(settings: Mapping[str, Any]) -> str:
 
 
 def _title(runs: Sequence[_Run]) -> str:
-    """Recipe and environment of the runs, each if it is the same in all."""
+    """Return the recipe and the environment, if they are the same in all runs."""
     recipes = {Recipe(run.recipe).name for run in runs}
     envs = {str(run.settings.get("env.id")) for run in runs}
     parts = [*(recipes if len(recipes) == 1 else ()), *(envs if len(envs) == 1 else ())]
@@ -240,7 +240,7 @@ def _title(runs: Sequence[_Run]) -> str:
 
 
 def as_typed(value: Any) -> str:
-    """Return a value as it is written on the command line."""
+    """Return a value as typed on the command line."""
     if isinstance(value, str):
         return value
     return json.dumps(value, separators=(",", ":"), default=str)
@@ -248,26 +248,24 @@ def as_typed(value: Any) -> str:
 
 # ---------------------------------------------------------------------- lengths
 def _unequal(groups: Sequence[Group], axis: str) -> list[str]:
-    """Return a line for each group whose seeds have different last steps."""
+    """Return a note for each group whose seeds end after different numbers of steps."""
     lines = []
     for group in groups:
         lengths: dict[int, list[int]] = {}
         for run in group.runs:
             lengths.setdefault(run.steps[-1], []).append(run.seed)
         if len(lengths) > 1:
-            told = "; ".join(
+            text = "; ".join(
                 f"{steps:,} (seed{'s' if len(seeds) > 1 else ''} {ranges(seeds)})"
                 for steps, seeds in sorted(lengths.items())
             )
             where = f" of {group.name}" if group.name else ""
-            lines.append(
-                f"Last values{where} come after different {axis.replace('_', ' ')}: {told}."
-            )
+            lines.append(f"Last values{where} are at different {axis.replace('_', ' ')}: {text}.")
     return lines
 
 
 def ranges(seeds: Sequence[int]) -> str:
-    """Ascending numbers, those that follow each other as a range: ``0-3, 7``."""
+    """Format ascending numbers, with ranges for consecutive ones: ``0-3, 7``."""
     runs = []
     for _, run in groupby(enumerate(seeds), lambda pair: pair[1] - pair[0]):
         found = [seed for _, seed in run]

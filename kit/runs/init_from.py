@@ -1,4 +1,4 @@
-"""A new run that begins with the weights of another one."""
+"""Initialisation of a new run with the weights of another run."""
 
 from __future__ import annotations
 
@@ -18,48 +18,51 @@ from kit.steps import SettingError
 from kit.trainer import Trainer
 from kit.trainer.checkpoint import Checkpoints
 
-_MEANINGS = ("activation", "head", "support")
-"""Settings that say what weights of the same shapes stand for: functions, returns of atoms."""
-_LEARNT = ("initial_alpha", "initial_log_std")
-"""Settings of what begins as the other run has learnt it."""
+_ARCHITECTURE = ("activation", "head", "support")
+"""Settings that change the function of a network without changing the shapes of its weights."""
+_LOADED = ("initial_alpha", "initial_log_std")
+"""Settings of initial values that loaded weights replace."""
 
 
 def init_from(
     trainer: Trainer, name: str, cfg: RunConfig, recipe: str, with_buffer: bool = False
 ) -> Path:
-    """Load weights and normalisation of another run into a new one; return the other's folder.
+    """Load weights and normalisation of another run into a new run.
 
     Args:
         trainer: trainer of the new run.
         name: run folder to load, or ``latest``.
         cfg: settings of the new run.
         recipe: name of the recipe, for ``latest``.
-        with_buffer: whether to load the replay buffer as well.
+        with_buffer: whether to also load the replay buffer.
+
+    Returns:
+        Folder of the loaded run.
 
     Raises:
-        SettingError: if there is no such run, or its networks, normalisation or buffer do not fit.
+        SettingError: if there is no such run, or its networks, normalisation or buffer are not
+            compatible.
     """
     folder = find_run(name, Path(cfg.log_dir or "runs"), recipe, "init_from")
     if isinstance(trainer.collector, AsyncCollector) and trainer.collector.normalizer:
-        why = "has a normalisation that the environments of another process would not have"
-        raise SettingError("init_from", str(folder), why, "use collector=vector")
-    _check_meaning(cfg, folder)
+        reason = "The loaded normalisation would not reach the process of the async collector"
+        raise SettingError("init_from", str(folder), reason, "Use collector=vector")
+    _check_architecture(cfg, folder)
 
     def read(checkpoint: Path) -> None:
         _check_normalization(trainer, checkpoint, folder)
         try:
-            with _settings_kept(trainer.loss_module):
+            with _keep_settings(trainer.loss_module):
                 trainer.load_policy(checkpoint)
         except SettingError as error:
-            if error.field.startswith("env."):  # normalisation says it itself
+            if error.field.startswith("env."):  # errors of normalisation name their setting
                 raise
-            works = "give a run with the same networks and loss"
-            raise SettingError("init_from", str(folder), error.why, works) from error
+            advice = "Use a run with the same networks and loss"
+            raise SettingError("init_from", str(folder), error.why, advice) from error
         if with_buffer:
             if not any((checkpoint / "components").glob("*-buffer")):
-                why = "has no replay buffer, as a saved policy has none"
-                works = "give the folder of the whole run"
-                raise SettingError("init_from", str(folder), why, works)
+                reason = "The folder has no replay buffer, like all saved policies"
+                raise SettingError("init_from", str(folder), reason, "Use the run folder")
             Checkpoints(checkpoint.parent, {"buffer": trainer.buffer}).load(checkpoint)
 
     check_has_checkpoint(folder, "init_from")
@@ -68,54 +71,53 @@ def init_from(
 
 
 def check_has_checkpoint(folder: Path, field: str) -> None:
-    """Refuse a run without a checkpoint, for which the setting ``field`` asks."""
+    """Raise SettingError for the setting ``field`` if a run has no checkpoint."""
     if Checkpoints.latest(folder / "checkpoints") is None:
-        works = "let it run on, or resume it"
-        raise SettingError(field, str(folder), "has no checkpoint yet", works)
+        raise SettingError(field, str(folder), "The run has no checkpoint yet", "Continue the run")
 
 
-def _check_meaning(cfg: RunConfig, folder: Path) -> None:
-    """Raise SettingError for weights of another meaning, and for settings that they replace."""
+def _check_architecture(cfg: RunConfig, folder: Path) -> None:
+    """Reject incompatible architectures, and initial values that the loaded weights replace."""
     saved = read_config(folder, "init_from")
-    for name in _MEANINGS:
+    for name in _ARCHITECTURE:
         ours, theirs = getattr(cfg, name, None), saved.get(name)
         if None in (ours, theirs):
-            continue  # a recipe of another kind, that says it in its code
-        # Tanh has two names.
+            continue  # one of the recipes does not have this setting
+        # tanh and sigmoid_tanh are the same function.
         if str(ours).removeprefix("sigmoid_") != str(theirs).removeprefix("sigmoid_"):
-            why = f"and the networks of init_from={folder} have {theirs!r}"
-            raise SettingError(name, ours, why, [theirs])
-    usual = type(cfg)()
-    for name in () if getattr(cfg, "fixed_alpha", False) else _LEARNT:
-        ours, works = getattr(cfg, name, None), getattr(usual, name, None)
-        if ours not in (works, saved.get(name)):
-            why = f"has no effect: it begins as init_from={folder} has learnt it"
-            raise SettingError(name, ours, why, [works])
+            reason = f"The run {folder} has {theirs!r}"
+            raise SettingError(name, ours, reason, [theirs])
+    defaults = type(cfg)()
+    for name in () if getattr(cfg, "fixed_alpha", False) else _LOADED:
+        ours, default = getattr(cfg, name, None), getattr(defaults, name, None)
+        if ours not in (default, saved.get(name)):
+            reason = f"It has no effect because the value is loaded from the run {folder}"
+            raise SettingError(name, ours, reason, [default])
 
 
 def _check_normalization(trainer: Trainer, checkpoint: Path, folder: Path) -> None:
-    """Refuse weights that were learnt with normalisation where there is none, and vice versa."""
+    """Raise SettingError if only one of the two runs uses normalisation."""
     theirs = any((checkpoint / "components").glob("*-normalization"))
     mine = trainer.policy_parts().get("normalization")
     if theirs == (mine is not None):
         return
     of_rewards = mine is not None and not mine.observation
     kind = "env.normalize_reward" if of_rewards else "env.normalize_observation"
-    works: str | list[Any] = [theirs]
+    advice: str | list[Any] = [theirs]
     if trainer.plan.offline:
         kind = "normalize_data"
     elif theirs:
-        works = "normalise observations and rewards as that run does"
-    why = f"and init_from={folder} {'has' if theirs else 'has no'} normalisation"
-    raise SettingError(kind, not theirs, why, works)
+        advice = "Normalise the same quantities, observations or rewards, as that run"
+    reason = f"The run {folder} {'uses' if theirs else 'does not use'} normalisation"
+    raise SettingError(kind, not theirs, reason, advice)
 
 
 @contextlib.contextmanager
-def _settings_kept(loss_module: nn.Module | None) -> Iterator[None]:
-    """Leave the settings of a loss as they are, which TorchRL keeps in its state: ``gamma``, ..."""
+def _keep_settings(loss_module: nn.Module | None) -> Iterator[None]:
+    """Restore settings that TorchRL stores as buffers of a loss, such as ``gamma``, on exit."""
     modules = [] if loss_module is None else loss_module.modules()
-    own = [one for one in modules if isinstance(one, (LossModule, ValueEstimatorBase))]
-    buffers = [value for one in own for value in one._buffers.values() if value is not None]
+    losses = [m for m in modules if isinstance(m, (LossModule, ValueEstimatorBase))]
+    buffers = [value for m in losses for value in m._buffers.values() if value is not None]
     before = [value.clone() for value in buffers]
     try:
         yield

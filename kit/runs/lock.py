@@ -1,4 +1,4 @@
-"""The lock of a run folder: one process at a time writes to a run."""
+"""Lock of a run folder, so that only one process writes to a run."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from kit.steps import SettingError
 
 
 class RunLock:
-    """Lock that is held from when a run is built until the run or its process ends.
+    """Lock that a process holds from building a run until the run or the process ends.
 
-    The system unlocks the file ``.lock`` of a dead process. The file ``lock`` exists while a
-    process holds the lock, and names its host and its process ID.
+    The lock is on the file ``.lock``, which the system unlocks when the process dies. The file
+    ``lock`` exists while the lock is held and contains the host and the process ID.
 
     Args:
-        folder: run folder, which exists.
+        folder: existing run folder.
 
     Raises:
         SettingError: if another process holds the lock.
@@ -32,7 +32,7 @@ class RunLock:
     _of_this_process: ClassVar[WeakValueDictionary[Path, RunLock]] = WeakValueDictionary()
 
     def __init__(self, folder: Path) -> None:
-        from filelock import FileLock  # which PyTorch imports for compilers alone
+        from filelock import FileLock  # importing it takes time
 
         self.folder, self.path = folder, folder / self.NAME
         self.begun = False
@@ -40,30 +40,31 @@ class RunLock:
         self._lock = FileLock(folder / self.FILE, timeout=0, thread_local=False)
         before = self._of_this_process.get(folder.resolve())
         if before is not None and not before.begun:
-            before.release()  # built, and never run
-        self._take()
+            before.release()  # its trainer was built but never run
+        self._acquire()
         self._of_this_process[folder.resolve()] = self
 
-    def _take(self) -> None:
+    def _acquire(self) -> None:
         run, file, holder = str(self.folder), self.folder / self.FILE, self._holder()
         who = f"process {holder.get('pid')} on {holder.get('host')}"
-        if file.exists() and file.stat().st_nlink > 1:  # locking would write to another file
-            why = f"has a {file.name} that is not a file of its own"
-            raise SettingError("resume", run, why, f"remove {file}, and resume again")
-        if holder and holder["host"] != self._this["host"]:  # whose locks may be invisible here
-            works = f"end it there; if it is gone, remove {self.path} and resume again"
-            raise SettingError("resume", run, f"is held by {who}, another machine", works)
+        if file.exists() and file.stat().st_nlink > 1:  # locking would write to a linked file
+            reason = f"The file {file.name} is a hard link to another file"
+            raise SettingError("resume", run, reason, f"Remove {file} and resume again")
+        if holder and holder["host"] != self._this["host"]:  # its lock may be invisible here
+            advice = f"End it there. If it has ended, remove {self.path} and resume again"
+            reason = f"The run is in use by {who}, another machine"
+            raise SettingError("resume", run, reason, advice)
         try:
             self._lock.acquire()
         except TimeoutError:
-            works = f"wait for it, or end it: kill {holder.get('pid')}"
-            raise SettingError("resume", run, f"is being run by {who}", works) from None
+            advice = f"Wait for it, or end it with: kill {holder.get('pid')}"
+            raise SettingError("resume", run, f"The run is in use by {who}", advice) from None
         except OSError as error:
             raise not_written(file, error) from error
         write_whole(self.path, json.dumps(self._this))
 
     def _holder(self) -> dict[str, Any]:
-        """Return host and process ID of the holder; empty if the file has neither."""
+        """Return host and process ID of the holder; empty if there is none."""
         try:
             found = json.loads(self.path.read_bytes()) if self.path.is_file() else {}
             return {"host": str(found["host"]), "pid": int(found["pid"])}
@@ -71,24 +72,24 @@ class RunLock:
             return {}
 
     def begin(self) -> None:
-        """Record that the run begins.
+        """Record that the run starts.
 
         Raises:
-            SettingError: if another run was built in the folder since.
+            SettingError: if another process has acquired the lock since.
         """
         if not self._lock.is_locked:
-            self._take()
+            self._acquire()
         self.begun = True
 
     def check(self) -> None:
-        """Take the lock again if its files were removed during the run.
+        """Acquire the lock again if its files were removed during the run.
 
         Raises:
-            SettingError: if another process has taken it since.
+            SettingError: if another process has acquired it since.
         """
         if self._lock.is_locked and self._holder() != self._this:
             self._lock.release()
-            self._take()
+            self._acquire()
 
     def release(self) -> None:
         """Release the lock and remove the file that names its holder."""

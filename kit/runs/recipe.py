@@ -1,4 +1,4 @@
-"""Where a recipe is, so that a command, a worker process or a saved run finds it again."""
+"""Recipes: where they are defined, how to import them and how to run them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,39 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from kit.steps import SettingError
+import kit
+from kit.logging.files import from_here
+from kit.steps.errors import SettingError, close_to
+
+
+def _builtin_root() -> Path:
+    """Return the parent folder of ``recipes``: inside ``kit`` in a wheel, next to it in a clone."""
+    package = Path(kit.__file__).parent
+    return package / "builtin" if (package / "builtin").is_dir() else package.parent
+
+
+if str(_builtin_root()) not in sys.path:
+    # Copies of recipes, saved runs and child processes import `recipes`.
+    sys.path.append(str(_builtin_root()))
+
+
+def builtin_recipes() -> dict[str, Path]:
+    """Return the files of the built-in recipes by name."""
+    files = (_builtin_root() / "recipes").glob("[!_]*.py")
+    return {file.stem: file for file in sorted(files)}
+
+
+def builtin_file(name: str) -> Path:
+    """Return the file of a built-in recipe.
+
+    Raises:
+        SettingError: if there is no such recipe.
+    """
+    files = builtin_recipes()
+    if name not in files:
+        advice = close_to(name, [*files]) or "List the recipes with: kit recipes"
+        raise SettingError("recipe", name, "There is no such recipe", advice)
+    return files[name]
 
 
 @dataclass(frozen=True)
@@ -21,13 +53,25 @@ class Recipe:
 
     @classmethod
     def of(cls, config_class: type) -> Recipe:
-        """The recipe that defines these settings, also while it runs as ``__main__``."""
+        """Return the recipe that defines ``config_class``, even if it runs as ``__main__``."""
         module = sys.modules.get(config_class.__module__)
         spec = getattr(module, "__spec__", None)
         name = spec.name if spec is not None else config_class.__module__
         name = name.removesuffix(".__main__")
         file = getattr(module, "__file__", None)
         return cls(name if "." in name or file is None else str(Path(file).resolve()))
+
+    @classmethod
+    def named(cls, name: str) -> Recipe:
+        """Return a recipe by its name on the command line: built-in, or a Python file.
+
+        Raises:
+            SettingError: if there is no such recipe.
+        """
+        if name.endswith(".py") and Path(name).is_file():
+            return cls(str(Path(name).resolve()))
+        builtin_file(name)
+        return cls(f"recipes.{name}")
 
     @property
     def name(self) -> str:
@@ -36,13 +80,17 @@ class Recipe:
 
     @property
     def file(self) -> Path | None:
-        """The file, where the recipe is in no package."""
+        """File of the recipe; ``None`` if the recipe is in a package."""
         return Path(self.source) if self.source.endswith(".py") else None
 
     @property
     def command(self) -> str:
-        """What runs it in a shell."""
-        return f"python {self.source}" if self.file else f"python -m {self.source}"
+        """Shell command that runs the recipe."""
+        if self.file:
+            return f"python {from_here(self.file)}"
+        if self.source == f"recipes.{self.name}" and self.name in builtin_recipes():
+            return f"kit train {self.name}"
+        return f"python -m {self.source}"
 
     def load(self) -> ModuleType:
         """Import the recipe.
@@ -54,7 +102,7 @@ class Recipe:
             file, name = self.file, self.source
             return self._import_file(file) if file else importlib.import_module(name)
         except (ImportError, OSError) as error:
-            raise SettingError("recipe", self.source, f"cannot be imported: {error}") from None
+            raise SettingError("recipe", self.source, f"Importing it failed: {error}") from None
 
     def _import_file(self, file: Path) -> ModuleType:
         name = f"recipe_{self.name}"
@@ -65,9 +113,9 @@ class Recipe:
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module  # where dataclasses look up the types of their fields
+        sys.modules[name] = module  # dataclasses look up the types of their fields there
         if str(file.parent) not in sys.path:
-            sys.path.append(str(file.parent))  # for modules beside it
+            sys.path.append(str(file.parent))  # for modules next to the recipe
         try:
             spec.loader.exec_module(module)
         except BaseException:

@@ -1,4 +1,4 @@
-"""The folder of a run: its name, its settings, its plan, and where it resumes."""
+"""Run folder: its name, settings and plan, and the checkpoint to resume from."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ from kit.steps.values import flat
 from kit.trainer.checkpoint import Checkpoints, saved_in
 
 SWEEP_JOB: ContextVar[tuple[int, str] | None] = ContextVar("SWEEP_JOB", default=None)
-"""Number of the run in its sweep, and its settings there."""
-_WRITTEN_WHOLE = ("config.yaml", "lock", "plan.txt", "metrics.csv", "times.csv", "curve.png")
-"""Files of a run that are replaced as a whole; a kill may leave one half-written beside it."""
+"""Number of the run in its sweep, and its swept settings as text."""
+_REPLACED_FILES = ("config.yaml", "lock", "plan.txt", "metrics.csv", "times.csv", "curve.png")
+"""Files that are replaced atomically; a killed run may leave a half-written copy of one."""
 
 
 class RunFolder(KitHook):
-    """Writes the settings and the plan of a run to its folder, and its table at the end.
+    """Writes the settings and the plan of a run to its folder, and the step counts at the end.
 
-    A new folder is created and locked with the trainer. It stays empty until the run begins, and is
-    removed if the run never begins.
+    A new folder is created and locked when the trainer is built. It stays empty until the run
+    starts, and is removed if the run never starts.
 
     Args:
         recipe: recipe of the run.
-        cfg: settings of the run; ``cfg.log_dir`` is not ``None``.
+        cfg: settings of the run. ``cfg.log_dir`` is not ``None``.
 
     Attributes:
         folder: ``<runs>/<recipe>/<env>/<date>-<time>-s<seed>``, or the resumed folder.
-        checkpoint: checkpoint to resume from, set by :meth:`taken`; ``None`` for a new run.
+        checkpoint: checkpoint to resume from; set by :meth:`locked`. ``None`` for a new run.
         config: settings as plain values.
 
     Raises:
-        SettingError: if the run to resume does not exist or was made with other settings.
+        SettingError: if the run to resume does not exist or has other settings.
     """
 
     operations: ClassVar = {"setup": "begin", "save": "check", "shutdown": "end"}
@@ -63,79 +63,81 @@ class RunFolder(KitHook):
         self.is_new = cfg.resume is None
         if cfg.resume is None:
             base = Path(cfg.log_dir).absolute() / recipe.name / cfg.env.id.replace("/", "-")
-            of_sweep = SWEEP_JOB.get()
-            job = "" if of_sweep is None else f"-{of_sweep[0]}"
-            self.folder = base / f"{_now()}{job}-s{cfg.seed}"  # or the next free name
+            job = SWEEP_JOB.get()
+            number = "" if job is None else f"-{job[0]}"
+            self.folder = base / f"{_now()}{number}-s{cfg.seed}"  # or the next free name
             self._absent = [path for path in self.folder.parents if not path.exists()]
             return
         self.folder = find_run(cfg.resume, Path(cfg.log_dir), recipe.name).absolute()
-        _refuse_links(self.folder)
+        _reject_links(self.folder)
         check_same_recipe(self.folder, recipe)
         if isinstance(cfg, OfflineConfig) and saved_in(self.folder / "checkpoints"):
-            self._free = {*FREE_TO_DIFFER, "dataset"}  # checkpoints know what is in it
+            self._free = {*FREE_TO_DIFFER, "dataset"}  # checkpoints identify its content
         self._check_same_settings(getattr(cfg, "steps", None))
 
     @contextlib.contextmanager
-    def taken(self) -> Iterator[Path]:
-        """Hold the folder until the end of the run or of this object, or an error inside.
+    def locked(self) -> Iterator[Path]:
+        """Create and lock the folder, until the run ends, this object is deleted or an error.
 
         Raises:
-            SettingError: if another process runs the run to resume.
-            WriteError: if the folder cannot be made.
+            SettingError: if another process uses the run to resume.
+            WriteError: if the folder cannot be created.
         """
-        made: list[Path] = []
+        created: list[Path] = []
         if self.is_new:
             self.folder = make_new(self.folder)
-            made = [self.folder, *self._absent]
+            created = [self.folder, *self._absent]
         self.lock = RunLock(self.folder)
-        self._give_back = weakref.finalize(self, _give_back, self.lock, made)
+        self._release = weakref.finalize(self, _release, self.lock, created)
         try:
             if not self.is_new:
                 self._find_checkpoint()
             yield self.folder
         except BaseException:
-            self._give_back()
+            self._release()
             raise
 
     def _find_checkpoint(self) -> None:
-        """Remove files half-written at a kill, and find the checkpoint to resume from."""
-        for name in _WRITTEN_WHOLE:
+        """Remove half-written files of a killed run, and find the checkpoint to resume from."""
+        for name in _REPLACED_FILES:
             half_written(self.folder / name).unlink(missing_ok=True)
         self.checkpoint = Checkpoints.latest(self.folder / "checkpoints")
         Checkpoints.tidy(self.folder / "checkpoints", self.checkpoint)
         if self.checkpoint is None:
-            # Killed before its first checkpoint: it starts again, in the same folder.
+            # The run was killed before its first checkpoint, so it starts again.
             for name in ("metrics.csv", "times.csv"):
                 (self.folder / name).unlink(missing_ok=True)
 
     def _check_same_settings(self, steps: Any) -> None:
         saved = read_config(self.folder)
-        given, start = self.config["init_from"], saved.get("init_from")
-        if given is None or (start and _is_start(given, start)):
+        requested, start = self.config["init_from"], saved.get("init_from")
+        if requested is None or (start and _is_same_run(requested, start)):
             self.config["init_from"] = start
-        if isinstance(steps, (Dialect, StepPlan)):  # the plan will say it
+        if isinstance(steps, (Dialect, StepPlan)):  # the plan will set it
             self.config["env"]["num_envs"] = flat(saved).get("env.num_envs")
         if differing := self._differing(saved):
-            why = f"was made with other settings ({differing})"
-            works = "leave these settings out, or start a new run without resume"
-            raise SettingError("resume", str(self.folder), why, works)
+            reason = f"The run has other settings ({differing})"
+            advice = "Remove these settings, or start a new run without resume"
+            raise SettingError("resume", str(self.folder), reason, advice)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the settings of the training, by dotted name."""
+        """Return the training settings by dotted name."""
         return _of_training(self.config, FREE_TO_DIFFER)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Raise SettingError if ``config.yaml`` was changed since the checkpoint was written."""
         if differing := self._differing(upgraded(state_dict)):
-            why = f"has a config.yaml that is not that of its checkpoint ({differing})"
-            works = "put it back, or begin a new run with init_from"
-            raise SettingError("resume", str(self.folder), why, works)
+            reason = (
+                f"The file config.yaml differs from the settings in the checkpoint ({differing})"
+            )
+            advice = "Restore the file, or start a new run with init_from"
+            raise SettingError("resume", str(self.folder), reason, advice)
 
     def _differing(self, saved: Mapping[str, Any]) -> str:
         defaults, before, now = (
             _of_training(one, self._free) for one in (self._defaults, saved, self.config)
         )
-        # Settings that the version of the saved run did not have were at their defaults.
+        # An older version may lack settings; they count as having their defaults.
         known = {name: value for name, value in defaults.items() if name in now}
         return _differing({**known, **before}, now)
 
@@ -148,21 +150,21 @@ class RunFolder(KitHook):
         write_whole(self.folder / "plan.txt", self.trainer.plan.table() + "\n")
 
     def check(self) -> None:
-        """Check that the folder exists and belongs to this run.
+        """Check that the folder exists and that this process holds its lock.
 
         Raises:
-            WriteError: if the run has not begun, or the folder was removed since.
-            SettingError: if another process has resumed the run since.
+            WriteError: if the run has not started, or the folder was removed.
+            SettingError: if another process has resumed the run.
         """
         if not (self.folder / "config.yaml").is_file():
-            what = "was removed while the run was running, or the run has not begun"
-            raise WriteError(f"the run folder {self.folder}, or its config.yaml, {what}")
+            text = "does not exist: it was removed, or the run has not started"
+            raise WriteError(f"{self.folder / 'config.yaml'} {text}")
         self.lock.check()
 
     def end(self) -> None:
-        """Write the counts into the plan and unlock the folder; remove one without a run."""
+        """Write the step counts and unlock the folder; remove it if the run never started."""
         if not self.lock.begun:
-            self._give_back()
+            self._release()
             return
         try:
             self.check()
@@ -173,29 +175,29 @@ class RunFolder(KitHook):
 
 
 def _of_training(config: Mapping[str, Any], free: Collection[str]) -> dict[str, Any]:
-    """The settings that may not differ when a run is resumed, by dotted name."""
+    """Return the settings that must not differ when a run is resumed, by dotted name."""
     settings = flat(config)
     return {k: v for k, v in settings.items() if {k, k.split(".")[0]}.isdisjoint(free)}
 
 
-def _differing(saved: Mapping[str, Any], given: Mapping[str, Any]) -> str:
-    """The settings that are not what they were, and what they are."""
+def _differing(saved: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Return the differing settings as text."""
     return "; ".join(
-        f"{name}: {saved.get(name)} there, {given.get(name)} here"
-        for name in sorted({*saved, *given})
-        if saved.get(name) != given.get(name)
+        f"{name}: saved {saved.get(name)}, now {new.get(name)}"
+        for name in sorted({*saved, *new})
+        if saved.get(name) != new.get(name)
     )
 
 
-def _is_start(name: str, folder: str) -> bool:
-    """Return whether ``init_from=name`` may refer to a folder, as ``latest`` always may."""
+def _is_same_run(name: str, folder: str) -> bool:
+    """Return whether ``name`` may refer to a run folder; ``latest`` always may."""
     return name == "latest" or Path(name).resolve() == Path(folder).resolve()
 
 
-def _refuse_links(folder: Path) -> None:
-    """Raise SettingError for links in a run folder, through which the run would write elsewhere.
+def _reject_links(folder: Path) -> None:
+    """Raise SettingError for symbolic links in a run folder: the run would write elsewhere.
 
-    W&B's own links are allowed: within its folder, and to the log of its service.
+    Links of W&B are allowed if they stay in its folder or lead to the log of its service.
     """
     of_wandb = folder.resolve() / "wandb"
     for place, folders, files in os.walk(folder):
@@ -206,17 +208,17 @@ def _refuse_links(folder: Path) -> None:
             log = link.relative_to(folder).match("wandb/*run-*/logs/debug-core.log")
             if inside or (log and not link.is_dir()):
                 continue
-            why = f"has a link to elsewhere in it: {link.relative_to(folder)}"
-            works = "put what it links to in its place, or link the folder of runs as a whole"
-            raise SettingError("resume", str(folder), why, works)
+            reason = f"The folder has a link to a file elsewhere: {link.relative_to(folder)}"
+            advice = "Replace the link by its target, or link the whole folder of runs"
+            raise SettingError("resume", str(folder), reason, advice)
 
 
 def check_same_recipe(folder: Path, recipe: Recipe) -> None:
-    """Refuse to resume a run of another recipe."""
+    """Raise SettingError if a run belongs to another recipe."""
     other = Recipe(str(read_config(folder).get("recipe", recipe.source)))
     if other.name != recipe.name:
-        why = f"is a run of {other.name}, not of {recipe.name}"
-        raise SettingError("resume", str(folder), why, f"{other.command} resume={folder}")
+        reason = f"This is a run of {other.name}, not of {recipe.name}"
+        raise SettingError("resume", str(folder), reason, f"Use: {other.command} resume={folder}")
 
 
 def _now() -> str:
@@ -224,12 +226,12 @@ def _now() -> str:
 
 
 def new_sweep(runs: Path, recipe: str) -> Path:
-    """Make the folder of a sweep."""
+    """Create the folder of a sweep."""
     return make_new(runs / recipe / "sweeps" / _now())
 
 
 def make_new(first: Path) -> Path:
-    """Create a folder of this name, or of this name and the next free number.
+    """Create a folder with this name, or with this name and the next free number.
 
     Raises:
         WriteError: if it cannot be created.
@@ -247,10 +249,10 @@ def make_new(first: Path) -> Path:
     return folder
 
 
-def _give_back(lock: RunLock, made: Sequence[Path]) -> None:
+def _release(lock: RunLock, created: Sequence[Path]) -> None:
     lock.release()
     with contextlib.suppress(OSError):
         if os.listdir(lock.folder) == [lock.FILE]:
             (lock.folder / lock.FILE).unlink()
-        for path in made:
-            path.rmdir()  # if it is empty
+        for path in created:
+            path.rmdir()  # raises OSError if the folder is not empty

@@ -1,4 +1,4 @@
-"""The policy of a saved run: to evaluate it, to record it, to use it outside of the kit."""
+"""Policies of saved runs, to evaluate, record or use in other code."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ from kit.trainer.checkpoint import Checkpoints
 
 
 class SavedRun:
-    """Policy of a run's newest checkpoint. The run folder is only read.
+    """Policy in the newest checkpoint of a run. The run folder is not changed.
 
     Args:
         folder: run folder.
-        trust: modules that its settings may import, besides those of the project and the kit.
-        how: how to trust a module, for the error.
+        trust: modules that its settings may import, in addition to kit and the project.
+        how: command-line prefix that trusts a module, for errors.
         best: whether to load the policy of the best evaluation instead of the last one.
-        device: device of the networks; ``None``: device of the run.
+        device: device of the networks; ``None``: that of the run.
 
     Attributes:
         folder: run folder.
         name: name of the recipe.
-        trainer: trainer built from the run's settings, with its weights and its frozen
-            normalisation. Its replay buffer is empty, and data sets are not read.
-        policy_steps: policy steps at which the policy was saved, or was the best.
-        gradient_steps: gradient steps at which the policy was saved, or was the best.
-        elsewhere: device of the run if this machine lacks it and the policy is on the CPU.
+        trainer: trainer built from the settings of the run, with its weights and frozen
+            normalisation. Its replay buffer is empty, and datasets are not loaded.
+        policy_steps: policy steps of the loaded policy.
+        gradient_steps: gradient steps of the loaded policy.
+        elsewhere: device of the run, if it does not exist here and the policy is on the CPU.
 
     Raises:
         SettingError: if the folder has no checkpoint or no best evaluation, its recipe cannot be
-            imported, or it names a module that is not trusted.
+            imported, or its settings name a module that is not trusted.
     """
 
     def __init__(
@@ -73,17 +73,17 @@ class SavedRun:
         if env.get("vectorization") == "async":
             env["vectorization"], env["step_timeout"] = "sync", None
             env["kwargs"] = {k: v for k, v in env["kwargs"].items() if k != "num_workers"}
-        own = str(config.get("device", "cpu"))
-        there = _device_here(own) if device is None else str(device)
-        self.elsewhere = own if device is None and there != own else ""
-        cfg = from_plain(recipe.Config, {**config, **_ALONE, "env": env, "device": there})
-        with without_dataset_loading():  # that of the run need not be on this machine
+        saved = str(config.get("device", "cpu"))
+        used = _device_or_cpu(saved) if device is None else str(device)
+        self.elsewhere = saved if device is None and used != saved else ""
+        cfg = from_plain(recipe.Config, {**config, **_WITHOUT_RUN, "env": env, "device": used})
+        with without_dataset_loading():  # the dataset may not exist on this machine
             self.trainer = recipe.build(cfg)
         read = functools.partial(self.trainer.load_policy, best=best)
         counters = Checkpoints.read_latest(folder / "checkpoints", read)
-        assert counters is not None  # a run drops a checkpoint when it has a newer one
+        assert counters is not None  # an old checkpoint is only removed after a newer one is saved
         for hook in self.trainer.registered_modules.values():
-            if isinstance(hook, AnnealExploration):  # epsilon is no part of a policy
+            if isinstance(hook, AnnealExploration):  # the policy does not contain epsilon
                 hook.end()
         self.policy_steps = counters["policy_steps"]
         self.gradient_steps = counters["gradient_steps"]
@@ -92,21 +92,21 @@ class SavedRun:
         """Create an evaluator of the policy.
 
         Args:
-            episodes: number of episodes in an evaluation.
+            episodes: number of episodes per evaluation.
             seed: seed of the environments.
-            **env: changes to the arguments of ``make_env``. The default number of environments is
-                ``episodes``, at most 32, or one for each particle.
+            **env: overrides of the arguments of ``make_env``. By default there is one environment
+                per episode, but at most 32 or the number of particles, whichever is larger.
         """
-        own: Evaluator = self.trainer.evaluate
-        envs = {"num_envs": min(episodes, max(32, own.particles)), **env}
-        return own.again(episodes=episodes, seed=seed, **envs)
+        evaluator: Evaluator = self.trainer.evaluate
+        envs = {"num_envs": min(episodes, max(32, evaluator.particles)), **env}
+        return evaluator.again(episodes=episodes, seed=seed, **envs)
 
     def policy(self, deterministic: bool = True) -> SavedPolicy:
-        """Return the policy as a function of observations; of SVPG's particles, the first one.
+        """Return the policy as a function of observations. For SVPG, it is the first particle.
 
         Args:
-            deterministic: whether not to sample actions. Otherwise the policy explores as at the
-                end of training. Latents of a world model are always sampled.
+            deterministic: whether actions are deterministic. Otherwise the policy explores like at
+                the end of training. Latents of a world model are always sampled.
         """
         kind = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
         return SavedPolicy(self.evaluator(1, 0, vectorization="sync"), kind)
@@ -115,14 +115,14 @@ class SavedRun:
         """Play one episode and write it to an MP4 file.
 
         Raises:
-            SettingError: if the environment cannot be drawn or a package is missing.
+            SettingError: if the environment cannot be rendered or a package is missing.
             WriteError: if the file cannot be written.
         """
         return record_episode(self.trainer.evaluate, video, seed=seed)
 
     def close(self) -> None:
         """Close the environments of the trainer."""
-        if self.trainer.collector is not None:  # offline there is none
+        if self.trainer.collector is not None:  # offline runs have none
             self.trainer.collector.shutdown(raise_on_error=False)
         self.trainer.evaluate.close()
 
@@ -130,17 +130,17 @@ class SavedRun:
 class SavedPolicy:
     """Saved policy that maps a Gymnasium observation to an action.
 
-    Observations are normalised as in training, and the hidden state is kept between calls.
+    Observations are normalised like in training. The hidden state persists between calls.
 
     Args:
-        evaluator: evaluator of one environment, which is not stepped.
+        evaluator: evaluator of one environment. The environment is not stepped.
         exploration_type: whether actions are sampled.
     """
 
     def __init__(self, evaluator: Evaluator, exploration_type: ExplorationType) -> None:
         self._env, policy = evaluator.env, evaluator.policy
         if isinstance(policy, nn.Module):
-            policy.eval()  # of a run that is only played
+            policy.eval()  # the run is not trained further
         self._actor = ActionSelector(
             self._env,
             policy,
@@ -153,43 +153,44 @@ class SavedPolicy:
         """Create the training environment, with its wrappers.
 
         Args:
-            **kwargs: changes to its arguments, such as ``render_mode="human"``.
+            **kwargs: overrides of its arguments, such as ``render_mode="human"``.
         """
         backend = self._env.make_again(num_envs=1, vectorization="sync", **kwargs).backend
         (env,) = backend.envs
         return env
 
     def reset(self) -> None:
-        """Forget the hidden state: an episode begins."""
+        """Reset the hidden state at the start of an episode."""
         self._actor.restart()
 
     def __call__(self, observation: Any, info: Mapping[str, Any] | None = None) -> Any:
-        """Choose an action.
+        """Select an action.
 
         Args:
             observation: observation of one environment, from ``reset`` or ``step``.
-            info: info of that environment, if it has the ``action_mask``. Environments of
-                :meth:`make_env` have it in their observation.
+            info: info of the environment, needed if it contains the ``action_mask``. In
+                environments of :meth:`make_env` the mask is part of the observation.
 
         Raises:
             SettingError: if an entry of the observation is missing or has another shape.
         """
-        given = observation
+        complete = observation
         for leaf in self._env.observation_leaves:
-            own = isinstance(observation, Mapping) and "action_mask" in observation
-            if leaf.path == ("action_mask",) and not own and info and "action_mask" in info:
-                given = with_mask(observation, info["action_mask"], *leaf.shape)
+            has_mask = isinstance(observation, Mapping) and "action_mask" in observation
+            if leaf.path == ("action_mask",) and not has_mask and info and "action_mask" in info:
+                complete = with_mask(observation, info["action_mask"], *leaf.shape)
         arrays = empty(self._env.observation_leaves, 1)
         for leaf in self._env.observation_leaves:
             try:
-                value = leaf.of(given)
+                value = leaf.of(complete)
             except (KeyError, TypeError, IndexError):
                 value = None
             if value is not None and np.shape(value) == leaf.shape:
                 arrays[leaf.key][0] = value
             else:
-                works = f"give {leaf.key} of shape {leaf.shape}, as an environment of make_env()"
-                raise SettingError("observation", observation, "does not fit", works)
+                reason = f"The entry {leaf.key} of shape {leaf.shape} is missing or differs"
+                advice = "Pass observations of an environment of make_env()"
+                raise SettingError("observation", observation, reason, advice)
         if self._env.normalizer is not None:
             self._env.normalizer.first(arrays, learn=False)
         self._actor.prepare()
@@ -198,8 +199,8 @@ class SavedPolicy:
         return self._env.backend.convert.rows(actions)[0]
 
 
-def _device_here(name: str) -> str:
-    """The device of a run; the CPU where this machine does not have it."""
+def _device_or_cpu(name: str) -> str:
+    """Return a device, or the CPU if this machine lacks the device."""
     try:
         usable_device(device=name)
     except SettingError:
@@ -207,9 +208,9 @@ def _device_here(name: str) -> str:
     return name
 
 
-_ALONE = {
+_WITHOUT_RUN = {
     "progress": False, "logger": "none", "resume": None, "init_from": None, "log_dir": None,
     "collector": None, "collector_kwargs": {}, "video_every": None,
     "save_policy": False,
 }  # fmt: skip
-"""Settings of a trainer that is not run: it writes nothing and starts no process."""
+"""Settings of a trainer that never runs: it writes nothing and starts no processes."""

@@ -1,4 +1,4 @@
-"""Finding the folders of runs and reading their settings, without PyTorch."""
+"""Search for run folders and their settings, without importing PyTorch."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ FREE_TO_DIFFER = {
     "recipe", "resume", "logger", "progress", "log_dir", "time_limit", "checkpoint_every",
     "env.step_timeout", "save_policy",
 }  # fmt: skip
-"""Settings of logging and saving, not of the training: they may differ when a run is resumed."""
+"""Settings of logging and saving, which may differ when a run is resumed."""
 _IN_CHECKPOINTS = {"log_every", "keep_best", "video_every"}
-"""Settings of logging that may not differ: their state is in checkpoints."""
+"""Settings of logging that must not differ, because their state is in checkpoints."""
 SWEEP_TABLE = "sweep.csv"
-"""File in the folder of a sweep that lists the runs that have ended, and their folders."""
+"""Name of the table in a sweep folder that lists finished runs and their folders."""
 
 
 def find_run(name: str, runs: Path, recipe: str | None = None, field: str = "resume") -> Path:
     """Find the folder of a run.
 
     Args:
-        name: a run folder, or ``latest``.
+        name: run folder, or ``latest``.
         runs: folder of runs.
         recipe: recipe of ``latest``; ``None``: any.
-        field: setting to name in the error.
+        field: name of the setting in errors.
 
     Raises:
         SettingError: if there is no such run.
@@ -47,23 +47,24 @@ def find_run(name: str, runs: Path, recipe: str | None = None, field: str = "res
     newest = _newest(runs, recipe)
     if name == "latest" and newest:
         return Path(newest[0])
-    why = "is not a run folder (it has no config.yaml)"
+    reason = "This is not a run folder, because it has no config.yaml"
     if name == "latest":
-        why = f"finds no run in {runs / (recipe or '')}"
-    raise SettingError(field, name, why, newest)
+        reason = f"There is no run in {runs / (recipe or '')}"
+    raise SettingError(field, name, reason, newest)
 
 
 def _newest(runs: Path, recipe: str | None) -> list[str]:
-    """Run folders, the newest first, at most three; W&B writes a config.yaml further below."""
+    """Return at most three run folders, newest first."""
+    # W&B writes a config.yaml in deeper folders.
     configs = runs.glob(f"{glob.escape(recipe) if recipe else '*'}/*/*/config.yaml")
     folders = sorted((path.parent for path in configs), key=_by_time, reverse=True)
     return [str(folder) for folder in folders[:3]]
 
 
 def _by_time(folder: Path) -> tuple[str, int, list[str | int]]:
-    """Return a sort key: time in the name, time of the settings, then numbers in the name.
+    """Return a sort key: time in the name, time of config.yaml, then numbers in the name.
 
-    Renamed folders, which have no time, come first, so that ``latest`` never means them.
+    Renamed folders without a time come first, so that ``latest`` never selects them.
     """
     begun = re.match(r"\d{8}-\d{6}", folder.name)
     written = (folder / "config.yaml").stat().st_mtime_ns if begun else 0
@@ -72,62 +73,67 @@ def _by_time(folder: Path) -> tuple[str, int, list[str | int]]:
 
 
 def read_config(folder: Path, field: str = "resume") -> dict[str, Any]:
-    """Read the settings of a run, which the setting ``field`` asks for.
+    """Read the settings of a run.
+
+    Args:
+        folder: run folder.
+        field: name of the setting in errors.
 
     Raises:
-        SettingError: if the folder has none, or they cannot be read.
+        SettingError: if the folder has no readable settings.
     """
     try:
         config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
         return upgraded(dict(config))
     except (OSError, TypeError, ValueError, yaml.YAMLError) as error:
-        reason = getattr(error, "problem", None) or getattr(error, "strerror", None) or error
-        why = f"has no readable config.yaml: {reason}"
-        raise SettingError(field, str(folder), why) from None
+        cause = getattr(error, "problem", None) or getattr(error, "strerror", None) or error
+        reason = f"The folder has no readable config.yaml: {cause}"
+        raise SettingError(field, str(folder), reason) from None
 
 
 def runs_of(name: str | Path) -> list[Path]:
-    """Return run folders, older ones first.
+    """Return the run folders in a folder, oldest first.
 
     Args:
-        name: a run folder; a folder above runs; or a folder of sweeps, for the runs that ended.
+        name: run folder, a folder that contains runs, or a sweep folder.
 
     Raises:
-        SettingError: if there is none.
+        SettingError: if there are no runs.
     """
     place = Path(name)
     if (place / "config.yaml").is_file():
         return [place]
-    found, sweeps = [], []
+    found, sweeps = list[Path](), list[Path]()
     for folder, below, files in os.walk(place):
         if "config.yaml" in files and {"plan.txt", "metrics.csv"} & {*files}:
             found.append(Path(folder))
-            below.clear()  # W&B writes a config.yaml there
+            below.clear()  # W&B writes another config.yaml there
         elif SWEEP_TABLE in files:
             sweeps.append(Path(folder))
-    if not found:  # beside runs, the tables name what has been found
+    if not found:  # sweep folders contain only a table of their runs
         found = [run for sweep in sweeps for run in _of_sweep(sweep)]
     if not found:
-        beside = [str(path) for path in place.parent.glob("*") if path.is_dir()]
-        works = _newest(Path("runs"), None) if place.exists() else nearest_first(name, beside)[:3]
-        raise SettingError("run", str(name), "has no run in it, or below it", works)
+        folders = [str(path) for path in place.parent.glob("*") if path.is_dir()]
+        near = _newest(Path("runs"), None) if place.exists() else nearest_first(name, folders)[:3]
+        raise SettingError("run", str(name), "The folder contains no runs", near)
     return sorted(found, key=_by_time)
 
 
 def _of_sweep(sweep: Path) -> list[Path]:
-    """The run folders in the table of a sweep; they may have been moved with it."""
+    """Return the run folders in a sweep's table, even if runs and sweep were moved together."""
     with (sweep / SWEEP_TABLE).open(newline="", encoding="utf-8") as file:
-        told = [Path(row["folder"]) for row in csv.DictReader(file) if row.get("folder")]
+        listed = [Path(row["folder"]) for row in csv.DictReader(file) if row.get("folder")]
     runs = sweep.resolve().parents[2]
-    beside = [runs.joinpath(*folder.parts[-3:]) for folder in told]
-    return [near if near.is_dir() else far for near, far in zip(beside, told)]
+    moved = [runs.joinpath(*folder.parts[-3:]) for folder in listed]
+    return [new if new.is_dir() else old for new, old in zip(moved, listed)]
 
 
 def training_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a run that say how it trains, by dotted name, without its seed."""
+    """Return the training settings of a run by dotted name, without its seed."""
     settings = flat(config)
     seeds = {"seed"}
-    if (words := settings.get("steps.dialect")) in DIALECTS:
-        seeds |= {f"steps.{name}" for name, _, sets in use_of(dialect(words)) if sets == "seed"}
+    if (library := settings.get("steps.dialect")) in DIALECTS:
+        uses = use_of(dialect(library))
+        seeds |= {f"steps.{name}" for name, _, setting in uses if setting == "seed"}
     free = seeds | (FREE_TO_DIFFER - {"recipe"}) | _IN_CHECKPOINTS
     return {name: value for name, value in settings.items() if name not in free}

@@ -6,6 +6,7 @@ import contextlib
 import math
 import operator
 import os
+import re
 import sysconfig
 import traceback
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,8 @@ class SettingError(ValueError):
     Args:
         field: name of the setting.
         value: invalid value.
-        why: why it cannot work, as the end of a sentence that begins with the value.
+        why: what is wrong: a sentence that starts with a capital letter, or a predicate whose
+            subject is the value.
         works: valid values, nearest first; or advice as text.
         hint: additional advice.
     """
@@ -45,16 +47,24 @@ class SettingError(ValueError):
             none: spelling of ``None``; ``null`` on the command line.
         """
         value = none if self.value is None else show(self.value)
-        message = f"{self.field}={value} {' '.join(self.why.split())}"
-        if isinstance(self.works, str):
-            message += f"; {self.works}" if self.works else ""
-        elif self.works:
+        is_sentence = self.why[:1].isupper()
+        text = f"{self.field}={value}{':' * is_sentence} {' '.join(self.why.split())}"
+        advice = self.works if isinstance(self.works, str) else ""
+        if self.works and not advice:
             works = (none if value is None else show(value, text=True) for value in self.works)
-            message += f"; what works: {' or '.join(dict.fromkeys(works))}"
-        return f"{message}; {self.hint}." if self.hint else f"{message}."
+            advice = f"Try: {' or '.join(dict.fromkeys(works))}"
+        for part in filter(None, (advice, self.hint)):
+            text += f", {part}" if part.startswith("or ") else f". {_capitalized(part)}"
+        return f"{text}."
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), (self.field, self.value, self.why, self.works, self.hint))
+
+
+def _capitalized(text: str) -> str:
+    """Capitalize a sentence unless it begins with a setting or other code."""
+    word = text.split(maxsplit=1)[0]
+    return text if re.search(r"[^\w,-]|_", word) else text[:1].upper() + text[1:]
 
 
 def show(value: Any, *, text: bool = False) -> str:

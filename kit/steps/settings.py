@@ -31,9 +31,9 @@ class _Steps(GivenFields):
     """policy steps between evaluations; null: only after the run."""
     evaluation_episodes: int = 10
     """whole episodes in one evaluation."""
-    rounding: Rounding = "error"
-    """what to do with a total that is no whole number of iterations, and with learning_starts and
-    random_steps that all environments cannot take together: error, down or up."""
+    rounding: Rounding = "up"
+    """how to round total_policy_steps to whole iterations, and learning_starts and random_steps to
+    steps of all environments: up, down, or error (not at all)."""
 
     def to_plan(self, **environment: Any) -> StepPlan:
         """Return the plan of these settings.

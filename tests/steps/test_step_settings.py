@@ -73,3 +73,21 @@ def test_samples_of_a_replay_buffer_can_be_sequences():
     plan = steps.to_plan(num_envs=1)
     assert (plan.sequence_length, plan.minibatch_size) == (5, 4)
     assert plan.after(20).samples == plan.after(20).gradient_steps * 4 * 5
+
+
+# ---------------------------------------------------------------------- rounding
+def test_total_is_rounded_up_by_default():
+    plan = OnPolicySteps(total_policy_steps=1_000_000).to_plan(num_envs=8)
+    assert (plan.total_policy_steps, plan.asked["total_policy_steps"]) == (1_000_448, 1_000_000)
+    (row,) = (line for line in plan.table().splitlines() if line.startswith("policy steps"))
+    assert row.split() == ["policy", "steps", "1,000,000", "1,000,448"]
+
+
+def test_total_is_rejected_when_rounding_is_error():
+    with raises_setting("total_policy_steps"):
+        OnPolicySteps(total_policy_steps=1_000_000, rounding="error").to_plan(num_envs=8)
+
+
+def test_learning_starts_is_rounded_up_to_steps_of_all_envs():
+    plan = OffPolicySteps(learning_starts=1_001).to_plan(num_envs=4)
+    assert (plan.learning_starts, plan.random_steps) == (1_004, 1_004)
