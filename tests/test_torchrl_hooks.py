@@ -637,7 +637,7 @@ def test_two_hooks_that_set_a_learning_rate_are_refused():
         return trainer
 
     for order in (1, -1):
-        with pytest.raises(HookError, match=r"learning_rate=.* was set by something else"):
+        with pytest.raises(HookError, match=r"learning_rate=.* was set by other code"):
             trainer_with("linear", order).run()
     constant = trainer_with("constant", 1)
     constant.run()

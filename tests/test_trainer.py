@@ -1118,7 +1118,7 @@ def test_a_return_that_is_no_number_is_a_fault_of_the_environment():
         def take_episodes(self):
             return [one._replace(episode_return=math.nan) for one in super().take_episodes()]
 
-    message = r"^environment CartPole-v1, env \d.*: gave rewards whose sum over an episode is nan$"
+    message = r"^environment CartPole-v1, env \d.*: returned rewards that sum to nan over an episode$"
     with pytest.raises(EnvError, match=message):
         ppo_trainer_of(Unchecked, on_policy_plan()).run()
 
