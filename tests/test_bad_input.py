@@ -130,7 +130,7 @@ REFUSED = {
     "ppo collector_kwargs.fast_polcy=exact": "collector_kwargs={'fast_polcy': 'exact'} "
     "cannot be used: TypeError: ",
     "ppo collector=async collector_kwargs.max_stalenes=2": "collector_kwargs={"
-    "'max_stalenes': 2} cannot be used: RuntimeError: the process that collects failed: ",
+    "'max_stalenes': 2} cannot be used: RuntimeError: the collector's process failed: ",
     "ppo collector=torchrl collector_kwargs.max_frames_per_traj=x": "collector_kwargs="
     "{'max_frames_per_traj': 'x'} cannot be used: ValueError: invalid literal for int()",
     "ppo collector_kwargs.frames_per_batch=8": "collector_kwargs={'frames_per_batch': 8} cannot "

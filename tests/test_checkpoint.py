@@ -758,7 +758,9 @@ class Remembers:
 )
 def test_a_state_that_could_not_be_read_back_is_refused_when_it_is_saved(tmp_path, value):
     trainer = ppo_trainer(hooks=[Remembers(value)], folder=tmp_path)
-    with pytest.raises(SettingError, match=r"state of hook remembers\.value.*which checkpoints cannot load"):
+    with pytest.raises(
+        SettingError, match=r"state of hook remembers\.value.*which checkpoints cannot load"
+    ):
         trainer.run()
     assert trainer.policy_steps == 0
     assert Checkpoints.latest(tmp_path / "checkpoints") is None

@@ -37,7 +37,7 @@ def in_collector(plan: StepPlan, collector: Any, *, joins_steps: bool) -> Iterat
 def _in_restarts(plan: StepPlan, collector: Any, joins_steps: bool) -> Iterator[Refusal]:
     """Yield errors for episodes that would be joined, truncated or miscounted between batches."""
     if joins_steps and isinstance(collector, MultiAsyncCollector) and collector.num_workers > 1:
-        reason = "delivers worker batches in any order, but the buffer joins each to the last"
+        reason = "delivers worker batches in any order, but the buffer joins consecutive batches"
         hint = "use MultiSyncCollector, or a single worker"
         yield "collector", type(collector).__name__, reason, hint
     random_frames = getattr(collector, "init_random_frames", None)

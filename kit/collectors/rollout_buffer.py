@@ -227,7 +227,7 @@ class RolloutViews:
             if not buffer.any_done:
                 buffer.episode_ids[...] = episodes.present
         else:
-            if self._numbered != episodes.changes:  # written once until the next episode ends
+            if self._numbered != episodes.changes:  # ids are constant until an episode ends
                 self._ids[number:] = episodes.present
                 self._numbered = episodes.changes
             if buffer.any_done:

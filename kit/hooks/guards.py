@@ -117,7 +117,7 @@ class StopWhen(KitHook):
         mode: Literal["max", "min"] = "max",
     ) -> None:
         if reached is None and patience is None:
-            raise SettingError("reached", None, "defines no stop condition", "pass it or patience")
+            raise SettingError("reached", None, "defines no stop condition", "or set patience")
         self.metric = metric
         self.reached = None if reached is None else real_number("reached", reached)
         self.patience = None if patience is None else whole_number("patience", patience, at_least=1)

@@ -30,7 +30,7 @@ def from_here(path: Path) -> Path:
     """Return a path relative to the working directory if it is inside, else unchanged."""
     try:
         return path.relative_to(Path.cwd())
-    except (ValueError, OSError):  # path is outside, or the working directory was removed
+    except (ValueError, OSError):  # not in the working directory, or it was removed
         return path
 
 

@@ -212,7 +212,7 @@ class MetricsRecorder:
         self._noted.load_state_dict(state_dict["noted"])
         self._numbers = {name: list(values) for name, values in state_dict["numbers"].items()}
         saved = list(state_dict["loggers"])
-        for logger in self.loggers:  # may differ from the saved loggers
+        for logger in self.loggers:  # current loggers may differ from saved ones
             place = next((n for n, (kind, _) in enumerate(saved) if kind == _kind(logger)), None)
             if place is not None:
                 logger.load_state_dict(saved.pop(place)[1])

@@ -153,7 +153,7 @@ def _seeds(trial: CollectorUnderTest) -> None:
 def _random_actions(trial: CollectorUnderTest) -> None:
     """Check that initial random steps ignore the policy, and that later steps use it."""
     if trial.case.random_steps:
-        more = 2 * trial.case.total_frames  # whole episodes may exceed the total
+        more = 2 * trial.case.total_frames  # whole episodes may exceed the planned total
         both = [trial.run(before=_weights(trial, by), random_steps=more) for by in (0.0, 9.0)]
         same = torch.equal(*(_steps(run.batches)["action"] for run in both))
         trial.demand(same, "actions depend on the weights of the policy")

@@ -106,9 +106,9 @@ class Checkpoints:
             if reason is None:
                 raise
             before = [other.name for other in saved_in(self.folder)]
-            newest = f"the newest is {before[-1]}" if before else "no checkpoint exists yet"
-            reason = f"{reason}; earlier checkpoints are unchanged, {newest}"
-            raise WriteError(f"{path.name} was not written to {self.folder}: {reason}") from error
+            newest = f"the newest checkpoint is {before[-1]}" if before else "none exists yet"
+            what = f"{path.name} was not written to {self.folder}: {reason}"
+            raise WriteError(f"{what}. Earlier checkpoints are unchanged; {newest}.") from error
         self._last = path
         return path
 

@@ -105,7 +105,7 @@ class TorchRLCollectorAdapter(CollectorAdapter):
 
     def not_resumable(self) -> str:
         """Return why a resumed run cannot continue exactly."""
-        return "collectors of TorchRL do not save it"
+        return "TorchRL's collectors do not save it"
 
     def state_dict(self) -> dict[str, Any]:
         """Return step counts and the collector's state."""
