@@ -54,15 +54,13 @@ class AsyncCollector(KitCollector):
 
     Args:
         create_env_fn: function that creates the environment in the worker process, or an
-            environment
-            of ``make_env``, which is created again there.
+            environment of ``make_env``, which is created again there.
         policy: module from TensorDict to TensorDict. The worker's copies of it and of
             ``exploration_policy`` receive parameters, buffers, and public attributes of type int,
             float, bool or str.
         collector: collector class in the worker process.
         max_staleness: maximum number of update phases between a batch's policy and the learner; 0:
-            the
-            learner waits for each batch.
+            the learner waits for each batch.
         reuse: whether a batch is the shared buffer itself, valid until the next batch is requested.
         threads: number of PyTorch threads in the worker process.
         storing_device: device of batches.

@@ -62,8 +62,7 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
         collects_on_host: whether batches are collected in host memory and then moved to
             ``storing_device``.
         continues_episodes: whether the last batch continued the episodes of the batch before. False
-            if
-            other code stepped, reset or seeded the environments in between.
+            if other code stepped, reset or seeded the environments in between.
     """
 
     reset_at_each_iter: bool = False
@@ -202,8 +201,7 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
 
         Args:
             raw: whether batches are raw, as a replay buffer needs. Otherwise, each step is
-                normalised by
-                the statistics at that step.
+                normalised by the statistics at that step.
 
         Returns:
             Whether the collector supports it. By default, normalised environments do not support
@@ -303,8 +301,7 @@ class StepsCollector(KitCollector):
         steps_per_env: policy steps per environment and batch; alternative to ``frames_per_batch``.
         prefill_frames: policy steps of a separate first batch; 0: no prefill.
         **settings: arguments of :class:`KitCollector`. ``init_random_frames``,
-            ``exploration_frames``
-            and ``prefill_frames`` must be multiples of ``num_envs``.
+            ``exploration_frames`` and ``prefill_frames`` must be multiples of ``num_envs``.
 
     Raises:
         SettingError: if the counts cannot be reached exactly. The error lists the nearest values.

@@ -74,8 +74,7 @@ class PolicyRunner:
 
     Attributes:
         out_keys: keys of the outputs, in order; known after the first call. They include hidden
-            state
-            inputs that the policy does not return under the same key.
+            state inputs that the policy does not return under the same key.
         is_recurrent: whether the policy has hidden state or reads ``is_init``; true until known.
 
     Raises:

@@ -95,8 +95,7 @@ class VectorCollector(StepsCollector):
 
     Args:
         create_env_fn: environment, or function that creates one. TorchRL environments are
-            supported,
-            at their usual speed.
+            supported, at their usual speed.
         policy: module from TensorDict to TensorDict; ``None``: random actions.
         reuse: whether each batch overwrites the memory of the previous batch. Otherwise, the caller
             owns each batch.

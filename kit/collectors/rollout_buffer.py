@@ -48,8 +48,7 @@ class RolloutBuffer:
         env: environments whose observations and rewards are written.
         steps: time steps of a batch.
         actions: key, shape ``[num_envs, ...]`` and dtype of actions, if the policy writes them to
-            the
-            buffer.
+            the buffer.
 
     Attributes:
         rows: row of each time step.

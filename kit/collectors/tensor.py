@@ -39,8 +39,7 @@ class TensorCollector(StepsCollector):
 
     Args:
         create_env_fn: torch environment, environment of ``make_env(..., vectorization="tensor")``,
-            or
-            function that creates one.
+            or function that creates one.
         policy: module from TensorDict to TensorDict; ``None``: random actions.
         reset_at_each_iter: whether each batch starts new episodes in all environments.
         device: device of the environment; other devices raise an error.

@@ -82,8 +82,8 @@ class Anneal(KitHook):
         target: loss, module, optimiser, or a parameter group of an optimiser.
         attribute: name of a float or tensor attribute (tensors are filled in place), or ``lr`` of
             an optimiser. ``lr`` sets all parameter groups, each from its initial learning rate.
-        schedule: function from the counter to the value, or a schedule name such as ``"linear"``
-            or ``"warmup 0.1 cosine"`` (see :func:`~kit.steps.make_schedule`). A named schedule runs
+        schedule: function from the counter to the value, or a schedule name such as ``"linear"`` or
+            ``"warmup 0.1 cosine"`` (see :func:`~kit.steps.make_schedule`). A named schedule runs
             from the value at registration to ``end``. ``"constant"`` only logs the value.
         end: final value of a named schedule.
         share_of_run: fraction of the run, in (0, 1], after which a named schedule ends.

@@ -53,8 +53,7 @@ class Hook(TrainerHookBase):
     A TorchRL hook that registers itself and saves its state. ``kind`` declares its effects:
 
     - A ``step`` hook takes part in training. It may set a learning rate, fit a critic to the batch
-      or
-      end an update phase.
+      or end an update phase.
     - An ``observer`` only logs, draws, saves or displays. The trained weights are bitwise equal
       without it.
     """

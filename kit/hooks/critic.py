@@ -24,10 +24,8 @@ class FitCritic(KitHook):
 
     The critic estimates value targets once per batch and is then trained on them for ``epochs``
     passes of shuffled minibatches. The policy's advantages come from the fitted critic, as in
-    pyrado.
-    Plan and ledger count only the policy's gradient steps. The critic's gradient steps are logged
-    as
-    ``critic/gradient_steps``.
+    pyrado. Plan and ledger count only the policy's gradient steps. The critic's gradient steps are
+    logged as ``critic/gradient_steps``.
 
     Args:
         critic: module from observations to ``state_value``.
@@ -90,8 +88,7 @@ class FitCritic(KitHook):
         """Fit the critic to the stored batch, which is not modified.
 
         Only the newest batch is used, so random prefill batches are skipped unless the policy
-        trains on
-        them.
+        trains on them.
         """
         (batch, *more), self._batches = self._batches, []
         batch = torch.cat([batch, *more], dim=-1) if more else batch.copy()

@@ -103,10 +103,9 @@ class Evaluator:
 
         Returns:
             Mean, population standard deviation, minimum and maximum of the returns, the mean length
-            in
-            policy steps, and means of numeric ``info`` entries. ``evaluation/truncated_episodes``
-            is
-            included if episodes were truncated after ``max_steps``.
+            in policy steps, and means of numeric ``info`` entries.
+            ``evaluation/truncated_episodes`` is included if episodes were truncated after
+            ``max_steps``.
         """
         episodes = self.play(number)
         columns = episode_columns(episodes, "evaluation")
@@ -142,9 +141,9 @@ class Evaluator:
                     if (longest := schedule.cut_longest()) is not None:
                         env.restart(longest)
                         self._actor.end_episodes(longest)
-            except EnvError as fault:
-                what, step = f"{fault.what} (in an evaluation)", schedule.steps
-                raise EnvError(fault.name, fault.env, what, step) from fault
+            except EnvError as error:
+                what, step = f"{error.what} (in an evaluation)", schedule.steps
+                raise EnvError(error.name, error.env, what, step) from error
         if schedule.cut and not self._cut:
             episodes = f"{plural(schedule.cut, 'episode')} of {env.name}"
             hint = "Set env.max_episode_steps or evaluation_max_steps."

@@ -32,8 +32,7 @@ class NaNGuard(KitHook):
     """Ends the run when a training metric is NaN or infinite.
 
     Every metrics row is checked. The metrics since the last row are checked before every
-    checkpoint,
-    so a saved checkpoint is always finite.
+    checkpoint, so a saved checkpoint is always finite.
     """
 
     name = "nan_guard"
@@ -100,8 +99,7 @@ class StopWhen(KitHook):
 
     Raises:
         SettingError: if ``reached`` and ``patience`` are both ``None``, ``reached`` is not a number
-            or
-            ``patience`` is less than 1.
+            or ``patience`` is less than 1.
     """
 
     kind = "step"

@@ -19,10 +19,8 @@ class BestPolicy(KitHook):
     """Keeps the weights and normalisation statistics of the best evaluation so far.
 
     On ties, the latest evaluation is kept: if returns have a maximum, early policies may reach it
-    by
-    chance in a few episodes. The best policy is part of checkpoints, so a resumed run keeps it.
-    Play
-    it with ``kit evaluate RUN --best``. :meth:`restore` copies it into the trainer.
+    by chance in a few episodes. The best policy is part of checkpoints, so a resumed run keeps it.
+    Play it with ``kit evaluate RUN --best``. :meth:`restore` copies it into the trainer.
 
     Args:
         metric: name of an evaluation metric column.
@@ -89,11 +87,9 @@ class SavePolicy(KitHook):
     """Saves the policy to a folder at the end of a run, and passes the folder to the loggers.
 
     The folder contains the config, and the last and best weights with their normalisation
-    statistics.
-    It omits replay buffer, optimiser and metrics, so it is small enough to share. ``kit evaluate``,
-    ``SavedRun`` and ``init_from`` read it like a run folder, and W&B stores it as a model. A run
-    that
-    fails writes no folder. A resumed run overwrites it.
+    statistics. It omits replay buffer, optimiser and metrics, so it is small enough to share. It
+    can be used like a run folder by ``kit evaluate``, ``SavedRun`` and ``init_from``. W&B stores
+    it as a model. A run that fails writes no folder. A resumed run overwrites it.
     """
 
     # "setup" covers resuming a finished run, which writes no further checkpoint.

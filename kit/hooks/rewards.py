@@ -21,8 +21,7 @@ class ScaleReward(KitHook):
         scale: factor of the rewards (Haarnoja et al. 2018, section 5.2). Larger values reduce the
             weight of the entropy bonus.
         standardize: whether to first standardise rewards to mean 0 and standard deviation 1 over
-            the
-            minibatch, with the sample standard deviation (n - 1), as in PyTorch and pyrado.
+            the minibatch, with the sample standard deviation (n - 1), as in PyTorch and pyrado.
     """
 
     kind: Kind = "step"

@@ -26,8 +26,7 @@ class RecordVideo(KitHook):
     """Records an episode after an evaluation and passes the video to the loggers, such as W&B.
 
     The recorded episode is played in a separate environment, in addition to the evaluation's
-    episodes.
-    With several particles, the first particle acts. Requires the ``video`` extra.
+    episodes. With several particles, the first particle acts. Requires the ``video`` extra.
 
     Args:
         folder: folder for the videos, each named after its step count.

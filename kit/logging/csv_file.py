@@ -55,7 +55,7 @@ class CsvFile:
         self.columns: list[str] = []
         self.rows = 0
 
-    def refuse_earlier_rows(self) -> None:
+    def reject_earlier_rows(self) -> None:
         """Raise SettingError if the file contains rows of another run."""
         if self._read():
             reason = f"has rows of an earlier run ({self.path.name}), which would be overwritten"

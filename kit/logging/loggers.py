@@ -88,7 +88,7 @@ class CsvLogger(RowLogger):
         """
         make_folder(self.folder)
         for file in () if self.continues else self._files.values():
-            file.refuse_earlier_rows()
+            file.reject_earlier_rows()
 
     def log_row(self, row: Row) -> None:
         """Append a row to both files. New names become new columns."""

@@ -102,7 +102,7 @@ class MetricsRecorder:
         names = self._hook_metrics if of_hooks else self._trainer_metrics
         if not names.issuperset(metrics):
             names.update(metrics)
-            refuse_taken(self._hook_metrics & self._trainer_metrics)
+            reject_existing_columns(self._hook_metrics & self._trainer_metrics)
         for name, value in metrics.items():
             if isinstance(value, np.generic):
                 value = value.item()
@@ -148,7 +148,7 @@ class MetricsRecorder:
         row: dict[str, float | int] = {**counters, **episode_columns(episodes)}
         row |= {f"train/{name}": value for name, value in self.metrics.take().items()}
         noted, times = self._take_noted(), self._times(counters[self.axis])
-        refuse_taken(noted.keys() & (row | times).keys())
+        reject_existing_columns(noted.keys() & (row | times).keys())
         row |= noted | times
         self.latest |= row
         for logger in self.loggers:
@@ -227,7 +227,7 @@ def _finish(logger: RowLogger, ledger: str) -> None:
             logger.close()
 
 
-def refuse_taken(names: Iterable[str]) -> None:
+def reject_existing_columns(names: Iterable[str]) -> None:
     """Raise an error for metrics of hooks that would replace other columns."""
     for name in sorted(names):
         reason = "is an existing column, which the metric of a hook would replace"

@@ -96,14 +96,14 @@ def check_collector(
 
     Args:
         make: function that creates a collector of ``world.env(case)`` for a case.
-        promises: names of the :data:`COLLECTOR_CHECKS` to run; by default all.
-            TorchRL's collectors pass :data:`TORCHRL_COLLECTOR_CHECKS`.
+        promises: names of the :data:`COLLECTOR_CHECKS` to run; by default all. TorchRL's collectors
+            pass :data:`TORCHRL_COLLECTOR_CHECKS`.
         world: environment and its expected transitions.
         cases: sizes and seeds to test; by default the cases of ``world``.
         exact_resume: whether a resumed run must continue bit by bit. If false, for environments
-            whose
-            state cannot be captured, only counts have to continue and all environments must start
-            new episodes. A collector that reports ``exact_resume`` must always resume exactly.
+            whose state cannot be captured, only counts have to continue and all environments must
+            start new episodes. A collector that reports ``exact_resume`` must always resume
+            exactly.
 
     Returns:
         Names of the checks that were run.
@@ -213,7 +213,7 @@ def _random_numbers(trial: CollectorUnderTest) -> None:
         _demand_undisturbed(trial, before)
     trial.demand(equal(runs[0], runs[1]), "depends on PyTorch's global RNG")
     before = _global_random_numbers()
-    with trial.made() as collector:
+    with trial.create() as collector:
         collector.load_state_dict(collector.state_dict())
     _demand_undisturbed(trial, before)
 
@@ -236,7 +236,7 @@ def _demand_undisturbed(trial: CollectorUnderTest, before: dict[str, Any]) -> No
 def _memory(trial: CollectorUnderTest) -> None:
     """Check that batches do not share memory and carry no gradients."""
     batches, copies = [], []
-    with trial.made() as collector:
+    with trial.create() as collector:
         for batch in collector:
             grown = [key for key in batch.keys(True, True) if batch.get(key).requires_grad]
             trial.demand(not grown, f"entries {grown} of a batch require gradients")
@@ -257,7 +257,7 @@ def _policy(trial: CollectorUnderTest) -> None:
     if present, must be that of the new or the previous weights.
     """
     trial.world.policies.clear()
-    with trial.made(batches=_BATCHES_TO_FOLLOW, random_steps=0) as collector:
+    with trial.create(batches=_BATCHES_TO_FOLLOW, random_steps=0) as collector:
         policy: Any = trial.world.policies[-1] if trial.world.policies else None
         before, good, wanted = copy.deepcopy(policy), [True], [torch.zeros(1)]
         for number, batch in enumerate(collector):
@@ -307,9 +307,9 @@ def _checkpoint(trial: CollectorUnderTest) -> None:
     """
     half, seed = len(trial.whole.batches) // 2, trial.case.seed
     with (
-        trial.made() as saving,
-        trial.made(seed=seed + 50) as between,
-        trial.made(seed=seed + 100) as resumed,
+        trial.create() as saving,
+        trial.create(seed=seed + 50) as between,
+        trial.create(seed=seed + 100) as resumed,
     ):
         iterator = iter(saving)
         before = [next(iterator).clone() for _ in range(half)]

@@ -27,9 +27,8 @@ class Counter(gym.Env[NDArray[np.float32], int]):  # type: ignore[misc, unused-i
     """Environment that counts the steps of its episodes.
 
     Observation: a random number ``x`` from [0, 1) for each episode, the step count, and the last
-    action
-    (initially 0). Episodes terminate after ``1 + floor(6 x)`` steps and are truncated after 4
-    steps. The reward is ``x + step + 10 action``.
+    action (initially 0). Episodes terminate after ``1 + floor(6 x)`` steps and are truncated after
+    4 steps. The reward is ``x + step + 10 action``.
     """
 
     observation_space = gym.spaces.Box(0.0, np.inf, (3,), np.float32)

@@ -61,9 +61,8 @@ def check_observed(
         dialect: dialect with the settings of the run, whose plan gives :func:`figures_of`; or an
             :class:`Expectation` with figures of any name.
         observed: figures by name. ``error`` means that the library failed, so the dialect must
-            reject
-            the settings. A mapping whose name ends with ``_run`` contains the figures of one of
-            several runs, which are predicted as ``NAME.FIGURE``.
+            reject the settings. A mapping whose name ends with ``_run`` contains the figures of one
+            of several runs, which are predicted as ``NAME.FIGURE``.
         varying: names of figures that differ between runs and are not compared.
         cut: number of recorded entries of a list, by name; 20 by default.
 

@@ -178,7 +178,7 @@ class CollectorUnderTest:
             **changes: fields of the case to change.
         """
         batches, counted = [], []
-        with self.made(**changes) as collector:
+        with self.create(**changes) as collector:
             if before is not None:
                 before(collector)
             for batch in collector:
@@ -189,7 +189,7 @@ class CollectorUnderTest:
             return Run(batches, take_episodes(collector), collector, counted=counted)
 
     @contextlib.contextmanager
-    def made(self, **changes: Any) -> Iterator[Any]:
+    def create(self, **changes: Any) -> Iterator[Any]:
         """Create a collector for the case with some fields changed, and shut it down at the end."""
         collector = self.make(replace(self.case, **changes))
         try:

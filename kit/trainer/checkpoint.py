@@ -356,8 +356,8 @@ def make_parts_when_loaded(loss_module: Any) -> None:
     Otherwise PyTorch would reject states of value estimators, target entropies or lazy layers.
     """
     modules = loss_module.modules() if isinstance(loss_module, nn.Module) else ()
-    for one in (module for module in modules if isinstance(module, LossModule)):
-        one.register_load_state_dict_pre_hook(_make_parts)
+    for loss in (module for module in modules if isinstance(module, LossModule)):
+        loss.register_load_state_dict_pre_hook(_make_parts)
 
 
 def _make_parts(loss: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:

@@ -17,14 +17,14 @@ from kit.steps import SettingError
 from kit.trainer.batches import size_of
 
 
-def refuse(*refusals: Iterable[Refusal]) -> None:
+def raise_first(*errors: Iterable[Refusal]) -> None:
     """Raise the first error, if there is one.
 
     Raises:
         SettingError: with the setting, value, reason and hint of the first error.
     """
-    for refusal in itertools.chain(*refusals):
-        raise SettingError(*refusal)
+    for arguments in itertools.chain(*errors):
+        raise SettingError(*arguments)
 
 
 ADDING = ("batch_process", "pre_epoch", "process_optim_batch")

@@ -16,7 +16,7 @@ from torchrl.trainers import EarlyStopping, TargetNetUpdaterHook
 from kit.buffers import Minibatches
 from kit.hooks.base import snake_case
 from kit.logging.loggers import RowLogger
-from kit.logging.metrics_recorder import MetricsRecorder, refuse_taken
+from kit.logging.metrics_recorder import MetricsRecorder, reject_existing_columns
 from kit.steps import SettingError, StepLedger, StepPlan
 from kit.trainer.stages import Stages
 
@@ -107,8 +107,7 @@ class TorchRLProtocol:
 
         Raises:
             SettingError: if the stage does not exist or never runs, if the function does not accept
-                its
-                arguments, or if it steps a scheduler that needs a metric.
+                its arguments, or if it steps a scheduler that needs a metric.
         """
         stops_early = isinstance(op, EarlyStopping)
         self.stages.register(dest, _once_logged(op, self) if stops_early else op, **kwargs)
@@ -166,7 +165,7 @@ class TorchRLProtocol:
             return
         for metrics in self.stages.log(stage, *arguments):
             metrics.pop("log_pbar", None)  # flag for TorchRL's progress bar
-            refuse_taken(self._counters.intersection(metrics))
+            reject_existing_columns(self._counters.intersection(metrics))
             self.journal.note(metrics, of_hooks=True)
             self._publish(metrics)
 

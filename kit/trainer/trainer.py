@@ -74,8 +74,7 @@ class Trainer(TorchRLProtocol):
             critic of ``advantage``, must be networks of the update's loss or frozen
             (``requires_grad_(False)``).
         buffer: source of minibatches, such as a TorchRL replay buffer; ``None``: passes over the
-            last
-            batch.
+            last batch.
         advantage: adds advantages and value targets to each batch before it is trained on.
         evaluate: evaluates the policy when the plan says so.
         logger: logger or loggers that receive each row of metrics.
@@ -84,8 +83,7 @@ class Trainer(TorchRLProtocol):
             checkpoints.
         log_every: policy steps (offline: gradient steps) between rows; ``None``: 1% of the run.
         checkpoint_every: policy steps (offline: gradient steps) between checkpoints; ``None``: 10%
-            of
-            the run.
+            of the run.
         loss_module: loss module for TorchRL's hooks and steppers; by default the update's.
         optimizer: optimiser for TorchRL's hooks and steppers; by default the update's.
         config: config of the run, as plain values, for loggers.
@@ -131,7 +129,7 @@ class Trainer(TorchRLProtocol):
             )
         joins = getattr(minibatches, "joins_steps", False)
         self.schedule = RunSchedule(plan, log_every=log_every, checkpoint_every=checkpoint_every)
-        checks.refuse(
+        checks.raise_first(
             compatibility.in_collection(plan, collector),
             compatibility.in_buffer(plan, minibatches),
             () if collector is None else plan_fit.in_collector(plan, collector, joins_steps=joins),
@@ -139,7 +137,7 @@ class Trainer(TorchRLProtocol):
             in_checkpoints(folder, minibatches),
         )
         raw = compatibility.stores_raw(plan, minibatches, advantage)
-        checks.refuse(compatibility.in_raw_batches(collector, raw))
+        checks.raise_first(compatibility.in_raw_batches(collector, raw))
         if raw:
             minibatches.normalize_by(normalizer_of(collector))  # type: ignore[attr-defined]
         super().__init__(
@@ -171,7 +169,7 @@ class Trainer(TorchRLProtocol):
             self.add(hook)
         if progress and not any(isinstance(hook, Console) for hook in requested):
             self.add(Console(progress if isinstance(progress, str) else ""))
-        checks.refuse(
+        checks.raise_first(
             compatibility.in_updates(plan, update, self.loss_module, advantage, self.stages),
             compatibility.in_networks(update, collector, evaluate, advantage, self.stages),
             compatibility.in_priorities(self.buffer, self.loss_module),
@@ -182,7 +180,7 @@ class Trainer(TorchRLProtocol):
         )
         saving = (BestPolicy, SavePolicy)
         if any(isinstance(hook, saving) for hook in self.registered_modules.values()):
-            checks.refuse(in_saved_policies(collector))
+            checks.raise_first(in_saved_policies(collector))
         self.numbers = IsolatedRNG()
         make_parts_when_loaded(self.loss_module)
         if resume_from is not None:
@@ -199,7 +197,7 @@ class Trainer(TorchRLProtocol):
             HookError: if a hook raises.
             EnvError: if an environment fails.
         """
-        checks.refuse(
+        checks.raise_first(
             compatibility.in_learning_rates(self.update, self.registered_modules),
             compatibility.in_hooks(self.plan, self.update, self.buffer, self.stages),
             compatibility.in_targets(self.plan, self.update, self.loss_module, self.stages),
@@ -330,7 +328,7 @@ class Trainer(TorchRLProtocol):
 
     def write_row(self) -> None:
         """Log a row of counters and metrics."""
-        checks.refuse(plan_fit.in_random_steps(self.plan, self.ledger, self.collector))
+        checks.raise_first(plan_fit.in_random_steps(self.plan, self.ledger, self.collector))
         self.batches.count_environment(self.ledger)
         self.journal.note(self.batches.metrics())
         row = self.journal.write_row(self.ledger.counters(), self.batches.take_episodes())
@@ -360,7 +358,7 @@ class Trainer(TorchRLProtocol):
         self._save_requested = False
         if self.folder is None:
             return None
-        checks.refuse(in_saving(self.batches.iteration, self.ledger))
+        checks.raise_first(in_saving(self.batches.iteration, self.ledger))
         self.stages.fire("save")
         self.batches.count_environment(self.ledger)
         if self.last_checkpoint is None:
@@ -379,7 +377,7 @@ class Trainer(TorchRLProtocol):
         """
         self.last_checkpoint = Path(checkpoint)
         self.checkpoints.load(self.last_checkpoint)
-        checks.refuse(in_resumed(self.plan, self.ledger, checkpoint))
+        checks.raise_first(in_resumed(self.plan, self.ledger, checkpoint))
         if not getattr(self.batches.collector, "exact_resume", False):
             lost = self.batches.not_resumable() or "the collector does not save it"
             warn_of_lost_environments(lost)
@@ -418,10 +416,9 @@ class Trainer(TorchRLProtocol):
 
         Raises:
             SettingError: if the best policy was not saved, no evaluation was made, or statistics
-                are
-                stored in another process.
+                are stored in another process.
         """
-        checks.refuse(in_saved_policies(self.collector))
+        checks.raise_first(in_saved_policies(self.collector))
         return self.checkpoints.load_policy(Path(checkpoint), best)
 
     def save_policy(self, folder: Path | str) -> Path:
@@ -429,8 +426,8 @@ class Trainer(TorchRLProtocol):
 
         Args:
             folder: folder in which ``checkpoints`` is created. With a ``config.yaml`` it can be
-                used like
-                a run folder for ``kit evaluate`` and ``init_from``, but not to resume a run.
+                used like a run folder for ``kit evaluate`` and ``init_from``, but not to resume a
+                run.
 
         Raises:
             WriteError: if the checkpoint cannot be written.
@@ -457,7 +454,7 @@ class Trainer(TorchRLProtocol):
     def _start(self) -> None:
         """Start loggers and hooks, unless a custom training loop has already started them."""
         if not self._started:
-            checks.refuse(in_folder(self.folder, self.last_checkpoint))
+            checks.raise_first(in_folder(self.folder, self.last_checkpoint))
             self._started = True
             done = getattr(self.ledger, self.plan.axis)
             self.journal.start(done, self.config, self.plan.table())

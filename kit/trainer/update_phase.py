@@ -67,7 +67,7 @@ class UpdatePhase:
         trainer.stages.fire("pre_optim_steps")
         if trainer.advantage is not None:
             estimated: TensorDictBase = trainer.advantage(batch)
-            checks.refuse(checks.in_estimated(estimated, batch, trainer))
+            checks.raise_first(checks.in_estimated(estimated, batch, trainer))
             batch = estimated
         steps: int | None = None
         while due and not trainer.skips_rest_of_update:
@@ -96,7 +96,7 @@ class UpdatePhase:
             return batch
         before, paths = size_of(batch), leaves(batch)
         processed: TensorDictBase = trainer.stages.pipe(stage, batch)
-        checks.refuse(checks.in_processed(stage, before, paths, processed, trainer))
+        checks.raise_first(checks.in_processed(stage, before, paths, processed, trainer))
         return processed
 
     def _fill(self, batch: TensorDictBase) -> None:
@@ -213,9 +213,11 @@ class UpdatePhase:
             places = places.clone()  # hooks may change the index in place
         paths = leaves(drawn)
         minibatch: TensorDictBase = stages.pipe("process_optim_batch", drawn)
-        checks.refuse(checks.in_left_out("process_optim_batch", paths, minibatch, self.trainer))
+        checks.raise_first(
+            checks.in_left_out("process_optim_batch", paths, minibatch, self.trainer)
+        )
         if places is not None:
-            checks.refuse(checks.in_places(places, entry(minibatch, "index")))
+            checks.raise_first(checks.in_places(places, entry(minibatch, "index")))
         return minibatch
 
     def _skip_minibatches(self, due: int) -> None:
@@ -236,8 +238,7 @@ def gradient_step(
     Args:
         trainer: trainer whose update, stages and buffer are used.
         minibatches: minibatches whose gradients are accumulated. TorchRL's steppers receive them
-            one
-            at a time and accumulate internally.
+            one at a time and accumulate internally.
 
     Returns:
         Scalar metrics on the device.
