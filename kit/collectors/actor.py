@@ -225,8 +225,8 @@ class ActionSelector:
 
     def _tensors(self, observation: Arrays) -> Tensors:
         if self._on_cpu:
-            # Copy: a policy may keep its inputs, whose memory is reused. MKL's rounding also
-            # depends on memory alignment, which differs in a resumed run.
+            # Copy, because a policy may keep its inputs, whose memory is reused.
+            # MKL's rounding also depends on memory alignment, which differs in a resumed run.
             return {key: torch.from_numpy(array).clone() for key, array in observation.items()}
         return {k: torch.from_numpy(array).to(self.device) for k, array in observation.items()}
 

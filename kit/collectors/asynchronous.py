@@ -463,7 +463,7 @@ class _Worker:
             self.newest = self.collected - self.max_staleness - 1
             self.pipe.send(("loaded", self.collector.exact_resume))
         elif command == "seed":
-            self._collect_due()  # with the old RNG state, regardless of timing
+            self._collect_due()  # batches in progress use the old RNG state
             self.collector.set_seed(arguments[0])
             self.pipe.send(("seeded", None))
         elif command == "raw":

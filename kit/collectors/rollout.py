@@ -155,7 +155,7 @@ class VectorCollector(StepsCollector):
 
     def _collect_steps(self, steps: int) -> TensorDictBase:
         self.continues_episodes = self.env.is_at(self._left) and not self.reset_at_each_iter
-        if not self.continues_episodes:  # partial episodes of other code are not counted
+        if not self.continues_episodes:  # drop episodes that other code has stepped
             self.env.abandon()
             self._restart()
         buffer = self._begin(steps)

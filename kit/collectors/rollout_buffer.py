@@ -249,7 +249,7 @@ class RolloutViews:
 
 
 class EpisodeIds:
-    """Numbers of the episodes of a run.
+    """Assigns numbers to the episodes of a run.
 
     Attributes:
         present: numbers of the open episodes, ``[num_envs]``.

@@ -92,7 +92,7 @@ class Evaluator:
         self.fast_policy = fast_policy_of(fast_policy)
         how = {"exploration_type": exploration_type, "device": self.device}
         how |= {"fast_policy": self.fast_policy, "keeps_outputs": False}
-        with in_training(policy, False):  # a GPU policy is copied in the mode it is called in
+        with in_training(policy, False):  # copies a GPU policy in evaluation mode
             self._actor = ActionSelector(env, policy, **how)
 
     def __call__(self, number: int = 0) -> dict[str, float]:

@@ -127,7 +127,7 @@ class StopWhen(KitHook):
     def end(self) -> None:
         """Warn if no row of a complete run contained the metric."""
         plan, ledger = self.trainer.plan, self.trainer.ledger
-        complete = getattr(ledger, plan.axis) >= (plan.length or 0)  # an incomplete run may lack it
+        complete = getattr(ledger, plan.axis) >= (plan.length or 0)  # else it may be logged later
         if self.best is None and self._columns and complete:
             near = nearest_first(self.metric, sorted(self._columns))[0]
             what = f"StopWhen never found the metric {self.metric!r}, so it could not stop the run"

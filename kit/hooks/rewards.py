@@ -32,10 +32,12 @@ class ScaleReward(KitHook):
         self.scale, self.standardize = scale, standardize
 
     def scaled(self, minibatch: TensorDictBase) -> TensorDictBase:
-        """Replace the rewards of a minibatch in place."""
+        """Standardise and scale the rewards of a minibatch in place."""
         reward = minibatch.get(_REWARD)
         if self.standardize:
-            correction = min(reward.numel() - 1, 1)  # undefined for a single reward
+            correction = min(
+                reward.numel() - 1, 1
+            )  # a single reward has no sample standard deviation
             std, mean = torch.std_mean(reward, correction=correction)
             reward = (reward - mean) / std.clamp_min(_MIN_STD)
         return minibatch.set(_REWARD, reward * self.scale)

@@ -99,7 +99,7 @@ class RunCheckpoints:
 
     # ------------------------------------------------------------------ the policy alone
     def save_policy(self, folder: Path, steps: int, counters: Mapping[str, Any]) -> Path:
-        """Write a checkpoint of the policy only: last and best weights with their statistics."""
+        """Write a checkpoint that contains only the last and best policy."""
         parts = {**self._policy_parts(), **self._best_policies()}
         return Checkpoints(folder, parts, keep=1).save(steps, {"counters": counters})
 

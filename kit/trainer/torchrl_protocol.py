@@ -136,7 +136,7 @@ class TorchRLProtocol:
         self._save_requested = True
 
     def skip_rest_of_update(self) -> None:
-        """End this update phase after the current epoch, and count the rest as skipped."""
+        """End this update phase after this epoch. Remaining gradient steps count as skipped."""
         self.skips_rest_of_update = True
 
     def compute_loss(self, sub_batch: TensorDictBase, method: str | None = None) -> Any:

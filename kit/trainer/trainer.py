@@ -422,7 +422,7 @@ class Trainer(TorchRLProtocol):
         return self.checkpoints.load_policy(Path(checkpoint), best)
 
     def save_policy(self, folder: Path | str) -> Path:
-        """Write a checkpoint for :meth:`load_policy`: weights and statistics, last and best.
+        """Write a checkpoint of the last and best policy, which :meth:`load_policy` can load.
 
         Args:
             folder: folder in which ``checkpoints`` is created. With a ``config.yaml`` it can be
