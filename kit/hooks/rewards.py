@@ -35,9 +35,7 @@ class ScaleReward(KitHook):
         """Standardise and scale the rewards of a minibatch in place."""
         reward = minibatch.get(_REWARD)
         if self.standardize:
-            correction = min(
-                reward.numel() - 1, 1
-            )  # a single reward has no sample standard deviation
+            correction = min(reward.numel() - 1, 1)  # a single reward has no sample std
             std, mean = torch.std_mean(reward, correction=correction)
             reward = (reward - mean) / std.clamp_min(_MIN_STD)
         return minibatch.set(_REWARD, reward * self.scale)

@@ -50,8 +50,8 @@ def in_learning_rates(update: Any, modules: Mapping[str, Any]) -> Iterator[Refus
         owners = [value.owner for value in hook.values] if isinstance(hook, Anneal) else [optimizer]
         for owner in owners:
             # A hook may step a separate optimiser, but not one with the weights of the update.
-            groups = owner.param_groups if isinstance(owner, Optimizer) else ()
-            weights = {id(weight) for group in groups for weight in group["params"]}
+            stepped = owner.param_groups if isinstance(owner, Optimizer) else ()
+            weights = {id(weight) for group in stepped for weight in group["params"]}
             if weights & trained and not any(owner is optimizer for optimizer in stepping):
                 reason = "sets the learning rate of an optimiser that makes no steps"
                 yield "hook", type(hook).__name__, reason, "pass it the optimiser of the update"
