@@ -126,7 +126,7 @@ REFUSED = {
     "ppo preset=mujco": "preset='mujco' is not a choice; what works: mujoco or",
     "ppo lr_schedule=lin": "lr_schedule='lin' is not a schedule; what works: linear or",
     "ppo activation=tan": "activation='tan' is not a choice; what works: tanh or",
-    "ppo collector=vecor": "collector='vecor' is no collector; what works: vector or",
+    "ppo collector=vecor": "collector='vecor' is not a registered collector; what works: vector or",
     "ppo collector_kwargs.fast_polcy=exact": "collector_kwargs={'fast_polcy': 'exact'} "
     "cannot be used: TypeError: ",
     "ppo collector=async collector_kwargs.max_stalenes=2": "collector_kwargs={"
