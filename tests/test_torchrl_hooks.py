@@ -498,7 +498,7 @@ def test_weights_of_another_policy_are_refused():
     other = make_actor(trainer.collector.env, (9,))
     trainer.add(UpdateWeights(trainer.collector, 1, lambda: other))
     with pytest.raises(
-        HookError, match=r"UpdateWeights.*weights=.*has shape \(9,\), \(8,\) in the"
+        HookError, match=r"UpdateWeights.*weights=.*has shape \(9,\), but \(8,\) in the"
     ):
         trainer.run()
 
