@@ -503,10 +503,10 @@ def test_a_hook_that_trains_what_no_checkpoint_has_is_said_once(tmp_path):
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             ppo_trainer(hooks=[hook], folder=folder).run()
-        return [text for one in told if "begins it anew" in (text := str(one.message))]
+        return [text for one in told if "resets the optimiser" in (text := str(one.message))]
 
     (text,) = said(Learns(), tmp_path)
-    assert text.startswith("hook Learns has an optimiser, and nothing in its state_dict()")
+    assert text.startswith("Hook Learns has an optimiser, but its state_dict() is empty")
     trainer = ppo_trainer()
     annealed = AnnealLearningRate(trainer.optimizer, "linear")  # of the update
     assert said(Keeps(), tmp_path / "2") == said(Learns(), None) == []

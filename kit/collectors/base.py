@@ -59,8 +59,7 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
         environment_errors: environment failures recovered from so far.
         exact_resume: whether the last :meth:`load_state_dict` restored the complete state.
         exact_policy: whether the policy's outputs are bitwise equal to those of its module.
-        collects_on_host: whether batches are collected in host memory and then moved to
-            ``storing_device``.
+        collects_on_host: whether batches are collected on the host before ``storing_device``.
         continues_episodes: whether the last batch continued the episodes of the batch before. False
             if other code stepped, reset or seeded the environments in between.
     """
@@ -200,12 +199,10 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
         The policy always acts on normalised observations.
 
         Args:
-            raw: whether batches are raw, as a replay buffer needs. Otherwise, each step is
-                normalised by the statistics at that step.
+            raw: whether batches are raw, as a replay buffer needs, or normalised at each step.
 
         Returns:
-            Whether the collector supports it. By default, normalised environments do not support
-            raw batches.
+            Whether the collector supports it. By default, only unnormalised environments do.
         """
         return not raw or self.normalizer is None
 

@@ -75,8 +75,8 @@ class _Value:
 class Anneal(KitHook):
     """Sets an attribute of an object to the value of a schedule, once per iteration.
 
-    The first iteration uses the start value, and the value is exactly the end value when the run
-    ends. The value depends only on the counter, so a resumed run continues the schedule.
+    The value is exactly the start value in the first iteration and the end value when the run ends.
+    It depends only on the counter, so a resumed run continues the schedule.
 
     Args:
         target: loss, module, optimiser, or a parameter group of an optimiser.
@@ -87,10 +87,9 @@ class Anneal(KitHook):
             from the value at registration to ``end``. ``"constant"`` only logs the value.
         end: final value of a named schedule.
         share_of_run: fraction of the run, in (0, 1], after which a named schedule ends.
-        counter: ledger counter that drives the schedule. Defaults to ``gradient_steps`` offline and
-            to ``policy_steps`` otherwise. A named schedule uses ``iterations`` if the total policy
-            steps are not known in advance. On a GPU, ``env_steps`` and ``episodes`` synchronise in
-            every iteration.
+        counter: ledger counter that drives the schedule; by default ``policy_steps``, offline
+            ``gradient_steps``, or ``iterations`` for a named schedule if the total policy steps are
+            unknown. On a GPU, ``env_steps`` and ``episodes`` synchronise in every iteration.
         name: name of the logged metric.
 
     Raises:
@@ -138,8 +137,8 @@ class Anneal(KitHook):
             stale = ("evaluations", "evaluation_episodes")
             if self.counter in (*stale, *(["policy_steps"] if trainer.plan.offline else [])):
                 reason = "is not updated before the value of the next iteration is set"
-                hint = ["gradient_steps", "iterations"]
-                raise SettingError("counter", self.counter, reason, hint)
+                counters = ["gradient_steps", "iterations"]
+                raise SettingError("counter", self.counter, reason, counters)
         self._set_schedules(trainer)
         super().register(trainer, self.name)
 
@@ -181,11 +180,7 @@ class Anneal(KitHook):
         self.set()
 
     def step(self) -> None:
-        """Set the values for the next iteration.
-
-        Raises:
-            SettingError: if other code has changed a value since the last iteration.
-        """
+        """Set the values for the next iteration. Raise an error if other code changed a value."""
         for value in self.values:
             if value.schedule is not None and (present := value.readable()) != value.written:
                 reason = f"was set by other code during the run, and {self.name} would overwrite it"

@@ -23,9 +23,7 @@ AXES = ("policy_steps", "env_steps", "gradient_steps", "time/seconds")
 
 
 class RowLogger:
-    """Base class of loggers, which receive one row of metrics per log point.
-
-    All methods except ``log_row`` are optional.
+    """Base class of loggers, of which only ``log_row`` must be implemented.
 
     Attributes:
         axis: column of the x-axis, set before ``start``; ``gradient_steps`` for offline plans.
@@ -253,8 +251,7 @@ class WandbLogger(TorchRLLogger):
 def _check_settings_of_wandb(run: Path) -> None:
     """Raise SettingError if W&B would read settings from a run folder.
 
-    Such settings could redirect the API key to another host. W&B reads ``wandb/settings`` of the
-    working directory, but never writes it to a run folder.
+    Such settings, which W&B itself never writes, could redirect the API key to another host.
     """
     here = Path.cwd()
     in_run = (here / "config.yaml").exists() and any(

@@ -235,13 +235,10 @@ def reject_existing_columns(names: Iterable[str]) -> None:
 
 
 def episode_columns(episodes: Sequence[Episode], prefix: str = "episode") -> dict[str, float]:
-    """Return return, length and ``info`` statistics of episodes as columns.
-
-    The columns are the mean, population standard deviation, minimum and maximum of the returns, the
-    mean length, and means of numeric ``info`` entries. Without episodes there are no columns.
+    """Return statistics of returns, and means of lengths and ``info`` entries, as columns.
 
     Args:
-        episodes: finished episodes.
+        episodes: finished episodes; no episodes give no columns.
         prefix: prefix of the column names, as in ``episode/return``.
     """
     if not episodes:

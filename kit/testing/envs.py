@@ -99,8 +99,7 @@ class GoNoGo(_Task):
 class Glimpse(_Task):
     """Pixel task: shows a bright square, and asks for the quarter of the image that contains it.
 
-    Observations are uint8 images ``[size, size, 1]``. Each correct answer earns 1, and an episode
-    has 8 steps.
+    Observations are uint8 images ``[size, size, 1]``. Each of 8 correct answers earns 1.
 
     Args:
         size: image size in pixels.

@@ -62,12 +62,7 @@ def in_processed(
 ) -> Iterator[Refusal]:
     """Yield an error if hooks changed the number of transitions or removed advantages.
 
-    Args:
-        stage: stage of the hooks.
-        before: number of transitions that the hooks received.
-        paths: entries that the hooks received.
-        batch: batch that the hooks returned.
-        trainer: trainer that called the hooks.
+    ``before`` is the number of transitions and ``paths`` are the entries that the hooks received.
     """
     if trainer.plan.on_policy and (after := size_of(batch)) != before:
         reason = f"has hooks that returned {after} instead of {before} transitions of a batch"

@@ -59,9 +59,8 @@ class Trainer(TorchRLProtocol):
     steps. The loop is the same for every algorithm. It implements TorchRL's hook protocol, so
     TorchRL's hook objects can be registered unchanged.
 
-    Each run has its own copy of the global RNG state, taken when the trainer is created. Trainers
-    in one process therefore do not affect each other. Concurrent runs in several threads are not
-    supported.
+    Each run has its own copy of the global RNG state, so trainers in one process do not affect each
+    other. Concurrent runs in several threads are not supported.
 
     Args:
         plan: step counts of the run. They replace defaults of kit's components:

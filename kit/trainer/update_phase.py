@@ -33,11 +33,7 @@ _WITHIN_PHASES = (*_WITHIN_EPOCHS, "post_epoch_log", "post_epoch", "pre_epoch_lo
 
 
 class UpdatePhase:
-    """Fills the trainer's buffer and makes the gradient steps that are due, epoch by epoch.
-
-    Args:
-        trainer: trainer whose plan, buffer, update and stages are used.
-    """
+    """Fills the trainer's buffer and makes the gradient steps that are due, epoch by epoch."""
 
     def __init__(self, trainer: TorchRLProtocol) -> None:
         self.trainer = trainer
