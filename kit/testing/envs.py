@@ -99,7 +99,7 @@ class GoNoGo(_Task):
 class Glimpse(_Task):
     """Pixel task: shows a bright square, and asks for the quarter of the image that contains it.
 
-    Observations are uint8 images ``[size, size, 1]``. Each of 8 correct answers earns 1.
+    Observations are uint8 images ``[size, size, 1]``. Each of 8 steps earns 1 for a correct answer.
 
     Args:
         size: image size in pixels.

@@ -78,10 +78,7 @@ def in_updates(
 
 
 def _in_trust_regions(plan: StepPlan) -> Iterator[Refusal]:
-    """Yield errors if a batch would be used for several trust region steps.
-
-    Each step bounds only the KL divergence from the policy of the previous step.
-    """
+    """Yield errors if a batch would be used for several trust region steps."""
     reason = "would make several trust region steps per batch, whose total KL is not bounded"
     epochs, size = plan.update_epochs, plan.minibatch_size
     if epochs is not None and epochs > 1:
@@ -243,10 +240,7 @@ def in_targets(plan: StepPlan, update: Any, loss_module: Any, stages: Stages) ->
 
 
 def in_hooks(plan: StepPlan, update: Any, buffer: Any, stages: Stages) -> Iterator[Refusal]:
-    """Yield errors for hooks that conflict with the plan, the update or the buffer.
-
-    Run at the start of a run, when all hooks are registered.
-    """
+    """Yield errors for hooks that conflict with the plan, the update or the buffer."""
     if not plan.trains:
         return
     yield from _in_flattened(plan, stages)
