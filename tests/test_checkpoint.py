@@ -308,13 +308,13 @@ def test_the_damaged_file_is_named_and_the_checkpoint_before_is_used(what, tmp_p
     (file,) = path.glob("components/*-part/state.pt")
     DAMAGES[what](file)
     name = file.relative_to(path)
-    advice = "use another checkpoint, or begin a new run; this folder can be removed."
+    advice = "use another checkpoint or start a new run; this folder can be removed."
     with pytest.raises(CorruptCheckpointError) as raised:
         checkpoints.load(path)
     why = f"is damaged: its file {name} {what}"
     assert str(raised.value) == f"checkpoint='{path}' {why}; {advice}"
     assert part.value == 2  # nothing was read
-    with pytest.warns(UserWarning, match=f"^{path.name} {why}; {before.name} is used in its place"):
+    with pytest.warns(UserWarning, match=f"^{path.name} {why}; using {before.name} instead"):
         assert Checkpoints.latest(tmp_path / "run") == before
     checkpoints.load(before)
     assert part.value == 1
@@ -475,7 +475,7 @@ def test_a_hook_that_is_added_to_a_resumed_run_has_its_state(tmp_path):
     whole = scheduled(folder=tmp_path, checkpoint_every=16)
     whole.run()
     (before, _) = sorted((tmp_path / "checkpoints").iterdir())
-    with pytest.warns(UserWarning, match=r"no hook lr_scheduler.*unless it is added before"):
+    with pytest.warns(UserWarning, match=r"no hook lr_scheduler.*Add the hook before"):
         resumed = scheduled(resume_from=before)
     assert resumed.optimizer.param_groups[0]["lr"] == 1e-3 * (1 + resumed.ledger.iterations)
     resumed.run()
@@ -503,10 +503,10 @@ def test_a_hook_that_trains_what_no_checkpoint_has_is_said_once(tmp_path):
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             ppo_trainer(hooks=[hook], folder=folder).run()
-        return [text for one in told if "begins it anew" in (text := str(one.message))]
+        return [text for one in told if "resets the optimiser" in (text := str(one.message))]
 
     (text,) = said(Learns(), tmp_path)
-    assert text.startswith("hook Learns has an optimiser, and nothing in its state_dict()")
+    assert text.startswith("Hook Learns has an optimiser, but its state_dict() is empty")
     trainer = ppo_trainer()
     annealed = AnnealLearningRate(trainer.optimizer, "linear")  # of the update
     assert said(Keeps(), tmp_path / "2") == said(Learns(), None) == []
@@ -684,7 +684,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_the_last_good_checkpoint_sta
         trainer.run()
     good = tmp_path / "checkpoints" / "checkpoint-000000000032"
     assert "loss_objective is nan" in str(raised.value) or math.isinf(bad)
-    assert f"the last good checkpoint is {good}" in str(raised.value)
+    assert f"The last good checkpoint is {good}" in str(raised.value)
     assert str(raised.value).startswith("after 12 gradient steps loss_")
     assert Checkpoints.latest(tmp_path / "checkpoints") == good
     assert not all(value.isfinite().all() for value in weights(trainer).values())
@@ -758,7 +758,9 @@ class Remembers:
 )
 def test_a_state_that_could_not_be_read_back_is_refused_when_it_is_saved(tmp_path, value):
     trainer = ppo_trainer(hooks=[Remembers(value)], folder=tmp_path)
-    with pytest.raises(SettingError, match=r"state of hook remembers\.value.*no checkpoint gives"):
+    with pytest.raises(
+        SettingError, match=r"state of hook remembers\.value.*which checkpoints cannot load"
+    ):
         trainer.run()
     assert trainer.policy_steps == 0
     assert Checkpoints.latest(tmp_path / "checkpoints") is None

@@ -192,7 +192,7 @@ def test_an_environment_that_cannot_be_drawn_says_so(run, capsys, tmp_path, monk
     where = (gym.wrappers, "RecordVideo") if when == "made" else (CartPoleEnv, "render")
     monkeypatch.setattr(*where, missing)
     error = command(capsys, str(run), "--episodes", "1", "--video", str(tmp_path / "v.mp4"), code=1)
-    assert "needs a package that is missing (MoviePy is not installed)" in error
+    assert "needs a package that is not installed (MoviePy is not installed)" in error
     assert "pip install 'torchrl-kit[video]'" in error
 
 

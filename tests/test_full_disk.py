@@ -45,8 +45,8 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path, mon
         build(tiny_config(tmp_path)).run()
     run = the_run(tmp_path)
     assert str(raised.value) == (
-        f"checkpoint-000000000032 was not written to {run}/checkpoints: No space left on device; "
-        "earlier checkpoints are untouched, the newest one is checkpoint-000000000016"
+        f"checkpoint-000000000032 was not written to {run}/checkpoints: No space left on device. "
+        "Earlier checkpoints are unchanged; the newest checkpoint is checkpoint-000000000016."
     )
     monkeypatch.undo()
     assert build(tiny_config(tmp_path, resume=str(run))).run().policy_steps == 64
@@ -95,7 +95,7 @@ def test_a_disk_that_is_really_full_is_said_in_one_line(tmp_path):
     assert ran.returncode == 1
     message = one_line(ran.stderr)
     assert message.startswith("checkpoint-000000000032 was not written to ")
-    assert message.endswith("earlier checkpoints are untouched, there is none yet")
+    assert message.endswith("Earlier checkpoints are unchanged; none exists yet.")
     run = the_run(tmp_path)
     assert policy_steps_in(run) == [16, 32]
     assert not list((run / "checkpoints").glob("*"))  # nothing half-written

@@ -376,7 +376,7 @@ def another_policy() -> nn.Module:
 def test_a_policy_in_processes_that_the_update_does_not_train_is_refused():
     untrained = r"policy=.* of NotStarted has none of the weights"
     refused_in_processes(untrained, policy=another_policy())
-    never = r"policy_factory='another_policy' .* never be given the weights"
+    never = r"policy_factory='another_policy' .* never receive the trained weights"
     refused_in_processes(never, policy_factory=another_policy)
 
 
@@ -504,7 +504,7 @@ def test_batches_of_workers_in_any_order_are_refused_where_steps_are_joined():
     def two(policy: nn.Module) -> BaseCollector:
         return MultiAsyncCollector([gym_env, gym_env], policy, frames_per_batch=4, total_frames=40)
 
-    with pytest.raises(SettingError, match=r"in any order, .* memory joins .*MultiSyncCollector"):
+    with pytest.raises(SettingError, match=r"in any order, .* buffer joins .*MultiSyncCollector"):
         dqn_trainer(two, buffer=make_replay_buffer(40, 4, n_step=3))
 
 

@@ -261,7 +261,7 @@ def test_priorities_are_absolute_errors_and_their_weights_are_refused_as_torchrl
     buffer = as_minibatches(make_replay_buffer(100, 8, sampler=sampler))
     (found,) = in_priorities(buffer, loss)
     assert f"{torchrls.__name__} does not read" in found[2]
-    assert found[4].startswith("in a recipe per_beta=0;")  # beta is no setting of one
+    assert found[4].startswith("use per_beta=0 in a recipe,")  # beta is no setting of one
 
 
 def built_loss(name: str) -> Any:

@@ -139,7 +139,7 @@ def test_killed_three_times_equals_uninterrupted(arguments: list[str], tmp_path:
 
 
 def test_a_collector_of_torchrl_does_not_save_episodes_and_the_run_says_so(tmp_path: Path) -> None:
-    why = "collectors of TorchRL do not save it; a resumed run closes their open episodes"
+    why = "TorchRL's collectors do not save it. A resumed run ends their open episodes"
     settings = {"collector": "torchrl", "checkpoint_every": 32}
     with pytest.warns(UserWarning, match=why):
         build(tiny_config(tmp_path, **settings), hooks=[StopWhen("policy_steps", reached=32)]).run()

@@ -498,7 +498,7 @@ def test_weights_of_another_policy_are_refused():
     other = make_actor(trainer.collector.env, (9,))
     trainer.add(UpdateWeights(trainer.collector, 1, lambda: other))
     with pytest.raises(
-        HookError, match=r"UpdateWeights.*weights=.*has shape \(9,\), \(8,\) in the"
+        HookError, match=r"UpdateWeights.*weights=.*has shape \(9,\), but \(8,\) in the"
     ):
         trainer.run()
 
@@ -637,7 +637,7 @@ def test_two_hooks_that_set_a_learning_rate_are_refused():
         return trainer
 
     for order in (1, -1):
-        with pytest.raises(HookError, match=r"learning_rate=.* was set by something else"):
+        with pytest.raises(HookError, match=r"learning_rate=.* was set by other code"):
             trainer_with("linear", order).run()
     constant = trainer_with("constant", 1)
     constant.run()

@@ -1118,7 +1118,9 @@ def test_a_return_that_is_no_number_is_a_fault_of_the_environment():
         def take_episodes(self):
             return [one._replace(episode_return=math.nan) for one in super().take_episodes()]
 
-    message = r"^environment CartPole-v1, env \d.*: gave rewards whose sum over an episode is nan$"
+    message = (
+        r"^environment CartPole-v1, env \d.*: returned rewards that sum to nan over an episode$"
+    )
     with pytest.raises(EnvError, match=message):
         ppo_trainer_of(Unchecked, on_policy_plan()).run()
 
@@ -1188,7 +1190,7 @@ def test_a_metric_that_is_no_number_is_said_to_be_in_no_row(value):
     rows = Rows()
     trainer = ppo_trainer(logger=rows, log_every=16)
     trainer.register_op("post_steps_log", lambda batch: {"odd": value, "even": 2.0})
-    with pytest.warns(UserWarning, match=r"metric 'odd' is a .*: it is in no row") as told:
+    with pytest.warns(UserWarning, match=r"Metric 'odd' is a .*, so it is not logged") as told:
         trainer.run()
     assert len([one for one in told if "'odd'" in str(one.message)]) == 1
     assert all("odd" not in row and row["even"] == 2.0 for row in rows.rows)

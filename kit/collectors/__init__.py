@@ -1,4 +1,4 @@
-"""Collectors: an environment and a policy in, batches out."""
+"""Collectors, which step environments with a policy and yield batches."""
 
 from __future__ import annotations
 

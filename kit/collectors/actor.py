@@ -1,4 +1,4 @@
-"""Who acts in a rollout: random actions, an exploration policy, or the policy."""
+"""Action selection during a rollout: random actions, exploration policy or policy."""
 
 from __future__ import annotations
 
@@ -36,28 +36,28 @@ _FOREVER = 2**62
 
 
 class ActionSelector:
-    """Chooses actions: at random first, then by an exploration policy, then by the policy.
+    """Selects actions: random actions first, then an exploration policy, then the policy.
 
     Args:
-        env: whose actions they are.
-        policy: module from TensorDict to TensorDict; ``None`` acts at random always.
-        exploration_policy: acts until ``exploration_frames``.
-        init_random_frames: policy steps with random actions.
+        env: environment whose actions are selected.
+        policy: module from TensorDict to TensorDict; ``None``: random actions.
+        exploration_policy: policy that acts until ``exploration_frames``.
+        init_random_frames: initial policy steps with random actions.
         exploration_frames: policy steps until which the exploration policy acts.
-        exploration_type: whether the policies sample.
-        device: where the policies run.
-        storing_device: where outputs are wanted: on the host, they are copied there step by step,
-            as actions are anyhow; ``None``: where the policies run.
+        exploration_type: whether the policies sample actions.
+        device: device of the policies.
+        storing_device: device of the outputs; ``None``: ``device``. With a GPU policy, outputs for
+            the host are copied in every step, like the actions.
         fast_policy: see :class:`~kit.collectors.KitCollector`.
         keeps_outputs: whether outputs become entries of batches.
 
     Attributes:
-        runner: calls the policy; ``None`` where actions are always random.
-        numpy: computes the policy's actions in place of the runner; ``None`` where it does not.
+        runner: executes the policy; ``None`` if all actions are random.
+        numpy: computes the policy's actions with NumPy; ``None`` if ``runner`` computes them.
 
     Raises:
-        SettingError: if one of exploration policy and frames is given without the other, or a
-            policy reads a key that is never written, or writes one of the environment's.
+        SettingError: if only one of exploration policy and frames is set, a policy reads a key that
+            is never written, or a policy writes a key of the environment.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class ActionSelector:
         keeps_outputs: bool = True,
     ) -> None:
         if (exploration_policy is None) != (exploration_frames == 0):
-            why = f"does not go with exploration_policy={type(exploration_policy).__name__}"
-            raise SettingError("exploration_frames", exploration_frames, why, "give both or none")
+            reason = f"conflicts with exploration_policy={type(exploration_policy).__name__}"
+            raise SettingError("exploration_frames", exploration_frames, reason, "set both or none")
         self.env, self.num_envs = env, env.num_envs
         self.device = torch.device(device)
         self._on_cpu = self.device.type == "cpu"
@@ -87,15 +87,15 @@ class ActionSelector:
         keys = [leaf.key for leaf in env.observation_leaves]
         self._observations = [(leaf.key, leaf.shape) for leaf in env.observation_leaves]
 
-        def runner(one: Policy | None) -> PolicyRunner | None:
-            if one is None:
+        def runner(module: Policy | None) -> PolicyRunner | None:
+            if module is None:
                 return None
             fast, kept = fast_policy != "module", keys if keeps_outputs else ()
-            check = partial(check_writes, one, actions=self.action_keys, observations=kept)
-            if declared := getattr(one, "out_keys", None):
+            check = partial(check_writes, module, actions=self.action_keys, observations=kept)
+            if declared := getattr(module, "out_keys", None):
                 check(declared)
             return PolicyRunner(
-                one, keys, env.num_envs, exploration_type=exploration_type, fast=fast,
+                module, keys, env.num_envs, exploration_type=exploration_type, fast=fast,
                 device=device, check=check,
             )  # fmt: skip
 
@@ -103,26 +103,26 @@ class ActionSelector:
         self._runners = [one for one in (self.runner, self.explorer) if one is not None]
         self._random = RandomActions(env)
         self.act_at_random(init_random_frames)
-        self.at_random = False  # whether all actions are, however many policy steps were taken
+        self.at_random = False  # whether all actions are random, regardless of policy steps
         self._places: list[tuple[Key, int]] = []
         self._zeros: dict[Key, Tensor] = {}
         self._recorded: list[Sequence[Tensor]] = []
         self.keeps_outputs = keeps_outputs
         self.numpy: NumpyPolicy | None = None
-        self._copy: HostCopy | None = None  # of the policy on a GPU, for NumPy
+        self._copy: HostCopy | None = None  # host copy of a GPU policy, for NumPy
         self._wants_numpy = fast_policy == "auto" and policy is not None
         self._not_in_numpy = "" if self._wants_numpy else f"fast_policy={fast_policy!r}"
         if self._wants_numpy:
             self._compute_in_numpy()
 
     def act_at_random(self, policy_steps: int) -> None:
-        """Set the number of policy steps with random actions; without a policy all are."""
+        """Set the number of random policy steps. Without a policy, all steps are random."""
         self.init_random_frames = policy_steps
         self._random_until = _FOREVER if self.runner is None else policy_steps
         self._policy_from = max(self._random_until, self.exploration_frames)
 
     def _compute_in_numpy(self) -> None:
-        """Have NumPy compute the policy's actions, if it can."""
+        """Compute the policy's actions with NumPy, if it is supported."""
         assert self.runner is not None
         before, policy = self.numpy, self.runner.policy
         try:
@@ -131,7 +131,7 @@ class ActionSelector:
             kind = self.runner.exploration_type
             self.numpy = NumpyPolicy(policy, self.num_envs, kind, self.keeps_outputs)
             if self.numpy.reads not in self._observations:
-                raise NumpyPolicyError("it is of another environment")
+                raise NumpyPolicyError("it does not read this environment's observation")
             self.numpy.continue_from(before)
         except NumpyPolicyError as reason:
             self.numpy, self._not_in_numpy = None, str(reason)
@@ -139,7 +139,7 @@ class ActionSelector:
 
     @property
     def path(self) -> PolicyPath:
-        """How the policy is called; the reason may only be known after its first calls."""
+        """How the policy is executed. The reason may be known only after the first calls."""
         if self.runner is None:
             return PolicyPath("module", "actions are random")
         if self.numpy is not None:
@@ -150,7 +150,7 @@ class ActionSelector:
 
     # ------------------------------------------------------------------ one batch
     def prepare(self) -> None:
-        """Notice policies that have changed; once per batch."""
+        """Detect policies that have changed. Called once per batch."""
         for runner in self._runners:
             if runner is self.runner and self.numpy is not None:
                 followed = self._copy is None or self._copy.follow()
@@ -161,7 +161,7 @@ class ActionSelector:
                 self._compute_in_numpy()
 
     def is_ready(self, policy_steps: int, steps: int) -> bool:
-        """Whether a batch needs nothing of PyTorch: NumPy acts, and has its random numbers."""
+        """Return whether a batch needs no PyTorch calls, because NumPy acts and has its noise."""
         numpy = self.numpy
         return numpy is not None and policy_steps >= self._policy_from and numpy.has_noise(steps)
 
@@ -171,13 +171,13 @@ class ActionSelector:
         """Begin a batch, after :meth:`prepare`.
 
         Args:
-            policy_steps: of all environments so far.
-            steps: time steps of the batch; 0: it is not known how many.
-            into: where NumPy may write the actions of all time steps, ``[steps, num_envs, ...]``.
+            policy_steps: policy steps of all environments so far.
+            steps: time steps of the batch; 0: unknown.
+            into: array for the actions of all time steps, ``[steps, num_envs, ...]``.
 
         Returns:
-            The context in which to act: inference mode, which is cheaper, wherever no call may have
-            to make parameters.
+            Context manager for the batch: inference mode, unless a call may have to create
+            parameters.
         """
         self._recorded = []
         if steps and policy_steps < self._random_until:
@@ -196,9 +196,9 @@ class ActionSelector:
         """Return the actions of one time step, by key, ``[num_envs, ...]``.
 
         Args:
-            observation: by key, ``[num_envs, ...]``.
-            policy_steps: of all environments so far.
-            active: environments that take this step; ``None``: all.
+            observation: observation by key, ``[num_envs, ...]``.
+            policy_steps: policy steps of all environments so far.
+            active: mask of the environments that take this step; ``None``: all.
         """
         if self.at_random or policy_steps < self._policy_from:
             outputs = self._before_the_policy(observation, policy_steps, active)
@@ -220,13 +220,13 @@ class ActionSelector:
 
     @property
     def _keys(self) -> Sequence[Key]:
-        """Keys of what is recorded; known after the policy's first call."""
+        """Keys of the recorded outputs, known after the policy's first call."""
         return self.action_keys if self.runner is None else self.runner.out_keys
 
     def _tensors(self, observation: Arrays) -> Tensors:
         if self._on_cpu:
-            # Copies: a policy may keep its inputs, whose memory is used again; and MKL rounds
-            # products of few rows by where in memory they begin, which a resume would change.
+            # Copy, because a policy may keep its inputs, whose memory is reused.
+            # MKL's rounding also depends on memory alignment, which differs in a resumed run.
             return {key: torch.from_numpy(array).clone() for key, array in observation.items()}
         return {k: torch.from_numpy(array).to(self.device) for k, array in observation.items()}
 
@@ -237,7 +237,7 @@ class ActionSelector:
     def _before_the_policy(
         self, observation: Arrays, policy_steps: int, active: Mask | None
     ) -> Sequence[Tensor]:
-        """Return the outputs of a step with random actions or those of the exploration policy."""
+        """Return the outputs of a step with random actions or the exploration policy."""
         count = self.num_envs if active is None else int(active.sum())
         at_random = self.random_steps(policy_steps, count)
         if at_random:
@@ -261,53 +261,52 @@ class ActionSelector:
         rows[torch.from_numpy(playing[:at_random])] = True
         others = [drawn.get(key, torch.zeros_like(o)) for key, o in zip(self._keys, outputs)]
         return [
-            one if key == IS_INIT else where_rows(rows, other.to(one.device), one)
-            for key, one, other in zip(self._keys, outputs, others)
+            value if key == IS_INIT else where_rows(rows, other.to(value.device), value)
+            for key, value, other in zip(self._keys, outputs, others)
         ]
 
     def _padded(
         self, values: Tensors, observation: Arrays, acting: PolicyRunner | None
     ) -> list[Tensor]:
-        """Return another source's outputs under the policy's keys, zero where it has none.
+        """Return outputs of another source under the policy's keys, padded with zeros.
 
         Args:
-            values: by key.
-            observation: acted on.
-            acting: whose outputs they are; the others skip this step.
+            values: outputs by key.
+            observation: observation of this step.
+            acting: runner that computed the outputs; other runners skip this step.
         """
         assert self.runner is not None
         if not self._zeros:
             peeked = self.runner.peek(self._tensors(observation))
             self._zeros = {k: torch.zeros_like(v) for k, v in zip(self.runner.out_keys, peeked)}
-        starts = {one: one.skip_step() for one in self._runners if one is not acting}
-        known = {IS_INIT: starts[self.runner], **values}
-        return [known.get(key, zero).to(self.device) for key, zero in self._zeros.items()]
+        starts = {r: r.skip_step() for r in self._runners if r is not acting}
+        present = {IS_INIT: starts[self.runner], **values}
+        return [present.get(key, zero).to(self.device) for key, zero in self._zeros.items()]
 
     def outputs(self) -> Tensors:
-        """Return all that was written since :meth:`begin`, ``[num_envs, steps, ...]``.
+        """Return all outputs since :meth:`begin`, ``[num_envs, steps, ...]``, by the policy's keys.
 
-        The keys are those of the policy. Where another acted that does not write them, they are
-        zero.
+        Outputs that random actions or the exploration policy do not provide are zero.
         """
         last = self.numpy.outputs() if self.numpy is not None and self.numpy.steps else {}
         if not self._recorded:
             return last
         outputs = zip(self._keys, zip(*self._recorded), strict=True)
         found = {key: torch.stack(steps, dim=1) for key, steps in outputs}
-        # NumPy's are on the host; others may have acted before on a GPU.
+        # NumPy's outputs are on the host, but earlier outputs may be on a GPU.
         after = {k: torch.cat([found[k], v.to(found[k].device)], dim=1) for k, v in last.items()}
         return after or found
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether a policy has hidden state, as far as is known before it has acted."""
+        """Whether a policy has hidden state. May be true until the policies have acted."""
         return any(runner.is_recurrent for runner in self._runners)
 
     def end_episodes(self, ended: Mask) -> None:
-        """Reset the hidden state of environments whose next step begins an episode.
+        """Reset the hidden state of environments whose next step starts an episode.
 
         Args:
-            ended: which environments, ``[num_envs]``.
+            ended: mask of these environments, ``[num_envs]``.
         """
         for runner in self._runners:
             if runner.is_recurrent:
@@ -315,7 +314,7 @@ class ActionSelector:
 
     # ------------------------------------------------------------------ blocks of steps
     def phases(self, policy_steps: int, steps: int) -> list[tuple[PolicyRunner | None, int]]:
-        """Return who acts in the next time steps (``None``: random actions), and in how many."""
+        """Return who acts in the next time steps, and for how many; ``None``: random actions."""
         limits: list[tuple[PolicyRunner | None, int]] = [(None, self._random_until)]
         limits += [(self.explorer, self.exploration_frames), (self.runner, _FOREVER)]
         found = []
@@ -326,20 +325,20 @@ class ActionSelector:
             policy_steps, steps = policy_steps + left * self.num_envs, steps - left
         return found
 
-    # ------------------------------------------------------------------ in and out
+    # ------------------------------------------------------------------ restart and state
     def restart(self) -> None:
-        """Reset all hidden state: every environment begins a new episode."""
+        """Reset all hidden state, because every environment starts a new episode."""
         for runner in self._runners:
             runner.restart()
 
     def seeded(self) -> None:
-        """Forget random numbers drawn ahead: there are new ones."""
+        """Discard random numbers that were drawn in advance, after a new seed was set."""
         self._random.clear()
         if self.numpy is not None:
             self.numpy.noise = []
 
     def state_dict(self) -> dict[str, Any]:
-        """Return hidden state, and random numbers drawn ahead."""
+        """Return hidden state and random numbers that were drawn in advance."""
         noise = [] if self.numpy is None else self.numpy.noise
         return {
             "runners": [runner.state_dict() for runner in self._runners],
@@ -348,7 +347,7 @@ class ActionSelector:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore the state returned by :meth:`state_dict`."""
         for runner, state in zip(self._runners, state_dict["runners"], strict=True):
             runner.load_state_dict(state)
         self._random.load_state_dict(state_dict["random"])

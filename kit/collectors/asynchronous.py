@@ -1,4 +1,4 @@
-"""Collecting in a process of its own while the learner works."""
+"""Collector that runs in a separate process while the learner trains."""
 
 from __future__ import annotations
 
@@ -38,41 +38,41 @@ from kit.steps.errors import whole_number
 
 _SECONDS_TO_CLOSE = 10.0
 _SECONDS_OF_A_STEP = 1.5
-"""after which environments are not waited for when a run ends."""
+"""Duration of an environment step after which shutdown no longer waits for it."""
 
 
 class AsyncCollector(KitCollector):
-    """Collects in another process, so that the next batch is made while the learner works.
+    """Collects the next batch in a worker process while the learner trains on the last batch.
 
-    Batch number ``b`` (from 0) is collected with the weights that the learner had when it asked for
-    batch ``b - max_staleness`` (the first ones: for batch 0). The staleness of a batch, in update
-    phases, grows from 0 to ``max_staleness`` and stays there. It does not depend on the speed of
-    either side, so a run is reproducible, and resumes, bit by bit.
+    Batch ``b`` (from 0) is collected with the weights that the learner had when it requested batch
+    ``b - max_staleness``. The first batches use the weights of the request for batch 0. The
+    staleness of a batch, in update phases, therefore grows from 0 to ``max_staleness`` and then
+    stays constant. It does not depend on timing, so runs are reproducible and resume bit by bit.
 
-    Weights are sent when a batch is asked for, or earlier with :meth:`update_policy_weights_`.
-    Batches come back through ``max_staleness + 2`` buffers in shared memory.
+    Weights are sent when a batch is requested, or earlier by :meth:`update_policy_weights_`.
+    Batches are returned through ``max_staleness + 2`` buffers in shared memory.
 
     Args:
-        create_env_fn: function that makes the environment, in the process; or an environment of
-            ``make_env``, which is made again there.
-        policy: module from TensorDict to TensorDict. Its copy in the process, and that of an
-            ``exploration_policy``, get parameters, buffers, and numbers, flags and texts among the
-            public attributes, but no other modules.
-        collector: class of the collector in the process.
-        max_staleness: update phases that the policy of a batch may be behind; 0 collects while the
-            learner waits.
-        reuse: whether a batch is the shared buffer itself, valid until the next one is asked for.
-        threads: PyTorch's threads in the process.
-        storing_device: where batches are delivered.
+        create_env_fn: function that creates the environment in the worker process, or an
+            environment of ``make_env``, which is created again there.
+        policy: module from TensorDict to TensorDict. The worker's copies of it and of
+            ``exploration_policy`` receive parameters, buffers, and public attributes of type int,
+            float, bool or str.
+        collector: collector class in the worker process.
+        max_staleness: maximum number of update phases between a batch's policy and the learner; 0:
+            the learner waits for each batch.
+        reuse: whether a batch is the shared buffer itself, valid until the next batch is requested.
+        threads: number of PyTorch threads in the worker process.
+        storing_device: device of batches.
         pre_collect_hook: called in this process before it waits for a batch.
         post_collect_hook: called in this process with each batch before it is returned.
-        **kwargs: for the collector in the process.
+        **kwargs: arguments of the collector in the worker process.
 
     Attributes:
-        staleness: of the last batch, in update phases.
+        staleness: staleness of the last batch, in update phases.
 
     Raises:
-        SettingError: if the environment cannot be made again, or the collector refuses something.
+        SettingError: if the environment cannot be created again, or the collector raises one.
     """
 
     collects_on_host = True
@@ -96,11 +96,11 @@ class AsyncCollector(KitCollector):
         exploration_policy = kwargs.get("exploration_policy")
         self.max_staleness = whole_number("max_staleness", max_staleness)
         self._slots: dict[int, TensorDictBase] = {}
-        self._arrived: deque[dict[str, Any]] = deque()  # batches
+        self._arrived: deque[dict[str, Any]] = deque()  # received batches
         self._taken, self._published = 0, -1
         self.staleness = 0
         self._staleness_since_row: list[int] = []
-        # As many versions as batches can be under way, each overwriting the oldest.
+        # One version per batch that may be in progress. A new version overwrites the oldest.
         versions = range(self.max_staleness + 1)
         policies = _policies(policy, exploration_policy)
         self._weights = [[_shared(tensor) for tensor in _tensors(policies)] for _ in versions]
@@ -133,16 +133,16 @@ class AsyncCollector(KitCollector):
         with without_main():
             self._process.start()
         theirs.close()
-        # Before multiprocessing waits for processes at the end of this one.
+        # Runs at exit before multiprocessing joins its processes.
         rest = self._process, self._pipe, self._in_step
         self._closing = Finalize(self, _stop, rest, exitpriority=1)
 
     # ------------------------------------------------------------------ one batch
     def _prepared(self) -> AbstractContextManager[Any]:
-        return contextlib.nullcontext()  # the process has the random numbers
+        return contextlib.nullcontext()  # the worker process has the RNG state
 
     def _collect(self) -> TensorDictBase:
-        """Return the next batch, and have another one made meanwhile."""
+        """Return the next batch, and start the collection of another batch."""
         self.update_policy_weights_()
         facts = self._await("batch")
         self.staleness = self._taken - facts["version"]
@@ -158,14 +158,14 @@ class AsyncCollector(KitCollector):
         batch: TensorDictBase = facts["batch"]
         if self.storing_device.type != "cpu":
             return batch.to(self.storing_device).unlock_()
-        # Shared memory is locked; a shallow copy takes new entries (advantages, metrics of hooks).
+        # Shared memory is locked, but a shallow copy accepts new entries, such as advantages.
         return batch.clone(recurse=not self.reuse)
 
     def update_policy_weights_(self, *args: Any, **kwargs: Any) -> None:
-        """Send the policy's weights, from which the process continues.
+        """Send the policy's current weights to the worker process.
 
-        The first call after a batch counts; later ones before the next batch do nothing. Without
-        any, weights are sent when the next batch is asked for.
+        Only the first call after a batch has an effect. Without such a call, weights are sent when
+        the next batch is requested.
         """
         if args or kwargs:
             super().update_policy_weights_(*args, **kwargs)
@@ -179,23 +179,23 @@ class AsyncCollector(KitCollector):
             self._send(("version", self._published, changed))
 
     def metrics(self) -> dict[str, float]:
-        """The mean staleness of the batches since the last call."""
+        """Return the mean staleness of the batches since the last call."""
         since, self._staleness_since_row = self._staleness_since_row, []
         return {"collector/staleness": statistics.fmean(since)} if since else {}
 
     def seconds_in_step(self) -> float:
-        """For how long the environments in the process have been in the same step."""
+        """Return how many seconds the worker's environments have spent in their current step."""
         return float(self._in_step)
 
     def deliver_raw(self, raw: bool) -> bool:
-        """Set whether the process delivers raw batches; return whether it can.
+        """Set whether batches are raw or normalised; return whether this is supported.
 
-        Raw batches need the statistics of the process in this one.
+        Raw batches require the worker's normalisation statistics in this process.
         """
         self._send(("raw", raw))
         delivered = bool(self._await("raw"))
-        known = self.normalizer is not None or self.normalized_by != "Normalizer"
-        return delivered and (known or not raw)
+        has_statistics = self.normalizer is not None or self.normalized_by != "Normalizer"
+        return delivered and (has_statistics or not raw)
 
     # ------------------------------------------------------------------ messages
     def _send(self, message: tuple[Any, ...]) -> None:
@@ -205,7 +205,7 @@ class AsyncCollector(KitCollector):
             raise self._death() from error
 
     def _await(self, wanted: str) -> Any:
-        """The next message of a kind; batches that come before are kept."""
+        """Wait for a message of one kind. Batches that arrive in the meantime are queued."""
         if wanted == "batch" and self._arrived:
             return self._arrived.popleft()
         while True:
@@ -231,21 +231,21 @@ class AsyncCollector(KitCollector):
         return kind, value
 
     def _death(self) -> EnvError:
-        what = f"the process that collects died ({how_it_ended(self._process)})"
+        what = f"the collector's process died ({how_it_ended(self._process)})"
         return EnvError(getattr(self.env, "name", "env"), None, what)
 
-    # ------------------------------------------------------------------ in and out
+    # ------------------------------------------------------------------ seed and state
     def _seed_environments(self, seed: int) -> None:
         self._send(("seed", seed))
         self._await("seeded")
 
     def _release(self) -> None:
-        """End the process."""
+        """Stop the worker process."""
         self._closing()
         self._slots.clear()
 
     def state_dict(self) -> OrderedDict[str, Any]:
-        """Return counters, the state in the process once it is idle, and batches under way."""
+        """Return counters, the worker's state once it is idle, and queued batches."""
         state = super().state_dict()
         self._send(("state",))
         state["collector"] = self._await("state")
@@ -256,22 +256,22 @@ class AsyncCollector(KitCollector):
             for facts in self._arrived
         ]
         state["staleness"] = [self.staleness, [*self._staleness_since_row]]
-        # Of the batches after its total, which a collector that goes on may have.
-        made, slots = self._taken + len(self._arrived), len(self._weights)
-        unused = range(max(made - self.max_staleness, 0), self._published + 1)
-        weights = {v: [one.clone() for one in self._weights[v % slots]] for v in unused}
+        # Include weights of future batches, for a collector that continues beyond its total.
+        collected, slots = self._taken + len(self._arrived), len(self._weights)
+        unused = range(max(collected - self.max_staleness, 0), self._published + 1)
+        weights = {v: [tensor.clone() for tensor in self._weights[v % slots]] for v in unused}
         state["unused"] = {v: (weights[v], _plain(self._settings[v % slots])) for v in unused}
         state["max_staleness"] = self.max_staleness
         return state
 
     def load_state_dict(self, state_dict: OrderedDict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned; ``max_staleness`` must not be larger."""
+        """Restore the state returned by :meth:`state_dict`. ``max_staleness`` must not grow."""
         if self.max_staleness > (most := int(state_dict["max_staleness"])):
-            why = "is more than that of the saved collector, whose older weights are gone"
-            raise SettingError("max_staleness", self.max_staleness, why, [most])
+            reason = "exceeds that of the saved collector, which lacks the older weights"
+            raise SettingError("max_staleness", self.max_staleness, reason, [most])
         super().load_state_dict(state_dict)
-        made = int(state_dict["taken"]) + len(state_dict["under_way"])
-        self._send(("load", state_dict["collector"], made))
+        collected = int(state_dict["taken"]) + len(state_dict["under_way"])
+        self._send(("load", state_dict["collector"], collected))
         self.exact_resume = self._await("loaded")
         for version, (weights, settings) in state_dict["unused"].items():
             slot = version % len(self._weights)
@@ -288,7 +288,7 @@ class AsyncCollector(KitCollector):
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Delay Ctrl-C while a message is read, as the rest of the message would be lost."""
+    """Delay Ctrl-C while a message is read, because an interrupted message would be lost."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -297,7 +297,7 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def _stop(process: Any, pipe: Any, in_step: Tensor) -> None:
-    """End the process: ask, wait unless its environments hang, and then insist."""
+    """Stop the process gracefully, or kill it if it does not stop in time."""
     with contextlib.suppress(OSError, ValueError):
         pipe.send(("close",))
     end = time.monotonic() + _SECONDS_TO_CLOSE
@@ -308,17 +308,17 @@ def _stop(process: Any, pipe: Any, in_step: Tensor) -> None:
 
 
 def _policies(*policies: Any) -> nn.ModuleList:
-    """Those that are modules."""
+    """Return the policies that are modules."""
     return nn.ModuleList(policy for policy in policies if isinstance(policy, nn.Module))
 
 
 def _tensors(policies: nn.ModuleList) -> list[Tensor]:
-    """Parameters and buffers of policies."""
+    """Return parameters and buffers of policies."""
     return [*policies.parameters(), *policies.buffers()]
 
 
 def _settings(policies: nn.ModuleList) -> dict[tuple[str, str], Any]:
-    """Numbers, flags and texts among the public attributes of policies and their submodules."""
+    """Return public int, float, bool and str attributes of policies and their submodules."""
     return {
         (path, name): value
         for path, module in policies.named_modules()
@@ -328,7 +328,7 @@ def _settings(policies: nn.ModuleList) -> dict[tuple[str, str], Any]:
 
 
 def _plain(settings: dict[tuple[str, str], Any]) -> dict[tuple[str, str], Any]:
-    """Those of settings that a checkpoint can have: not the members of enumerations."""
+    """Return the attributes that checkpoints can store, without enum members."""
     return {n: v for n, v in settings.items() if type(v) in (bool, int, float, str)}
 
 
@@ -339,36 +339,36 @@ def _shared(tensor: Tensor) -> Tensor:
 
 def _copy(source: Sequence[Tensor], target: Sequence[Tensor]) -> None:
     with torch.no_grad():
-        for one, other in zip(source, target, strict=True):
-            other.copy_(one)
+        for tensor, copy in zip(source, target, strict=True):
+            copy.copy_(tensor)
 
 
-# ---------------------------------------------------------------------- in the process
+# ---------------------------------------------------------------------- worker process
 def serve(
     pipe: Any,
-    how: bytes,
+    pickled: bytes,
     weights: list[list[Tensor]],
     threads: int,
     in_step: Tensor,
     in_main_thread: bool,
 ) -> None:
-    """Make batches as weights arrive, and do what else the pipe says, until it is closed."""
+    """Run the worker process: collect batches and execute commands until the pipe is closed."""
     is_parents_affair(in_main_thread)
-    signal.signal(ASK, lambda *_: sys.exit(0))  # so that environments are closed
+    signal.signal(ASK, lambda *_: sys.exit(0))  # runs cleanup code, which closes the environments
     threading.Thread(target=_watch, args=(in_step, get_ident()), daemon=True).start()
     torch.set_num_threads(threads)
     served = None
     try:
-        make, make_env, policy, kwargs = pickle.loads(how).fn
-        seed_process(kwargs.get("seed", 0))  # from which environments may draw
+        make, make_env, policy, kwargs = pickle.loads(pickled).fn
+        seed_process(kwargs.get("seed", 0))  # environments may use the global RNG
         policies = _policies(policy, kwargs.get("exploration_policy"))
-        served = _Served(pipe, make(make_env(), policy, **kwargs), policies, weights)
+        served = _Worker(pipe, make(make_env(), policy, **kwargs), policies, weights)
         facts = {name: getattr(served.collector, name) for name in _FACTS}
         pipe.send(("ready", {**facts, "normalized_by": _normalized_by(served.collector)}))
         while served.work():
             pass
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        pass  # the other side is gone
+        pass  # the parent process has exited
     except (Exception, KeyboardInterrupt) as error:
         with contextlib.suppress(OSError):
             pipe.send(("error", _sendable(error)))
@@ -379,14 +379,14 @@ def serve(
 
 
 def _normalized_by(collector: KitCollector) -> str:
-    """What learns statistics of the observations in this process; empty if nothing does."""
+    """Return the name of the running observation normaliser, or an empty string."""
     env: Any = getattr(collector, "env", None)
     learns = env.backend.learns if isinstance(env, VectorEnv) else None
     return str(learns or ("" if collector.normalizer is None else "Normalizer"))
 
 
 def _watch(in_step: Tensor, thread: int) -> None:
-    """Write for how long environments have been in the same step, several times a second."""
+    """Publish several times per second how long the current environment step has taken."""
     watch = StepWatch(thread)
     while True:
         in_step.fill_(watch.seconds())
@@ -406,11 +406,11 @@ _FACTS = (
 )
 
 
-class _Served:
-    """A collector that makes one batch after the other while it has weights.
+class _Worker:
+    """Runs a collector in the worker process and collects batches while weights are available.
 
-    There is one version more of ``weights`` than the largest staleness; version ``v`` is that of
-    batch ``v``.
+    There is one version of ``weights`` more than the maximum staleness. The learner writes version
+    ``v`` when it requests batch ``v``.
     """
 
     def __init__(
@@ -421,88 +421,88 @@ class _Served:
         weights: list[list[Tensor]],
     ) -> None:
         self.pipe, self.collector, self.weights = pipe, collector, weights
-        self.policies, self.own = policies, _tensors(policies)
+        self.policies, self.tensors = policies, _tensors(policies)
         self.max_staleness = len(weights) - 1
-        self.made = 0
+        self.collected = 0
         self.newest = -1
-        self._begins_anew = False  # after batches under way of episodes that cannot go on
-        self._settings: dict[int, dict[tuple[str, str], Any]] = {}  # changed ones by version
+        self._starts_episodes = False  # episodes of queued batches cannot be continued
+        self._settings: dict[int, dict[tuple[str, str], Any]] = {}  # changed attributes by version
         self._slots: dict[int, TensorDictBase] = {}
 
     @property
     def _version(self) -> int:
-        """Version with which the next batch is made."""
-        return max(self.made - self.max_staleness, 0)
+        """Version of the weights for the next batch."""
+        return max(self.collected - self.max_staleness, 0)
 
     @property
     def _is_due(self) -> bool:
-        """Whether there is another batch to make, and its weights have come."""
+        """Whether another batch is to be collected and its weights are available."""
         total = self.collector.total_frames
         more = total < 0 or self.collector.policy_steps < total
         return more and self._version <= self.newest
 
     def work(self) -> bool:
-        """Make a batch, or do what the learner says; return whether to continue."""
+        """Collect a batch or execute a command; return whether to continue."""
         if self._is_due and not self.pipe.poll():
-            self._make_batch()
+            self._collect_batch()
             return True
         command, *arguments = self.pipe.recv()
         if command == "version":
             self.newest, self._settings[self.newest] = arguments
         elif command == "state":
-            self._make_due()
+            self._collect_due()
             state = {**self.collector.state_dict(), "process": capture_process()}
             self.pipe.send(("state", state))
         elif command == "load":
-            state, self.made = arguments
+            state, self.collected = arguments
             for version in sorted(self._settings):
                 self._set(version)
             self.collector.load_state_dict(state)
             restore_process(state["process"])
-            self._begins_anew = not self.collector.exact_resume
-            self.newest = self.made - self.max_staleness - 1
+            self._starts_episodes = not self.collector.exact_resume
+            self.newest = self.collected - self.max_staleness - 1
             self.pipe.send(("loaded", self.collector.exact_resume))
         elif command == "seed":
-            self._make_due()  # with the random numbers before, whoever is faster
+            self._collect_due()  # batches in progress use the old RNG state
             self.collector.set_seed(arguments[0])
             self.pipe.send(("seeded", None))
         elif command == "raw":
-            self._make_due()
+            self._collect_due()
             self.pipe.send(("raw", self.collector.deliver_raw(*arguments)))
         return bool(command != "close")
 
-    def _make_due(self) -> None:
+    def _collect_due(self) -> None:
         while self._is_due:
-            self._make_batch()
+            self._collect_batch()
 
-    def _make_batch(self) -> None:
+    def _collect_batch(self) -> None:
         version, collector = self._version, self.collector
-        _copy(self.weights[version % len(self.weights)], self.own)
+        _copy(self.weights[version % len(self.weights)], self.tensors)
         self._set(version)
         batch = collector.collect()
-        self.made += 1
+        self.collected += 1
         normalizer = collector.normalizer
         slot, new_slots = self._store(batch.cpu())
         facts = {
             "slot": slot,
             "new_slots": new_slots,
             "version": version,
-            "continues_episodes": collector.continues_episodes and not self._begins_anew,
+            "continues_episodes": collector.continues_episodes and not self._starts_episodes,
             "counters": {name: getattr(collector, name) for name in collector._COUNTERS},
             "episodes": [tuple(episode) for episode in collector.take_episodes()],
             "normalizer": None if normalizer is None else normalizer.state_dict(),
         }
         self.pipe.send(("batch", facts))
-        self._begins_anew = False
+        self._starts_episodes = False
 
     def _set(self, version: int) -> None:
-        """Set the attributes of the policies that changed with a version."""
+        """Set the policies' attributes that changed with a version of the weights."""
         for (path, name), value in self._settings.pop(version, {}).items():
             setattr(self.policies.get_submodule(path), name, value)
 
     def _store(self, batch: TensorDictBase) -> tuple[int, dict[int, TensorDictBase]]:
-        """Write a batch to the shared buffer whose turn it is; its number, and it if it is new."""
-        number = (self.made - 1) % (self.max_staleness + 2)
+        """Copy a batch to the next shared buffer; return its index, and the buffer if new."""
+        number = (self.collected - 1) % (self.max_staleness + 2)
         slot = self._slots.get(number)
         if slot is not None and _signature(slot) == _signature(batch):
             slot.copy_(batch)
@@ -512,16 +512,16 @@ class _Served:
 
 
 def _signature(batch: TensorDictBase) -> tuple[Any, ...]:
-    """Keys, shapes and types of a batch."""
+    """Return batch size, keys, shapes and dtypes of a batch."""
     found = {key: (value.shape, value.dtype) for key, value in batch.items(True, True)}
     return batch.batch_size, found
 
 
 def _sendable(error: BaseException) -> Exception:
-    """Return an exception as it can be sent: the kit's own as they are, others by their text."""
-    if isinstance(error, KeyboardInterrupt):  # of an environment: Ctrl-C is left to the parent
+    """Return an exception that can be pickled. Third-party exceptions become a RuntimeError."""
+    if isinstance(error, KeyboardInterrupt):  # raised by an environment; the parent handles Ctrl-C
         return EnvError("env", None, "raised KeyboardInterrupt in the collector's process")
     if isinstance(error, (EnvError, PolicyError, SettingError)):
         return error
     text = "".join(traceback.format_exception(error))
-    return RuntimeError(f"the process that collects failed: {error}\n{text}")
+    return RuntimeError(f"the collector's process failed: {error}\n{text}")

@@ -1,4 +1,4 @@
-"""What all collectors of the kit share: counting, totals, random numbers, reports."""
+"""Base classes of collectors: step counts, RNG state, weight updates and policy checks."""
 
 from __future__ import annotations
 
@@ -27,42 +27,41 @@ from kit.steps.errors import whole_number
 
 
 class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
-    """A collector whose every count is exact.
+    """Base class of collectors with exact step counts.
 
     An iterable of batches with TorchRL's keys. It ends after ``total_frames`` policy steps.
 
     Args:
-        num_envs: environments.
-        total_frames: policy steps in all; -1 never ends.
-        init_random_frames: policy steps with random actions at the beginning; ``None``: as many
-            as the plan of a trainer says, or none without a trainer.
-        exploration_frames: policy steps, counted from the beginning, until which
-            ``exploration_policy`` acts in place of the policy.
-        exploration_policy: acts in place of the policy at the beginning.
+        num_envs: number of environments.
+        total_frames: total policy steps; -1: no end.
+        init_random_frames: initial policy steps with random actions; ``None``: the trainer's plan
+            decides, or none without a trainer.
+        exploration_frames: policy steps, counted from the start, until which ``exploration_policy``
+            acts.
+        exploration_policy: policy that acts instead of ``policy`` during ``exploration_frames``.
         exploration_type: whether actions are sampled.
-        fast_policy: how the policy is called. ``"auto"``: NumPy computes the actions of a small
-            network, which rounds differently (on a GPU, with weights copied to the host once per
-            batch); other policies run as recorded tensor operations. ``"exact"``: recorded tensor
-            operations, bitwise those of the module. ``"module"``: the TensorDict module.
-        seed: of the random numbers that policy and random actions use in this collector.
-        device: where batches are delivered and the policy runs; ``None``: the CPU.
-        policy_device: where the policy runs, if not on ``device``.
-        storing_device: where batches are delivered, if not on ``device``.
+        fast_policy: how the policy is executed. ``"auto"``: NumPy computes the actions of a small
+            network, with different rounding (a GPU policy is copied to the host once per batch);
+            other policies are traced. ``"exact"``: traced tensor operations, bitwise equal to the
+            module. ``"module"``: the TensorDict module itself.
+        seed: seed of the policy's sampling and of random actions.
+        device: device of policy and batches; ``None``: CPU.
+        policy_device: device of the policy, if different from ``device``.
+        storing_device: device of batches, if different from ``device``.
         pre_collect_hook: called without arguments before each batch is collected.
-        post_collect_hook: called with each batch before it is returned; it may change the batch.
+        post_collect_hook: called with each batch before it is returned; may change the batch.
 
     Attributes:
-        policy_steps: taken so far.
-        random_policy_steps: those of them with random actions.
-        env_steps: made so far, as the environments report them.
-        episodes: that have ended so far.
-        environment_errors: faults of environments recovered from so far.
-        exact_resume: whether the last :meth:`load_state_dict` put everything back where it was.
-        exact_policy: whether the policy's results are bitwise those of the policy as a module.
-        collects_on_host: whether batches are on the host first, and ``storing_device`` says where
-            they are delivered.
-        continues_episodes: whether the last batch goes on with the episodes of the one before. It does not
-            where environments were seeded or reset in between, or stepped by others.
+        policy_steps: policy steps so far.
+        random_policy_steps: policy steps with random actions so far.
+        env_steps: env steps so far, as reported by the environments.
+        episodes: finished episodes so far.
+        environment_errors: environment failures recovered from so far.
+        exact_resume: whether the last :meth:`load_state_dict` restored the complete state.
+        exact_policy: whether the policy's outputs are bitwise equal to those of its module.
+        collects_on_host: whether batches are collected on the host before ``storing_device``.
+        continues_episodes: whether the last batch continued the episodes of the batch before. False
+            if other code stepped, reset or seeded the environments in between.
     """
 
     reset_at_each_iter: bool = False
@@ -116,8 +115,8 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
         self.closed = False
         self._random_numbers = RNGStream(seed, self.policy_device)
 
-    def _let_act(self) -> None:
-        """Create the actor, which acts in ``env`` with the policies."""
+    def _create_actor(self) -> None:
+        """Create the action selector for ``env`` and the policies."""
         self.exact_policy = self._fast_policy != "auto"
         self._actor = ActionSelector(
             self.env,
@@ -132,7 +131,7 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
         )
 
     def act_at_random(self, policy_steps: int) -> None:
-        """Set the number of random policy steps, if none was given and this process acts."""
+        """Set ``init_random_frames``, unless the user has set it or another process acts."""
         if self.follows_plan and (actor := vars(self).get("_actor")) is not None:
             self.init_random_frames = policy_steps
             actor.act_at_random(policy_steps)
@@ -140,18 +139,18 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
     # ------------------------------------------------------------------ TorchRL's names
     @property
     def _frames(self) -> int:
-        """Policy steps so far, under the name that TorchRL uses."""
+        """Policy steps so far, under TorchRL's name."""
         return self.policy_steps
 
     def __len__(self) -> int:
         """Return the number of batches.
 
         Raises:
-            TypeError: if it is not known, or there is no end.
+            TypeError: if the number of batches is unknown or unlimited.
         """
         size = self.requested_frames_per_batch
         if size <= 0 or self.total_frames < 0:
-            raise TypeError(f"{self!r} has no known number of batches")
+            raise TypeError(f"the number of batches of {self!r} is unknown or unlimited")
         return (self.total_frames - self.prefill_frames) // size + bool(self.prefill_frames)
 
     def iterator(self) -> Iterator[TensorDictBase]:
@@ -160,13 +159,13 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
             yield self.collect()
 
     def collect(self) -> TensorDictBase:
-        """Collect one batch and return it.
+        """Collect and return one batch.
 
         Raises:
-            EnvError: if an environment fails and is not to be restarted.
+            EnvError: if an environment fails and is not restarted.
         """
         if self.closed:
-            raise RuntimeError("this collector was shut down; make a new one")
+            raise RuntimeError("this collector was shut down; create a new one")
         if self.pre_collect_hook is not None:
             self.pre_collect_hook()
         self._iter += 1
@@ -177,7 +176,7 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
         return batch
 
     def _prepared(self) -> AbstractContextManager[Any]:
-        """Prepare a batch and return the context in which it is collected."""
+        """Prepare the next batch, and return the context manager in which it is collected."""
         return self._random_numbers
 
     @abc.abstractmethod
@@ -186,56 +185,56 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
 
     @property
     def policy_path(self) -> PolicyPath:
-        """How the policy is called, and why not faster; of one that is called in this process."""
+        """How this process executes the policy, and why no faster path applies."""
         return self._actor.path
 
     @property
     def normalizer(self) -> Normalizer | None:
-        """Running normalisation of the environments, if there is any."""
+        """Running normaliser of the environments, or ``None``."""
         return getattr(self.env, "normalizer", None)
 
     def deliver_raw(self, raw: bool) -> bool:
-        """Deliver observations and rewards as the environments give them, for a replay buffer.
+        """Set whether batches contain raw or normalised observations and rewards.
 
-        The policy acts on normalised observations either way.
+        The policy always acts on normalised observations.
 
         Args:
-            raw: otherwise batches are normalised, by the statistics at each step.
+            raw: whether batches are raw, as a replay buffer needs, or normalised at each step.
 
         Returns:
-            Whether the collector can. By default, one whose environments are normalised cannot.
+            Whether the collector supports it. By default, only unnormalised environments do.
         """
         return not raw or self.normalizer is None
 
     def take_episodes(self) -> list[Episode]:
-        """Return the episodes that ended since the last call, and forget them."""
+        """Return the episodes that ended since the last call."""
         finished, self._finished = self._finished, []
         return finished
 
     def metrics(self) -> dict[str, float]:
-        """Return further columns of the log; nothing by default."""
+        """Return additional metrics to log; none by default."""
         return {}
 
     def update_policy_weights_(self, policy_or_weights: Any = None, **kwargs: Any) -> None:
-        """Copy weights into the policy; without any, do nothing: it shares the learner's.
+        """Copy weights into the policy. Without arguments, do nothing, because weights are shared.
 
         Args:
             policy_or_weights: a module, its ``state_dict``, or a TensorDict of its parameters.
             **kwargs: ``weights``, ``policy`` or ``weights_dict``, as in TorchRL.
 
         Raises:
-            SettingError: if they are not weights of this policy.
+            SettingError: if the weights do not match the policy.
         """
         named = kwargs.get("weights_dict") or kwargs
-        for given in (policy_or_weights, named.get("policy"), named.get("weights")):
-            if given is not None:
-                copy_weights(given, self.policy)
+        for source in (policy_or_weights, named.get("policy"), named.get("weights")):
+            if source is not None:
+                copy_weights(source, self.policy)
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seed random actions, the policy's sampling and the environments.
 
         Returns:
-            A seed for the next component; the same one if ``static_seed``.
+            Seed for the next component; equal to ``seed`` if ``static_seed``.
         """
         self._random_numbers.seed(seed)
         self._seed_environments(seed)
@@ -243,13 +242,13 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
 
     @abc.abstractmethod
     def _seed_environments(self, seed: int) -> None:
-        """Seed the environments; they are reset before the next batch."""
+        """Seed the environments, which are reset before the next batch."""
 
-    # ------------------------------------------------------------------ in and out
+    # ------------------------------------------------------------------ shutdown and state
     def shutdown(
         self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
     ) -> None:
-        """Close the environments; the collector cannot be used afterwards."""
+        """Close the environments. The collector cannot be used afterwards."""
         del timeout
         if self.closed:
             return
@@ -260,7 +259,7 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
                 self.env.close(raise_if_closed=False)
 
     def _release(self) -> None:
-        """Release what the collector has besides its environments; nothing by default."""
+        """Release resources other than the environments; none by default."""
 
     _COUNTERS = (
         "policy_steps",
@@ -271,7 +270,7 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
     )
 
     def state_dict(self) -> OrderedDict[str, Any]:
-        """Return counters and random numbers; subclasses add the environments."""
+        """Return counters and RNG state. Subclasses add the state of the environments."""
         state = OrderedDict((name, getattr(self, name)) for name in self._COUNTERS)
         state["batches"] = self._iter + 1
         state["random_numbers"] = self._random_numbers.state_dict()
@@ -279,7 +278,7 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
         return state
 
     def load_state_dict(self, state_dict: OrderedDict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore the state returned by :meth:`state_dict`."""
         for name in self._COUNTERS:
             setattr(self, name, int(state_dict[name]))
         self._iter = int(state_dict["batches"]) - 1
@@ -291,18 +290,18 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
 
 
 class StepsCollector(KitCollector):
-    """A collector of batches ``[num_envs, steps_per_env]``, time last.
+    """Base class of collectors of batches ``[num_envs, steps_per_env]``, with time last.
 
     Args:
-        num_envs: environments.
-        frames_per_batch: policy steps of one batch: ``num_envs * steps_per_env``.
-        steps_per_env: policy steps each env takes for one batch. One of the two is enough.
-        prefill_frames: policy steps of a first batch of its own, before the others; 0 for none.
-        **settings: of :class:`KitCollector`. ``init_random_frames``, ``exploration_frames`` and
-            ``prefill_frames`` are multiples of ``num_envs``.
+        num_envs: number of environments.
+        frames_per_batch: policy steps per batch: ``num_envs * steps_per_env``.
+        steps_per_env: policy steps per environment and batch; alternative to ``frames_per_batch``.
+        prefill_frames: policy steps of a separate first batch; 0: no prefill.
+        **settings: arguments of :class:`KitCollector`. ``init_random_frames``,
+            ``exploration_frames`` and ``prefill_frames`` must be multiples of ``num_envs``.
 
     Raises:
-        SettingError: if the counts cannot be reached exactly; nearest values are named.
+        SettingError: if the counts cannot be reached exactly. The error lists the nearest values.
     """
 
     def __init__(
@@ -328,14 +327,14 @@ class StepsCollector(KitCollector):
         batches, left = divmod(total - self.prefill_frames, self.frames_per_batch)
         if left or batches < 0:
             near = self.prefill_frames + max(batches, 0) * self.frames_per_batch
-            why = f"is not a whole number of batches of {self.frames_per_batch} policy steps"
-            why += f" after {self.prefill_frames} of prefill" if self.prefill_frames else ""
-            works = [n for n in (near, near + self.frames_per_batch) if n]
-            raise SettingError("total_frames", total, why, works)
+            reason = f"is not a whole number of batches of {self.frames_per_batch} policy steps"
+            reason += f" after {self.prefill_frames} of prefill" if self.prefill_frames else ""
+            nearest = [n for n in (near, near + self.frames_per_batch) if n]
+            raise SettingError("total_frames", total, reason, nearest)
 
     @property
     def is_prefill(self) -> bool:
-        """Whether the next batch is the prefill."""
+        """Whether the next batch is the prefill batch."""
         return self.policy_steps < self.prefill_frames
 
     def _collect(self) -> TensorDictBase:
@@ -346,17 +345,17 @@ class StepsCollector(KitCollector):
 
     @abc.abstractmethod
     def _collect_steps(self, steps: int) -> TensorDictBase:
-        """Take ``steps`` policy steps in every env, count them, return the batch."""
+        """Take ``steps`` policy steps in each environment, count them and return the batch."""
 
 
 class RNGStream:
-    """Random numbers of a collector's own: other uses of PyTorch's do not change them.
+    """Separate RNG state of a collector, which other uses of PyTorch's RNG do not affect.
 
-    Within ``with random_numbers:`` PyTorch draws from them, and records no gradients.
+    Inside ``with stream:`` PyTorch uses the stream's RNG state and computes no gradients.
 
     Args:
-        seed: where they begin, as :func:`policy_seed` derives it.
-        device: where the policy runs; a GPU has random numbers of its own.
+        seed: seed from which :func:`policy_seed` derives the stream's seed.
+        device: device of the policy; a GPU has a separate RNG state.
     """
 
     def __init__(self, seed: int, device: torch.device) -> None:
@@ -365,7 +364,7 @@ class RNGStream:
         self.seed(seed)
 
     def seed(self, seed: int) -> None:
-        """Begin again."""
+        """Reset the stream to a new seed."""
         seed = policy_seed(seed)
         self._state = torch.Generator().manual_seed(seed).get_state()
         self._on_device: Tensor | None = None
@@ -373,7 +372,7 @@ class RNGStream:
             self._on_device = torch.Generator(self.device).manual_seed(seed).get_state()
 
     def __enter__(self) -> None:
-        """Let PyTorch's functions use these numbers, and record no gradients."""
+        """Install the stream's RNG state and disable gradients."""
         self._no_grad.__enter__()
         self._outside = torch.get_rng_state()
         torch.set_rng_state(self._state)
@@ -382,7 +381,7 @@ class RNGStream:
             torch.cuda.set_rng_state(self._on_device, self.device)
 
     def __exit__(self, *error: object) -> None:
-        """Put back the others."""
+        """Save the stream's RNG state and restore the previous state."""
         self._state = torch.get_rng_state()
         torch.set_rng_state(self._outside)
         if self._on_device is not None:
@@ -391,25 +390,25 @@ class RNGStream:
         self._no_grad.__exit__(*error)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where they stand."""
+        """Return the RNG state."""
         on_device = None if self._on_device is None else self._on_device.clone()
         return {"state": self._state.clone(), "on_device": on_device}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where they stood."""
+        """Restore the state returned by :meth:`state_dict`."""
         self._state = state_dict["state"].clone()
         if self._on_device is not None and state_dict["on_device"] is not None:
             self._on_device = state_dict["on_device"].clone()
 
 
 def policy_seed(seed: int) -> int:
-    """The seed of a policy's random numbers in a run: two streams of one seed would be the same.
+    """Derive the seed of a policy's RNG from the seed of a run.
 
-    Weights are drawn from the run's own seed, and the states of environments from those of
+    It differs from the run's seed, which initialises weights, and from the seeds of
     :func:`~kit.envs.vector_env.env_seeds`.
     """
-    own = np.random.SeedSequence(seed, spawn_key=(0,))
-    return int(own.generate_state(1, np.uint32)[0])
+    sequence = np.random.SeedSequence(seed, spawn_key=(0,))
+    return int(sequence.generate_state(1, np.uint32)[0])
 
 
 def _steps_per_env(num_envs: int, frames: int | None, steps: int | None) -> int:
@@ -418,51 +417,51 @@ def _steps_per_env(num_envs: int, frames: int | None, steps: int | None) -> int:
     frames = whole_number("frames_per_batch", frames, at_least=1)
     _multiple("frames_per_batch", frames, num_envs)
     if steps is not None and steps * num_envs != frames:
-        why = f"contradicts frames_per_batch={frames} with {num_envs} envs"
-        raise SettingError("steps_per_env", steps, why, [frames // num_envs])
+        reason = f"contradicts frames_per_batch={frames} with {num_envs} envs"
+        raise SettingError("steps_per_env", steps, reason, [frames // num_envs])
     return frames // num_envs
 
 
 def _multiple(field: str, value: int, of: int) -> None:
     if value % of:
         down = value // of * of
-        why = f"is not a multiple of the {of} envs, which all step at once"
-        raise SettingError(field, value, why, [n for n in (down, down + of) if n])
+        reason = f"is not a multiple of the {of} envs, which all step at once"
+        raise SettingError(field, value, reason, [n for n in (down, down + of) if n])
 
 
 def copy_weights(source: Any, policy: Any) -> None:
-    """Copy parameters and buffers into a policy, in place.
+    """Copy parameters and buffers into a policy in place.
 
     Args:
         source: a module, its ``state_dict``, or a TensorDict of its parameters.
-        policy: a module with the same ones.
+        policy: module with the same parameter and buffer names and shapes.
 
     Raises:
-        SettingError: if the policy has others.
+        SettingError: if names or shapes differ.
     """
-    own = TensorDict.from_module(policy).data.flatten_keys(".")
-    given = TensorDict.from_module(source) if isinstance(source, nn.Module) else source
-    given = given.flatten_keys(".") if isinstance(given, TensorDictBase) else dict(given)
-    shapes = {name: tuple(tensor.shape) for name, tensor in own.items()}
-    others = {name: tuple(tensor.shape) for name, tensor in given.items()}
-    different = sorted(n for n in {*shapes, *others} if shapes.get(n) != others.get(n))
+    target = TensorDict.from_module(policy).data.flatten_keys(".")
+    weights = TensorDict.from_module(source) if isinstance(source, nn.Module) else source
+    weights = weights.flatten_keys(".") if isinstance(weights, TensorDictBase) else dict(weights)
+    expected = {name: tuple(tensor.shape) for name, tensor in target.items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    different = sorted(n for n in {*expected, *shapes} if expected.get(n) != shapes.get(n))
     if different:
         name = different[0]
-        why = f"has shape {others.get(name)}, {shapes.get(name)} in the policy"
-        works = "send the weights of a policy that is built in the same way"
-        raise SettingError("weights", name, why, works)
+        reason = f"has shape {shapes.get(name)}, but {expected.get(name)} in the policy"
+        hint = "send the weights of a policy that is built in the same way"
+        raise SettingError("weights", name, reason, hint)
     with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(given[name])
+        for name, tensor in target.items():
+            tensor.copy_(weights[name])
 
 
 class PolicyError(RuntimeError):
-    """An output of a policy is NaN.
+    """Raised when an output of a policy is NaN.
 
     Args:
-        key: of the output.
-        env: number of the environment it acted in, from 0.
-        policy_step: policy steps that this environment had taken.
+        key: key of the output.
+        env: index of the environment.
+        policy_step: policy steps of this environment so far.
     """
 
     def __init__(self, key: Key, env: int, policy_step: int) -> None:
@@ -470,7 +469,7 @@ class PolicyError(RuntimeError):
         name = key if isinstance(key, str) else ".".join(key)
         super().__init__(
             f"policy, env {env}, after {policy_step} policy steps: its output {name} is NaN for an "
-            "observation without NaN; resume an earlier checkpoint with a smaller learning_rate"
+            "observation without NaN. Resume an earlier checkpoint with a smaller learning_rate."
         )
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
@@ -483,16 +482,16 @@ def check_policy(
     actions: Sequence[Key],
     taken: int,
 ) -> None:
-    """Refuse NaN in actions and log-probabilities, where they are on the host.
+    """Raise an error for NaN in actions and log-probabilities that are stored on the host.
 
     Args:
-        outputs: of the policy, ``[num_envs, steps, ...]``.
-        observation: acted on, tensors or arrays ``[steps, ...]``.
-        actions: their keys.
-        taken: policy steps of each environment before these.
+        outputs: outputs of the policy, ``[num_envs, steps, ...]``.
+        observation: observations of the policy, tensors or arrays ``[steps, ...]``.
+        actions: keys of the actions.
+        taken: policy steps of each environment before this batch.
 
     Raises:
-        PolicyError: at the first one, unless an observation was NaN by then.
+        PolicyError: for the first NaN, unless an earlier observation was not finite.
     """
     for key, value in outputs.items():
         name = key if isinstance(key, str) else key[-1]
@@ -500,15 +499,16 @@ def check_policy(
             continue
         if value.is_cuda or not value.is_floating_point():
             continue
-        if value.dtype is torch.bfloat16:  # which NumPy does not have
+        if value.dtype is torch.bfloat16:  # not supported by NumPy
             value = value.float()
-        total = value.numpy().sum()  # NaN if an entry is; NumPy's costs half of PyTorch's
+        total = value.numpy().sum()  # NaN if any entry is NaN; half the cost of PyTorch's sum
         if total == total:
             continue
         steps = value.isnan().reshape(*value.shape[:2], -1).any(-1).T  # [steps, num_envs]
-        if not steps.any():  # infinities of both signs
+        if not steps.any():  # the sum of infinities of both signs is NaN
             continue
         step, env = steps.nonzero()[0].tolist()
-        # From such an observation on, a recurrent policy writes NaN for good ones, too.
+        # After a non-finite observation, a recurrent policy also returns NaN for finite
+        # observations.
         if all(np.isfinite(np.asarray(seen[: step + 1])).all() for seen in observation.values()):
             raise PolicyError(key, env, taken + step)

@@ -1,4 +1,4 @@
-"""Batches of whole episodes."""
+"""Collector of whole episodes."""
 
 from __future__ import annotations
 
@@ -25,43 +25,44 @@ Layout = Literal["padded", "flat"]
 
 
 class EpisodeCollector(KitCollector):
-    """Plays whole episodes until a batch has ``min_episodes`` and ``min_steps``, and yields them.
+    """Collects whole episodes until a batch has at least ``min_episodes`` and ``min_steps``.
 
-    Each batch begins with new episodes in all environments. Every episode that begins is played to
-    its end and is in the batch, so nothing is dropped and short episodes are not preferred. A free
-    environment begins another one while those that have begun are not expected to reach the
-    minima: an open episode is expected to be as long as ``episode_length``, or as the mean so far,
-    and at least as long as it is already. With ``min_episodes`` alone a batch is exactly that many
-    episodes; with equally long ones it is exactly what the plan says, whatever the number of
-    environments. Otherwise it can exceed ``min_steps`` by the episodes that were open when it was
-    met.
+    Each batch starts with new episodes in all environments. Every episode that starts is played to
+    its end and is part of the batch, which avoids a bias towards short episodes. An idle
+    environment starts another episode if the started episodes are not expected to reach both
+    minima. The expected length of an open episode is ``episode_length`` or the mean length so far,
+    but at least its current length.
 
-    Free environments stand still. Where they cannot (native, EnvPool and torch environments step
-    all or none), what they do meanwhile is in no batch and no count but ``idle_env_steps``.
+    With ``min_episodes`` alone, a batch has exactly that many episodes. If all episodes are equally
+    long, batches match the plan exactly for any number of environments. Otherwise, a batch may
+    exceed ``min_steps`` by the episodes that were open at that time.
+
+    Idle environments are not stepped if the backend supports this. Native, EnvPool and torch
+    environments always step together. Their idle steps are counted only in ``idle_env_steps``.
 
     Args:
-        create_env_fn: the environment, or a function that makes it.
-        policy: module from TensorDict to TensorDict; ``None`` acts at random.
-        min_episodes: episodes of a batch, at least.
-        min_steps: policy steps of a batch, at least. One of the two is enough.
-        episode_length: policy steps of every episode, where all are equally long.
-        layout: ``padded``: ``[episodes, longest]``, zeros where ``("collector", "mask")`` is false;
-            ``flat``: ``[policy steps]``, one episode after the other.
-        prefill_frames: least policy steps of a first batch of its own; 0 for none.
-        prefill_random: whether all actions of that batch are random, however long its episodes are.
-        **settings: of :class:`~kit.collectors.KitCollector`: ``total_frames`` (policy steps after
-            which no further batch begins), ``seed``, ``device``, ...
+        create_env_fn: environment, or function that creates one.
+        policy: module from TensorDict to TensorDict; ``None``: random actions.
+        min_episodes: minimum number of episodes per batch.
+        min_steps: minimum number of policy steps per batch; alternative to ``min_episodes``.
+        episode_length: policy steps of every episode, if all episodes are equally long.
+        layout: ``padded``: ``[episodes, longest]`` with zeros where ``("collector", "mask")`` is
+            false; ``flat``: ``[policy steps]``, concatenated episodes.
+        prefill_frames: minimum policy steps of a separate first batch; 0: no prefill.
+        prefill_random: whether all actions of the prefill batch are random.
+        **settings: arguments of :class:`~kit.collectors.KitCollector`, such as ``seed``, ``device``
+            and ``total_frames`` (policy steps after which no further batch begins).
 
     Attributes:
-        idle_env_steps: env steps of environments that could not stand still.
+        idle_env_steps: env steps of idle environments.
 
     Raises:
-        SettingError: if neither minimum is given, or the policy does not fit.
+        SettingError: if neither minimum is set, or the policy is incompatible.
     """
 
     collects_on_host = True
 
-    _left: Arrays | None = None  # the last observation, with which the next batch goes on
+    _left: Arrays | None = None  # last observation, from which the next batch continues
 
     def __init__(
         self,
@@ -77,9 +78,8 @@ class EpisodeCollector(KitCollector):
         **settings: Any,
     ) -> None:
         if min_episodes is None and min_steps is None:
-            raise SettingError(
-                "min_episodes", None, "leaves open what to collect", [1], "or give min_steps"
-            )
+            reason = "does not define the size of a batch"
+            raise SettingError("min_episodes", None, reason, [1], "or set min_steps")
         self.min_episodes = whole_number("min_episodes", min_episodes or 1, at_least=1)
         self.min_steps = whole_number("min_steps", min_steps or 1, at_least=1)
         self.episode_length = episode_length
@@ -89,9 +89,9 @@ class EpisodeCollector(KitCollector):
         self.env, self.policy = as_vector_env(create_env_fn), policy
         super().__init__(self.env.num_envs, **settings)
         self.idle_env_steps = 0
-        self._let_act()
+        self._create_actor()
         self._check_masks = MaskCheck(self.env)
-        self._strayed = np.zeros(self.num_envs, np.bool_)
+        self._needs_reset = np.zeros(self.num_envs, np.bool_)
 
     deliver_raw = VectorCollector.deliver_raw
 
@@ -102,10 +102,10 @@ class EpisodeCollector(KitCollector):
         least = (self.prefill_frames, 1) if prefill else (self.min_steps, self.min_episodes)
         self._actor.at_random = prefill and self.prefill_random
         self._actor.restart()
-        self._see_others()
-        if self._strayed.any():
-            self.env.restart(self._strayed)
-            self._strayed[...] = False
+        self._check_continuity()
+        if self._needs_reset.any():
+            self.env.restart(self._needs_reset)
+            self._needs_reset[...] = False
         buffer = EpisodeBuffer(self.env)
         schedule = ActiveEpisodes(self, *least)
         try:
@@ -114,7 +114,7 @@ class EpisodeCollector(KitCollector):
             self._left = self.env.start()
             outputs = self._checked_outputs(buffer, schedule.spans)
         except BaseException as error:
-            self._strayed[...] = True  # the next batch begins with new episodes
+            self._needs_reset[...] = True  # the next batch starts new episodes
             self.env.take_infos()
             if isinstance(error, EnvError):
                 raise error.at(buffer.steps - 1) from error
@@ -124,13 +124,13 @@ class EpisodeCollector(KitCollector):
         batch = buffer.tensordict(schedule.spans, outputs, self.layout, first)
         return batch if self.storing_device.type == "cpu" else batch.to(self.storing_device)
 
-    def _see_others(self) -> None:
-        """Take note where others have stepped: of their episodes it would play only the rest."""
+    def _check_continuity(self) -> None:
+        """Mark all environments for a reset if other code has stepped them."""
         if self.env.is_started and not self.env.is_at(self._left):
-            self._strayed[...] = True
+            self._needs_reset[...] = True
 
     def _checked_outputs(self, buffer: EpisodeBuffer, spans: Sequence[Span]) -> Tensors:
-        """Return the policy's outputs; refuse NaN, the policy's first."""
+        """Return the policy's outputs, after checking these and then the environments for NaN."""
         acted_on = buffer.acted_on()
         outputs = self._actor.outputs()
         taken = self.policy_steps // self.num_envs
@@ -149,46 +149,46 @@ class EpisodeCollector(KitCollector):
         self.episodes += len(finished)
         self._finished += finished
 
-    # ------------------------------------------------------------------ in and out
+    # ------------------------------------------------------------------ seed and state
     def _seed_environments(self, seed: int) -> None:
         self.env.set_seed(seed)
         self._actor.seeded()
-        self._strayed[...] = False
+        self._needs_reset[...] = False
 
     def state_dict(self) -> OrderedDict[str, Any]:
-        """Return counters, random numbers and the state of the environments."""
+        """Return counters, RNG state and the state of the environments."""
         state = super().state_dict()
         state["idle_env_steps"] = self.idle_env_steps
-        self._see_others()
-        state["strayed"] = self._strayed.tolist()
+        self._check_continuity()
+        state["strayed"] = self._needs_reset.tolist()
         state["env"] = self.env.full_state()
         return state
 
     def load_state_dict(self, state_dict: OrderedDict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned.
+        """Restore the state returned by :meth:`state_dict`.
 
-        Batches end with their episodes, so nothing is lost where the environments cannot give
-        their state, but ``exact_resume`` is false then.
+        If the state of the environments could not be captured, ``exact_resume`` is false. No
+        episodes are lost, because no episode is open between batches.
         """
         super().load_state_dict(state_dict)
         self.idle_env_steps = int(state_dict["idle_env_steps"])
-        self._strayed[...] = state_dict["strayed"]
+        self._needs_reset[...] = state_dict["strayed"]
         self.exact_resume = self.env.load_full_state(state_dict["env"])
         self._left = self.env.start() if self.env.is_started else None
         if not self.exact_resume:
-            self._strayed[...] = False
+            self._needs_reset[...] = False
 
 
 class ActiveEpisodes(ActiveEnvs):
-    """Decides which environments begin an episode, and keeps where in the memory episodes are.
+    """Decides which environments start episodes, and records where episodes are stored.
 
     Args:
-        collector: whose episodes so far say how long one is.
-        min_steps: policy steps of the batch, at least.
-        min_episodes: episodes of the batch, at least.
+        collector: collector whose previous episodes determine the expected episode length.
+        min_steps: minimum policy steps of the batch.
+        min_episodes: minimum episodes of the batch.
 
     Attributes:
-        spans: where the episodes are, in the order in which they began.
+        spans: location of the episodes in memory, in the order of their starts.
     """
 
     def __init__(self, collector: EpisodeCollector, min_steps: int, min_episodes: int) -> None:
@@ -203,25 +203,25 @@ class ActiveEpisodes(ActiveEnvs):
 
     def _update(self) -> None:
         count = int(self._playing.sum())
-        everyone = count == len(self._playing)
+        all_playing = count == len(self._playing)
         self.done, self._count = count == 0, count
-        self.active = None if everyone else self._playing
-        can_stand_still = self._collector.env.backend.steps_some
-        self.freeze_mask = self.active if can_stand_still else None
+        self.active = None if all_playing else self._playing
+        can_freeze = self._collector.env.backend.steps_some
+        self.freeze_mask = self.active if can_freeze else None
 
     def begins(self, result: StepArrays) -> Mask:
-        """Return which environments began an episode after the last step."""
+        """Return a mask of the environments that started an episode after the last step."""
         return self._begun
 
     def stepped(self, result: StepArrays) -> None:
-        """Close the episodes that ended, and begin others while they are needed."""
+        """Close the episodes that ended, and start others if they are needed."""
         self._time += 1
         self.policy_steps += self._count
         ended = result.terminated | result.truncated
         if self.active is not None:
             if self.freeze_mask is None:
                 self._collector.idle_env_steps += int(result.env_steps[~self._playing].sum())
-                self._collector._strayed |= ~self._playing
+                self._collector._needs_reset |= ~self._playing
         elif not some(ended):
             self._begun = ended
             return
@@ -229,13 +229,13 @@ class ActiveEpisodes(ActiveEnvs):
         for env in np.flatnonzero(ended):
             self._open.pop(int(env)).end = self._time
         begun = self._begin(~self._playing | ended)
-        self._reset_strayed(begun & ~ended)
+        self._reset_idle(begun & ~ended)
         self._playing = (self._playing & ~ended) | begun
         self._begun = begun
         self._update()
 
     def _begin(self, free: Mask) -> Mask:
-        """Begin episodes in free environments while more are needed; return which began one."""
+        """Start episodes in free environments while needed; return a mask of these environments."""
         begun = np.zeros_like(free)
         for env in np.flatnonzero(free):
             if len(self.spans) >= self.min_episodes and self._expected() >= self.min_steps:
@@ -246,7 +246,7 @@ class ActiveEpisodes(ActiveEnvs):
         return begun
 
     def _expected(self) -> int:
-        """Return the policy steps that the episodes that have begun will have."""
+        """Return the expected total policy steps of the episodes that have started."""
         collector, length = self._collector, self._collector.episode_length
         finished = sum(span.end - span.start for span in self.spans if span.end)
         if length is None:
@@ -254,9 +254,9 @@ class ActiveEpisodes(ActiveEnvs):
             length = -(-(collector.policy_steps + finished) // episodes) if episodes else 1
         return finished + sum(max(self._time - s.start, length) for s in self._open.values())
 
-    def _reset_strayed(self, begun: Mask) -> None:
-        """Reset environments that begin an episode and have not stood still since their last."""
-        strayed = begun & self._collector._strayed
-        if strayed.any():
-            self._collector.env.restart(strayed)
-            self._collector._strayed &= ~strayed
+    def _reset_idle(self, begun: Mask) -> None:
+        """Reset environments that were stepped while idle and now start an episode."""
+        needs_reset = begun & self._collector._needs_reset
+        if needs_reset.any():
+            self._collector.env.restart(needs_reset)
+            self._collector._needs_reset &= ~needs_reset

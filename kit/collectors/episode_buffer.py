@@ -1,4 +1,4 @@
-"""The memory of a batch of whole episodes."""
+"""Memory for batches of whole episodes."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from kit.envs.vector_env import VectorEnv
 
 @dataclass
 class Span:
-    """Where an episode is in the memory."""
+    """Location of an episode in memory."""
 
     env: int
     start: int
     end: int = 0
-    """time step after its last one; 0 while it is open."""
+    """Time step after the last step of the episode; 0 while the episode is open."""
 
     @property
     def steps(self) -> slice:
-        """Its time steps, once it has ended."""
+        """Slice of the time steps of a finished episode."""
         return slice(self.start, self.end)
 
 
@@ -39,10 +39,10 @@ class EpisodeBuffer:
     """Memory that grows while episodes are played.
 
     Args:
-        env: whose observations and rewards are written.
+        env: environments whose observations and rewards are written.
 
     Attributes:
-        steps: time steps so far.
+        steps: number of time steps so far.
     """
 
     def __init__(self, env: VectorEnv) -> None:
@@ -51,7 +51,7 @@ class EpisodeBuffer:
         self._chunks: list[RolloutBuffer] = []
 
     def rows(self) -> Iterator[Row]:
-        """Yield rows without end."""
+        """Yield rows indefinitely."""
         while True:
             chunk = RolloutBuffer(self.env, CHUNK)
             chunk.begin()
@@ -61,24 +61,24 @@ class EpisodeBuffer:
                 yield row
 
     def _whole(self, name: str) -> NDArray[Any]:
-        """Return an array of :class:`StepArrays` for all time steps, ``[steps, num_envs, ...]``."""
+        """Return a field of :class:`StepArrays` for all time steps, ``[steps, num_envs, ...]``."""
         return self._joined([getattr(chunk.whole, name) for chunk in self._chunks])
 
     def _joined(self, parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
         return (parts[0] if len(parts) == 1 else np.concatenate(parts))[: self.steps]
 
     def acted_on(self) -> Arrays:
-        """Return the observations acted on, ``[steps, num_envs, ...]``."""
+        """Return the observations that the policy acted on, ``[steps, num_envs, ...]``."""
         keys = self._chunks[0].acted_on
-        return {key: self._joined([one.acted_on[key] for one in self._chunks]) for key in keys}
+        return {key: self._joined([c.acted_on[key] for c in self._chunks]) for key in keys}
 
     def _following(self) -> Arrays:
-        """Return the observations that steps led to, ``[steps, num_envs, ...]``."""
+        """Return the observations after each step, ``[steps, num_envs, ...]``."""
         chunks = [chunk.whole.next_observation for chunk in self._chunks]
         return {key: self._joined([chunk[key] for chunk in chunks]) for key in chunks[0]}
 
     def episodes(self, spans: Sequence[Span]) -> list[Episode]:
-        """Return the episode columns of the batch."""
+        """Return the episode statistics of the batch."""
         rewards = self._whole("raw_reward" if self.env.needs_raw_reward else "reward")
         env_steps, terminated = self._whole("env_steps"), self._whole("terminated")
         infos = self.env.take_infos()
@@ -95,14 +95,14 @@ class EpisodeBuffer:
         ]
 
     def check_finite(self, name: str, spans: Sequence[Span]) -> None:
-        """Refuse infinity and NaN, naming environment and step.
+        """Raise an error for the first infinite or NaN value.
 
         Raises:
-            EnvError: if an observation or reward of an episode is one of them.
+            EnvError: if an observation or reward of an episode is infinite or NaN.
         """
         observations = (*self._following().items(), *self.acted_on().items())
         for what, values in (("reward", self._whole("reward")), *observations):
-            if first_infinite(values) is None:  # most often; idle environments may hold NaN
+            if first_infinite(values) is None:  # idle environments may contain NaN
                 continue
             for span in spans:
                 found = first_infinite(values[span.steps, span.env, None])
@@ -117,8 +117,8 @@ class EpisodeBuffer:
         """Return the episodes as a batch.
 
         Args:
-            spans: where they are.
-            outputs: of the policy, ``[num_envs, steps, ...]``.
+            spans: location of the episodes.
+            outputs: outputs of the policy, ``[num_envs, steps, ...]``.
             layout: ``padded`` or ``flat``.
             first: number of the first episode.
         """
@@ -140,7 +140,7 @@ class EpisodeBuffer:
 
 
 class _Places:
-    """Which step of which environment is where in a batch of episodes."""
+    """Indices that map steps of environments to the layout of a batch of episodes."""
 
     def __init__(self, spans: Sequence[Span], layout: str) -> None:
         lengths = torch.tensor([span.end - span.start for span in spans])
@@ -157,7 +157,7 @@ class _Places:
         self.numbers, self._steps, self._envs = numbers.clone(), steps, envs
 
     def of(self, values: Tensor) -> Tensor:
-        """Select entries of values ``[steps, num_envs, ...]``; padding is zero."""
+        """Select entries of values ``[steps, num_envs, ...]``. Padding is zero."""
         device = values.device
         picked = values[self._steps.to(device), self._envs.to(device)]
         if self.mask is not None:

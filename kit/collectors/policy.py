@@ -1,4 +1,4 @@
-"""How a policy is called: its inputs, outputs and hidden state, eagerly or as a program."""
+"""Policy execution: inputs, outputs and hidden state, eagerly or with a traced graph."""
 
 from __future__ import annotations
 
@@ -22,27 +22,28 @@ Policy = Callable[[TensorDictBase], TensorDictBase]
 FastPolicy = Literal["auto", "exact", "module"]
 
 IS_INIT = "is_init"
-"""Key under which a policy finds whether an observation is the first of its episode."""
+"""Key of the flag that marks the first observation of an episode."""
 
 
 class PolicyPath(NamedTuple):
-    """How a collector calls its policy."""
+    """How a collector executes its policy, and why no faster path applies."""
 
     name: Literal["numpy", "program", "module"]
-    """``numpy``: a small network computed by NumPy; ``program``: its recorded tensor operations;
+    """``numpy``: NumPy computes a small network; ``program``: traced tensor operations;
     ``module``: the TensorDict module."""
     reason: str
-    """why it is not one of those before; empty where it is ``numpy``."""
+    """Why no faster path applies; empty for ``numpy``."""
 
 
 def fast_policy_of(fast_policy: FastPolicy | bool) -> FastPolicy:
-    """Return how a policy is called, from the arguments of a collector.
+    """Return the policy execution mode for a collector's argument.
 
     Args:
-        fast_policy: ``"auto"``, ``"exact"`` or ``"module"``; false is ``"module"``.
+        fast_policy: ``"auto"``, ``"exact"`` or ``"module"``; true means ``"auto"`` and false means
+            ``"module"``.
 
     Raises:
-        SettingError: if it is none of the three.
+        SettingError: if the argument is invalid.
     """
     if isinstance(fast_policy, bool):
         fast_policy = "auto" if fast_policy else "module"
@@ -51,31 +52,30 @@ def fast_policy_of(fast_policy: FastPolicy | bool) -> FastPolicy:
 
 
 class PolicyRunner:
-    """Calls a policy with the tensors it reads and returns the tensors it writes.
+    """Calls a policy with the tensors that it reads, and returns the tensors that it writes.
 
-    The policy is :class:`~kit.fast.traced.Traced`: calls replay its tensor operations, with the
-    same results and the same random numbers, reading the parameters where they live: the learner's
-    updates are seen at once and nothing is synchronised. A policy that cannot be traced (it decides
-    something on the host) runs as a TensorDict module; the reason is warned about once.
+    The policy is traced (:class:`~kit.fast.traced.Traced`): calls replay its tensor operations with
+    the same results and the same random numbers. Parameters are read in place, so updates by the
+    learner take effect immediately. A policy that cannot be traced, for example because it branches
+    on tensor values, runs as a TensorDict module after one warning.
 
-    A policy may be recurrent: its outputs of one step are inputs of the next, ``("next", key)``
-    under ``key``, as in TorchRL. The hidden state of an environment is reset to its first value
-    (that of the policy's primers, else zero) when its episode ends (:meth:`end_episodes`), and
-    ``is_init`` is true then.
+    A policy may be recurrent. As in TorchRL, its output ``("next", key)`` is its input ``key`` of
+    the next step. :meth:`end_episodes` resets an environment's hidden state to its initial value
+    (from the policy's primers, or zero) and sets ``is_init``.
 
     Args:
         policy: module (or function) from TensorDict to TensorDict.
-        reads: keys of the environment's observation; others that the policy reads are an error.
-        num_envs: rows of every tensor.
+        reads: keys of the environment's observation.
+        num_envs: number of rows of every tensor.
         exploration_type: whether actions are sampled.
-        fast: whether to trace at all.
-        device: of the hidden state.
-        check: is given the keys of all that the policy writes, once they are known.
+        fast: whether to trace the policy.
+        device: device of the hidden state.
+        check: called with the keys that the policy writes, once they are known.
 
     Attributes:
-        out_keys: of the outputs, in this order; known after the first call. Hidden state that the
-            policy was given is an output, too, where it is not under the key it is written to.
-        is_recurrent: whether it has hidden state or reads ``is_init``; true until known.
+        out_keys: keys of the outputs, in order; known after the first call. They include hidden
+            state inputs that the policy does not return under the same key.
+        is_recurrent: whether the policy has hidden state or reads ``is_init``; true until known.
 
     Raises:
         SettingError: if the policy reads a key that is never written.
@@ -97,26 +97,26 @@ class PolicyRunner:
         self.exploration_type = ExplorationType(exploration_type)
         self.out_keys: list[Key] = []
         self.is_recurrent = True
-        self._was_recurrent = True  # in the checkpoint
-        self._given = list(reads)
+        self._was_recurrent = True  # whether the policy of the checkpoint was recurrent
+        self._reads = list(reads)
         self._first = first_values(policy, num_envs, device)
         self._hidden: Tensors = dict(self._first)
         self._starts = torch.ones(num_envs, 1, dtype=torch.bool, device=device)
         self._ongoing = torch.zeros_like(self._starts)
-        self._written: list[Key] = []  # keys of what the module returns
-        self._fed: list[Key] = []  # hidden state that is returned as it was given
+        self._written: list[Key] = []  # keys that the module writes
+        self._fed: list[Key] = []  # hidden state inputs that become outputs
         self._fast, self._known = fast, False
-        self._restored = False  # hidden state is that of a checkpoint
+        self._restored = False  # whether hidden state was loaded from a checkpoint
         self._check = check
         self._traced = Traced(self._call, policy, name="the policy", verify_again=False)
 
     @property
     def plain_reason(self) -> str:
-        """Why the policy runs as a TensorDict module; empty while it does not."""
+        """Why the policy runs as a TensorDict module; empty if it does not."""
         return self._traced.reason if self._fast else "fast_policy='module'"
 
     def prepare(self) -> bool:
-        """Forget the recorded operations if the policy has changed; return whether they were."""
+        """Discard the traced graph if the policy has changed; return whether it was discarded."""
         dropped = self._fast and self._traced.refresh()
         if dropped:
             self._known, self.is_recurrent, self._was_recurrent = False, True, True
@@ -125,16 +125,16 @@ class PolicyRunner:
 
     @property
     def replays(self) -> bool:
-        """Whether calls replay recorded operations, so that they may run in inference mode."""
+        """Whether calls replay a traced graph, which allows inference mode."""
         return self._fast and self._traced.replays
 
     def __call__(self, tensors: Mapping[Key, Tensor]) -> Sequence[Tensor]:
         """Return the policy's outputs, in the order of ``out_keys``.
 
-        To be called without gradients.
+        Must be called without gradients.
 
         Args:
-            tensors: the environment's observation, each with ``num_envs`` rows.
+            tensors: the environment's observation by key, with ``num_envs`` rows.
         """
         if self._known and not self.is_recurrent:
             outputs = self._traced(tensors)
@@ -145,20 +145,20 @@ class PolicyRunner:
         else:
             outputs = self._traced(pool)
             if self._traced.replays and not self._known:
-                self._learn_what_is_read()
+                self._find_hidden()
         return self._keep_hidden(outputs, pool)
 
-    def _learn_what_is_read(self) -> None:
-        """Note which outputs are read again in the next step, or belong to the next step's row."""
+    def _find_hidden(self) -> None:
+        """Determine from the traced graph which outputs are hidden state."""
         read = set(self._traced.keys_read)
         kept = {_read_as(key) for key in self._written} & {*read, *self._fed}
         self._hidden = {key: value for key, value in self._hidden.items() if key in kept}
-        own_starts = IS_INIT in read and IS_INIT not in self._given
+        own_starts = IS_INIT in read and IS_INIT not in self._reads
         self.is_recurrent = bool(kept or self._fed or own_starts)
         self._known = True
 
     def call_module(self, tensors: Mapping[Key, Tensor]) -> Sequence[Tensor]:
-        """Call the policy through the TensorDict module: to trace it with more around it."""
+        """Call the TensorDict module directly, so that callers can trace it."""
         pool = {IS_INIT: self._starts, **tensors, **self._hidden}
         return self._keep_hidden(self._call(pool), pool)
 
@@ -172,7 +172,7 @@ class PolicyRunner:
         self._hidden = hidden
 
     def peek(self, tensors: Mapping[Key, Tensor]) -> Sequence[Tensor]:
-        """Return the outputs of a call that changes no hidden state, buffer or random number."""
+        """Return the outputs of a call without changing hidden state, buffers or RNG state."""
         hidden, starts = self._hidden, self._starts
         buffers = list(self.policy.buffers()) if isinstance(self.policy, nn.Module) else []
         saved = [buffer.clone() for buffer in buffers]
@@ -189,31 +189,31 @@ class PolicyRunner:
                 attributes[name] = value
 
     def skip_step(self) -> Tensor:
-        """Advance ``is_init`` by a step in which another source acts; return that of the step."""
+        """Advance ``is_init`` for a step with other actions; return the step's ``is_init``."""
         starts, self._starts = self._starts, self._ongoing
         return starts
 
     def _call(self, pool: Mapping[Key, Tensor]) -> Tensors:
-        """Call the TensorDict module; return what it writes."""
-        given = dict(pool)
-        before = {} if self._written else _versions({key: given[key] for key in self._given})
+        """Call the TensorDict module and return the tensors that it writes."""
+        inputs = dict(pool)
+        before = {} if self._written else _versions({key: inputs[key] for key in self._reads})
         with set_exploration_type(self.exploration_type):
-            result = self.policy(TensorDict(dict(given), [self.num_envs]))
+            result = self.policy(TensorDict(dict(inputs), [self.num_envs]))
         if not self._written:
-            written = _written(self.policy, given, result, self._given)
+            written = _written(self.policy, inputs, result, self._reads)
             if self._check is not None:
-                changed = [k for k, one in _versions(given).items() if before.get(k, one) != one]
+                changed = [k for k, v in _versions(inputs).items() if before.get(k, v) != v]
                 self._check([*written, *(key for key in changed if key not in written)])
             self._written = written
             public = [key for key in self._written if not _is_private(key)]
             self._fed = [key[1:] if len(key) > 2 else key[1] for key in public if _is_next(key)]
-            starts = [IS_INIT] if self._fed and IS_INIT not in self._given else []
+            starts = [IS_INIT] if self._fed and IS_INIT not in self._reads else []
             self.out_keys = [*public, *self._fed, *starts]
         return {key: result.get(key) for key in self._written}
 
     # ------------------------------------------------------------------ hidden state
     def _keep_hidden(self, outputs: Mapping[Key, Tensor], pool: Tensors) -> Sequence[Tensor]:
-        """Keep what the next call reads, and return what belongs to the batch."""
+        """Store the hidden state for the next call, and return the outputs for the batch."""
         returned = [value for key, value in outputs.items() if not _is_private(key)]
         fed = [pool.get(key) for key in self._fed]
         followed = {_read_as(key): value for key, value in outputs.items()}
@@ -224,7 +224,7 @@ class PolicyRunner:
         if len(self.out_keys) > len(returned):
             returned.append(pool[IS_INIT])
         wanted = self._hidden if self._known or self._restored else followed
-        others = _BY_ENVIRONMENT.union(self._given)
+        others = _BY_ENVIRONMENT.union(self._reads)
         self._hidden = {key: followed[key] for key in wanted if key not in others}
         self._starts = self._ongoing
         return returned
@@ -232,10 +232,10 @@ class PolicyRunner:
     def end_episodes(self, ended: Mask | Tensor) -> None:
         """Reset the hidden state of environments whose episode ended with the last step.
 
-        Needed where ``is_recurrent`` is true.
+        Only needed if ``is_recurrent`` is true.
 
         Args:
-            ended: ``[num_envs]``. A tensor is not read on the host.
+            ended: mask ``[num_envs]``. Reading a tensor mask does not synchronise.
         """
         if not isinstance(ended, Tensor):
             if not ended.any():
@@ -247,16 +247,15 @@ class PolicyRunner:
             self._hidden[key] = where_rows(ended, first.expand_as(value), value)
 
     def restart(self) -> None:
-        """Reset all hidden state: every environment begins a new episode."""
+        """Reset all hidden state, because every environment starts a new episode."""
         self._starts = torch.ones_like(self._starts)
         zero = {key: torch.zeros_like(value) for key, value in self._hidden.items()}
         self._hidden = {**zero, **self._first}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the hidden state: tensors and plain values.
+        """Return the hidden state as tensors and plain values.
 
-        Where nothing reads it, it is left out: it would be that of the first calls alone, after
-        which this is known, and a resumed run has such calls anew.
+        Hidden state is omitted if the policy does not read it.
         """
         if not self.is_recurrent or not (self._known or self._was_recurrent):
             return {"hidden": [], "starts": None}
@@ -264,7 +263,7 @@ class PolicyRunner:
         return {"hidden": hidden, "starts": self._starts.clone()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore the state returned by :meth:`state_dict`."""
         self._was_recurrent = state_dict["starts"] is not None
         if not self._was_recurrent:
             self._hidden = dict(self._first)
@@ -281,7 +280,7 @@ _BY_ENVIRONMENT = frozenset({"action", "reward", "done", "terminated", "truncate
 
 
 def is_recurrent(policy: Any) -> bool:
-    """Whether a policy declares hidden state, or reads ``is_init``."""
+    """Return whether a policy declares hidden state or reads ``is_init``."""
     if IS_INIT in (getattr(policy, "in_keys", None) or ()):
         return True
     return any(_is_next(key) for key in getattr(policy, "out_keys", None) or ())
@@ -290,34 +289,33 @@ def is_recurrent(policy: Any) -> bool:
 def check_writes(
     policy: Any, written: Sequence[Key], actions: Sequence[Key], observations: Sequence[Key] = ()
 ) -> None:
-    """Refuse a policy that writes no action, or in the place of what the environment gives.
+    """Raise an error if a policy overwrites entries of the environment or the collector.
 
     Args:
-        policy: for the error.
-        written: keys that it writes.
+        policy: policy, for the error.
+        written: keys that the policy writes.
         actions: keys of the environment's actions.
-        observations: those of its observations, where outputs are kept in batches.
+        observations: keys of its observations, if outputs are stored in batches.
 
     Raises:
-        SettingError: if an action is missing, or an output would take the place of an entry of the
-            environment or of the collector.
+        SettingError: if an output has the key of an entry of the environment or the collector.
     """
     seen = {path_of(key) for key in observations}
-    taken = {*seen, *(("next", *path) for path in seen), *_OF_STEPS} if seen else set()
-    both = [key for key in written if path_of(key) in taken]
+    reserved = {*seen, *(("next", *path) for path in seen), *_STEP_ENTRIES} if seen else set()
+    both = [key for key in written if path_of(key) in reserved]
     if both:
-        why = f"writes {both}, in place of what the environment gave: batches would hold that"
+        reason = f"writes {both}, which overwrites entries of the environment in batches"
         name = getattr(policy, "__name__", type(policy).__name__)
-        raise SettingError("policy", name, why, "rename the output, or the observation")
+        raise SettingError("policy", name, reason, "rename the output, or the observation")
 
 
-_OF_STEPS = {("next", name) for name in ("reward", "done", "terminated", "truncated")}
-_OF_STEPS |= {("collector", name) for name in ("traj_ids", "mask")}
-"""Entries of every batch that are no policy's."""
+_STEP_ENTRIES = {("next", name) for name in ("reward", "done", "terminated", "truncated")}
+_STEP_ENTRIES |= {("collector", name) for name in ("traj_ids", "mask")}
+"""Entries of every batch that a policy must not write."""
 
 
 def first_values(policy: Any, num_envs: int, device: torch.device | str) -> Tensors:
-    """Return the first memory that the policy's modules ask for (TorchRL's primers)."""
+    """Return the initial hidden state that the policy's TorchRL primers define."""
     if not isinstance(policy, nn.Module):
         return {}
     primers = get_primers_from_module(policy, warn=False, strict=False)
@@ -332,32 +330,32 @@ def first_values(policy: Any, num_envs: int, device: torch.device | str) -> Tens
 
 
 def _written(
-    policy: Any, given: Tensors, result: TensorDictBase, observed: Sequence[Key]
+    policy: Any, inputs: Tensors, result: TensorDictBase, observed: Sequence[Key]
 ) -> list[Key]:
-    """Return the keys under which the policy has written tensors.
+    """Return the keys of the tensors that the policy has written.
 
-    Observations that it declares not to write may be returned as copies.
+    Copies of observations do not count unless the policy declares them as outputs.
     """
     declared = getattr(policy, "out_keys", None)
     found = []
     for key in result.keys(include_nested=True, leaves_only=True):
         value = result.get(key)
         compared = declared is None or key not in observed
-        changed = key not in given or (compared and not _shows(value, given[key]))
+        changed = key not in inputs or (compared and not _shows(value, inputs[key]))
         if isinstance(value, Tensor) and (changed or (declared and key in declared)):
             found.append(key)
     return found
 
 
 def _versions(tensors: Tensors) -> dict[Key, int]:
-    """How often each tensor was changed in place, where PyTorch counts it."""
-    return {key: one._version for key, one in tensors.items() if not one.is_inference()}
+    """Return PyTorch's count of in-place changes of each tensor, if it is tracked."""
+    return {key: value._version for key, value in tensors.items() if not value.is_inference()}
 
 
-def _shows(value: Any, given: Tensor) -> bool:
-    """Whether a value is a given tensor, or another view of all of it."""
-    same = value is given or (isinstance(value, Tensor) and value.data_ptr() == given.data_ptr())
-    return same and value.shape == given.shape
+def _shows(value: Any, tensor: Tensor) -> bool:
+    """Return whether a value is a given tensor or another view of the whole tensor."""
+    same = value is tensor or (isinstance(value, Tensor) and value.data_ptr() == tensor.data_ptr())
+    return same and value.shape == tensor.shape
 
 
 def _is_next(key: Key) -> bool:
@@ -365,17 +363,17 @@ def _is_next(key: Key) -> bool:
 
 
 def _read_as(key: Key) -> Key:
-    """Return where the next step finds what is written under ``key``."""
+    """Return the key under which the next step reads an output."""
     if not _is_next(key):
         return key
     return key[1] if len(key) == 2 else key[1:]
 
 
 def _is_private(key: Key) -> bool:
-    """Whether a key is of the kind that TorchRL keeps out of batches."""
+    """Return whether TorchRL omits a key from batches because of a leading underscore."""
     return (key if isinstance(key, str) else key[-1]).startswith("_")
 
 
-def where_rows(rows: Tensor, one: Tensor, other: Tensor) -> Tensor:
-    """``one`` in these rows, ``other`` elsewhere; ``rows`` are truth values, ``[rows]``."""
-    return torch.where(rows.reshape(-1, *[1] * (one.ndim - 1)), one, other)
+def where_rows(rows: Tensor, selected: Tensor, other: Tensor) -> Tensor:
+    """Return ``selected`` in the rows of a boolean mask ``[rows]``, and ``other`` elsewhere."""
+    return torch.where(rows.reshape(-1, *[1] * (selected.ndim - 1)), selected, other)

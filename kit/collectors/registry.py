@@ -1,4 +1,4 @@
-"""Collectors by name, with what a plan says."""
+"""Registry of collectors by name, and their creation from a step plan."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COLLECTORS: dict[str, type[BaseCollector]] = {
     "async": AsyncCollector,
     "torchrl": Collector,
 }
-"""Classes of collectors by the name that a recipe's settings give; add your own."""
+"""Collector classes by the name used in configs. Custom classes may be added."""
 
 
 def make_collector(
@@ -42,77 +42,78 @@ def make_collector(
     exploration_policy: Policy | None = None,
     **kwargs: Any,
 ) -> BaseCollector:
-    """Make the collector of one process of a plan.
+    """Create the collector of one process of a plan.
 
     Args:
-        collector: name in :data:`COLLECTORS`, or a class (or function) called as these are.
-        env: training environments of this process. ``tensor`` makes an equal one written in torch
-            of it, if it is none; ``async`` makes it again in its process.
-        policy: what is trained; ``None`` acts at random.
-        plan: says how many policy steps, and which of them have random actions.
-        seed: of policy and random actions; each process draws its own from it.
-        rank: number of this process, from 0.
-        device: where the policy runs and batches are delivered.
-        exploration_policy: acts during the plan's ``exploration_steps``.
-        **kwargs: for the collector: ``max_staleness``, ``layout``, ``reuse``, ...
+        collector: name in :data:`COLLECTORS`, or a class or function with the same arguments.
+        env: training environments of this process. The ``tensor`` collector replaces them by
+            equivalent torch environments if necessary. The ``async`` collector creates them again
+            in its worker process.
+        policy: policy to train; ``None``: random actions.
+        plan: step plan, which determines batch sizes and random steps.
+        seed: seed of policy and random actions, from which each process derives its seed.
+        rank: index of this process.
+        device: device of policy and batches.
+        exploration_policy: policy that acts during the plan's ``exploration_steps``.
+        **kwargs: arguments of the collector, such as ``max_staleness``, ``layout`` or ``reuse``.
 
     Raises:
-        SettingError: if there is no such collector.
-        TypeError: if it does not take the arguments, or those that the plan needs.
+        SettingError: if the collector's name is unknown.
+        TypeError: if the collector does not accept the arguments.
     """
-    make = _named(collector)
+    make = _resolve(collector)
     kind = make if isinstance(make, type) else object
     is_async = issubclass(kind, AsyncCollector)
     if is_async:
         inner = EpisodeCollector if plan.collects_episodes else VectorCollector
-        kwargs["collector"] = _named(kwargs.get("collector", inner))
+        kwargs["collector"] = _resolve(kwargs.get("collector", inner))
     if exploration_policy is not None or plan.exploration_steps:
         kwargs["exploration_frames"] = plan.exploration_steps // plan.world_size
         kwargs["exploration_policy"] = exploration_policy
     if make is Collector:
         return _torchrl(env, policy, plan, device, **kwargs)
-    own_seed = derived_seed(seed, rank) if rank else seed
-    kwargs |= {"seed": own_seed, "device": device}
+    rank_seed = derived_seed(seed, rank) if rank else seed
+    kwargs |= {"seed": rank_seed, "device": device}
     if is_async:
         kwargs = {"storing_device": device or "cpu", **kwargs, "policy_device": device}
         del kwargs["device"]
     if issubclass(kind, TensorCollector):
-        env = _written_in_torch(env, device)
-    return make(env, policy, **_amounts(plan), **kwargs)
+        env = _as_tensor_env(env, device)
+    return make(env, policy, **_step_counts(plan), **kwargs)
 
 
-def _named(collector: str | Callable[..., BaseCollector]) -> Any:
-    """A collector's class by its name.
+def _resolve(collector: str | Callable[..., BaseCollector]) -> Any:
+    """Return the class of a collector that is given by name.
 
     Raises:
-        SettingError: if there is none.
+        SettingError: if the name is unknown.
     """
     if isinstance(collector, str) and collector not in COLLECTORS:
         near = nearest_first(collector, [*COLLECTORS])
-        raise SettingError("collector", collector, "is no collector", near)
+        raise SettingError("collector", collector, "is not a registered collector", near)
     return COLLECTORS[collector] if isinstance(collector, str) else collector
 
 
-def _amounts(plan: StepPlan) -> dict[str, Any]:
-    """Return how much one process collects."""
+def _step_counts(plan: StepPlan) -> dict[str, Any]:
+    """Return the arguments of a collector that set the step counts of one process."""
     total = plan.total_policy_steps if plan.is_exact else None
     prefill = plan.prefill_steps
     local = plan.local_prefill_steps * plan.world_size if prefill and plan.is_exact else prefill
     at_random = max(plan.random_steps, local if plan.prefill_random else 0)
-    amounts: dict[str, Any] = {
+    counts: dict[str, Any] = {
         "init_random_frames": at_random // plan.world_size,
         "prefill_frames": prefill // plan.world_size,
         "total_frames": -1 if total is None else total // plan.world_size,
     }
     episodes = ["min_episodes", "min_steps", "episode_length"]
     batch = episodes if plan.collects_episodes else ["frames_per_batch"]
-    if prefill and plan.prefill_random and not plan.is_exact:  # its end is not known beforehand
-        amounts["prefill_random"] = True
-    return amounts | {name: getattr(plan, name) for name in batch}
+    if prefill and plan.prefill_random and not plan.is_exact:  # its length is not known in advance
+        counts["prefill_random"] = True
+    return counts | {name: getattr(plan, name) for name in batch}
 
 
-def _written_in_torch(env: Any, device: torch.device | str | None) -> Any:
-    """Return ``env``, or its like written in torch, on ``device``; normalisation is shared."""
+def _as_tensor_env(env: Any, device: torch.device | str | None) -> Any:
+    """Return an equivalent torch environment on ``device`` if there is one, else ``env``."""
     if not isinstance(env, VectorEnv):
         return env
     here = torch.device(device or "cpu").type
@@ -133,20 +134,20 @@ def _torchrl(
     device: torch.device | str | None,
     **kwargs: Any,
 ) -> BaseCollector:
-    """Make TorchRL's collector, which has batches of one size and random ones at the beginning.
+    """Create TorchRL's collector, which supports only equal batch sizes and initial random steps.
 
-    There is no seed: its policies use PyTorch's random numbers, environments have their own.
+    It has no seed: its policy uses PyTorch's global RNG, and its environments are already seeded.
     """
-    amounts = _amounts(plan)
+    counts = _step_counts(plan)
     for field in ("prefill_frames", "exploration_frames"):
-        for given in (amounts, kwargs):
-            if not given.get(field, 1):
-                del given[field]
+        for arguments in (counts, kwargs):
+            if not arguments.get(field, 1):
+                del arguments[field]
     kwargs.pop("exploration_policy", None)
     return Collector(
         env,
         policy,
-        **amounts,
+        **counts,
         policy_device=device,
         trust_policy=True,
         **{

@@ -1,4 +1,4 @@
-"""Rollouts of environments that run on the host, and batches of steps."""
+"""Rollouts of host environments, and the collector of fixed-length batches."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ from kit.envs.vector_env import VectorEnv
 
 
 class ActiveEnvs:
-    """Says which environments take the next step of a rollout: all, as long as there are rows."""
+    """Selects the environments that take the next step of a rollout; by default all of them."""
 
     policy_steps: int
-    """of all environments so far."""
+    """Policy steps of all environments so far."""
     active: Mask | None = None
-    """environments that take the next step; ``None``: all."""
+    """Mask of the environments that take the next step; ``None``: all."""
     freeze_mask: Mask | None = None
-    """``active`` where the other environments can stand still, else ``None``."""
+    """Equal to ``active`` if the other environments can skip steps, else ``None``."""
     done = False
-    """whether there is no further step."""
+    """Whether the rollout is finished."""
 
     def __init__(self, num_envs: int, policy_steps: int = 0) -> None:
         self.num_envs, self.policy_steps = num_envs, policy_steps
 
     def stepped(self, result: StepArrays) -> None:
-        """Take note of a step."""
+        """Record a completed step."""
         self.policy_steps += self.num_envs
 
     def begins(self, result: StepArrays) -> Mask:
-        """Return which environments begin an episode with the step after the last."""
+        """Return a mask of the environments whose next step starts an episode."""
         return result.terminated | result.truncated
 
 
@@ -62,14 +62,14 @@ def rollout(
     *,
     rewards: bool = True,
 ) -> None:
-    """Step environments until a schedule is done, or there are no further rows.
+    """Step environments until a schedule is done or no rows are left.
 
     Args:
-        env: is stepped.
-        actor: chooses the actions.
-        rows: what each step acts on, and where it is written.
-        schedule: says who takes part.
-        rewards: whether rewards are normalised step by step, if they are.
+        env: environments to step.
+        actor: selects the actions.
+        rows: observation and result arrays of each step.
+        schedule: selects the environments of each step.
+        rewards: whether running reward normalisation is applied step by step.
 
     Raises:
         EnvError: if an environment fails.
@@ -89,22 +89,22 @@ def rollout(
 class VectorCollector(StepsCollector):
     """Steps environments with a policy and yields batches ``[num_envs, steps_per_env]``.
 
-    Environments write into arrays that become the batch; the policy is called with plain tensors or
-    arrays. It takes the place of TorchRL's ``Collector`` in TorchRL's scripts and in its
+    Environments write into arrays that become the batch, and the policy is called with plain
+    tensors or arrays. The collector can replace TorchRL's ``Collector`` in TorchRL's scripts and
     ``Trainer``.
 
     Args:
-        create_env_fn: the environment, or a function that makes it; one of TorchRL is taken too,
-            at TorchRL's cost.
-        policy: module from TensorDict to TensorDict; ``None`` acts at random.
-        reuse: whether all batches share one memory, each overwriting the one before. Otherwise a
-            batch belongs to the receiver.
-        reset_at_each_iter: whether all envs start a new episode with each batch.
-        **settings: of :class:`~kit.collectors.StepsCollector`: ``frames_per_batch``,
-            ``total_frames``, ``device``, ...
+        create_env_fn: environment, or function that creates one. TorchRL environments are
+            supported, at their usual speed.
+        policy: module from TensorDict to TensorDict; ``None``: random actions.
+        reuse: whether each batch overwrites the memory of the previous batch. Otherwise, the caller
+            owns each batch.
+        reset_at_each_iter: whether each batch starts new episodes in all environments.
+        **settings: arguments of :class:`~kit.collectors.StepsCollector`, such as
+            ``frames_per_batch``, ``total_frames`` and ``device``.
 
     Raises:
-        SettingError: if counts cannot be reached exactly or the policy does not fit.
+        SettingError: if the counts cannot be reached exactly or the policy is incompatible.
 
     Examples:
         >>> from kit.envs import make_env
@@ -119,7 +119,7 @@ class VectorCollector(StepsCollector):
     _buffer: RolloutBuffer | None = None
     _batches: RolloutViews | None = None
     _gives_away = False
-    _left: Arrays | None = None  # the last observation, with which the next batch goes on
+    _left: Arrays | None = None  # last observation, from which the next batch continues
 
     def __init__(
         self,
@@ -134,15 +134,15 @@ class VectorCollector(StepsCollector):
         super().__init__(env.num_envs, **settings)
         self.env, self.policy, self.reuse = env, policy, reuse
         self.reset_at_each_iter = reset_at_each_iter
-        self._let_act()
+        self._create_actor()
         self._check_masks = MaskCheck(env)
         self._statistics = EpisodeStatistics(self.num_envs)
-        self._infos: dict[tuple[int, int], Mapping[str, float]] = {}  # of what is not counted yet
+        self._infos: dict[tuple[int, int], Mapping[str, float]] = {}  # of uncounted steps
         self._episode_ids = EpisodeIds(self.num_envs)
 
     # ------------------------------------------------------------------ one batch
     def deliver_raw(self, raw: bool) -> bool:
-        """Deliver raw observations and rewards, or normalised ones; return true."""
+        """Set whether batches are raw or normalised; always supported."""
         self.env.leave_raw(raw)
         return True
 
@@ -155,16 +155,14 @@ class VectorCollector(StepsCollector):
 
     def _collect_steps(self, steps: int) -> TensorDictBase:
         self.continues_episodes = self.env.is_at(self._left) and not self.reset_at_each_iter
-        if (
-            not self.continues_episodes
-        ):  # of episodes that others began it would count only the rest
+        if not self.continues_episodes:  # drop episodes that other code has stepped
             self.env.abandon()
             self._restart()
         buffer = self._begin(steps)
         schedule = ActiveEnvs(self.num_envs, self.policy_steps)
         try:
             with self._actor.begin(self.policy_steps, steps, buffer.actions):
-                alone = steps == 1  # its reward alone is normalised in a third of the time
+                alone = steps == 1  # normalising a single reward directly is three times as fast
                 rollout(self.env, self._actor, buffer.rows, schedule, rewards=alone)
             self._left = buffer.rows[-1][1].observation
             if not alone:
@@ -172,7 +170,7 @@ class VectorCollector(StepsCollector):
             buffer.end(self._episode_ids)
             outputs = self._checked_outputs(buffer)
         except BaseException as error:
-            self.env.abandon()  # where its environments are is not known, and nothing was counted
+            self.env.abandon()  # the environments' state is unknown, and nothing was counted
             self._buffer = None
             if isinstance(error, EnvError):
                 raise error.at(schedule.policy_steps // self.num_envs) from error
@@ -183,11 +181,11 @@ class VectorCollector(StepsCollector):
         return batch if self.storing_device.type == "cpu" else batch.to(self.storing_device)
 
     def _begin(self, steps: int) -> RolloutBuffer:
-        """Return memory for the next batch, ready to be written to."""
+        """Return memory for the next batch."""
         buffer, shown = self._buffer, self._batches is not None and not self._batches.copied
-        kept = self._gives_away or (shown and not self.reuse)  # who got the last batch may keep it
+        kept = self._gives_away or (shown and not self.reuse)  # the caller may keep the last batch
         if buffer is None or buffer.steps != steps or kept:
-            self._take_in()
+            self._count_batches()
             numpy = self._actor.numpy
             buffer = RolloutBuffer(self.env, steps, None if numpy is None else numpy.actions)
             size = sum(array.nbytes for array in buffer.entries().values())
@@ -195,24 +193,24 @@ class VectorCollector(StepsCollector):
             self._buffer, self._batches = buffer, None
         copied = not (self.reuse or self._gives_away)
         if self._batches is None or self._batches.copied != copied:
-            self._take_in()
+            self._count_batches()
             self._batches = None
         if self._batches is None or (self._batches.is_full and copied):
             count = 1 if self._gives_away else max(CHUNK // steps, 1)
             self._batches = RolloutViews(buffer, count, copied=copied)
         elif self._batches.is_full:
-            self._batches.again()
+            self._batches.rewind()
         buffer.begin(shown=shown)
         return buffer
 
     def _checked_outputs(self, buffer: RolloutBuffer) -> Tensors:
-        """Return the policy's outputs; refuse NaN and infinity, the policy's NaN first."""
+        """Return the policy's outputs, after checking these and then the environments for NaN."""
         taken = self.policy_steps // self.num_envs
         outputs, doubtful = self._actor.outputs(), buffer.may_be_infinite()
         if checked := buffer.doubtful_actions() | outputs if doubtful else outputs:
             check_policy(checked, buffer.acted_on, self._actor.action_keys, taken)
         if doubtful and buffer.has_infinite():
-            self._take_in()
+            self._count_batches()
             buffer.check_finite(self.env.name, self._statistics, taken)
         self._check_masks(buffer.acted_on, taken)
         return outputs
@@ -227,9 +225,9 @@ class VectorCollector(StepsCollector):
             earlier = self._batches.uncounted_steps - buffer.steps
             self._infos |= {(earlier + step, env): info for (step, env), info in infos.items()}
         if self._batches.is_full:
-            self._take_in()
+            self._count_batches()
 
-    def _take_in(self) -> None:
+    def _count_batches(self) -> None:
         """Count env steps and episodes of the batches since the last call."""
         if self._batches is None or not self._batches.uncounted_steps:
             return
@@ -243,7 +241,7 @@ class VectorCollector(StepsCollector):
     @property
     def env_steps(self) -> int:
         """Env steps so far."""
-        self._take_in()
+        self._count_batches()
         return self._env_steps
 
     @env_steps.setter
@@ -253,7 +251,7 @@ class VectorCollector(StepsCollector):
     @property
     def episodes(self) -> int:
         """Episodes that have ended so far."""
-        self._take_in()
+        self._count_batches()
         return self._episodes
 
     @episodes.setter
@@ -261,25 +259,25 @@ class VectorCollector(StepsCollector):
         self._episodes = value
 
     def take_episodes(self) -> list[Episode]:
-        """Return the episodes that ended since the last call, and forget them."""
-        self._take_in()
+        """Return the episodes that ended since the last call."""
+        self._count_batches()
         return super().take_episodes()
 
     def _restart(self) -> None:
-        """All environments have begun new episodes."""
-        self._take_in()
+        """Reset statistics and hidden state, because all environments start new episodes."""
+        self._count_batches()
         self._statistics.restart()
         self._episode_ids.restart()
         self._actor.restart()
 
-    # ------------------------------------------------------------------ in and out
+    # ------------------------------------------------------------------ seed and state
     def _seed_environments(self, seed: int) -> None:
         self.env.set_seed(seed)
         self._actor.seeded()
 
     def state_dict(self) -> OrderedDict[str, Any]:
-        """Return counters, random numbers, open episodes and the state of the environments."""
-        self._take_in()
+        """Return counters, RNG state, open episodes and the state of the environments."""
+        self._count_batches()
         state = super().state_dict()
         state["statistics"] = self._statistics.state_dict()
         state["continues_episodes"] = self.env.is_at(self._left)
@@ -289,12 +287,12 @@ class VectorCollector(StepsCollector):
         return state
 
     def load_state_dict(self, state_dict: OrderedDict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned.
+        """Restore the state returned by :meth:`state_dict`.
 
-        Where the environments could not give their state, their open episodes are closed and new
-        ones begin; ``exact_resume`` is then false.
+        If the state of the environments could not be captured, new episodes begin and
+        ``exact_resume`` is false.
         """
-        self._take_in()
+        self._count_batches()
         super().load_state_dict(state_dict)
         self._statistics.load_state_dict(state_dict["statistics"])
         self._episode_ids.load(state_dict["episode_ids"])
@@ -309,6 +307,6 @@ class VectorCollector(StepsCollector):
 
 
 def as_vector_env(create_env_fn: EnvBase | Callable[[], EnvBase]) -> VectorEnv:
-    """Return the environment, made if need be, as the kit steps it."""
+    """Return the environment as a :class:`VectorEnv`, creating it if necessary."""
     env = create_env_fn if isinstance(create_env_fn, EnvBase) else create_env_fn()
     return env if isinstance(env, VectorEnv) else make_env(env)

@@ -1,4 +1,4 @@
-"""Memory of rollouts: environments write to its rows, batches are copies of it."""
+"""Memory for rollouts of host environments, and the batches that are copied from it."""
 
 from __future__ import annotations
 
@@ -23,41 +23,41 @@ from kit.envs.vector_env import VectorEnv
 from kit.fast.nested import nested
 
 CHUNK = 128
-"""Time steps for which memory is made at once, at least."""
+"""Minimum number of time steps for which memory is allocated at once."""
 
 SMALL = 2**22
-"""Bytes up to which batches are copied; larger ones are given away with their memory."""
+"""Maximum size in bytes of copied batches. Larger batches are returned with their memory."""
 
 _FLAGS = ("done", "terminated", "truncated")
 _AT_ENDS = frozenset({*(("next", name) for name in _FLAGS), ("collector", "traj_ids")})
-"""Entries that are only written where an episode ends."""
+"""Entries that are written only if an episode ends."""
 
 Copies = Mapping[tuple[str, ...], NDArray[Any]]
 """Arrays by path."""
 
 Row = tuple[Arrays, StepArrays]
-"""What a time step acts on, and where it is written."""
+"""Observation of a time step, and the arrays for its results."""
 
 
 class RolloutBuffer:
-    """Memory of one batch, time first, that environments write to.
+    """Memory of one batch with arrays ``[steps, num_envs, ...]``, which environments write to.
 
-    A batch is a copy (see :class:`RolloutViews`), or this memory itself. Arrays are
-    ``[steps, num_envs, ...]``.
+    A batch is a copy of this memory (see :class:`RolloutViews`) or the memory itself.
 
     Args:
-        env: its observations and rewards are written.
+        env: environments whose observations and rewards are written.
         steps: time steps of a batch.
-        actions: key, shape ``[num_envs, ...]`` and type of actions if the policy writes them here.
+        actions: key, shape ``[num_envs, ...]`` and dtype of actions, if the policy writes them to
+            the buffer.
 
     Attributes:
-        rows: one for each time step.
+        rows: row of each time step.
         whole: results of all steps.
-        acted_on: observations.
-        actions: actions, if the policy writes them here.
+        acted_on: observations that the policy acted on.
+        actions: actions, if the policy writes them to the buffer.
         done: whether each step ended an episode.
-        any_done: whether a step did.
-        episode_ids: number of each step's episode, if a step ended one.
+        any_done: whether any step ended an episode.
+        episode_ids: episode number of each step; written only if an episode ended.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class RolloutBuffer:
         self.rows: list[Row] = list(zip(rows_of(self.acted_on), self.whole.rows()))
 
     def begin(self, *, shown: bool = False) -> None:
-        """Begin a batch with the present observation; ``shown`` resets flags of the last one."""
+        """Begin a batch at the current observation. ``shown`` resets the last batch's flags."""
         present, first = self.env.start(), self.rows[0][0]
         for key, row in first.items():
             row[...] = present[key]
@@ -101,7 +101,7 @@ class RolloutBuffer:
             self._ended[...] = self.done[...] = False
 
     def end(self, episodes: EpisodeIds) -> None:
-        """Record which steps ended an episode, and the number of each step's episode."""
+        """Record which steps ended an episode, and the episode number of each step."""
         whole = self.whole
         self.any_done = some(self._ended)
         if self.any_done:
@@ -109,7 +109,7 @@ class RolloutBuffer:
             episodes.number(self.done, self.episode_ids)
 
     def entries(self) -> dict[tuple[str, ...], NDArray[Any]]:
-        """The arrays of a batch by path, ``[steps, num_envs, ...]``."""
+        """Return the arrays of a batch by path, ``[steps, num_envs, ...]``."""
         whole = self.whole
         found = {path_of(key): array for key, array in self.acted_on.items()}
         found |= {("next", *path_of(key)): array for key, array in whole.next_observation.items()}
@@ -122,28 +122,28 @@ class RolloutBuffer:
         return found
 
     def may_be_infinite(self) -> bool:
-        """Whether any number in this memory may be infinite or NaN."""
+        """Return whether any value in this memory may be infinite or NaN."""
         return any(map(may_be_infinite, self._memory))
 
     def doubtful_actions(self) -> Tensors:
-        """The actions that were written here, if some may be NaN."""
+        """Return the actions in this memory if any of them may be NaN."""
         if self.actions is None or not may_be_infinite(self.actions):
             return {}
         return {self.action_key: torch.from_numpy(self.actions.swapaxes(0, 1))}
 
     def has_infinite(self) -> bool:
-        """Whether a reward or an observation may be infinite or NaN."""
+        """Return whether a reward or an observation may be infinite or NaN."""
         found = may_be_infinite(self.whole.reward) or any(map(may_be_infinite, self._seen.values()))
-        if not self.any_done:  # what is seen next is what a step led to
+        if not self.any_done:  # next observations then equal the following observations
             return found
         return found or any(map(may_be_infinite, self.whole.next_observation.values()))
 
     def check_finite(self, name: str, statistics: EpisodeStatistics, taken: int) -> None:
-        """Raise ``EnvError`` at the first observation or reward that is not finite.
+        """Raise ``EnvError`` for the first observation or reward that is not finite.
 
         Args:
-            name: of the environment.
-            statistics: of the episodes that were open before this batch.
+            name: name of the environment.
+            statistics: statistics of the episodes that were open before this batch.
             taken: time steps before this batch.
         """
         whole = self.whole
@@ -168,15 +168,15 @@ class RolloutViews:
 
     Args:
         buffer: memory that environments write to.
-        count: batches for which memory is allocated.
-        copied: whether each batch is a copy that belongs to the receiver, or the buffer's memory.
+        count: number of batches for which memory is allocated.
+        copied: whether each batch is a copy owned by the caller, or the buffer's memory.
     """
 
     def __init__(self, buffer: RolloutBuffer, count: int, *, copied: bool) -> None:
         self._buffer, self.steps, self._count, self.copied = buffer, buffer.steps, count, copied
         self._used = self._counted = 0
         self._size = buffer.env.num_envs, buffer.steps
-        # For the counts, as what was handed out may have been changed.
+        # Copies for the counts, because callers may change the batches.
         counted = buffer.whole.counted
         self._counts = [np.zeros((count, *a.shape), a.dtype) for a in counted]
         self._pairs = list(zip(self._counts, counted))
@@ -192,7 +192,7 @@ class RolloutViews:
         self._views = {k: torch.from_numpy(a).transpose(0, 1) for k, a in shown.items()}
 
     def _copy(self, entries: Copies, copies: Copies) -> None:
-        """Let entries of the buffer be copied."""
+        """Set up the arrays that are copied from the buffer for each batch."""
         for key in _AT_ENDS:
             copies[key][...] = 0
         self._pairs += [(copies[key], entries[key]) for key in entries if key not in _AT_ENDS]
@@ -201,7 +201,7 @@ class RolloutViews:
 
     @property
     def is_full(self) -> bool:
-        """Whether there is no memory for another batch."""
+        """Whether the memory is used up."""
         return self._used >= self._count
 
     @property
@@ -209,14 +209,14 @@ class RolloutViews:
         """Time steps since the last call of :meth:`uncounted`."""
         return (self._used - self._counted) * self.steps
 
-    def again(self) -> None:
-        """Begin again after all batches, which are the buffer's memory, have been counted."""
+    def rewind(self) -> None:
+        """Reuse the memory from the start, after all batches have been counted."""
         self._used = self._counted = 0
 
     def take(self, outputs: Tensors, episodes: EpisodeIds) -> TensorDictBase:
         """Return the batch in the buffer, ``[num_envs, steps]``.
 
-        ``outputs`` of the policy are ``[num_envs, steps, ...]``.
+        ``outputs`` of the policy have shape ``[num_envs, steps, ...]``.
         """
         buffer, number = self._buffer, self._used
         self._used += 1
@@ -226,7 +226,7 @@ class RolloutViews:
             if not buffer.any_done:
                 buffer.episode_ids[...] = episodes.present
         else:
-            if self._numbered != episodes.changes:  # once for all in which no episode ends
+            if self._numbered != episodes.changes:  # ids are constant until an episode ends
                 self._ids[number:] = episodes.present
                 self._numbered = episodes.changes
             if buffer.any_done:
@@ -241,7 +241,7 @@ class RolloutViews:
     def uncounted(self) -> list[NDArray[Any]]:
         """Return raw rewards, terminated, truncated and env steps since the last call.
 
-        Each is ``[steps, num_envs]``.
+        Each array has shape ``[steps, num_envs]``.
         """
         new, shape = slice(self._counted, self._used), (-1, self._buffer.env.num_envs)
         self._counted = self._used
@@ -249,19 +249,19 @@ class RolloutViews:
 
 
 class EpisodeIds:
-    """Numbers of the episodes of a run.
+    """Assigns numbers to the episodes of a run.
 
     Attributes:
         present: numbers of the open episodes, ``[num_envs]``.
-        changes: number of changes of ``present`` so far.
+        changes: how often ``present`` has changed.
     """
 
     def __init__(self, num_envs: int) -> None:
-        self.present = np.arange(-num_envs, 0)  # none is open yet; the first ones begin with 0
+        self.present = np.arange(-num_envs, 0)  # the first episode gets number 0
         self.changes = 0
 
     def number(self, done: Mask, ids: NDArray[np.int64]) -> None:
-        """Write the number of each step's episode to ``ids``; both are ``[steps, num_envs]``."""
+        """Write the episode number of each step to ``ids``. Arrays are ``[steps, num_envs]``."""
         self.changes += 1
         ids[...] = self.present
         following = int(self.present.max()) + 1
@@ -271,27 +271,27 @@ class EpisodeIds:
             following += 1
 
     def load(self, present: Sequence[int]) -> None:
-        """Continue with the numbers of other open episodes."""
+        """Replace the numbers of the open episodes."""
         self.changes += 1
         self.present[...] = present
 
     def restart(self) -> None:
-        """Begin new episodes in all environments."""
+        """Assign new numbers, because all environments start new episodes."""
         self.changes += 1
         self.present += int(self.present.max()) + 1 - int(self.present.min())
 
 
 def _aligned(count: int, shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return an array ``[count, *shape]`` whose blocks lie as if each were an array of its own."""
+    """Return an array ``[count, *shape]`` whose blocks are aligned like separate arrays."""
     memory = np.empty((count, _padded(shape, dtype)), dtype)
     return memory[:, : math.prod(shape)].reshape(count, *shape)
 
 
 def _zeros(*groups: Mapping[Any, Any]) -> tuple[list[NDArray[Any]], list[dict[Any, NDArray[Any]]]]:
-    """Return memory for arrays of zeros, and the arrays by name for each group.
+    """Return memory for arrays of zeros, and the arrays of each group by name.
 
-    Arrays of one type share memory, each at a multiple of 16 bytes. Large ones, which are given
-    away, do not.
+    Arrays of one dtype share memory, aligned to 16 bytes. Large arrays, which are handed to the
+    caller with their batch, are allocated separately.
     """
     sizes: dict[np.dtype[Any], int] = defaultdict(int)
     for shape, dtype in chain.from_iterable(group.values() for group in groups):
@@ -302,17 +302,17 @@ def _zeros(*groups: Mapping[Any, Any]) -> tuple[list[NDArray[Any]], list[dict[An
     memory = {dtype: np.zeros(size, dtype) for dtype, size in sizes.items()}
     left = dict(memory)
 
-    def made(shape: Sequence[int], kind: Any) -> NDArray[Any]:
+    def allocate(shape: Sequence[int], kind: Any) -> NDArray[Any]:
         dtype = np.dtype(kind)
         array = left[dtype][: math.prod(shape)].reshape(shape)
         left[dtype] = left[dtype][_padded(shape, dtype) :]
         return array
 
-    return [*memory.values()], [{k: made(*one) for k, one in group.items()} for group in groups]
+    return [*memory.values()], [{k: allocate(*a) for k, a in group.items()} for group in groups]
 
 
 def _padded(shape: Sequence[int], dtype: np.dtype[Any]) -> int:
-    """Entries that end at a multiple of 16 bytes; elsewhere MKL's products round differently."""
+    """Return the number of entries padded to 16 bytes, because MKL's rounding needs alignment."""
     return -(-math.prod(shape) * dtype.itemsize // 16) * 16 // dtype.itemsize
 
 
@@ -322,11 +322,11 @@ def may_be_infinite(values: NDArray[Any]) -> bool:
 
 
 class MaskCheck:
-    """Rejects states in which the action mask of an environment forbids every action."""
+    """Raises an error if the action mask of an environment forbids every action."""
 
     def __init__(self, env: VectorEnv) -> None:
         self._name = env.name
-        masks = [one for one in env.observation_leaves if one.is_action_mask]
+        masks = [leaf for leaf in env.observation_leaves if leaf.is_action_mask]
         space = env.action_leaves[0].space
         self._key = masks[0].key if masks else None
         choices: Any = np.ravel(space.nvec) if isinstance(space, MultiDiscrete) else []
@@ -349,9 +349,9 @@ class MaskCheck:
 
 
 def first_infinite(values: NDArray[Any]) -> tuple[int, int, str] | None:
-    """Return step, environment and name of the first entry that is not finite, if there is one.
+    """Return step, environment and name of the first entry that is not finite, or ``None``.
 
-    ``values`` are ``[steps, num_envs, ...]``.
+    ``values`` have shape ``[steps, num_envs, ...]``.
     """
     if not may_be_infinite(values):
         return None

@@ -1,4 +1,4 @@
-"""Collecting from environments written in torch."""
+"""Collector for environments that are written in torch."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ Named = dict[tuple[str, Any], Tensor]
 
 
 class TensorCollector(StepsCollector):
-    """Steps an environment written in torch, with nothing on the host in between.
+    """Steps an environment that is written in torch without host synchronisation.
 
-    Several steps of policy, sampling, environment, running normalisation and the writing of the
-    batch run as one flat program (on a GPU as one CUDA graph). Counts and returns stay on the
-    device until they are read. On a CPU a batch is checked for NaN, infinity and invalid actions;
-    on a GPU, where that would wait, returns and actions are checked when episodes are read.
+    Several steps of policy, sampling, environment, running normalisation and batch writing run as
+    one traced graph (on a GPU as one CUDA graph). Counts and returns stay on the device until they
+    are read. On a CPU, each batch is checked for NaN, infinity and invalid actions. On a GPU,
+    returns and actions are checked when episodes are read, because a check synchronises.
 
     Args:
-        create_env_fn: a torch environment, or one of ``make_env(..., vectorization="tensor")``, or
-            a function that makes one.
-        policy: module from TensorDict to TensorDict; ``None`` acts at random.
-        reset_at_each_iter: whether all environments start a new episode with each batch.
-        device: the environment's; no other is possible.
-        block: steps in one program; ``fast_policy="module"`` makes them one by one.
-        **settings: of :class:`~kit.collectors.StepsCollector`: ``frames_per_batch``,
-            ``total_frames``, ... Environments are seeded when they are made, or by
+        create_env_fn: torch environment, environment of ``make_env(..., vectorization="tensor")``,
+            or function that creates one.
+        policy: module from TensorDict to TensorDict; ``None``: random actions.
+        reset_at_each_iter: whether each batch starts new episodes in all environments.
+        device: device of the environment; other devices raise an error.
+        block: steps per traced graph. ``fast_policy="module"`` executes steps one by one.
+        **settings: arguments of :class:`~kit.collectors.StepsCollector`, such as
+            ``frames_per_batch`` and ``total_frames``. ``seed`` does not seed the environments; use
             :meth:`set_seed`.
 
     Raises:
@@ -65,8 +65,8 @@ class TensorCollector(StepsCollector):
         self.env, self._outer = as_tensor_env(create_env_fn)
         self.device = torch.device(self.env.device)
         if device is not None and usable_device(device=device).type != self.device.type:
-            works = [str(self.device)]
-            raise SettingError("device", str(device), "is not the environment's", works)
+            devices = [str(self.device)]
+            raise SettingError("device", str(device), "is not the environment's device", devices)
         self._ended = FinishedEpisodes(self.env.num_envs, self.device)
         self._env_steps = torch.zeros((), dtype=torch.int64, device=self.device)
         self._choices = torch.zeros(2, dtype=torch.int64, device=self.device)  # lowest, highest
@@ -74,7 +74,7 @@ class TensorCollector(StepsCollector):
         self.policy, self.reset_at_each_iter = policy, reset_at_each_iter
         fast = self._fast_policy != "module"
         self._fast_policy = "exact" if fast else "module"
-        self._let_act()
+        self._create_actor()
         self._steps = TensorSteps(
             self.env,
             self._actor,
@@ -84,14 +84,14 @@ class TensorCollector(StepsCollector):
         )
         self._episode = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
         self._begun = self._outer is not None and self._outer.is_started
-        # Of episodes that others began it would count more than it has made.
+        # Restart open episodes, because their first steps are not in this collector's counts.
         self._left = None if self.env.episode_length.any() else self._writes
 
     # ------------------------------------------------------------------ one batch
     def _collect_steps(self, steps: int) -> TensorDictBase:
         env = self.env
-        anew = self.reset_at_each_iter and self._iter > 0
-        self.continues_episodes = self._left == self._writes and not anew
+        resets = self.reset_at_each_iter and self._iter > 0
+        self.continues_episodes = self._left == self._writes and not resets
         if not self.continues_episodes:
             env.reset_tensors()
             self._restart()
@@ -108,7 +108,7 @@ class TensorCollector(StepsCollector):
                 start += self._steps.run(runner, memory, uniform, left, learn)
             if runner is None:
                 self.random_policy_steps += count * self.num_envs
-        self._see_choices(memory)
+        self._record_choices(memory)
         if self.device.type == "cpu":
             self._check_choices()
             self._check_policy(memory)
@@ -120,24 +120,24 @@ class TensorCollector(StepsCollector):
 
     @property
     def _writes(self) -> int:
-        """How often the environments were written to; another step or reset adds one."""
+        """Version counter of the environments, which each step or reset increments."""
         return int(self.env.episode_length._version)
 
     # ------------------------------------------------------------------ normalisation
     @property
     def normalizer(self) -> Normalizer | None:
-        """Running normalisation of the environment; its statistics are on the device."""
+        """Running normaliser of the environment, with its statistics on the device."""
         return None if self._outer is None else self._outer.normalizer
 
     def deliver_raw(self, raw: bool) -> bool:
-        """Deliver raw observations and rewards, or normalised ones; return true."""
+        """Set whether batches are raw or normalised; always supported."""
         if raw != self._steps.raw:
             self._steps.raw = raw
             self._steps.clear()
         return True
 
     def _begin(self) -> bool:
-        """Take in the observations of a reset; return whether statistics change with the batch."""
+        """Normalise the first observations; return whether the batch updates the statistics."""
         if self._outer is None or self.normalizer is None:
             return False
         normalizer = self.normalizer.to(self.device)
@@ -158,7 +158,7 @@ class TensorCollector(StepsCollector):
         self._env_steps += memory.step["env_steps"].sum() if memory.repeats else frames
 
     def _trajectories(self, memory: TensorMemory) -> Tensor:
-        """Numbers of episodes in the whole run; those of one env are ``num_envs`` apart."""
+        """Return episode numbers. Consecutive numbers of an environment differ by ``num_envs``."""
         done = memory.done.long()
         ended = self._episode + done.cumsum(0)
         self._episode = ended[-1]
@@ -170,15 +170,15 @@ class TensorCollector(StepsCollector):
         taken = self.policy_steps // self.num_envs
         check_policy(written, seen, self._actor.action_keys, taken)
 
-    def _see_choices(self, memory: TensorMemory) -> None:
-        """Remember the lowest and the highest of the actions to choose from."""
+    def _record_choices(self, memory: TensorMemory) -> None:
+        """Record the lowest and highest discrete action."""
         if self.env.num_actions:
             lowest, highest = memory.written[self._actor.action_keys[0]].long().aminmax()
             torch.minimum(self._choices[0], lowest, out=self._choices[0])
             torch.maximum(self._choices[1], highest, out=self._choices[1])
 
     def _check_choices(self) -> None:
-        """Refuse an action that the environment does not have; waits for the device."""
+        """Raise an error for invalid discrete actions. Synchronises with the device."""
         for chosen in self._choices.tolist():
             self.env.check_choice(chosen)
 
@@ -193,7 +193,7 @@ class TensorCollector(StepsCollector):
                 what = f"returned {value} as {what}, {length} policy steps into its episode"
                 raise EnvError(name, env, what, self.policy_steps // self.num_envs + step)
 
-    # Counts that are on the device; reading them waits for it.
+    # Counts on the device. Reading them synchronises.
 
     @property
     def env_steps(self) -> int:
@@ -219,7 +219,7 @@ class TensorCollector(StepsCollector):
         self._finished += self._ended.take()
         return super().take_episodes()
 
-    # ------------------------------------------------------------------ in and out
+    # ------------------------------------------------------------------ seed and state
     def _restart(self) -> None:
         self._begun = False
         self._episode += 1
@@ -233,13 +233,13 @@ class TensorCollector(StepsCollector):
     def shutdown(
         self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
     ) -> None:
-        """Release the programs; the collector cannot be used afterwards."""
+        """Release the traced graphs. The collector cannot be used afterwards."""
         del timeout, close_env, raise_on_error
         self.closed = True
         self._steps.clear()
 
     def state_dict(self) -> OrderedDict[str, Any]:
-        """Counters, random numbers, and the state of the environment; waits for the device."""
+        """Return counters, RNG state and environment state. Synchronises with the device."""
         self._finished += self._ended.take()
         state = super().state_dict()
         state["ended"] = self._ended.state_dict()
@@ -253,7 +253,7 @@ class TensorCollector(StepsCollector):
         return state
 
     def load_state_dict(self, state_dict: OrderedDict[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
+        """Restore the state returned by :meth:`state_dict`."""
         self._ended.load_state_dict(state_dict["ended"])
         super().load_state_dict(state_dict)
         self._episode = state_dict["episode"].to(self.device).clone()
@@ -267,22 +267,22 @@ class TensorCollector(StepsCollector):
 
 
 def as_tensor_env(create_env_fn: Any) -> tuple[TensorEnv, VectorEnv | None]:
-    """Return the torch environment, created if need be, and the vector environment around it."""
+    """Return the torch environment, created if necessary, and its vector environment."""
     env = create_env_fn if isinstance(create_env_fn, EnvBase) else create_env_fn()
     outer = None
     if isinstance(env, VectorEnv) and isinstance(env.backend, TensorBackend):
         outer, env = env, env.backend.env
     if not isinstance(env, TensorEnv):
-        why = f"needs an environment written in torch, not {type(env).__name__}"
-        works = f"make_env(..., vectorization='tensor') with one of: {', '.join(TENSOR_ENVS)}"
-        raise SettingError("collector", "tensor", why, works)
+        reason = f"needs an environment written in torch, not {type(env).__name__}"
+        hint = f"make_env(..., vectorization='tensor') with one of: {', '.join(TENSOR_ENVS)}"
+        raise SettingError("collector", "tensor", reason, hint)
     return env, outer
 
 
 class TensorSteps:
-    """Steps of policy and environment, written to a batch's memory without the host.
+    """Executes steps of policy and environment on the device, and writes them to a batch's memory.
 
-    There are ``block`` steps in one program, if it is ``fast``.
+    If ``fast``, ``block`` steps run as one traced graph.
     """
 
     raw = False
@@ -303,7 +303,7 @@ class TensorSteps:
         self._blocks: dict[Any, Traced] = {}
 
     def prepare(self) -> None:
-        """Drop programs whose policy has changed; called once per batch."""
+        """Discard traced graphs whose policy has changed. Called once per batch."""
         runners = [r for r in (self.actor.runner, self.actor.explorer) if r is not None]
         before = [runner.replays for runner in runners]
         self.actor.prepare()
@@ -312,7 +312,7 @@ class TensorSteps:
             self._blocks.clear()
 
     def memory(self, steps: int) -> TensorMemory:
-        """Memory for a batch of ``steps`` of each environment."""
+        """Allocate memory for a batch of ``steps`` time steps."""
         observation = self.env.observe(self.env.episodes.physics)
         runner = self.actor.runner
         if not self._written and runner is None:
@@ -331,12 +331,12 @@ class TensorSteps:
         steps: range,
         learn: bool,
     ) -> int:
-        """Take the next of ``steps``, one program at most, and return their number.
+        """Execute the next of ``steps`` as one graph at most, and return their number.
 
         Args:
-            runner: acts; ``None``: random actions.
-            memory: written to.
-            uniform: random numbers of the whole batch, ``[steps, uniform_size, num_envs]``.
+            runner: executes the policy; ``None``: random actions.
+            memory: memory of the batch.
+            uniform: random numbers of the batch, ``[steps, uniform_size, num_envs]``.
             steps: remaining steps of the batch.
             learn: whether running statistics are updated.
         """
@@ -355,7 +355,7 @@ class TensorSteps:
         function = self._function(runner, count, fast, learn)
         key = id(runner), count, learn
         if fast and key not in self._blocks:
-            # TorchRL's specs of bounded actions check on the host what they draw.
+            # No warning for random actions, because TorchRL's bounded specs check them on the host.
             name = "a block of environment steps" if runner is not None else ""
             self._blocks[key] = Traced(function, self.env, self.normalizer, name=name)
         outputs = self._blocks[key](inputs) if fast else function(inputs)
@@ -369,23 +369,23 @@ class TensorSteps:
     def _function(
         self, runner: PolicyRunner | None, count: int, fast: bool, learn: bool
     ) -> Callable[[Named], Mapping[Any, Tensor]]:
-        """Return ``count`` steps of policy and environment as a function of named tensors.
+        """Return a function that executes ``count`` steps of policy and environment.
 
-        The function returns the state of the environments, the statistics and the hidden state.
+        It maps named tensors to new states of environments, statistics and hidden state.
         """
         env, actor, normalizer = self.env, self.actor, self.normalizer
-        known, raw = normalizer.statistics, self.raw
+        initial, raw = normalizer.statistics, self.raw
 
-        def steps(given: Named) -> Named:
-            now = EpisodeState(**_of("episodes", given))
-            statistics = known.replaced(_of("statistics", given).values())
-            hidden, uniform = _of("hidden", given), given["random", "uniform"]
+        def steps(inputs: Named) -> Named:
+            now = EpisodeState(**_of("episodes", inputs))
+            statistics = initial.replaced(_of("statistics", inputs).values())
+            hidden, uniform = _of("hidden", inputs), inputs["random", "uniform"]
             if runner is not None and fast:
                 runner.hidden = dict(hidden)
-            made: list[dict[str, Tensor]] = []
+            results: list[dict[str, Tensor]] = []
             for time_step in range(count):
-                given_by_env = env.observe(now.physics)
-                observation = normalizer.apply(statistics, given_by_env)
+                raw_observation = env.observe(now.physics)
+                observation = normalizer.apply(statistics, raw_observation)
                 seen = _policy_input(observation, now)
                 if runner is None:
                     drawn = env.full_action_spec.rand()
@@ -398,13 +398,13 @@ class TensorSteps:
                 if runner is not None and runner.is_recurrent:
                     runner.end_episodes(step.terminated | step.truncated)
                 outputs.setdefault(IS_INIT, seen[IS_INIT])
-                acted_on = given_by_env if raw else observation
-                made.append({**step._asdict(), "observation": acted_on})
-                for key, place in _of("outputs", given).items():
-                    if key in outputs:  # another than the policy may act, and not write it
-                        place[time_step].copy_(outputs[key])  # whose memory the next may use again
-            for name, place in _of("step", given).items():
-                torch.stack([one[name].transpose(0, -1) for one in made], out=place)
+                acted_on = raw_observation if raw else observation
+                results.append({**step._asdict(), "observation": acted_on})
+                for key, place in _of("outputs", inputs).items():
+                    if key in outputs:  # the exploration policy may lack outputs of the policy
+                        place[time_step].copy_(outputs[key])  # the next step may reuse the memory
+            for name, place in _of("step", inputs).items():
+                torch.stack([result[name].transpose(0, -1) for result in results], out=place)
             later = {} if runner is None else {key: runner.hidden[key] for key in hidden}
             return {
                 **_named("episodes", now._asdict()),
@@ -415,7 +415,7 @@ class TensorSteps:
         return steps
 
     def clear(self) -> None:
-        """Release the programs."""
+        """Release the traced graphs."""
         self._blocks.clear()
 
 
@@ -435,17 +435,17 @@ def _policy_input(observation: Tensor, episodes: EpisodeState) -> Tensors:
 class TensorMemory:
     """Tensors of one batch, time first, on the environment's device.
 
-    Observations are stored entry by entry, ``[steps, observation_size, num_envs]``, as torch
-    environments compute them; the batch is a view with the usual order of dimensions.
+    Like in torch environments, observations have shape ``[steps, observation_size, num_envs]``. The
+    batch is a view with the usual order of dimensions.
 
     Args:
-        steps: of each environment.
-        observation: of all environments, ``[num_envs, observation_size]``.
-        written: one value of each output of the policy, by key.
+        steps: number of time steps.
+        observation: observation of all environments, ``[num_envs, observation_size]``.
+        written: an example of each output of the policy, by key.
         repeats: whether a policy step may make several env steps.
 
     Attributes:
-        step: fields of :class:`~kit.envs.tensor.TensorStep`; ``observation`` is acted on.
+        step: fields of :class:`~kit.envs.tensor.TensorStep`, and the ``observation`` acted on.
         written: outputs of the policy by key, ``[steps, num_envs, ...]``.
     """
 
@@ -477,11 +477,11 @@ class TensorMemory:
 
     @property
     def done(self) -> Tensor:
-        """Whether an episode ended, ``[steps, num_envs]``."""
+        """Whether each step ended an episode, ``[steps, num_envs]``."""
         return self.step["terminated"] | self.step["truncated"]
 
     def tensordict(self, trajectories: Tensor) -> TensorDictBase:
-        """Return the batch, ``[num_envs, steps]``, with ``trajectories`` ``[steps, num_envs]``."""
+        """Return the batch ``[num_envs, steps]`` with episode numbers ``[steps, num_envs]``."""
         shape = [self.num_envs, self.steps]
         batch = TensorDict({"next": TensorDict({}, shape)}, shape)
         batch["observation"] = self.step["observation"].permute(2, 0, 1)
@@ -496,18 +496,18 @@ class TensorMemory:
 
 
 class FinishedEpisodes:
-    """The last ``capacity`` finished episodes, on the device until they are read."""
+    """Ring buffer of the last ``capacity`` finished episodes, on the device."""
 
     def __init__(self, num_envs: int, device: torch.device, capacity: int = 2**16) -> None:
         self.num_envs, self.capacity = num_envs, capacity
         self._ended = torch.zeros((), dtype=torch.int64, device=device)
         self._taken = 0
-        # Columns as in an Episode. One place more than the capacity, for steps that end none.
+        # Rows are the fields of Episode. The extra last column collects steps that end no episode.
         self._columns = torch.zeros(5, capacity + 1, dtype=torch.float64, device=device)
         self._open_env_steps = torch.zeros(num_envs, dtype=torch.int64, device=device)
 
     def add(self, memory: TensorMemory) -> None:
-        """Take in a batch."""
+        """Add the finished episodes of a batch."""
         done, length = memory.done, memory.step["episode_length"]
         made = self._env_steps(done, memory.step["env_steps"]) if memory.repeats else length
         envs = torch.arange(self.num_envs, device=done.device).expand_as(length)
@@ -523,7 +523,7 @@ class FinishedEpisodes:
             self._ended += flat.sum()
 
     def _env_steps(self, done: Tensor, env_steps: Tensor) -> Tensor:
-        """Env steps since each episode began, ``[steps, num_envs]``."""
+        """Return env steps since the start of each episode, ``[steps, num_envs]``."""
         made = env_steps.long().cumsum(0)
         at_ends = (made * done).cummax(0).values
         before = torch.cat([torch.zeros_like(made[:1]), at_ends[:-1]])
@@ -532,11 +532,11 @@ class FinishedEpisodes:
         return since
 
     def count(self) -> int:
-        """Number of episodes that have ended; waits for the device."""
+        """Return the number of finished episodes. Synchronises with the device."""
         return int(self._ended)
 
     def take(self) -> list[Episode]:
-        """The episodes that ended since the last call; waits for the device."""
+        """Return the episodes that ended since the last call. Synchronises with the device."""
         ended = self.count()
         first = max(self._taken, ended - self.capacity)
         self._taken = ended
@@ -547,15 +547,15 @@ class FinishedEpisodes:
         ]
 
     def restart(self) -> None:
-        """Begin new episodes in all environments."""
+        """Reset the env steps of open episodes, because all environments start new episodes."""
         self._open_env_steps = torch.zeros_like(self._open_env_steps)
 
     def state_dict(self) -> dict[str, Tensor | int]:
-        """Counts; episodes that were not taken belong to the collector's state."""
+        """Return counts. The collector's state contains the episodes that were not taken."""
         return {"ended": self.count(), "open_env_steps": self._open_env_steps.cpu().clone()}
 
     def load_state_dict(self, state_dict: dict[str, Tensor | int]) -> None:
-        """Restore :meth:`state_dict`."""
+        """Restore the state returned by :meth:`state_dict`."""
         self._taken = int(state_dict["ended"])
         self._ended.fill_(self._taken)
         self._open_env_steps.copy_(torch.as_tensor(state_dict["open_env_steps"]))

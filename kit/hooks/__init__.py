@@ -1,7 +1,7 @@
-"""Things that happen at stages of the loop.
+"""Hooks that a trainer calls at stages of the training loop.
 
-Rows of metrics, CSV files, episode statistics and checkpoints are part of the trainer; these are
-what can be added to it.
+The trainer itself already logs metrics and episode statistics, writes CSV files and saves
+checkpoints. Hooks add optional behaviour.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kit.hooks.video import RecordVideo
 
 __all__ = [
     "Anneal", "AnnealExploration", "AnnealLearningRate", "BestPolicy", "Console",
-    "EndOfExploration", "Evaluator", "FitCritic", "Hook", "LearningCurve", "NaNGuard", "NonFiniteError",
-    "RecordVideo", "SavePolicy", "ScaleReward", "SignReward", "StopWhen", "TargetKL", "TimeLimit",
-    "anneal_coefficients", "anneal_epsilon", "draw_curve", "fit_critic",
+    "EndOfExploration", "Evaluator", "FitCritic", "Hook", "LearningCurve", "NaNGuard",
+    "NonFiniteError", "RecordVideo", "SavePolicy", "ScaleReward", "SignReward", "StopWhen",
+    "TargetKL", "TimeLimit", "anneal_coefficients", "anneal_epsilon", "draw_curve", "fit_critic",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Values that change during a run, by a schedule of a counter."""
+"""Hooks that change a value during a run by a schedule over a step counter."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from kit.steps import StepPlan
 
 
-_OF_ENVIRONMENTS = ("env_steps", "episodes", "environment_errors")
-"""Counters that the ledger otherwise has up to date with each row and checkpoint alone."""
-_ALONE = (
-    "leave one of the two out; recipes leave theirs out with lr_schedule=constant, "
-    "and that of epsilon where epsilon_start=epsilon_end"
+_LAZY_COUNTERS = ("env_steps", "episodes", "environment_errors")
+"""Counters that the ledger otherwise updates only for a metrics row or a checkpoint."""
+_REMOVE_ONE = (
+    "remove one of the two hooks; recipes add no hook for lr_schedule=constant, "
+    "and no epsilon hook for epsilon_start=epsilon_end"
 )
 
 
 @dataclass
 class _Value:
-    """A number that a hook sets: an attribute of ``owner``, or an entry of a parameter group.
+    """A scheduled value: an attribute of ``owner``, or an entry of an optimiser's parameter group.
 
-    ``group`` is the place of a parameter group in an optimiser, which replaces its groups when it
-    is loaded. ``start`` and ``end`` belong to a schedule given by name.
+    ``group`` is the index of the parameter group, because loading an optimiser replaces its group
+    dictionaries. ``start`` and ``end`` apply to a schedule that is given by name.
     """
 
     owner: Any
@@ -41,22 +41,22 @@ class _Value:
     end: float = 0.0
     schedule: Schedule | None = None
     asked: float | None = None
-    """Last value set, in double precision."""
+    """Last value that was set, in double precision."""
     written: float | None = None
-    """The same value as it is stored; ``None`` on a device, where reading would wait."""
+    """Last value that was set, as stored; ``None`` on a GPU, where reading it would synchronise."""
 
     @property
     def holder(self) -> Any:
-        """The object or the parameter group."""
+        """The object or parameter group that stores the value."""
         return self.owner if self.group is None else self.owner.param_groups[self.group]
 
     def get(self) -> Any:
-        """Return the present number or tensor."""
+        """Return the current float or tensor."""
         holder = self.holder
         return holder[self.name] if isinstance(holder, dict) else getattr(holder, self.name)
 
     def set(self, value: float) -> None:
-        """Fill a tensor in place, replace a number."""
+        """Set the value. Tensors are filled in place."""
         self.asked, present = value, self.get()
         if isinstance(present, Tensor):
             present.detach().fill_(value)
@@ -67,34 +67,34 @@ class _Value:
         self.written = self.readable()
 
     def readable(self) -> float | None:
-        """Return the present number, unless it is on a device."""
+        """Return the current value as a float, or ``None`` if it is stored on a GPU."""
         present = self.get()
         return None if isinstance(present, Tensor) and not present.is_cpu else float(present)
 
 
 class Anneal(KitHook):
-    """Sets an attribute of an object to a schedule's value, once per iteration.
+    """Sets an attribute of an object to the value of a schedule, once per iteration.
 
-    The first iteration has the start value, and when the run has ended the value is exactly the end
-    value. The value depends on the counter alone, so a resumed run continues where it was.
+    The value is exactly the start value in the first iteration and the end value when the run ends.
+    It depends only on the counter, so a resumed run continues the schedule.
 
     Args:
-        target: a loss, a module, an optimiser or one of its parameter groups.
-        attribute: a number, a tensor (filled in place), or ``lr`` of an optimiser (of all its
-            groups, each from its own start value).
-        schedule: value by counter; or a name such as ``"linear"`` or ``"warmup 0.1 cosine"`` (see
-            :func:`~kit.steps.make_schedule`): from the value at registration to ``end``.
-            ``"constant"`` sets nothing and logs the value.
-        end: last value of a schedule given by name.
-        share_of_run: share of the run, in (0, 1], after which a schedule given by name ends.
-        counter: counter of the ledger. By default ``policy_steps``, offline ``gradient_steps``; for
-            a schedule given by name ``iterations`` if the policy steps are not known beforehand.
-            ``env_steps`` and ``episodes`` on a GPU are waited for in every iteration.
-        name: under which the value is logged.
+        target: loss, module, optimiser, or a parameter group of an optimiser.
+        attribute: name of a float or tensor attribute (tensors are filled in place), or ``lr`` of
+            an optimiser. ``lr`` sets all parameter groups, each from its initial learning rate.
+        schedule: function from the counter to the value, or a schedule name such as ``"linear"`` or
+            ``"warmup 0.1 cosine"`` (see :func:`~kit.steps.make_schedule`). A named schedule runs
+            from the value at registration to ``end``. ``"constant"`` only logs the value.
+        end: final value of a named schedule.
+        share_of_run: fraction of the run, in (0, 1], after which a named schedule ends.
+        counter: ledger counter that drives the schedule; by default ``policy_steps``, offline
+            ``gradient_steps``, or ``iterations`` for a named schedule if the total policy steps are
+            unknown. On a GPU, ``env_steps`` and ``episodes`` synchronise in every iteration.
+        name: name of the logged metric.
 
     Raises:
-        SettingError: if the counter stays 0 in the run or counts evaluations, the schedule is
-            unknown, or something else sets the same value.
+        SettingError: if the counter stays 0 during the run, the counter counts evaluations, the
+            schedule is unknown, or another hook sets the same value.
     """
 
     kind = "step"
@@ -123,31 +123,32 @@ class Anneal(KitHook):
 
     @property
     def name(self) -> str:
-        """``lr_schedule`` and the name of the value."""
+        """Name of the hook: ``anneal_`` and the name of the value."""
         return f"anneal_{self.label}"
 
     def register(self, trainer: HookedTrainer, name: str | None = None) -> None:
-        """Set the schedule of every value and register, with a column named ``name``."""
+        """Bind the schedules to their values and register the hook under ``name``."""
         self.label = (name or self.label).removeprefix("anneal_")
         if self.schedule != "constant":
             for other, hook in trainer.registered_modules.items():
                 if isinstance(hook, Anneal) and any(map(hook.sets, self.values)):
-                    why = f"is registered already: {other} sets the same value"
-                    raise SettingError("hook", self.name, why, _ALONE)
-            late = ("evaluations", "evaluation_episodes")
-            if self.counter in (*late, *(["policy_steps"] if trainer.plan.offline else [])):
-                why = "has no new value when the value of the next iteration is set"
-                raise SettingError("counter", self.counter, why, ["gradient_steps", "iterations"])
+                    reason = f"sets the same value as the registered hook {other}"
+                    raise SettingError("hook", self.name, reason, _REMOVE_ONE)
+            stale = ("evaluations", "evaluation_episodes")
+            if self.counter in (*stale, *(["policy_steps"] if trainer.plan.offline else [])):
+                reason = "is not updated before the value of the next iteration is set"
+                counters = ["gradient_steps", "iterations"]
+                raise SettingError("counter", self.counter, reason, counters)
         self._set_schedules(trainer)
         super().register(trainer, self.name)
 
     def sets(self, value: _Value) -> bool:
-        """Return whether this hook sets a value of another hook."""
+        """Return whether this hook sets the value ``value`` of another hook."""
         same = (one.holder is value.holder and one.name == value.name for one in self.values)
         return self.schedule != "constant" and any(same)
 
     def _set_schedules(self, trainer: HookedTrainer) -> None:
-        """Set the schedule of every value: length and start value are fixed from here on."""
+        """Create the schedule of every value, with its start value and duration fixed."""
         self.counter = self.counter or _default_counter(self.schedule, trainer.plan)
         for optimizer in getattr(trainer.update, "optimizers", {}).values():
             for place, group in enumerate(optimizer.param_groups):
@@ -156,42 +157,42 @@ class Anneal(KitHook):
                         value.owner, value.group = optimizer, place
         if not isinstance(self.schedule, str):
             for value in self.values:
-                value.get()  # raises where there is no such attribute
+                value.get()  # raises AttributeError if the attribute does not exist
                 value.schedule = self.schedule
         elif self.schedule != "constant":
             if trainer.ledger.iterations and any(value.start is None for value in self.values):
-                why = "is added to a run that has begun, whose first value it cannot know"
-                works = "add it before load(), or give a schedule such as Linear(1.0, 0.0, 10_000)"
-                raise SettingError("hook", self.name, why, works)
+                reason = "is added after the run has begun, so its start value is unknown"
+                hint = "add it before load(), or pass a schedule such as Linear(1.0, 0.0, 10_000)"
+                raise SettingError("hook", self.name, reason, hint)
             duration = round(_length(trainer.plan, self.counter) * self.share_of_run)
             starts = [float(one.get() if one.start is None else one.start) for one in self.values]
             if not any(starts) and all(one.start is None and not one.end for one in self.values):
-                why = f"would go from 0 to 0 by the schedule {self.schedule!r}"
-                works = "set it again, as after a run that has annealed it, or give end"
-                raise SettingError(self.label, 0.0, why, works)
+                reason = f"would stay 0 under the schedule {self.schedule!r}, which ends at 0"
+                hint = "set a nonzero start value, or pass end"
+                raise SettingError(self.label, 0.0, reason, hint)
             for value, start in zip(self.values, starts):
                 value.schedule = make_schedule(self.schedule, start, value.end, duration)
 
     def begin(self) -> None:
-        """Set the values for the first iteration, whatever they were."""
+        """Set the values for the first iteration."""
         for value in self.values:
             value.asked = None
         self.set()
 
     def step(self) -> None:
-        """Set the values for the next iteration; raise if something else has set one."""
+        """Set the values for the next iteration. Raise an error if other code changed a value."""
         for value in self.values:
             if value.schedule is not None and (present := value.readable()) != value.written:
-                why = f"was set by something else during the run, and {self.name} would overrule it"
-                raise SettingError(self.label, present, why, _ALONE)
-        if self.values[0].schedule is None:  # something else may have set it since
+                reason = f"was set by other code during the run, and {self.name} would overwrite it"
+                raise SettingError(self.label, present, reason, _REMOVE_ONE)
+        if self.values[0].schedule is None:  # other code may have changed a constant value
             self.value = self.values[0].readable()
         self.set()
 
     def set(self) -> None:
-        """Set the values that the counter asks for."""
+        """Set the values that the schedules return for the current counter."""
         assert self.counter is not None
-        if self.counter in _OF_ENVIRONMENTS:
+        if self.counter in _LAZY_COUNTERS:
             self.trainer.batches.count_environment(self.trainer.ledger)
         count = getattr(self.trainer.ledger, self.counter)
         self.used = self.value
@@ -201,21 +202,21 @@ class Anneal(KitHook):
             else:
                 self.value = asked = value.schedule(count)
                 if asked == value.asked and value.written is not None:
-                    continue  # most often it has ended
+                    continue  # the value is already set, as after the end of the schedule
                 value.set(asked)
 
     def log(self, batch: Any) -> dict[str, Any]:
-        """The value of the iteration that has ended, as a metric."""
+        """Return the value of the last iteration as a metric."""
         return {} if self.used is None else {f"schedule/{self.label}": self.used}
 
 
 class AnnealLearningRate(Anneal):
-    """Sets the learning rate of an optimiser to a schedule's value, once per iteration.
+    """Sets the learning rate of an optimiser to the value of a schedule, once per iteration.
 
     Args:
-        optimizer: all its parameter groups are set, each from its own initial learning rate.
-        schedule: as in :class:`Anneal`.
-        name: under which the learning rate is logged.
+        optimizer: optimiser; each parameter group starts from its initial learning rate.
+        schedule: schedule as in :class:`Anneal`.
+        name: name of the logged metric.
         **settings: other arguments of :class:`Anneal`.
 
     Examples:
@@ -237,34 +238,35 @@ class AnnealLearningRate(Anneal):
 
 
 def anneal_coefficients(loss: nn.Module, **schedules: str) -> list[Anneal]:
-    """Hooks that anneal coefficients of a loss, such as ``clip_epsilon`` and ``entropy_coeff``.
+    """Create hooks that anneal coefficients of a loss, such as ``clip_epsilon``.
 
     Args:
-        loss: with a tensor for each coefficient, as TorchRL's losses have them.
-        **schedules: by name of the coefficient, as in :class:`Anneal`.
+        loss: loss that stores each coefficient as a tensor, as TorchRL losses do.
+        **schedules: schedule of each coefficient by name, as in :class:`Anneal`.
 
     Raises:
-        SettingError: if a coefficient that is to change is 0, where the loss has no such term.
+        SettingError: if a coefficient to anneal is 0 and the loss therefore omits its term.
     """
     changing = {name: kind for name, kind in schedules.items() if kind != "constant"}
     for name in changing:
         if getattr(loss, name, 0.0) is None:
-            why = "leaves its term out of the loss: there is nothing to anneal"
-            raise SettingError(name, 0.0, why, "use the schedule 'constant', or another value")
+            reason = "removes its term from the loss, so the coefficient cannot be annealed"
+            raise SettingError(name, 0.0, reason, "use the schedule 'constant' or a nonzero value")
     return [Anneal(loss, name, kind) for name, kind in changing.items()]
 
 
 class AnnealExploration(Anneal):
-    """Lowers exploration noise from its initial to its final value, once per iteration.
+    """Anneals exploration noise from its initial to its final scale, once per iteration.
 
-    The values are ``eps_init`` and ``eps_end``, or ``sigma_init`` and ``sigma_end``, of the noise
-    module. Its ``step()`` and ``annealing_num_steps`` are not needed.
+    The scales are ``eps_init`` and ``eps_end``, or ``sigma_init`` and ``sigma_end``, of the noise
+    module. The module's ``step()`` and ``annealing_num_steps`` are not used.
 
     Args:
         policy: TorchRL's ``EGreedyModule``, ``AdditiveGaussianModule`` or
-            ``OrnsteinUhlenbeckProcessModule``, the kit's versions of them, or a policy with one.
-        schedule: as in :class:`Anneal`.
-        name: under which the value is logged.
+            ``OrnsteinUhlenbeckProcessModule``, kit's versions of them, or a policy with such a
+            module.
+        schedule: schedule as in :class:`Anneal`.
+        name: name of the logged metric.
         **settings: ``share_of_run`` and ``counter`` of :class:`Anneal`.
 
     Raises:
@@ -288,9 +290,9 @@ class AnnealExploration(Anneal):
     ) -> None:
         found = [(module, name) for module in policy.modules() for name in scales_of(module)]
         if not found:
-            why = "has no exploration noise that could be annealed"
-            works = "give an EGreedyModule, a GaussianNoise or an OrnsteinUhlenbeckNoise"
-            raise SettingError("policy", type(policy).__name__, why, works)
+            reason = "has no exploration noise that can be annealed"
+            hint = "pass an EGreedyModule, GaussianNoise or OrnsteinUhlenbeckNoise"
+            raise SettingError("policy", type(policy).__name__, reason, hint)
         super().__init__(*found[0], schedule, name=name, **settings)
         self.values = []
         for module, noise in found:
@@ -298,36 +300,36 @@ class AnnealExploration(Anneal):
             self.values.append(_Value(module, noise, start=start, end=end))
 
     def end(self) -> None:
-        """Set the final values, with which a policy is played after training."""
+        """Set the final noise scales, for playing the policy after training."""
         for value in self.values:
             if value.schedule is not None:
                 value.set(value.end)
 
 
 def scales_of(module: nn.Module) -> list[str]:
-    """Names of the scales of exploration noise that a module has."""
+    """Return the attribute names of a module's exploration noise scales."""
     names = ("eps", "sigma")
     return [one for one in names if hasattr(module, one) and hasattr(module, f"{one}_end")]
 
 
 def anneal_epsilon(explore: nn.Module, cfg: Any, plan: StepPlan) -> AnnealExploration:
-    """Return the hook that lowers epsilon according to the settings of DQN.
+    """Create the hook that decays epsilon according to the settings of DQN.
 
     Args:
-        explore: module of the policy that acts at random with probability epsilon.
-        cfg: settings with ``epsilon_start`` and ``epsilon_decay``, or ``exploration_share``.
-        plan: a decay begins after an iteration that fills the buffer at random.
+        explore: module that samples random actions with probability epsilon.
+        cfg: config with ``epsilon_start`` and ``epsilon_decay``, or ``exploration_share``.
+        plan: step plan. An exponential decay starts after a random prefill iteration.
 
     Raises:
-        SettingError: if ``exploration_share`` has no effect.
+        SettingError: if ``exploration_share`` is set but has no effect.
     """
     if cfg.epsilon_decay is None:
-        falls = cfg.epsilon_start != cfg.epsilon_end  # else a schedule of one's own may set it
+        falls = cfg.epsilon_start != cfg.epsilon_end  # custom schedules may set a constant epsilon
         schedule = "linear" if falls else "constant"
         if not falls:
-            checks.unused(cfg, ("exploration_share",), "epsilon_start=epsilon_end, and none falls")
+            checks.unused(cfg, ("exploration_share",), "epsilon_start=epsilon_end is constant")
         return AnnealExploration(explore, schedule, share_of_run=cfg.exploration_share)
-    without_share = f"epsilon_decay={cfg.epsilon_decay} falls throughout the run"
+    without_share = f"epsilon_decay={cfg.epsilon_decay} decays throughout the run"
     checks.unused(cfg, ("exploration_share",), without_share)
     begin = int(plan.prefill_is_iteration)
     falling = Decay(cfg.epsilon_start, cfg.epsilon_decay, cfg.epsilon_end, begin)
@@ -335,7 +337,7 @@ def anneal_epsilon(explore: nn.Module, cfg: Any, plan: StepPlan) -> AnnealExplor
 
 
 class EndOfExploration(KitHook):
-    """Sets ``exploring`` of a loss module: true during the plan's ``exploration_steps``."""
+    """Sets ``exploring`` of a loss module to true during the plan's ``exploration_steps``."""
 
     kind: Kind = "step"
     operations: ClassVar = {"pre_optim_steps": "look"}
@@ -344,7 +346,7 @@ class EndOfExploration(KitHook):
         self.loss_module = loss_module
 
     def look(self) -> None:
-        """Set the attribute before an update."""
+        """Set ``exploring`` before an update phase."""
         trainer = self.trainer
         self.loss_module.exploring = trainer.policy_steps <= trainer.plan.exploration_steps
 
@@ -358,7 +360,7 @@ def _default_counter(schedule: Schedule | str, plan: StepPlan) -> str:
 
 
 def _length(plan: StepPlan, counter: str) -> int:
-    """What a counter of the ledger reaches at the end of the run."""
+    """Return the value of a ledger counter at the end of the run."""
     if plan.iterations == 0:
         return 1  # no value is used
     known = {"policy_steps": plan.total_policy_steps, "iterations": plan.iterations}
@@ -366,6 +368,6 @@ def _length(plan: StepPlan, counter: str) -> int:
     if counter not in known and can_count(plan):
         length = getattr(plan.after(plan.iterations), counter, None)
     if not length:
-        why = "has no end that is known beforehand" if length is None else "stays 0 in this run"
-        raise SettingError("counter", counter, why, [name for name, end in known.items() if end])
+        reason = "has no known total" if length is None else "stays 0 in this run"
+        raise SettingError("counter", counter, reason, [name for name, end in known.items() if end])
     return length

@@ -1,4 +1,4 @@
-"""Hooks, and the side of a trainer that they see."""
+"""Base classes of hooks, and the trainer interface that hooks use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Kind = Literal["step", "observer"]
 
 
 class HookedTrainer(Protocol):
-    """What a hook may read of a trainer, and ask of it."""
+    """Attributes and methods of a trainer that hooks may use."""
 
     plan: StepPlan
     journal: MetricsRecorder
@@ -43,65 +43,66 @@ class HookedTrainer(Protocol):
 
 
 def snake_case(cls: type) -> str:
-    """The name of a class in small letters: ``TimeLimit`` is ``time_limit``."""
+    """Return a class name in snake case: ``time_limit`` for ``TimeLimit``."""
     return "".join("_" + c.lower() if c.isupper() else c for c in cls.__name__)[1:]
 
 
 class Hook(TrainerHookBase):
-    """Something that happens at stages of the loop.
+    """Base class of hooks, which run at stages of the training loop.
 
-    A TorchRL hook: it registers itself, saves and restores its state. Its ``kind`` says what it may
-    do. A ``step`` hook takes part in training: it changes a learning rate by a counter, fits a
-    critic to the batch, ends an update phase. An ``observer`` logs, draws, saves or shows; without
-    it the trained weights are bitwise the same.
+    A TorchRL hook that registers itself and saves its state. ``kind`` declares its effects:
+
+    - A ``step`` hook takes part in training. It may set a learning rate, fit a critic to the batch
+      or end an update phase.
+    - An ``observer`` only logs, draws, saves or displays. The trained weights are bitwise equal
+      without it.
     """
 
     kind: Kind = "observer"
     operations: ClassVar[Mapping[str, str]] = {}
-    """Names of its methods by the stage at which each is registered."""
+    """Method names by the stage at which each method is registered."""
     saved: ClassVar[Sequence[str]] = ()
-    """Names of the attributes that are its state in checkpoints: tensors and plain values."""
+    """Names of the attributes that checkpoints save: tensors and plain values."""
     trainer: HookedTrainer
 
     @property
     def name(self) -> str:
-        """Name under which it is registered; two hooks of a trainer differ in it."""
+        """Name under which the hook is registered, unique within a trainer."""
         return snake_case(type(self))
 
     def register(self, trainer: HookedTrainer, name: str | None = None) -> None:
-        """Register the operations of this hook; subclasses may extend it with ``register_op``.
+        """Register the operations of this hook. Subclasses may add ``trainer.register_op`` calls.
 
         Raises:
-            SettingError: if it is another trainer's, whose state it has.
+            SettingError: if the hook is registered with another trainer.
         """
         if getattr(self, "trainer", trainer) is not trainer:
-            why = "is a hook of another trainer, and would mix the two"
-            raise SettingError("hook", type(self).__name__, why, "make a new one for each trainer")
+            reason = "is registered with another trainer, whose state the hook stores"
+            raise SettingError("hook", type(self).__name__, reason, "create one hook per trainer")
         self.trainer = trainer
         trainer.register_module(name or self.name, self)
         for stage, method in self.operations.items():
             trainer.register_op(stage, getattr(self, method))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that a resumed run needs: the attributes in ``saved``."""
+        """Return the attributes in ``saved``, which a resumed run restores."""
         return {name: getattr(self, name) for name in self.saved}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a state of :meth:`state_dict`."""
+        """Restore the state returned by :meth:`state_dict`."""
         for name in self.saved:
             setattr(self, name, state_dict[name])
 
 
 class KitHook(Hook):
-    """Base of the kit's own hooks, which declare that they do not keep what they receive.
+    """Base class of kit's own hooks, which declare how they use batches and training state.
 
-    Their effects on training are known to the trainer. Your own hooks derive from :class:`Hook`,
-    and declare these attributes one by one where they hold.
+    Derive custom hooks from :class:`Hook`, and set those of these attributes that apply.
     """
 
     keeps_batches = False
-    """Whether batches may be read after the call that received them."""
+    """Whether the hook may read batches after the call that received them."""
     reads_minibatches = False
-    """Whether minibatches are read or changed."""
+    """Whether the hook reads or changes minibatches."""
     changes_training = False
-    """Whether networks, loss or optimizer may change in ways that the kit does not track."""
+    """Whether the hook may change networks, loss or optimiser in ways that kit does not track."""

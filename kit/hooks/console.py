@@ -1,4 +1,4 @@
-"""Plan, progress and ledger of a run in the terminal."""
+"""Console output: plan, progress and ledger of a run."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _SHOWN = (
 
 
 class Console(KitHook):
-    """Shows the plan before a run, progress during it and the ledger after it.
+    """Prints the plan before a run, progress during the run and the ledger after it.
 
-    In a terminal a progress bar moves; elsewhere a line is printed for every tenth of the run.
+    A terminal shows a progress bar. Otherwise, a line is printed for every tenth of the run.
 
     Args:
-        title: first line; empty: none.
+        title: first printed line; empty: no title.
     """
 
     operations: ClassVar = {
@@ -47,12 +47,12 @@ class Console(KitHook):
         self._tenth = -1
 
     def begin(self) -> None:
-        """Print the plan, and start the progress bar where there is a terminal."""
+        """Print the plan and, in a terminal, start the progress bar."""
         plan, done = self.trainer.plan, self._done
         self.console.print(f"\n[bold]{self.title}[/bold]\n" if self.title else "")
         lines = [plan.table()]
         if done:
-            complete = ": it was complete" if done == plan.length else ""
+            complete = ", already complete" if done == plan.length else ""
             lines.append(f"\nresumed at {done:,} {self._steps}{complete}")
         if self.trainer.folder is not None:
             lines.append(f"\nrun folder: {from_here(self.trainer.folder)}")
@@ -82,14 +82,14 @@ class Console(KitHook):
         return self.trainer.plan.axis.replace("_", " ")
 
     def move(self) -> None:
-        """Move the bar, a few times a second."""
+        """Update the progress bar, at most five times per second."""
         now = time.monotonic()
         if self._progress is not None and now - self._drawn > 0.2:
             self._drawn = now
             self._progress.update(self._task, completed=self._done)
 
     def show(self, row: dict[str, Any]) -> None:
-        """Show the newest metrics."""
+        """Display the metrics of the newest row."""
         plan, latest = self.trainer.plan, self.trainer.journal.latest
         done, total = row[plan.axis], plan.length or 1
         text = "  ".join(
@@ -104,7 +104,7 @@ class Console(KitHook):
             self.console.print(f"{done:>12,} {self._steps} {100 * done / total:4.0f}%  {text}")
 
     def end(self) -> None:
-        """Print the ledger."""
+        """Print the ledger and the last and best evaluations."""
         trainer, latest = self.trainer, self.trainer.journal.latest
         if self._progress is not None:
             self._progress.update(self._task, completed=self._done)
@@ -114,10 +114,10 @@ class Console(KitHook):
         if trainer.stop_reason:
             lines.append(f"\nstopped early: {trainer.stop_reason}")
         if "evaluation/return" in latest:
-            told, std = _short(latest["evaluation/return"]), latest.get("evaluation/return_std")
-            told += "" if std is None else f" ± {_short(std)}"
+            mean, std = _short(latest["evaluation/return"]), latest.get("evaluation/return_std")
+            mean += "" if std is None else f" ± {_short(std)}"
             over = plural(trainer.plan.evaluation_episodes, "episode")
-            lines.append(f"\nlast evaluation: return {told} over {over}")
+            lines.append(f"\nlast evaluation: return {mean} over {over}")
             lines += self._earlier_best()
         lines.append(f"seconds: {trainer.journal.elapsed:.1f}")
         if trainer.folder is not None and (trainer.folder / "curve.png").is_file():
@@ -125,7 +125,7 @@ class Console(KitHook):
         self.console.print("\n".join(lines), markup=False)
 
     def _earlier_best(self) -> list[str]:
-        """The best evaluation, where another policy than the last one was the best."""
+        """Return a line on the best evaluation, unless the last evaluation was the best."""
         axis = self.trainer.plan.axis
         return [
             f"best evaluation: {hook.metric.removeprefix('evaluation/')} {_short(hook.value)} "

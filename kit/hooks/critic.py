@@ -1,4 +1,4 @@
-"""A critic that is fitted on its own."""
+"""Hook that fits a critic to each batch with a separate optimiser."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from kit.update import Compile, Update, autocast_loss
 
 
 class FitCritic(KitHook):
-    """Fits the critic to each batch with an optimiser of its own, before its advantages.
+    """Fits the critic to each batch with a separate optimiser, before advantages are computed.
 
-    Value targets are estimated once, by the critic as it is. It then makes passes over the batch in
-    shuffled minibatches, and the advantages that the policy learns from are those of the fitted
-    critic: the update of the critics of pyrado. Gradient steps of plan and ledger are the policy's;
-    those of the critic are the metric ``critic/gradient_steps``.
+    The critic estimates value targets once per batch and is then trained on them for ``epochs``
+    passes of shuffled minibatches. The policy's advantages come from the fitted critic, as in
+    pyrado. Plan and ledger count only the policy's gradient steps. The critic's gradient steps are
+    logged as ``critic/gradient_steps``.
 
     Args:
         critic: module from observations to ``state_value``.
         epochs: passes over each batch.
-        minibatch_size: transitions in a minibatch; the last one of a pass is smaller.
-        learning_rate: of Adam.
+        minibatch_size: transitions per minibatch; the last minibatch of a pass may be smaller.
+        learning_rate: learning rate of Adam.
         loss: distance between value and target: ``l2``, ``l1`` or ``smooth_l1``.
-        max_grad_norm: largest norm of the gradients; ``None``: any.
-        compile: as in :class:`~kit.update.Update`.
-        precision: type in which the loss multiplies matrices: ``float32`` or ``bfloat16``.
+        max_grad_norm: maximum gradient norm; ``None``: no clipping.
+        compile: execution mode, as in :class:`~kit.update.Update`.
+        precision: dtype of matrix products in the loss: ``float32`` or ``bfloat16``.
         **horizon: ``gamma``, ``lmbda`` or ``n_step`` of :class:`~kit.advantages.GAE`.
 
     Raises:
-        SettingError: if the critic is recurrent, or a count is less than 1.
+        SettingError: if the critic is recurrent, or ``epochs`` or ``minibatch_size`` is below 1.
     """
 
     kind: Kind = "step"
@@ -75,9 +75,9 @@ class FitCritic(KitHook):
         self._batches: list[TensorDictBase] = []
 
     def take(self, batch: TensorDictBase) -> None:
-        """Take the batch ``[num_envs, steps]`` of an iteration, as other hooks have left it.
+        """Store the batch ``[num_envs, steps]`` of an iteration, after other hooks have changed it.
 
-        A prefill that the policy learns from is the beginning of its first batch.
+        A prefill batch that the policy trains on is joined to the first batch.
         """
         prefilled = self._batches and self.trainer.ledger.iterations == 0
         joined = prefilled and self.trainer.plan.prefill_in_first_batch
@@ -85,9 +85,10 @@ class FitCritic(KitHook):
 
     @torch.no_grad()
     def fit(self) -> None:
-        """Make the passes over the batch, which stays as it is, before the policy learns from it.
+        """Fit the critic to the stored batch, which is not modified.
 
-        Batches that the policy does not learn from (random steps that begin a run) are left out.
+        Only the newest batch is used, so random prefill batches are skipped unless the policy
+        trains on them.
         """
         (batch, *more), self._batches = self._batches, []
         batch = torch.cat([batch, *more], dim=-1) if more else batch.copy()
@@ -100,24 +101,24 @@ class FitCritic(KitHook):
         self._metrics = means.peek()
 
     def log(self, batch: Any) -> dict[str, Any]:
-        """The mean loss of the last batch's minibatches, and the critic's gradient steps so far."""
-        known = {f"critic/{name.removesuffix('_critic')}": v for name, v in self._metrics.items()}
-        return {**known, "critic/gradient_steps": self.gradient_steps}
+        """Return the mean loss over the last batch and the critic's gradient steps so far."""
+        losses = {f"critic/{name.removesuffix('_critic')}": v for name, v in self._metrics.items()}
+        return {**losses, "critic/gradient_steps": self.gradient_steps}
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimiser's state and the count; weights are the policy's loss module's."""
+        """Return optimiser state and step count. The policy's loss module saves the weights."""
         return {"update": self.update.state_dict(), "gradient_steps": self.gradient_steps}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a state of :meth:`state_dict`."""
+        """Restore the state returned by :meth:`state_dict`."""
         self.update.load_state_dict(state_dict["update"])
         self.gradient_steps = int(state_dict["gradient_steps"])
 
 
 def fit_critic(critic: Any, cfg: FittedCriticConfig, **horizon: Any) -> list[FitCritic]:
-    """The hook that the settings of a recipe ask for, if they do.
+    """Create the critic hook that a recipe's config requests; ``critic_epochs=0`` creates none.
 
-    Arguments of :class:`~kit.advantages.GAE` beside discount and lambda are given in ``horizon``.
+    ``horizon`` passes further arguments to :class:`~kit.advantages.GAE`.
     """
     if not cfg.critic_epochs:
         return []
@@ -131,14 +132,14 @@ def fit_critic(critic: Any, cfg: FittedCriticConfig, **horizon: Any) -> list[Fit
 
 
 class _ValueLoss(nn.Module):
-    """Mean distance between values and their targets."""
+    """Mean distance between state values and value targets."""
 
     def __init__(self, critic: nn.Module, distance: str) -> None:
         super().__init__()
         self.critic, self.distance = critic, distance
 
     def forward(self, minibatch: TensorDictBase) -> TensorDict:
-        """The loss as ``loss_critic``."""
+        """Return the loss as ``loss_critic``."""
         value = self.critic(minibatch.exclude("value_target")).get("state_value")
         distances = distance_loss(value, minibatch.get("value_target"), self.distance)
         return TensorDict({"loss_critic": distances.mean()})

@@ -1,4 +1,4 @@
-"""The learning curve as a picture."""
+"""Hook that draws the learning curve of a run."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from kit.logging.picture import BLUE, GREY, curve_axes, save_picture
 
 
 class LearningCurve(KitHook):
-    """Draws ``curve.png``: return against policy steps, of training and of evaluation.
+    """Writes ``curve.png``: training and evaluation return against policy steps.
 
-    Offline it is drawn against gradient steps.
+    Offline runs are drawn against gradient steps.
 
     Args:
-        folder: run folder, whose ``metrics.csv`` is drawn.
-        title: above the axes.
+        folder: run folder that contains ``metrics.csv``.
+        title: title of the plot.
     """
 
     operations: ClassVar = {"shutdown": "draw"}
@@ -29,23 +29,23 @@ class LearningCurve(KitHook):
         self.folder, self.title = folder, title
 
     def draw(self) -> None:
-        """Draw the rows of ``metrics.csv`` so far."""
+        """Draw the current rows of ``metrics.csv``."""
         metrics = self.folder / "metrics.csv"
         if metrics.is_file():
             draw_curve(metrics, self.folder / "curve.png", self.title, self.trainer.plan.axis)
 
 
 def draw_curve(metrics: Path, picture: Path, title: str = "", axis: str = "policy_steps") -> None:
-    """Draw the returns of a ``metrics.csv``.
+    """Draw the returns in a ``metrics.csv`` file.
 
     Args:
-        metrics: the file of rows.
+        metrics: CSV file of metrics.
         picture: PNG file to write.
-        title: above the axes.
-        axis: column against which they are drawn.
+        title: title of the plot.
+        axis: column for the x-axis.
 
     Raises:
-        WriteError: if it cannot be written; one that was there before is untouched.
+        WriteError: if the picture cannot be written. An existing picture is left unchanged.
     """
     with metrics.open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -53,12 +53,12 @@ def draw_curve(metrics: Path, picture: Path, title: str = "", axis: str = "polic
     steps, returns = _column(rows, axis, "episode/return")
     if len(steps):
         (training,) = axes.plot(steps, returns, color=GREY, lw=1.0, label="training episodes")
-        training.set_zorder(2.5)  # above the thicker line, so that both are seen at the maximum
+        training.set_zorder(2.5)  # draw over the thicker line, so that neither line hides the other
     steps, returns = _column(rows, axis, "evaluation/return")
     if len(steps):
         spread, std = _column(rows, axis, "evaluation/return_std")
         label = "evaluation"
-        if np.array_equal(spread, steps):  # another evaluator than the kit's may say none
+        if np.array_equal(spread, steps):  # custom evaluators may not report a standard deviation
             band = (returns - std, returns + std)
             axes.fill_between(steps, *band, color=BLUE, alpha=0.18, linewidth=0)
             label += " (± std)"
@@ -72,6 +72,6 @@ def draw_curve(metrics: Path, picture: Path, title: str = "", axis: str = "polic
 
 
 def _column(rows: list[dict[str, str]], axis: str, name: str) -> NDArray[np.float64]:
-    """Steps and values of the rows that have this metric, ``[2, rows]``."""
+    """Return steps and values of the rows that contain a metric, as an array ``[2, rows]``."""
     found = [(row[axis], row[name]) for row in rows if row.get(name)]
     return np.array(found, float).reshape(-1, 2).T

@@ -1,4 +1,4 @@
-"""Measuring a policy: whole episodes in environments of its own."""
+"""Evaluation of a policy over whole episodes in separate environments."""
 
 from __future__ import annotations
 
@@ -33,32 +33,32 @@ from kit.steps.table import plural
 
 
 class Evaluator:
-    """Plays whole episodes with deterministic actions and returns their mean and spread.
+    """Plays whole episodes with deterministic actions and reports statistics of their returns.
 
-    Every environment plays its share of the episodes, whether they are short or long, so short ones
-    are not preferred. Environments and random numbers are seeded again for every evaluation, from
-    ``seed`` and its number: the same policy gives the same result where ``reset(seed=...)`` decides
-    all that an environment does. What it keeps over episodes is part of :meth:`state_dict`.
-    Running normalisation is frozen, hidden state is reset where an episode begins. Training is not
-    disturbed: random numbers of all devices stay as they are.
+    Every environment plays a fixed number of episodes, which avoids a bias towards short episodes.
+    Each evaluation seeds environments and RNG from ``seed`` and the evaluation's number. The same
+    policy therefore gets the same result if ``reset(seed=...)`` determines the environment's
+    behaviour. Environment state that outlives episodes is part of :meth:`state_dict`. Running
+    normalisation is frozen, and hidden state is reset at the start of each episode. The global RNG
+    state of all devices is restored, so evaluations do not affect training.
 
     Args:
-        env: environments of its own, in evaluation mode from now on.
-        policy: the one to measure.
-        episodes: played in one evaluation; ``None``: as many as the plan of the trainer says, or 10
-            without a trainer.
-        max_steps: policy steps after which an episode that has not ended is cut; its return so far
-            counts. Without a limit, an evaluation in an environment without one might never end.
-        seed: of the environments.
-        exploration_type: whether actions are sampled; by default they are not.
-        device: where the policy runs; that of its parameters by default.
-        particles: of the policy, see :class:`~kit.modules.particles.Particles`; the mean return of
-            each and the best of these are columns of their own, where there are several.
-        fast_policy: how the policy is called, see :class:`~kit.collectors.KitCollector`.
+        env: separate environments, which are switched to evaluation mode.
+        policy: policy to evaluate.
+        episodes: episodes per evaluation; ``None``: the trainer's plan decides, or 10 without a
+            trainer.
+        max_steps: policy steps after which an unfinished episode is truncated. Its return so far
+            counts. This bounds evaluations in environments without a time limit.
+        seed: seed of environments and RNG.
+        exploration_type: how actions are chosen; deterministic by default.
+        device: device of the policy; by default the device of its parameters.
+        particles: number of particles, see :class:`~kit.modules.particles.Particles`. With several
+            particles, the mean return of each particle and the best of them are logged.
+        fast_policy: how the policy is executed, see :class:`~kit.collectors.KitCollector`.
 
     Raises:
-        SettingError: if a transform of TorchRL or a wrapper of Gymnasium would go on learning in
-            evaluations, or there is no such number of episodes or seed.
+        SettingError: if a TorchRL transform or Gymnasium wrapper would update its statistics during
+            evaluations, or if ``episodes``, ``max_steps`` or ``seed`` is invalid.
     """
 
     def __init__(
@@ -75,38 +75,37 @@ class Evaluator:
         fast_policy: FastPolicy | bool = "auto",
     ) -> None:
         if env.backend.learns is not None:
-            why = "would learn in evaluations, whose statistics are not those of training"
-            works = (
-                "freeze() it, or use normalize_observation and normalize_reward of make_env(...)"
-            )
-            raise SettingError("evaluate", env.backend.learns, why, works)
+            reason = "would update its statistics during evaluations"
+            hint = "freeze() it, or use normalize_observation and normalize_reward of make_env(...)"
+            raise SettingError("evaluate", env.backend.learns, reason, hint)
         self.env = env.eval()
         self.particles = particles
         self.policy = policy
         self.follows_plan = episodes is None
-        given = 10 if episodes is None else episodes
-        self.episodes = whole_number("evaluation_episodes", given, at_least=1)
+        requested = 10 if episodes is None else episodes
+        self.episodes = whole_number("evaluation_episodes", requested, at_least=1)
         self.max_steps = whole_number("evaluation_max_steps", max_steps, at_least=1)
-        self._cut = 0  # episodes of the last evaluation
+        self._cut = 0  # truncated episodes of the last evaluation
         self.seed = whole_number("seed", seed)
         self.exploration_type = exploration_type
         self.device = _device_of(policy) if device is None else usable_device(device=device)
         self.fast_policy = fast_policy_of(fast_policy)
         how = {"exploration_type": exploration_type, "device": self.device}
         how |= {"fast_policy": self.fast_policy, "keeps_outputs": False}
-        with in_training(policy, False):  # it is copied from a GPU as it is called
+        with in_training(policy, False):  # copies a GPU policy in evaluation mode
             self._actor = ActionSelector(env, policy, **how)
 
     def __call__(self, number: int = 0) -> dict[str, float]:
-        """Evaluate once.
+        """Evaluate the policy once.
 
         Args:
-            number: of this evaluation in its run, from 0; part of the seed.
+            number: index of this evaluation in its run, from 0; part of the seed.
 
         Returns:
-            Mean, spread (population standard deviation), least and greatest return, mean length in
-            policy steps, and the means of the numbers in ``info``. If episodes were cut after
-            ``max_steps``, ``evaluation/truncated_episodes`` is their number.
+            Mean, population standard deviation, minimum and maximum of the returns, the mean length
+            in policy steps, and means of numeric ``info`` entries.
+            ``evaluation/truncated_episodes`` is included if episodes were truncated after
+            ``max_steps``.
         """
         episodes = self.play(number)
         columns = episode_columns(episodes, "evaluation")
@@ -116,17 +115,17 @@ class Evaluator:
             for episode in episodes:
                 particle = particle_of(episode.env, self.env.num_envs, self.particles)
                 returns.setdefault(particle, []).append(episode.episode_return)
-            means = {n: statistics.fmean(own) for n, own in sorted(returns.items())}
+            means = {n: statistics.fmean(values) for n, values in sorted(returns.items())}
             columns |= {f"evaluation/return_particle_{n}": mean for n, mean in means.items()}
             columns["evaluation/return_best"] = max(means.values())
         return columns
 
     def play(self, number: int = 0) -> list[Episode]:
-        """Play the episodes of one evaluation and return them."""
+        """Play and return the episodes of one evaluation."""
         env = self.env
         seed = derived_seed(self.seed, number)
         env.set_seed(seed)
-        schedule = _Shares(env, self.episodes, self.max_steps)
+        schedule = _EpisodeQuota(env, self.episodes, self.max_steps)
         self._actor.restart()
         self._actor.seeded()
         buffer, numbers = _memory(env), RNGStream(seed, self.device)
@@ -142,53 +141,54 @@ class Evaluator:
                     if (longest := schedule.cut_longest()) is not None:
                         env.restart(longest)
                         self._actor.end_episodes(longest)
-            except EnvError as fault:
-                what, step = f"{fault.what} (in an evaluation)", schedule.steps
-                raise EnvError(fault.name, fault.env, what, step) from fault
+            except EnvError as error:
+                what, step = f"{error.what} (in an evaluation)", schedule.steps
+                raise EnvError(error.name, error.env, what, step) from error
         if schedule.cut and not self._cut:
-            what = f"cut {plural(schedule.cut, 'episode')} of {env.name} after {self.max_steps:,}"
-            works = "set env.max_episode_steps or evaluation_max_steps"
-            warnings.warn(f"an evaluation {what} policy steps; {works}", stacklevel=2)
+            episodes = f"{plural(schedule.cut, 'episode')} of {env.name}"
+            hint = "Set env.max_episode_steps or evaluation_max_steps."
+            what = f"An evaluation truncated {episodes} after {self.max_steps:,} policy steps"
+            warnings.warn(f"{what}. {hint}", stacklevel=2)
         self._cut = schedule.cut
         return schedule.finished
 
     def again(self, *, episodes: int, seed: int, **env: Any) -> Evaluator:
-        """Make an evaluator of the same policy, in other environments.
+        """Create an evaluator of the same policy with a new set of environments.
 
         Args:
-            episodes: played in one evaluation.
-            seed: of the environments.
-            **env: arguments of ``make_env`` that differ.
+            episodes: episodes per evaluation.
+            seed: seed of environments and RNG.
+            **env: arguments of ``make_env`` to change.
 
         Raises:
-            SettingError: if environments like those of this one cannot be made.
+            SettingError: if the environments cannot be created a second time.
         """
         if self.env.make_again is None:
-            why, works = "cannot be made a second time", "make it by make_env(id or function)"
-            raise SettingError("env", self.env.name, why, works)
-        made = self.env.make_again(**env)
-        made.normalizer = self.env.normalizer
+            reason, hint = "cannot be created a second time", "use make_env(id or function)"
+            raise SettingError("env", self.env.name, reason, hint)
+        copied = self.env.make_again(**env)
+        copied.normalizer = self.env.normalizer
         names = ("max_steps", "exploration_type", "device", "particles", "fast_policy")
         same = {name: getattr(self, name) for name in names}
-        return Evaluator(made, self.policy, episodes=episodes, seed=seed, **same)
+        return Evaluator(copied, self.policy, episodes=episodes, seed=seed, **same)
 
     @property
     def faults(self) -> int:
-        """Faults of environments recovered from so far."""
+        """Number of environment failures recovered from so far."""
         return int(self.env.backend.faults)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the environments; warn once if it cannot be captured."""
+        """Return the state of the environments. Warn once if it cannot be captured."""
         known = self.env.not_resumable
-        state = {**self.env.full_state(), "normalizer": None}  # the training environments save it
+        state = {**self.env.full_state(), "normalizer": None}  # saved with the training envs
         if state["not_resumable"] and not known:
-            what = "the state of the environments of evaluations is not in checkpoints"
-            then = "what they keep over episodes begins anew in a resumed run"
-            warnings.warn(f"{what}: {state['not_resumable']}; {then}", stacklevel=2)
+            what = "Checkpoints do not contain the state of the evaluation environments"
+            then = "In a resumed run, state that outlives episodes starts from scratch."
+            warnings.warn(f"{what}: {state['not_resumable']}. {then}", stacklevel=2)
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore the state returned by :meth:`state_dict`."""
         self.env.load_full_state(state_dict)
 
     def close(self) -> None:
@@ -197,28 +197,28 @@ class Evaluator:
 
 
 def _memory(env: VectorEnv) -> RolloutBuffer:
-    """Memory of some time steps, which is used again; of images few, that it stays in caches."""
+    """Create a reusable rollout buffer; large observations get few rows, to fit CPU caches."""
     row = sum(leaf.dtype.itemsize * math.prod(leaf.shape) for leaf in env.observation_leaves)
     return RolloutBuffer(env, min(SMALL // (row * env.num_envs) + 1, CHUNK))
 
 
-class _Shares(ActiveEnvs):
-    """Every environment steps until all have played their share of the episodes."""
+class _EpisodeQuota(ActiveEnvs):
+    """Steps the environments until each has played its quota of episodes."""
 
     def __init__(self, env: VectorEnv, episodes: int, max_steps: int) -> None:
         super().__init__(env.num_envs)
-        self.cut = 0  # episodes
-        self.room = self._max_steps = max_steps  # policy steps until the longest episode is cut
+        self.cut = 0  # truncated episodes
+        self.room = self._max_steps = max_steps  # policy steps until an episode is truncated
         self._env = env
-        self.steps = 0  # of each environment
+        self.steps = 0  # policy steps of each environment
         self.finished: list[Episode] = []
         self._statistics = EpisodeStatistics(self.num_envs)
         self._left = np.full(self.num_envs, episodes // self.num_envs)
         self._left[: episodes % self.num_envs] += 1
-        self._shares = self._left.tolist()  # of what is not counted
+        self._quotas = self._left.tolist()  # episodes of each environment that are not counted yet
 
     def stepped(self, result: StepArrays) -> None:
-        """Note whether all have played their share.
+        """Update which environments have finished their quota.
 
         Raises:
             EnvError: if a reward or an observation is infinite or NaN.
@@ -233,13 +233,13 @@ class _Shares(ActiveEnvs):
         self.done = self._left.max() <= 0
 
     def count(self, buffer: RolloutBuffer, steps: int) -> None:
-        """Take in the episodes that ended in the steps since the last call.
+        """Count the episodes that ended since the last call.
 
         Args:
-            buffer: where these are, from its first row on.
-            steps: its rows that were to be written.
+            buffer: buffer that contains these steps, from its first row.
+            steps: number of rows, including unwritten rows after the last episode.
         """
-        # No episode ends in rows that are left over where all have played their share.
+        # Rows that were not written contain no episode ends.
         reward, terminated, truncated, env_steps = buffer.whole.counted
         flags, made = (terminated[:steps], truncated[:steps]), env_steps[:steps]
         infos = self._env.take_infos()
@@ -247,10 +247,10 @@ class _Shares(ActiveEnvs):
         self._set_room()
 
     def cut_longest(self) -> Mask | None:
-        """Count the episodes that are as long as they may be; return their environments."""
+        """Truncate the episodes that reached the maximum length, and return their environments."""
         if self.room > 0 or self.done:
             return None
-        longest = (self._statistics.lengths >= self._max_steps) & (np.array(self._shares) > 0)
+        longest = (self._statistics.lengths >= self._max_steps) & (np.array(self._quotas) > 0)
         self._add(found := self._statistics.cut(longest))
         self.cut += len(found)
         self._statistics.restart(longest)
@@ -261,16 +261,16 @@ class _Shares(ActiveEnvs):
 
     def _add(self, episodes: list[Episode]) -> None:
         for episode in episodes:
-            if self._shares[episode.env]:
-                self._shares[episode.env] -= 1
+            if self._quotas[episode.env]:
+                self._quotas[episode.env] -= 1
                 self.finished.append(episode)
 
     def _set_room(self) -> None:
-        lengths = self._statistics.lengths[np.array(self._shares) > 0]
+        lengths = self._statistics.lengths[np.array(self._quotas) > 0]
         self.room = self._max_steps - int(lengths.max(initial=0))
 
 
 def _device_of(policy: object) -> torch.device:
-    """The device of a policy's parameters, the CPU if it has none."""
+    """Return the device of a policy's parameters, or the CPU if it has none."""
     parameters = policy.parameters() if isinstance(policy, nn.Module) else iter(())
     return next((parameter.device for parameter in parameters), torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""Hooks that end a run, or an update phase, before its plan does."""
+"""Hooks that end a run or an update phase early."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ from kit.steps.errors import SettingError, nearest_first, one_of, real_number, w
 
 
 class NonFiniteError(RuntimeError):
-    """A loss, another metric of training or a weight is NaN or infinite."""
+    """Raised when a loss, another training metric or a weight is NaN or infinite."""
 
     stops_the_run = True
 
 
 def not_finite(what: str, gradient_steps: int, checkpoint: Path | None) -> NonFiniteError:
-    """The error that says what is not finite, and the last checkpoint, if there is one."""
-    kept = f"the last good checkpoint is {checkpoint}" if checkpoint else "none was saved yet"
+    """Create the error that reports non-finite values and the last checkpoint."""
+    last = f"The last good checkpoint is {checkpoint}" if checkpoint else "No checkpoint was saved"
     return NonFiniteError(
-        f"after {gradient_steps:,} gradient steps {what}; {kept}. Smaller learning rates or "
-        "gradient clipping (max_grad_norm) help most often"
+        f"after {gradient_steps:,} gradient steps {what}. {last}. Try a smaller learning rate "
+        "or gradient clipping (max_grad_norm)."
     )
 
 
 class NaNGuard(KitHook):
-    """Ends the run when a metric of training is NaN or infinite.
+    """Ends the run when a training metric is NaN or infinite.
 
-    It checks each row, and before every checkpoint the metrics of the next row so far: the last
-    checkpoint is finite.
+    Every metrics row is checked. The metrics since the last row are checked before every
+    checkpoint, so a saved checkpoint is always finite.
     """
 
     name = "nan_guard"
     operations: ClassVar = {"log_row": "look", "save": "look_at_next"}
 
     def look_at_next(self) -> None:
-        """Check the metrics of the next row so far."""
+        """Check the metrics collected since the last row."""
         metrics = self.trainer.journal.metrics.peek()
         values = numbers(metrics.values())
         row = {f"train/{name}": value for name, value in zip(metrics, values)}
         self.look(row | {"gradient_steps": self.trainer.ledger.gradient_steps})
 
     def look(self, row: dict[str, Any]) -> None:
-        """Check a row.
+        """Check the training metrics of a row.
 
         Raises:
-            NonFiniteError: if a metric is not; the losses are named first.
+            NonFiniteError: if a metric is not finite. Losses are reported first.
         """
         bad = [
             name
@@ -64,10 +64,10 @@ class NaNGuard(KitHook):
 
 
 class TimeLimit(KitHook):
-    """Ends the run after so many seconds, once the iteration under way is complete.
+    """Ends the run after a number of seconds, once the current iteration is complete.
 
     Args:
-        seconds: of this process, from the beginning of the run or its resumption.
+        seconds: time limit, counted from the start of the run or of the resumed process.
     """
 
     kind = "step"
@@ -82,23 +82,24 @@ class TimeLimit(KitHook):
         self._began = time.monotonic()
 
     def look(self) -> None:
-        """Ask for the end if the time is over."""
+        """Request the end of the run if the time limit is exceeded."""
         if time.monotonic() - self._began > self.seconds:
             self.trainer.request_stop(f"the time limit of {self.seconds:g} seconds was reached")
 
 
 class StopWhen(KitHook):
-    """Ends the run when a metric is good enough, or has not become better for long.
+    """Ends the run when a metric reaches a value or stops improving.
 
     Args:
-        metric: name of a column of the rows.
-        reached: value at which to stop, after an iteration at least; ``None``: no such value.
-        patience: rows with the metric but without a new best value, after which to stop; ``None``:
-            never.
-        mode: whether more (``max``) or less (``min``) is better.
+        metric: name of a metrics column.
+        reached: value at which to stop, after at least one iteration; ``None``: no such value.
+        patience: number of rows with the metric but without a new best value after which to stop;
+            ``None``: never.
+        mode: whether larger (``max``) or smaller (``min``) values are better.
 
     Raises:
-        SettingError: if neither is given, ``reached`` is no number or ``patience`` less than 1.
+        SettingError: if ``reached`` and ``patience`` are both ``None``, ``reached`` is not a number
+            or ``patience`` is less than 1.
     """
 
     kind = "step"
@@ -114,7 +115,7 @@ class StopWhen(KitHook):
         mode: Literal["max", "min"] = "max",
     ) -> None:
         if reached is None and patience is None:
-            raise SettingError("reached", None, "leaves nothing to stop at", "give it or patience")
+            raise SettingError("reached", None, "defines no stop condition", "or set patience")
         self.metric = metric
         self.reached = None if reached is None else real_number("reached", reached)
         self.patience = None if patience is None else whole_number("patience", patience, at_least=1)
@@ -124,16 +125,16 @@ class StopWhen(KitHook):
         self._columns: set[str] = set()
 
     def end(self) -> None:
-        """Say that the metric was in no row, if it was in none."""
+        """Warn if no row of a complete run contained the metric."""
         plan, ledger = self.trainer.plan, self.trainer.ledger
-        complete = getattr(ledger, plan.axis) >= (plan.length or 0)  # else it may have come
+        complete = getattr(ledger, plan.axis) >= (plan.length or 0)  # else it may be logged later
         if self.best is None and self._columns and complete:
             near = nearest_first(self.metric, sorted(self._columns))[0]
-            what = f"StopWhen never found {self.metric!r}, so nothing stopped the run"
-            warnings.warn(f"{what}; the column that is most like it is {near!r}", stacklevel=2)
+            what = f"StopWhen never found the metric {self.metric!r}, so it could not stop the run"
+            warnings.warn(f"{what}. The most similar column is {near!r}.", stacklevel=2)
 
     def look(self, row: dict[str, Any]) -> None:
-        """Check a row."""
+        """Check a row and request the end of the run if a stop condition is met."""
         if self.metric not in row:
             self._columns |= row.keys()
             return
@@ -154,14 +155,14 @@ class StopWhen(KitHook):
 
 
 class TargetKL(KitHook):
-    """Ends an update phase when the policy has moved too far from the one that collected.
+    """Ends an update phase when the policy has moved too far from the collecting policy.
 
-    After each update epoch the loss's estimate of the divergence is read from the device; beyond
-    1.5 times the target, the rest of the epochs is skipped (and counted as skipped).
+    If the loss's estimate of the KL divergence exceeds 1.5 times the target after an epoch, the
+    remaining epochs are skipped and counted as skipped.
 
     Args:
-        target: divergence, in nats; ``None`` never ends a phase.
-        metric: name under which the loss gives it.
+        target: KL divergence in nats; ``None`` disables the hook.
+        metric: name of the loss's KL estimate.
     """
 
     kind = "step"
@@ -171,13 +172,13 @@ class TargetKL(KitHook):
         self.target, self.metric = target, metric
 
     def register(self, trainer: HookedTrainer, name: str | None = None) -> None:
-        """Register at ``post_epoch``, if there is a target."""
+        """Register at ``post_epoch`` if a target is set."""
         if self.target is not None:
             super().register(trainer, name)
             trainer.register_op("post_epoch", self.look)
 
     def look(self) -> None:
-        """Check the last gradient step of an epoch."""
+        """Skip the rest of the update if the last gradient step exceeds the KL limit."""
         metrics = self.trainer.last_metrics or {}
         assert self.target is not None
         if float(metrics[self.metric]) > 1.5 * self.target:

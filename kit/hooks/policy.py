@@ -1,4 +1,4 @@
-"""What is kept of a policy: that of the best evaluation, and the trained one alone at the end."""
+"""Hooks that save policies: the best evaluated policy, and the final policy."""
 
 from __future__ import annotations
 
@@ -16,22 +16,21 @@ from kit.steps.errors import SettingError, nearest_first, one_of
 
 
 class BestPolicy(KitHook):
-    """Keeps the weights and the normalisation of the best evaluation so far; of equals, the latest.
+    """Keeps the weights and normalisation statistics of the best evaluation so far.
 
-    Where returns have a greatest value, a few episodes soon reach it by chance: of such policies
-    the one that has learnt longest is kept. They are part of checkpoints, so that a resumed run
-    goes on with them; ``python -m kit.evaluate RUN --best`` plays them. :meth:`restore` puts them
-    in the place of the last ones.
+    On ties, the latest evaluation is kept: if returns have a maximum, early policies may reach it
+    by chance in a few episodes. The best policy is part of checkpoints, so a resumed run keeps it.
+    Play it with ``kit evaluate RUN --best``. :meth:`restore` copies it into the trainer.
 
     Args:
-        metric: name of a column of the rows, of an evaluation.
-        mode: whether more (``max``) or less (``min``) is better.
+        metric: name of an evaluation metric column.
+        mode: whether larger (``max``) or smaller (``min``) values are better.
 
     Attributes:
-        value: of the metric; ``None`` before the first evaluation.
-        policy_steps: after which it was measured.
-        gradient_steps: after which it was measured.
-        states: of the best policy, by part.
+        value: best value of the metric; ``None`` before the first evaluation.
+        policy_steps: policy steps at the best evaluation.
+        gradient_steps: gradient steps at the best evaluation.
+        states: state dicts of the best policy, by component name.
     """
 
     operations: ClassVar = {"log_row": "look", "shutdown": "end"}
@@ -47,14 +46,14 @@ class BestPolicy(KitHook):
         self._columns: set[str] = set()
 
     def end(self) -> None:
-        """Say that the metric was in no row of an evaluation, if it was in none."""
+        """Warn if no evaluation reported the metric."""
         if self.value is None and self._columns:
             near = nearest_first(self.metric, sorted(self._columns))[0]
-            what = f"BestPolicy never found {self.metric!r}, so no policy was kept"
-            warnings.warn(f"{what}; the column that is most like it is {near!r}", stacklevel=2)
+            what = f"BestPolicy never found the metric {self.metric!r}, so no policy was kept"
+            warnings.warn(f"{what}. The most similar column is {near!r}.", stacklevel=2)
 
     def look(self, row: dict[str, Any]) -> None:
-        """Keep the policy if the row is of an evaluation that none before was better than."""
+        """Keep the current policy if the row's evaluation is the best so far, or ties with it."""
         value = row.get(self.metric)
         if value is None and any(name.startswith("evaluation/") for name in row):
             self._columns |= row.keys()
@@ -67,54 +66,54 @@ class BestPolicy(KitHook):
 
     def _is_better(self, value: float) -> bool:
         if self.value is None:
-            return value == value  # NaN is never the best
+            return value == value  # NaN is never kept as the best value
         return value >= self.value if self.mode == "max" else value <= self.value
 
     def restore(self) -> None:
-        """Give the trainer's networks and normaliser the states of the best evaluation.
+        """Load the weights and statistics of the best evaluation into the trainer's components.
 
         Raises:
-            SettingError: if there has been no evaluation, or the trainer has other parts.
+            SettingError: if no evaluation was made, or the trainer has different components.
         """
         parts = self.trainer.policy_parts()
         if parts.keys() != self.states.keys():
-            why = f"was kept with {sorted(self.states)}, and the trainer has {sorted(parts)}"
-            raise SettingError("best", self.metric, why, "build the trainer as it was built then")
+            reason = f"has states of {sorted(self.states)}, but the trainer has {sorted(parts)}"
+            raise SettingError("best", self.metric, reason, "build the trainer as in that run")
         for name, part in parts.items():
             part.load_state_dict(copy.deepcopy(self.states[name]))
 
 
 class SavePolicy(KitHook):
-    """Writes a folder with the policy alone at the end of a run, and gives it to the loggers.
+    """Saves the policy to a folder at the end of a run, and passes the folder to the loggers.
 
-    It has the settings of the run and the last and the best weights with their normalisation, but
-    no replay buffer, optimiser or rows: small enough to be sent to somebody. ``python -m
-    kit.evaluate``, ``SavedRun`` and ``init_from`` read it as they read a run folder; W&B keeps it
-    as a model. A run that ends by an error writes none; one that is resumed writes it anew.
+    The folder contains the config, and the last and best weights with their normalisation
+    statistics. It omits replay buffer, optimiser and metrics, so it is small enough to share. It
+    can be used like a run folder by ``kit evaluate``, ``SavedRun`` and ``init_from``. W&B stores
+    it as a model. A run that fails writes no folder. A resumed run overwrites it.
     """
 
-    # A resumed run that has ended before, without this hook, has no checkpoint left to write.
+    # "setup" covers resuming a finished run, which writes no further checkpoint.
     operations: ClassVar = {"setup": "write_last", "save": "write_last"}
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = as_folder(folder)
 
     def register(self, trainer: HookedTrainer, name: str | None = None) -> None:
-        """Take part in the last checkpoint of a run.
+        """Register with a trainer that writes checkpoints.
 
         Raises:
             SettingError: if the run has no folder, and therefore no checkpoints.
         """
         super().register(trainer, name)
         if trainer.folder is None:
-            why = "is written with the last checkpoint, and this run has none"
-            raise SettingError("SavePolicy", str(self.folder), why, "give the trainer a folder")
+            reason = "is written with the last checkpoint, but this run has no folder"
+            raise SettingError("SavePolicy", str(self.folder), reason, "pass the trainer a folder")
 
     def write_last(self) -> None:
-        """Write the folder if the run has ended, with its last checkpoint.
+        """Write the policy folder if the run has ended.
 
         Raises:
-            WriteError: if it cannot be written.
+            WriteError: if the folder cannot be written.
         """
         trainer = self.trainer
         if not (trainer.schedule.done or trainer.stop_reason):

@@ -1,4 +1,4 @@
-"""Episodes as videos."""
+"""Hook that records episodes as videos."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from kit.steps.every import Every
 
 
 class RecordVideo(KitHook):
-    """Draws an episode after an evaluation and gives it to the loggers: W&B shows it.
+    """Records an episode after an evaluation and passes the video to the loggers, such as W&B.
 
-    The episode is one more than those of the evaluation, with actions as there, in an environment
-    of its own; of several particles the first acts. Needs the extra ``video``.
+    The recorded episode is played in a separate environment, in addition to the evaluation's
+    episodes. With several particles, the first particle acts. Requires the ``video`` extra.
 
     Args:
-        folder: where the videos are written, each named by the steps after which it was recorded.
-        every: policy steps (offline: gradient steps) between videos: the next evaluation is
-            recorded, and that at the end of the plan.
+        folder: folder for the videos, each named after its step count.
+        every: policy steps (offline: gradient steps) between videos. The next evaluation after that
+            many steps is recorded, and also the evaluation at the end of the run.
     """
 
     operations: ClassVar = {"log_row": "record"}
@@ -41,20 +41,20 @@ class RecordVideo(KitHook):
         self._due = Every(every)
 
     def register(self, trainer: HookedTrainer, name: str | None = None) -> None:
-        """Draw a first picture, so that a run that cannot be recorded does not begin.
+        """Register the hook and render one frame, to detect missing rendering support early.
 
         Raises:
-            SettingError: if nothing is evaluated, or the environment cannot be drawn.
+            SettingError: if the trainer has no evaluator, or the environment cannot be rendered.
         """
         super().register(trainer, name)
         if not isinstance(trainer.evaluate, Evaluator):
-            why = "records evaluations, and the trainer makes none"
-            raise SettingError("video_every", self._due.period, why, "give it evaluate=Evaluator()")
+            reason = "records evaluations, but the trainer has no evaluator"
+            raise SettingError("video_every", self._due.period, reason, "pass evaluate=Evaluator()")
         with drawn(trainer.evaluate, None) as evaluator:
             evaluator.env.start()
 
     def record(self, row: dict[str, Any]) -> None:
-        """Record an episode if the row is of an evaluation that is due."""
+        """Record an episode if the row contains an evaluation and a video is due."""
         if "evaluation/return" not in row:
             return
         trainer = self.trainer
@@ -69,11 +69,11 @@ class RecordVideo(KitHook):
         trainer.journal.spent("video", began)
 
     def state_dict(self) -> dict[str, Any]:
-        """The steps of the last evaluation that was looked at."""
+        """Return the step count of the last evaluation that was checked."""
         return self._due.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a state of :meth:`state_dict`."""
+        """Restore the state returned by :meth:`state_dict`."""
         self._due.load_state_dict(state_dict)
 
 
@@ -83,62 +83,63 @@ def record_episode(
     """Play one episode and write it to an MP4 file.
 
     Args:
-        evaluator: whose policy plays, in an environment of its own.
+        evaluator: evaluator whose policy plays, in a separate environment.
         video: file to write.
-        number: of the evaluation, part of the seed.
-        seed: of the environment; ``None``: that of the evaluator.
+        number: index of the evaluation, part of the seed.
+        seed: seed of the environment; ``None``: the evaluator's seed.
 
     Returns:
-        The metrics of the episode.
+        Metrics of the episode.
 
     Raises:
-        SettingError: if the environment cannot be drawn or a package is missing.
+        SettingError: if the environment cannot be rendered or a package is missing.
         WriteError: if the file cannot be written.
     """
-    with drawn(evaluator, video, seed) as one:
-        metrics: dict[str, float] = one(number)
+    with drawn(evaluator, video, seed) as recorder:
+        metrics: dict[str, float] = recorder(number)
     return metrics
 
 
 @contextlib.contextmanager
 def drawn(evaluator: Evaluator, video: Path | None, seed: int | None = None) -> Iterator[Evaluator]:
-    """An evaluator of one episode, which Gymnasium draws, to the file ``video`` if one is given."""
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws without a screen
+    """Create an evaluator of one episode that Gymnasium records to the file ``video``, if given."""
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # lets pygame render without a display
     with tempfile.TemporaryDirectory() as frames, warnings.catch_warnings():
-        # Environments that are only looked at write there as well, before it.
+        # The probe for rendering support and the recording write to the same folder.
         warnings.filterwarnings("ignore", ".*(Overwriting existing|Ignored saving a) video")
 
         def recorded(env: Any) -> Any:
             first = {"episode_trigger": lambda episode: episode == 0, "disable_logger": True}
             return gym.wrappers.RecordVideo(env, frames, **first)
 
-        own = getattr(evaluator.env.make_again, "keywords", {}).get("wrappers", ())
-        one_env = {"num_envs": 1, "wrappers": [*own, recorded], "render_mode": "rgb_array"}
+        wrappers = getattr(evaluator.env.make_again, "keywords", {}).get("wrappers", ())
+        one_env = {"num_envs": 1, "wrappers": [*wrappers, recorded], "render_mode": "rgb_array"}
         in_this_process = {"vectorization": "sync", "num_workers": None, "step_timeout": None}
         seed = evaluator.seed if seed is None else seed
         try:
-            one = evaluator.again(episodes=1, seed=seed, **one_env, **in_this_process)
-            with contextlib.closing(one):
-                yield one
+            recorder = evaluator.again(episodes=1, seed=seed, **one_env, **in_this_process)
+            with contextlib.closing(recorder):
+                yield recorder
         except (EnvError, SettingError) as error:
-            if (refused := _not_drawn(evaluator.env.name, error)) is None:
+            if (setting_error := _rendering_error(evaluator.env.name, error)) is None:
                 raise
-            raise refused from None
+            raise setting_error from None
         if video is not None:
             make_folder(video.parent)
             write_whole(video, next(Path(frames).glob("*.mp4")).read_bytes())
 
 
-def _not_drawn(name: str, raised: Exception) -> SettingError | None:
-    """What drawing needs where this was raised, if it is known."""
+def _rendering_error(name: str, raised: Exception) -> SettingError | None:
+    """Return an error with a fix for a known rendering problem, or ``None``."""
     error: BaseException | None = raised
     while not (error is None or isinstance(error, gym.error.DependencyNotInstalled)):
         error = error.__context__
     if error is not None:
-        why = f"needs a package that is missing ({error})"
-        works = "pip install 'torchrl-kit[video]'"
+        reason = f"needs a package that is not installed ({error})"
+        hint = "pip install 'torchrl-kit[video]'"
     elif "OpenGL" in str(raised):
-        why, works = f"cannot be drawn: {raised}", "without a screen: MUJOCO_GL=egl or osmesa"
+        reason = f"cannot be rendered: {raised}"
+        hint = "set MUJOCO_GL=egl or MUJOCO_GL=osmesa on a machine without a display"
     else:
         return None
-    return SettingError("video", name, why, works)
+    return SettingError("video", name, reason, hint)

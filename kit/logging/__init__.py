@@ -1,4 +1,4 @@
-"""What a run says about itself: rows, loggers, files."""
+"""Metrics, loggers and files of a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kit.logging.loggers import WandbLogger as WandbLogger
     from kit.logging.loggers import make_loggers as make_loggers
 
-# Lazy, so that whoever only reads rows does not import torch.
+# Lazy imports, so that reading rows does not import torch.
 _HOMES = {
     "csv_file": ["read_rows"],
     "loggers": [

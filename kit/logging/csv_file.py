@@ -1,4 +1,4 @@
-"""The CSV files of a run: its rows are written to them, and read from them."""
+"""CSV files of metrics, which can grow new columns."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from kit.steps import SettingError
 Row = Mapping[str, float | int]
 
 FILES = ("metrics", "times")
-"""Names of the files: times differ from run to run, all else does not."""
+"""Names of the CSV files. Only times differ between identical runs."""
 
 
 def read_rows(folder: Path | str) -> list[dict[str, float | int]]:
-    """Return the rows in a run folder, with their times.
+    """Return the rows of metrics and times in a run folder.
 
     Raises:
-        SettingError: if there are none.
+        SettingError: if the folder contains no rows.
     """
     files = [CsvFile(as_folder(folder) / f"{name}.csv") for name in FILES]
     rows = joined(*(file.all_rows() for file in files))
     if not rows:
-        raise SettingError("folder", str(folder), "has no rows", "give the folder of a run")
+        raise SettingError("folder", str(folder), "has no rows", "pass the folder of a run")
     return rows
 
 
 def joined(
     metrics: Sequence[dict[str, float | int]], times: Sequence[dict[str, float | int]]
 ) -> list[dict[str, float | int]]:
-    """Rows with their times, where each has its own."""
+    """Join rows of metrics and rows of times, if their numbers match."""
     if len(times) != len(metrics):
         times = [{} for _ in metrics]
     return [row | spent for row, spent in zip(metrics, times)]
 
 
 class CsvFile:
-    """A CSV file of growing columns.
+    """A CSV file whose columns may grow.
 
     Args:
-        path: path of the file, which is written with the first row.
+        path: path of the file, which is created with the first row.
 
     Attributes:
-        columns: names of the columns, in order of their first value.
-        rows: number of rows, including those before a resume.
+        columns: names of the columns, in the order of their first value.
+        rows: number of rows, including rows before a resume.
     """
 
     def __init__(self, path: Path) -> None:
@@ -55,15 +55,15 @@ class CsvFile:
         self.columns: list[str] = []
         self.rows = 0
 
-    def refuse_earlier_rows(self) -> None:
-        """Raise SettingError if the file has rows of another run, which would be lost."""
+    def reject_earlier_rows(self) -> None:
+        """Raise SettingError if the file contains rows of another run."""
         if self._read():
-            why = f"has the rows of an earlier run ({self.path.name}), which would be lost"
-            works = "give another folder, or resume that run"
-            raise SettingError("folder", str(self.path.parent), why, works)
+            reason = f"has rows of an earlier run ({self.path.name}), which would be overwritten"
+            hint = "use another folder, or resume that run"
+            raise SettingError("folder", str(self.path.parent), reason, hint)
 
     def append(self, row: Row) -> None:
-        """Add a row; names not seen before become new columns."""
+        """Append a row. New names become new columns."""
         if new := [name for name in row if name not in self.columns]:
             before = self._read()[: self.rows]
             self.columns += new
@@ -72,11 +72,11 @@ class CsvFile:
         self.rows += 1
 
     def all_rows(self) -> list[dict[str, float | int]]:
-        """The rows in the file, whoever wrote them."""
+        """Return all rows in the file, including rows of other runs."""
         return [{name: _number(text) for name, text in row.items() if text} for row in self._read()]
 
     def _read(self) -> list[dict[str, str]]:
-        """The rows in the file as texts, without a line that is not written to its end yet."""
+        """Return the rows in the file as strings, without an incomplete last line."""
         if not self.path.exists():
             return []
         text = self.path.read_text(encoding="utf-8")
@@ -84,20 +84,20 @@ class CsvFile:
         return list(csv.DictReader(io.StringIO(whole, newline="")))
 
     def state_dict(self) -> dict[str, Any]:
-        """Columns and number of rows."""
+        """Return columns and number of rows."""
         return {"columns": list(self.columns), "rows": self.rows}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a state of :meth:`state_dict`, dropping the rows written later."""
+        """Restore the state returned by :meth:`state_dict`, and drop later rows."""
         self.columns, self.rows = list(state_dict["columns"]), int(state_dict["rows"])
-        if self.columns:  # in a file of its own: the present one may have another name elsewhere
+        if self.columns:  # replace the file, because the old one may be hard-linked elsewhere
             write_whole(self.path, as_csv(self.columns, self._read()[: self.rows]))
 
 
 def as_csv(
     columns: Sequence[str], rows: Sequence[Mapping[str, Any]], *, header: bool = True
 ) -> str:
-    """Return rows as the text of a CSV file; missing values are empty."""
+    """Return rows as CSV text. Missing values are empty."""
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
     if header:
@@ -107,5 +107,5 @@ def as_csv(
 
 
 def _number(text: str) -> float | int:
-    """An integer as an integer, anything else as a float."""
+    """Parse an integer as int and any other number as float."""
     return int(text) if text.lstrip("-").isdecimal() else float(text)

@@ -1,4 +1,4 @@
-"""Writing files so that a full disk loses nothing that was written before."""
+"""File writing that never damages existing content, even if the disk is full."""
 
 from __future__ import annotations
 
@@ -7,49 +7,47 @@ from pathlib import Path
 
 
 class WriteError(RuntimeError):
-    """A file of a run could not be written; files written before are untouched."""
+    """Raised when a file of a run cannot be written. Existing files are left unchanged."""
 
     stops_the_run = True
 
 
 def not_written(path: Path, error: OSError) -> WriteError:
-    """The error to raise where ``path`` could not be written."""
+    """Create the error for a file that cannot be written."""
     what = f"{path} cannot be written: {error.strerror or error}"
     if isinstance(error, FileNotFoundError):
-        return WriteError(f"{what}; its folder was removed, and nothing more is saved")
-    return WriteError(
-        f"{what}; all that was written before is "
-        "untouched. Make room or choose another folder with log_dir=..."
-    )
+        return WriteError(f"{what}. Its folder was removed, and nothing more is saved.")
+    hint = "Free disk space, or choose another folder with log_dir=..."
+    return WriteError(f"{what}. Existing files are unchanged. {hint}")
 
 
 def as_folder(folder: Path | str) -> Path:
-    """The path of a folder given by name or path, which is the same wherever the process goes."""
+    """Return an absolute path, which does not depend on later changes of the working directory."""
     return Path(folder).absolute()
 
 
 def from_here(path: Path) -> Path:
-    """A path as it is written in the working directory, if that is above it."""
+    """Return a path relative to the working directory if it is inside, else unchanged."""
     try:
         return path.relative_to(Path.cwd())
-    except (ValueError, OSError):  # elsewhere; or the working directory was removed
+    except (ValueError, OSError):  # not in the working directory, or it was removed
         return path
 
 
 def half_written(path: Path) -> Path:
-    """The file in which the content of ``path`` is until it is complete."""
+    """Return the path of the temporary file for ``path``."""
     return path.with_name(f"{path.name}.new")
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file atomically; text is written as UTF-8.
+    """Write a file atomically. Text is encoded as UTF-8.
 
     Raises:
-        WriteError: if it cannot be written; an existing file is untouched.
+        WriteError: if the file cannot be written. An existing file is left unchanged.
     """
     temporary = half_written(path)
     try:
-        temporary.unlink(missing_ok=True)  # a link there leads elsewhere
+        temporary.unlink(missing_ok=True)  # never write through a link
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
         os.replace(temporary, path)
     except OSError as error:
@@ -58,10 +56,10 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def append(path: Path, text: str) -> None:
-    """Add ``text`` to the end of a file, completely or not at all.
+    """Append text to a file atomically.
 
     Raises:
-        WriteError: if it cannot be written; the file is as it was before.
+        WriteError: if the text cannot be written. The file is left unchanged.
     """
     size = None
     try:
@@ -75,10 +73,10 @@ def append(path: Path, text: str) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it.
+    """Create a folder and its parents.
 
     Raises:
-        WriteError: if that is not possible.
+        WriteError: if the folder cannot be created.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Where rows of metrics go: CSV files, W&B, TensorBoard, any TorchRL logger."""
+"""Loggers for rows of metrics: CSV, W&B, TensorBoard and any TorchRL logger."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from kit.steps.errors import one_of, place_of
 from kit.steps.values import flat
 
 AXES = ("policy_steps", "env_steps", "gradient_steps", "time/seconds")
-"""Columns against which every other one can be drawn."""
+"""Columns that can be used as the x-axis of other columns."""
 
 
 class RowLogger:
-    """Takes one row of metrics per log point. All but ``log_row`` do nothing unless overridden.
+    """Base class of loggers, of which only ``log_row`` must be implemented.
 
     Attributes:
-        axis: column for the x-axis, set before ``start``; ``gradient_steps`` for offline plans.
-        continues: whether the log already has rows of the run, set before ``start``.
-        begins_anew: whether a resumed run begins a new log and writes settings and rows again.
+        axis: column of the x-axis, set before ``start``; ``gradient_steps`` for offline plans.
+        continues: whether the log already contains rows of the run, set before ``start``.
+        begins_anew: whether a resumed run starts a new log and writes config and rows again.
     """
 
     axis = "policy_steps"
@@ -36,39 +36,39 @@ class RowLogger:
     begins_anew = False
 
     def start(self) -> None:
-        """Begin to write: called when the run begins, not when it is built."""
+        """Start logging. Called when the run begins."""
 
     def log_row(self, row: Row) -> None:
-        """Write one row: counters and metrics by name."""
+        """Log one row of counters and metrics by name."""
 
     def log_text(self, name: str, text: str) -> None:
-        """Keep a text: the plan, the final table."""
+        """Log a text, such as the plan or the final ledger."""
 
     def log_config(self, config: Mapping[str, Any]) -> None:
-        """Keep the settings of the run."""
+        """Log the config of the run."""
 
     def log_video(self, name: str, file: Path, row: Row) -> None:
-        """Show a video, an MP4 file of the run, recorded after a row was logged."""
+        """Log a video (an MP4 file) that was recorded after a row was logged."""
 
     def log_policy(self, folder: Path, row: Row) -> None:
-        """Keep the trained policy, a folder of settings and weights, with the counts of its run."""
+        """Log the trained policy, a folder with config and weights, with the run's final counts."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The state that a resumed run needs."""
+        """Return the state that a resumed run needs."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a state of :meth:`state_dict`, dropping later rows."""
+        """Restore the state returned by :meth:`state_dict`, and drop later rows."""
 
     def close(self) -> None:
-        """Finish writing."""
+        """Finish logging."""
 
 
 class CsvLogger(RowLogger):
-    """One row per log point in ``metrics.csv``, and its times in ``times.csv``.
+    """Writes rows to ``metrics.csv`` and their times to ``times.csv``.
 
-    Times are separate because they differ from run to run: ``metrics.csv`` of a run that was killed
-    and resumed equals that of the uninterrupted run, byte for byte.
+    Times are separate because they differ between identical runs. The ``metrics.csv`` of a run that
+    was killed and resumed is therefore equal, byte for byte, to that of an uninterrupted run.
 
     Args:
         folder: folder of both files.
@@ -79,17 +79,17 @@ class CsvLogger(RowLogger):
         self._files = {name: CsvFile(self.folder / f"{name}.csv") for name in FILES}
 
     def start(self) -> None:
-        """Make the folder.
+        """Create the folder.
 
         Raises:
-            SettingError: if it has rows that this run does not continue.
+            SettingError: if the folder contains rows that this run does not continue.
         """
         make_folder(self.folder)
         for file in () if self.continues else self._files.values():
-            file.refuse_earlier_rows()
+            file.reject_earlier_rows()
 
     def log_row(self, row: Row) -> None:
-        """Append to both files; a name not seen before becomes a new column."""
+        """Append a row to both files. New names become new columns."""
         times = {name: value for name, value in row.items() if name.startswith("time/")}
         self._files["metrics"].append({name: v for name, v in row.items() if name not in times})
         if times:
@@ -97,24 +97,24 @@ class CsvLogger(RowLogger):
             self._files["times"].append({**steps, **times})
 
     def rows(self) -> list[dict[str, float | int]]:
-        """The rows written so far, with their times."""
+        """Return the rows written so far, with their times."""
         return joined(*(file.all_rows()[: file.rows] for file in self._files.values()))
 
     def state_dict(self) -> dict[str, Any]:
-        """Columns and number of rows."""
+        """Return columns and number of rows of both files."""
         return {name: file.state_dict() for name, file in self._files.items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Drop the rows written later."""
+        """Restore the state returned by :meth:`state_dict`, and drop later rows."""
         for name, file in self._files.items():
             file.load_state_dict(state_dict[name])
 
 
 class TorchRLLogger(RowLogger):
-    """Any of TorchRL's loggers, one row at a time.
+    """Adapter for TorchRL's loggers.
 
     Args:
-        logger: TorchRL's logger, or a function that makes it when the run begins.
+        logger: TorchRL logger, or a function that creates it when the run begins.
     """
 
     def __init__(self, logger: Logger | Callable[[], Logger]) -> None:
@@ -122,44 +122,44 @@ class TorchRLLogger(RowLogger):
         self.logger: Any = logger if isinstance(logger, Logger) else None
 
     def start(self) -> None:
-        """Make the logger, if it is still to be made."""
+        """Create the logger if it was passed as a function."""
         if self.logger is None:
             self.logger = self._make()  # type: ignore[operator]
 
     def log_row(self, row: Row) -> None:
-        """Log all metrics of a row at its policy step; offline, at its gradient step."""
+        """Log a row at its policy steps (offline: gradient steps)."""
         self.logger.log_metrics(dict(row), step=int(row.get(self.axis, 0)))
 
     def log_text(self, name: str, text: str) -> None:
-        """Log a text, where the logger can."""
+        """Log a text if the logger supports it."""
         with contextlib.suppress(NotImplementedError, AttributeError):
             self.logger.log_str(name, text, step=0)
 
     def log_config(self, config: Mapping[str, Any]) -> None:
-        """Log the settings of the run, one by one (``env.id``): not all loggers take groups."""
+        """Log the config with flat names such as ``env.id``, because some loggers need them."""
         plain = (str, int, float, bool)
         settings = {n: v if isinstance(v, plain) else str(v) for n, v in flat(config).items()}
         self.logger.log_hparams(settings)
 
     def close(self) -> None:
-        """Close the underlying writer, where it has one."""
+        """Close the underlying writer, if it has a ``close`` method."""
         close = getattr(getattr(self.logger, "experiment", None), "close", None)
         if callable(close):
             close()
 
 
 class WandbLogger(TorchRLLogger):
-    """Weights & Biases, through TorchRL's logger: one row per log point.
+    """Logs to Weights & Biases through TorchRL's logger.
 
-    Without credentials, runs are written to disk, to be uploaded by ``wandb sync``. Every metric
-    can be drawn against policy steps (the default, gradient steps where the run is offline), env
-    steps, gradient steps or seconds. W&B's environment variables are respected.
+    Without credentials, runs are written to disk and can be uploaded with ``wandb sync``. The
+    default x-axis is policy steps (offline: gradient steps); env steps, gradient steps and seconds
+    are also available. W&B's environment variables are respected.
 
     Args:
-        folder: run folder; W&B writes below it.
+        folder: run folder, in which W&B writes.
         project: W&B project; ``None``: ``WANDB_PROJECT``, or ``kit``.
         name: name of the run; ``None``: name of its folder.
-        id: ID of a run to continue; ``None``: ``WANDB_RUN_ID``, or a new one.
+        id: ID of a run to continue; ``None``: ``WANDB_RUN_ID``, or a new ID.
 
     Raises:
         SettingError: if W&B would read its settings from a run folder.
@@ -184,7 +184,7 @@ class WandbLogger(TorchRLLogger):
         from torchrl.record.loggers.wandb import WandbLogger as Wandb
 
         self.folder.mkdir(parents=True, exist_ok=True)
-        # Online the server has the earlier rows; offline each start writes a folder of its own.
+        # The server has the earlier rows of an online run. Offline runs write a new folder.
         self.begins_anew = offline = not _logged_in()
         logger = Wandb(
             exp_name=self.run_name,
@@ -192,7 +192,7 @@ class WandbLogger(TorchRLLogger):
             id=self.id,
             project=self.project,
             settings=wandb.Settings(silent=True),
-            log_env_packages=False,  # under "env", where the run's settings are
+            log_env_packages=False,  # would overwrite the "env" group of the config
             **({"mode": "offline"} if offline else {}),
         )
         for axis in AXES:
@@ -201,11 +201,11 @@ class WandbLogger(TorchRLLogger):
         return logger
 
     def log_row(self, row: Row) -> None:
-        """Log one row, once."""
+        """Log one row."""
         self.logger.experiment.log(dict(row))
 
     def log_video(self, name: str, file: Path, row: Row) -> None:
-        """Show a video at the steps of its row."""
+        """Log a video at the steps of its row."""
         import wandb
 
         steps = {axis: row[axis] for axis in AXES if axis in row}
@@ -213,7 +213,7 @@ class WandbLogger(TorchRLLogger):
         self.logger.experiment.log({**steps, name: video})
 
     def log_policy(self, folder: Path, row: Row) -> None:
-        """Keep the policy as the model of the run, ``policy-ID``."""
+        """Log the policy as the model artifact ``policy-ID``."""
         import wandb
 
         run = self.logger.experiment
@@ -223,11 +223,11 @@ class WandbLogger(TorchRLLogger):
         run.log_artifact(model)
 
     def log_config(self, config: Mapping[str, Any]) -> None:
-        """Log the settings of the run, in their groups."""
+        """Log the config with its groups."""
         self.logger.log_hparams(dict(config))
 
     def log_text(self, name: str, text: str) -> None:
-        """Keep a text in the run's summary and as a file."""
+        """Log a text in the run's summary and as a file."""
         run = self.logger.experiment
         run.summary[name] = text
         path = Path(run.dir) / f"{name}.txt"
@@ -235,34 +235,34 @@ class WandbLogger(TorchRLLogger):
         run.save(str(path), base_path=run.dir, policy="now")
 
     def state_dict(self) -> dict[str, Any]:
-        """The id of the run."""
+        """Return the ID of the W&B run."""
         return {"id": self.id}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue the same W&B run."""
+        """Continue the W&B run with the saved ID."""
         self.id = str(state_dict["id"])
 
     def close(self) -> None:
-        """Finish the run."""
+        """Finish the W&B run."""
         if self.logger is not None:
             self.logger.experiment.finish()
 
 
 def _check_settings_of_wandb(run: Path) -> None:
-    """Raise SettingError for W&B settings in a run folder: they may name a host for the API key.
+    """Raise SettingError if W&B would read settings from a run folder.
 
-    W&B always reads ``wandb/settings`` of the working folder, and writes none to a run folder.
+    Such settings, which W&B itself never writes, could redirect the API key to another host.
     """
     here = Path.cwd()
-    of_a_run = (here / "config.yaml").exists() and any(
+    in_run = (here / "config.yaml").exists() and any(
         (here / name).exists() for name in ("plan.txt", "metrics.csv", "checkpoints")
     )
-    for folder in {run, here} if of_a_run or here.is_relative_to(run.resolve()) else {run}:
+    for folder in {run, here} if in_run or here.is_relative_to(run.resolve()) else {run}:
         for file in (folder / name / "settings" for name in ("wandb", ".wandb")):
             if file.exists():
-                why = f"would read its settings from a run folder: {file}"
-                works = "remove that file, or move it to your project's folder"
-                raise SettingError("logger", "wandb", why, works)
+                reason = f"would read its settings from a run folder: {file}"
+                hint = "remove that file, or move it to your project's folder"
+                raise SettingError("logger", "wandb", reason, hint)
 
 
 def _logged_in() -> bool:
@@ -273,17 +273,17 @@ def _logged_in() -> bool:
 
     try:
         return bool(wandb.login(prompt=False))
-    except TypeError:  # older versions do not take prompt=False
+    except TypeError:  # older versions do not support prompt=False
         return bool(wandb.api.api_key)
     except Exception:
         return False
 
 
 class TensorBoardLogger(TorchRLLogger):
-    """TensorBoard, through TorchRL's logger; a run takes the place of later rows in its folder.
+    """Logs to TensorBoard through TorchRL's logger. A resumed run replaces later rows.
 
     Args:
-        folder: run folder; events are below ``tensorboard``.
+        folder: run folder; events are written to ``tensorboard`` in it.
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -294,7 +294,7 @@ class TensorBoardLogger(TorchRLLogger):
         self._next = 0
 
     def start(self) -> None:
-        """Begin a file of events that replaces later rows: all, where the log begins again."""
+        """Start an event file that replaces rows after the last saved row."""
         earlier = self.folder.is_dir() and any(self.folder.iterdir())
         super().start()
         if earlier:
@@ -309,24 +309,24 @@ class TensorBoardLogger(TorchRLLogger):
         self._next = int(row.get(self.axis, 0)) + 1
 
     def log_text(self, name: str, text: str) -> None:
-        """Show a text, indented so that TensorBoard's Markdown leaves it unchanged."""
+        """Log a text, indented so that TensorBoard's Markdown leaves it unchanged."""
         self.logger.experiment.add_text(name, textwrap.indent(text, "    "), self._next)
 
     def state_dict(self) -> dict[str, Any]:
-        """The first step without a row."""
+        """Return the first step without a row."""
         return {"next": self._next}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
+        """Restore the state returned by :meth:`state_dict`."""
         self._next = int(state_dict["next"])
 
 
 class LoggerError(RuntimeError):
-    """A logger raised."""
+    """Raised when a logger raises an exception."""
 
     def __init__(self, logger: RowLogger, error: BaseException) -> None:
         self.logger, self.error = logger, error
-        inner = getattr(logger, "logger", None)  # of TorchRL
+        inner = getattr(logger, "logger", None)  # TorchRL logger
         name = type(logger if inner is None else inner).__name__
         what = " ".join(f"{type(error).__name__}: {error}".split())
         super().__init__(f"logger {name} raised {what}{place_of(error)}")
@@ -334,7 +334,7 @@ class LoggerError(RuntimeError):
 
 @contextlib.contextmanager
 def named_in_errors(logger: RowLogger) -> Iterator[None]:
-    """Raise LoggerError for errors of a logger other than the kit's own."""
+    """Convert exceptions of third-party loggers to LoggerError."""
     try:
         yield
     except (SettingError, WriteError, LoggerError):
@@ -349,10 +349,10 @@ LOGGERS = ("csv", "wandb", "tensorboard", "none")
 def make_loggers(
     names: str | Sequence[str], folder: Path | str, *, run_name: str = ""
 ) -> list[RowLogger]:
-    """Create the loggers called ``names``; the CSV file is always written.
+    """Create loggers by name. A :class:`CsvLogger` is always included.
 
     Args:
-        names: names in ``LOGGERS``, several separated by commas; each is created once.
+        names: names in ``LOGGERS``, as a sequence or separated by commas.
         folder: run folder.
         run_name: name of the run in W&B, unless ``WANDB_NAME`` is set.
 

@@ -1,4 +1,4 @@
-"""Metrics between two log points: summed where they are made, read once."""
+"""Running means of metrics between two log points, accumulated on their device."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from torch import Tensor
 K = TypeVar("K")
 
 Metrics = Mapping[str, Tensor]
-"""Scalars by name, on their device."""
+"""Scalar tensors by name, on their device."""
 
 
 def scalar(value: Tensor) -> Tensor:
-    """One number, without its graph: the mean of ``value``."""
-    if not value.ndim and not value.requires_grad:  # as most are, many times a second
+    """Return the mean of ``value`` as a scalar without gradients."""
+    if not value.ndim and not value.requires_grad:  # fast path for the most common case
         return value
     value = value.detach()
     return _to_add(value).mean() if value.numel() > 1 else value.reshape(())
 
 
 def _to_add(value: Tensor) -> Tensor:
-    """A value in a type whose sums keep it: float32 has no whole numbers above 2^24 one by one."""
+    """Convert a value to a dtype for sums: float64 for integers, which float32 cannot represent."""
     exact = value.dtype == torch.float64 or not value.is_floating_point()
     return value.double() if exact else value.float()
 
 
 def weighted_mean(parts: Sequence[Mapping[K, Tensor]], weights: Sequence[float]) -> dict[K, Tensor]:
-    """The mean of each entry over ``parts``."""
+    """Return the weighted mean of each entry over ``parts``."""
     if len(parts) == 1:
         return dict(parts[0].items())
     mean: dict[K, Tensor] = {}
@@ -43,7 +43,7 @@ def weighted_mean(parts: Sequence[Mapping[K, Tensor]], weights: Sequence[float])
 
 
 def numbers(scalars: Iterable[Tensor]) -> list[float]:
-    """Scalars read in one go, from the device; a loss may make some of them on the host."""
+    """Return scalars as floats with a single device transfer, even if some are on the host."""
     values = [value.reshape(()) for value in scalars]
     device = next((value.device for value in values if not value.is_cpu), None)
     if device is not None:
@@ -52,15 +52,14 @@ def numbers(scalars: Iterable[Tensor]) -> list[float]:
 
 
 _WAITING = 128
-"""Values of each metric that are kept until they are added, at most."""
+"""Maximum number of values per metric that are queued before they are added."""
 
 
 class MetricMeans:
-    """Running means of scalars that stay on their device until they are read.
+    """Running means of scalar tensors that stay on their device until they are read.
 
-    Values that nobody changes any more, those of inference mode, are kept and added many at once,
-    in the order in which they came: right after a gradient step an addition takes several times as
-    long as in a row.
+    Inference tensors cannot change, so they are queued and added in batches, in their original
+    order. This is several times faster than adding each value right after its gradient step.
     """
 
     def __init__(self) -> None:
@@ -69,7 +68,7 @@ class MetricMeans:
         self._waiting: list[Metrics] = []
 
     def add(self, metrics: Metrics) -> None:
-        """Add one value of each metric; of several numbers, their mean."""
+        """Add one value of each metric. Tensors with several entries are averaged."""
         self._waiting.append(dict(metrics.items()))
         kept = all(type(value) is Tensor and value.is_inference() for value in metrics.values())
         if not kept or len(self._waiting) >= _WAITING:
@@ -87,16 +86,16 @@ class MetricMeans:
                 torch._foreach_add_(self._sums[names], row)
 
     def peek(self) -> dict[str, Tensor]:
-        """The means since the last :meth:`take`, on their device."""
+        """Return the means since the last :meth:`take`, on their device."""
         sums, counts = self._totals()
         return {name: value / counts[name] for name, value in sums.items()}
 
     def counts(self) -> dict[str, int]:
-        """How many values of each metric were added since the last :meth:`take`."""
+        """Return the number of values of each metric since the last :meth:`take`."""
         return self._totals()[1]
 
     def take(self) -> dict[str, float]:
-        """The means since the last call, moved to the host in one go."""
+        """Return the means since the last call as floats, with a single device transfer."""
         sums, counts = self._totals()
         self._sums, self._counts = {}, {}
         totals = numbers(sums.values())
@@ -113,7 +112,7 @@ class MetricMeans:
         return sums, counts
 
     def state_dict(self) -> dict[str, Any]:
-        """The running sums."""
+        """Return the running sums."""
         self._add_waiting()
         groups = [
             {"names": list(names), "sums": list(values), "count": self._counts[names]}
@@ -122,7 +121,7 @@ class MetricMeans:
         return {"groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a state of :meth:`state_dict`."""
+        """Restore the state returned by :meth:`state_dict`."""
         self._sums, self._counts, self._waiting = {}, {}, []
         for group in state_dict["groups"]:
             names = tuple(group["names"])

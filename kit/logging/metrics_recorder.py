@@ -1,4 +1,4 @@
-"""The rows of a run: counters and metrics, one row per log point."""
+"""Recorder that collects counters and metrics and writes one row per log point."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from kit.steps import SettingError
 
 
 class MetricsRecorder:
-    """Collects metrics during the loop and writes one row per log point.
+    """Collects metrics during training and writes one row per log point.
 
-    Losses, and floats logged by hooks, are averaged since the last row. Of integers, the last value
-    counts. Nothing on the device is read before the row is written.
+    Losses, and floats that hooks log, are averaged since the last row. For integers, the last value
+    is logged. Device tensors are read only when a row is written.
 
     Args:
-        loggers: loggers that write the rows.
+        loggers: loggers that receive the rows.
         axis: counter for the x-axis.
 
     Attributes:
         metrics: metrics of the gradient steps since the last row.
-        latest: newest value of every column.
+        latest: newest value of each column.
     """
 
     def __init__(self, loggers: Sequence[RowLogger], axis: str = "policy_steps") -> None:
@@ -40,15 +40,15 @@ class MetricsRecorder:
         self.latest: dict[str, float | int] = {}
         self._noted = MetricMeans()
         self._numbers: dict[str, list[float]] = {}
-        self._told: set[str] = set()
-        self._of_hooks: set[str] = set()
-        self._of_the_trainer: set[str] = set()
-        self._best = -math.inf  # greatest return of an evaluation
+        self._warned: set[str] = set()
+        self._hook_metrics: set[str] = set()
+        self._trainer_metrics: set[str] = set()
+        self._best = -math.inf  # highest evaluation return
         self._seconds = 0.0
         self._spent: dict[str, float] = {}
         self._began = time.perf_counter()
         self._last = (0, 0.0)
-        self._begun: list[RowLogger] = []  # before a resume, too
+        self._begun: list[RowLogger] = []  # loggers that were started, also before a resume
         self._open: list[RowLogger] = []
 
     # ------------------------------------------------------------------ during the loop
@@ -57,7 +57,7 @@ class MetricsRecorder:
 
         Args:
             steps: steps of the axis before a resume.
-            config: settings of the run.
+            config: config of the run.
             plan: table of the plan.
         """
         self._began = time.perf_counter() - self._seconds
@@ -77,47 +77,47 @@ class MetricsRecorder:
         self._begun = list(self.loggers)
 
     def _earlier_rows(self, logger: RowLogger) -> list[dict[str, float | int]]:
-        """The rows before a resume, for a logger that does not have them."""
-        files = [one for one in self.loggers if isinstance(one, CsvLogger)]
+        """Return the rows before a resume for a logger that does not have them."""
+        files = [logger for logger in self.loggers if isinstance(logger, CsvLogger)]
         if not files or files[0] not in self._begun or logger in files:
             return []
         return files[0].rows()
 
     def spent(self, what: str, began: float) -> None:
-        """Add the seconds since ``began`` (``time.perf_counter()``) to those spent on ``what``."""
+        """Add the seconds since ``began``, by ``time.perf_counter()``, to the time of ``what``."""
         self._spent[what] = self._spent.get(what, 0.0) + time.perf_counter() - began
 
     def note(self, metrics: Mapping[str, Any], *, of_hooks: bool = False) -> None:
-        """Keep metrics for the next row: means, or the last value of integers.
+        """Record metrics for the next row: means of floats, and the last value of integers.
 
         Values that are not numbers are omitted with a warning.
 
         Args:
             metrics: values by name.
-            of_hooks: whether hooks log them, rather than the trainer.
+            of_hooks: whether hooks log the metrics, rather than the trainer.
 
         Raises:
-            SettingError: if both log a metric of the same name.
+            SettingError: if hooks and trainer log a metric of the same name.
         """
-        names = self._of_hooks if of_hooks else self._of_the_trainer
-        if not names.issuperset(metrics):  # most often they are known
+        names = self._hook_metrics if of_hooks else self._trainer_metrics
+        if not names.issuperset(metrics):
             names.update(metrics)
-            refuse_taken(self._of_hooks & self._of_the_trainer)
+            reject_existing_columns(self._hook_metrics & self._trainer_metrics)
         for name, value in metrics.items():
             if isinstance(value, np.generic):
                 value = value.item()
             if isinstance(value, Tensor) and value.numel() == 1:
-                self._noted.add({name: value.reshape(()).clone()})  # a hook may count in it
+                self._noted.add({name: value.reshape(()).clone()})  # a hook may reuse the tensor
             elif isinstance(value, (float, int)):
                 self._numbers.setdefault(name, []).append(value)
             else:
-                self._say_left_out(name, value)
+                self._warn_of_omitted(name, value)
 
     def evaluated(self, result: Mapping[str, Any]) -> bool:
-        """Add the columns of an evaluation to the next row.
+        """Record an evaluation for the next row.
 
         Returns:
-            Whether no evaluation of the run so far has a greater ``evaluation/return``.
+            Whether no previous evaluation of the run has a higher ``evaluation/return``.
         """
         self.note(result)
         value = float(result.get("evaluation/return", math.nan))
@@ -125,30 +125,30 @@ class MetricsRecorder:
         self._best = value if is_best else self._best
         return is_best
 
-    def _say_left_out(self, name: str, value: Any) -> None:
-        if name not in self._told:
-            self._told.add(name)
-            what = f"metric {name!r} is a {type(value).__name__}, and rows hold single numbers"
-            warnings.warn(f"{what}: it is in no row", stacklevel=5)
+    def _warn_of_omitted(self, name: str, value: Any) -> None:
+        if name not in self._warned:
+            self._warned.add(name)
+            what = f"Metric {name!r} is a {type(value).__name__} rather than a number"
+            warnings.warn(f"{what}, so it is not logged.", stacklevel=5)
 
     @property
     def elapsed(self) -> float:
-        """Seconds of the run so far, those before a resume included."""
+        """Seconds of the run so far, including the time before a resume."""
         return time.perf_counter() - self._began
 
     # ------------------------------------------------------------------ at a log point
     def write_row(
         self, counters: Mapping[str, int], episodes: Sequence[Episode]
     ) -> dict[str, float | int]:
-        """Write a row with everything since the last one, and return it.
+        """Write and return a row with all metrics since the last row.
 
         Raises:
-            SettingError: if a metric that was noted has the name of another column.
+            SettingError: if a recorded metric has the name of another column.
         """
         row: dict[str, float | int] = {**counters, **episode_columns(episodes)}
         row |= {f"train/{name}": value for name, value in self.metrics.take().items()}
         noted, times = self._take_noted(), self._times(counters[self.axis])
-        refuse_taken(noted.keys() & (row | times).keys())
+        reject_existing_columns(noted.keys() & (row | times).keys())
         row |= noted | times
         self.latest |= row
         for logger in self.loggers:
@@ -157,7 +157,7 @@ class MetricsRecorder:
         return row
 
     def _take_noted(self) -> dict[str, float | int]:
-        """Noted metrics: of integers alone the last, else the mean of all that were noted."""
+        """Return recorded metrics: the last value if all are integers, else the mean."""
         counts = self._noted.counts()
         row: dict[str, float | int] = dict(self._noted.take())
         for name, values in self._numbers.items():
@@ -165,8 +165,9 @@ class MetricsRecorder:
             if not count and all(isinstance(value, int) for value in values):
                 row[name] = int(values[-1])
             else:
-                own, known = mean(values), len(values)
-                row[name] = (row[name] * count + own * known) / (count + known) if count else own
+                average, number = mean(values), len(values)
+                total = row.get(name, 0.0) * count + average * number
+                row[name] = total / (count + number) if count else average
         self._numbers = {}
         return row
 
@@ -183,15 +184,15 @@ class MetricsRecorder:
         return times
 
     def close(self, ledger: str) -> None:
-        """Log ``ledger``, the table of plan and counts, and finish every logger."""
+        """Log the table of plan and counts, and finish all loggers."""
         with contextlib.ExitStack() as last_first:
             for logger in self._open:
                 last_first.callback(_finish, logger, ledger)
             self._open = []
 
-    # ------------------------------------------------------------------ in and out
+    # ------------------------------------------------------------------ state
     def state_dict(self) -> dict[str, Any]:
-        """The metrics of the next row, and the states of the loggers."""
+        """Return the metrics of the next row and the states of the loggers."""
         return {
             "seconds": self.elapsed,
             "best": self._best,
@@ -203,15 +204,15 @@ class MetricsRecorder:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a state of :meth:`state_dict`; rows logged later are dropped."""
+        """Restore the state returned by :meth:`state_dict`, and drop later rows."""
         self._seconds = float(state_dict["seconds"])
-        self._best = float(state_dict.get("best", -math.inf))  # absent in old checkpoints
+        self._best = float(state_dict.get("best", -math.inf))  # missing from old checkpoints
         self.latest = dict(state_dict["latest"])
         self.metrics.load_state_dict(state_dict["metrics"])
         self._noted.load_state_dict(state_dict["noted"])
         self._numbers = {name: list(values) for name, values in state_dict["numbers"].items()}
         saved = list(state_dict["loggers"])
-        for logger in self.loggers:  # which may be others than before
+        for logger in self.loggers:  # current loggers may differ from saved ones
             place = next((n for n, (kind, _) in enumerate(saved) if kind == _kind(logger)), None)
             if place is not None:
                 logger.load_state_dict(saved.pop(place)[1])
@@ -226,19 +227,19 @@ def _finish(logger: RowLogger, ledger: str) -> None:
             logger.close()
 
 
-def refuse_taken(names: Iterable[str]) -> None:
-    """Refuse metrics of hooks that would replace other columns."""
+def reject_existing_columns(names: Iterable[str]) -> None:
+    """Raise an error for metrics of hooks that would replace other columns."""
     for name in sorted(names):
-        why = "is a column of the rows, and would be replaced by the metric of a hook"
-        raise SettingError("metric", name, why, f"another name, as hook/{name}")
+        reason = "is an existing column, which the metric of a hook would replace"
+        raise SettingError("metric", name, reason, f"use another name, such as hook/{name}")
 
 
 def episode_columns(episodes: Sequence[Episode], prefix: str = "episode") -> dict[str, float]:
-    """Mean, population standard deviation, least and greatest return, mean length, mean ``info``.
+    """Return statistics of returns, and means of lengths and ``info`` entries, as columns.
 
     Args:
-        episodes: whole ones; without any there are no columns.
-        prefix: of the names of the columns: ``episode/return``.
+        episodes: finished episodes; no episodes give no columns.
+        prefix: prefix of the column names, as in ``episode/return``.
     """
     if not episodes:
         return {}
@@ -252,7 +253,7 @@ def episode_columns(episodes: Sequence[Episode], prefix: str = "episode") -> dic
     lengths = [episode.length for episode in episodes if episode.length]
     if lengths:
         columns["length"] = statistics.fmean(lengths)
-    # An environment may report a return of its own: the kit's columns keep their names.
+    # kit's columns replace info entries with the same name, such as "return".
     return {f"{prefix}/{name}": value for name, value in (info_means(episodes) | columns).items()}
 
 

@@ -1,4 +1,4 @@
-"""The look of learning curves, and how a picture is written."""
+"""Style and file output of learning curves."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ GREY, BLUE = "#9aa5b1", "#1f6feb"
 
 
 def curve_axes() -> tuple[Figure, Axes]:
-    """Make a picture with axes, and no lines yet."""
-    from matplotlib.figure import Figure  # its pyplot would take as long again, for windows
+    """Create a figure with empty, styled axes."""
+    from matplotlib.figure import Figure  # faster to import than pyplot
     from matplotlib.ticker import EngFormatter
 
     figure = Figure(figsize=(7, 4.2), dpi=150)
@@ -30,10 +30,10 @@ def curve_axes() -> tuple[Figure, Axes]:
 
 
 def save_picture(figure: Figure, path: Path) -> None:
-    """Write a picture as a PNG file, completely or not at all.
+    """Write a figure to a PNG file atomically.
 
     Raises:
-        WriteError: if it cannot be written; one that was there before is untouched.
+        WriteError: if the file cannot be written. An existing file is left unchanged.
     """
     figure.tight_layout()
     drawn = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Suites that check parts against their contracts, and dialects against observed runs."""
+"""Conformance suites for collectors, and checks of dialects against observed runs."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from kit.lazy import lazy
 _HOMES = {
     "cartpole": ["CARTPOLE"],
     "collectors": [
-        "COLLECTOR_CHECKS", "TORCHRL_COLLECTOR_CHECKS", "check_collector", "counter_env", "counter_policy",
-        "recurrent_policy",
+        "COLLECTOR_CHECKS", "TORCHRL_COLLECTOR_CHECKS", "check_collector", "counter_env",
+        "counter_policy", "recurrent_policy",
     ],
     "observed": ["Expectation", "Observation", "check_observed", "figures_of"],
     "tensor_counter": ["COUNTING", "REPEATING"],
     "trial": ["ConformanceError", "CollectorCase", "Expected", "SuiteEnv"],
 }  # fmt: skip
-"""Which module has which suite; each is imported when it is asked for, as some import torch."""
+"""Public names of each module. Imports are lazy, because some modules import torch."""
 
 __getattr__, __dir__ = lazy(__name__, _HOMES)
 __all__ = __dir__()

@@ -1,4 +1,4 @@
-"""Reading the batches of any collector: their steps, and which of them follow one another."""
+"""Helpers that extract steps, sequences and episodes from the batches of any collector."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from kit.testing.trial import Run
 
 
 def whole_episodes(batch: TensorDictBase) -> bool:
-    """Whether a batch is one of whole episodes, padded or one after the other."""
+    """Return whether a batch consists of whole episodes, padded or flat."""
     return batch.ndim == 1 or batch.get(("collector", "mask"), None) is not None
 
 
 def size(batch: TensorDictBase) -> int:
-    """The number of steps without padding."""
+    """Return the number of steps in a batch, without padding."""
     mask = batch.get(("collector", "mask"), None)
     return batch.numel() if mask is None else int(mask.sum())
 
 
 def rows(batch: TensorDictBase) -> TensorDictBase:
-    """The transitions of a batch, env by env in the order of time, without padding."""
+    """Return the transitions of a batch without padding, ordered by environment and time."""
     mask = batch.get(("collector", "mask"), None)
     return batch.reshape(-1) if mask is None else batch[mask]
 
 
 def integers(action: Tensor) -> Tensor:
-    """Actions as integers, also where they are one-hot."""
+    """Return actions as integers. One-hot actions are converted."""
     return action.argmax(-1) if action.ndim > 1 else action
 
 
 def sequences(run: Run, num_envs: int) -> list[TensorDictBase]:
-    """Steps that follow one another, each sequence from the beginning of an episode.
+    """Split a run into sequences of consecutive steps that start with an episode.
 
-    Where batches cut episodes these are the steps of each env: two sequences, if the envs begin
-    again in between. Where batches are whole episodes they are the episodes.
+    If batches truncate episodes, each environment's steps form a sequence, or two if the run was
+    restarted. If batches consist of whole episodes, each episode is a sequence.
     """
     if whole_episodes(run.batches[0]):
         return [episode for batch in run.batches for episode in _episodes_of(batch)]
@@ -51,13 +51,14 @@ def sequences(run: Run, num_envs: int) -> list[TensorDictBase]:
 
 
 def restart(batches: Sequence[TensorDictBase], loaded: int) -> int:
-    """The number of the batch with which envs leave the episodes that they were in.
+    """Return the index of the batch in which the environments leave their open episodes.
 
-    The first one that is made after loading; there can be others that were made before saving.
+    This is the first batch after loading, or a later one if batches were already queued when the
+    state was saved.
 
     Args:
-        batches: of a run that was saved.
-        loaded: number of the first one after loading, which is returned if none is found.
+        batches: batches of a run that was saved and loaded.
+        loaded: index of the first batch after loading, returned if no other batch is found.
     """
     for number in range(max(loaded, 1), len(batches)):
         before, after = batches[number - 1], batches[number]
@@ -70,7 +71,7 @@ def restart(batches: Sequence[TensorDictBase], loaded: int) -> int:
 
 
 def ages(done: Tensor) -> Tensor:
-    """The number of each step in its episode, from 1, of whether each ended one, ``[steps]``."""
+    """Return each step's age in its episode, from 1, from flags of episode ends, ``[steps]``."""
     steps = torch.arange(1, len(done) + 1, device=done.device)
     ends = torch.where(done, steps, 0).cummax(0).values
     return steps - torch.cat((torch.zeros_like(ends[:1]), ends[:-1]))
@@ -79,9 +80,9 @@ def ages(done: Tensor) -> Tensor:
 def equal(
     one: Sequence[TensorDictBase], other: Sequence[TensorDictBase], rounding: float = 0.0
 ) -> bool:
-    """Whether batches are the same, bit by bit.
+    """Return whether two lists of batches are bitwise equal.
 
-    Floating numbers may differ by ``rounding``, relatively and absolutely.
+    Floats may differ by ``rounding``, as a relative and absolute tolerance.
     """
     if len(one) != len(other):
         return False

@@ -1,4 +1,4 @@
-"""CartPole-v1 of any library: its transitions follow from published equations."""
+"""Suite environment CartPole-v1, whose transitions follow from published equations."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from kit.envs.tensor.cartpole import ANGLE_LIMIT, POSITION_LIMIT, CartPole
 from kit.testing.trial import CollectorCase, Expected, SuiteEnv
 
 FARTHEST_START = 0.05
-"""Each of the four quantities of an observation begins within plus and minus this."""
+"""Each entry of an initial observation is between minus and plus this value."""
 ROUNDING = 1e-5
-"""What a step in float32 may differ by: observations are, and some libraries' physics."""
+"""Rounding tolerance for observations and some libraries' physics in float32."""
 
 
 @functools.cache
@@ -22,7 +22,7 @@ def _rules() -> CartPole:
 
 
 def expected(observation: Tensor, action: Tensor) -> Expected:
-    """The results of steps in float64, of observations ``[..., 4]`` and actions ``[...]``."""
+    """Compute expected results in float64 for observations ``[..., 4]`` and actions ``[...]``."""
     physics, reward, terminated = _rules().transition(observation.double().movedim(-1, 0), action)
     from_bounds = torch.minimum(
         (physics[0].abs() - POSITION_LIMIT).abs(), (physics[2].abs() - ANGLE_LIMIT).abs()
@@ -36,7 +36,7 @@ def expected(observation: Tensor, action: Tensor) -> Expected:
 
 
 def begins(observation: Tensor) -> Tensor:
-    """Whether everything is as near to zero as at a start."""
+    """Return whether all entries of an observation are within the initial bounds."""
     return (observation.abs() <= FARTHEST_START).all(-1)
 
 
@@ -52,10 +52,9 @@ CARTPOLE = SuiteEnv(
     ),
     tolerance=ROUNDING,
 )
-"""CartPole as Gymnasium defines it, made by any library.
+"""CartPole as defined by Gymnasium, for any library's implementation.
 
-The limit is one that most episodes of a random policy reach, some do not, and a few reach in the
-step in which they terminate. An observation does not identify its episode: transitions are checked
-one by one, and episodes by how steps follow one another. A state within 1e-5 of a bound may
-count as beyond it or not.
+The time limit is such that a random policy reaches it in most, but not all, episodes, and in a few
+it coincides with termination. Observations do not identify their episode. Within 1e-5 of a
+termination bound, both outcomes are accepted.
 """

@@ -1,4 +1,4 @@
-"""A conformance suite for collectors: the kit's, TorchRL's and those of third parties.
+"""Conformance suite for collectors of kit, TorchRL and third parties.
 
     def make(case):
         env = counter_env(case)
@@ -6,10 +6,9 @@
 
     check_collector(make)
 
-The environment is one that counts (:mod:`kit.testing.counter`): from an observation and an action
-follows everything else, so that each transition of each batch can be checked, and whether episodes
-are mixed up. Environments that only exist ready-made are put on trial with CartPole
-(:data:`~kit.testing.cartpole.CARTPOLE`).
+In the default environment (:mod:`kit.testing.counter`), observation and action determine the next
+transition, so the suite can verify each transition and detect mixed episodes. Libraries with fixed
+environments can be tested with CartPole (:data:`~kit.testing.cartpole.CARTPOLE`).
 """
 
 from __future__ import annotations
@@ -53,17 +52,17 @@ from kit.testing.trial import (
 
 
 def counter_env(case: CollectorCase, vectorization: Any = "sync", **kwargs: Any) -> VectorEnv:
-    """The environment of a case: the one that counts."""
+    """Create the counter environment for a case."""
     return COUNTING.env(case, vectorization, **kwargs)
 
 
 def counter_policy(env: Any, seed: int = 0) -> Any:
-    """A policy that samples, with the same weights for the same seed."""
+    """Create a policy that samples actions; equal seeds give equal weights."""
     return COUNTING.policy(env, seed)
 
 
-class _Remembering(TensorDictModuleBase):  # type: ignore[misc, unused-ignore]
-    """Counts the policy steps of an episode in a memory, ``[..., 1]``, that begins with zeros."""
+class _StepCounter(TensorDictModuleBase):  # type: ignore[misc, unused-ignore]
+    """Recurrent module that counts the steps of an episode in a hidden state ``[..., 1]``."""
 
     in_keys = ("memory",)
     out_keys = ("remembered", ("next", "memory"))
@@ -74,14 +73,14 @@ class _Remembering(TensorDictModuleBase):  # type: ignore[misc, unused-ignore]
         return tensordict
 
     def make_tensordict_primer(self) -> TensorDictPrimer:
-        """What gives the memory at the beginning of an episode."""
+        """Return the primer of the initial hidden state."""
         return TensorDictPrimer({"memory": Unbounded((1,))}, expand_specs=True)
 
 
 def recurrent_policy(env: Any, seed: int = 0) -> Any:
-    """The same policy with a memory: ``continuity`` asks that no episode remembers another."""
+    """Create a recurrent policy, with which the suite checks that hidden state is reset."""
     actor = COUNTING.policy(env, seed)
-    COUNTING.policies.append(ProbabilisticTensorDictSequential(_Remembering(), *actor))
+    COUNTING.policies.append(ProbabilisticTensorDictSequential(_StepCounter(), *actor))
     return COUNTING.policies[-1]
 
 
@@ -93,27 +92,28 @@ def check_collector(
     cases: Sequence[CollectorCase] | None = None,
     exact_resume: bool = True,
 ) -> list[str]:
-    """Check that a collector keeps its promises.
+    """Run the conformance checks on a collector.
 
     Args:
-        make: makes a collector of ``world.env(case)`` for a case.
-        promises: names of :data:`COLLECTOR_CHECKS` to check; all of them by default.
-            :data:`TORCHRL_COLLECTOR_CHECKS` are those that TorchRL makes too.
-        world: the environment, and what is known of it.
-        cases: sizes to check them with; those of the world by default.
-        exact_resume: whether a saved run has to continue bit for bit. False where an
-            environment cannot give its state. A collector that claims exact resumption is held to
-            it all the same; otherwise counts have to continue and all envs to begin new episodes.
+        make: function that creates a collector of ``world.env(case)`` for a case.
+        promises: names of the :data:`COLLECTOR_CHECKS` to run; by default all. TorchRL's collectors
+            pass :data:`TORCHRL_COLLECTOR_CHECKS`.
+        world: environment and its expected transitions.
+        cases: sizes and seeds to test; by default the cases of ``world``.
+        exact_resume: whether a resumed run must continue bit by bit. If false, for environments
+            whose state cannot be captured, only counts have to continue and all environments must
+            start new episodes. A collector that reports ``exact_resume`` must always resume
+            exactly.
 
     Returns:
-        The promises that were checked.
+        Names of the checks that were run.
 
     Raises:
-        ConformanceError: at the first that is not kept.
-        SettingError: if there is no such promise.
+        ConformanceError: for the first check that fails.
+        SettingError: if a check's name is unknown.
     """
-    known = tuple(COLLECTOR_CHECKS)
-    names = [one_of("promises", name, known) for name in (promises or known)]
+    available = tuple(COLLECTOR_CHECKS)
+    names = [one_of("promises", name, available) for name in (promises or available)]
     for number, case in enumerate(world.cases if cases is None else cases):
         trial = CollectorUnderTest(make, case, world, exact_resume)
         trial.first = number == 0
@@ -122,22 +122,22 @@ def check_collector(
     return names
 
 
-# ---------------------------------------------------------------------- promises of several runs
+# ---------------------------------------------------------------------- checks of several runs
 def _seeds(trial: CollectorUnderTest) -> None:
-    """The same seed gives the same batches, another one other episodes and other samples.
+    """Check that equal seeds give equal batches, and other seeds other episodes and samples.
 
-    Samples are those of a policy that ignores observations, so that other episodes do not change
-    them. A collector of the kit may be seeded after it was made.
+    Samples are compared for a policy that ignores observations, so that they do not depend on
+    episodes. Collectors of kit are also seeded after their creation.
     """
     seeds = trial.case.seed, trial.case.seed + 1
-    one, two = trial.whole.batches, trial.run().batches
-    trial.demand(equal(one, two), "the same seed gives other batches")
+    first, second = trial.whole.batches, trial.run().batches
+    trial.demand(equal(first, second), "the same seed gives other batches")
     other = trial.run(seed=seeds[1]).batches
-    trial.demand(not equal(one, other), "another seed gives the same batches")
+    trial.demand(not equal(first, other), "another seed gives the same batches")
     if (episode := trial.world.episode) is not None:
-        begun = [{*episode(_steps(run)["observation"]).tolist()} for run in (one, other)]
+        begun = [{*episode(_steps(run)["observation"]).tolist()} for run in (first, other)]
         trial.demand(begun[0].isdisjoint(begun[1]), "another seed gives the same episodes")
-    if not trial.first:  # sizes make no difference to the others
+    if not trial.first:  # the following checks do not depend on the case
         return
     blind = [trial.run(before=_weights(trial, 0.0), seed=seed) for seed in seeds]
     if trial.world.policies:
@@ -147,13 +147,13 @@ def _seeds(trial: CollectorUnderTest) -> None:
         _demand_others(trial, blind[0])
     if isinstance(trial.whole.collector, KitCollector):
         again = [trial.run(before=lambda c: c.set_seed(0), seed=seed).batches for seed in seeds]
-        trial.demand(equal(again[0], again[1]), "set_seed leaves something as it was seeded before")
+        trial.demand(equal(again[0], again[1]), "set_seed does not reset all random numbers")
 
 
 def _random_actions(trial: CollectorUnderTest) -> None:
-    """Actions of random steps, where a case has some, are random; those after are the policy's."""
+    """Check that initial random steps ignore the policy, and that later steps use it."""
     if trial.case.random_steps:
-        more = 2 * trial.case.total_frames  # whole episodes may be more than the total
+        more = 2 * trial.case.total_frames  # whole episodes may exceed the planned total
         both = [trial.run(before=_weights(trial, by), random_steps=more) for by in (0.0, 9.0)]
         same = torch.equal(*(_steps(run.batches)["action"] for run in both))
         trial.demand(same, "actions depend on the weights of the policy")
@@ -162,11 +162,11 @@ def _random_actions(trial: CollectorUnderTest) -> None:
         runs = (trial.run(before=_weights(trial, by)) for by in (0.0, 1e3))
         last = [rows(run.batches[-1])["action"] for run in runs]
         same = len(last[0]) >= _ENOUGH_SAMPLES and torch.equal(*last)
-        trial.demand(not same, "actions after these do not depend on the weights of the policy")
+        trial.demand(not same, "actions after random steps do not depend on the policy's weights")
 
 
 def _demand_others(trial: CollectorUnderTest, run: Run) -> None:
-    """Actions that depend on no observation are not the same in all batches, nor in all envs."""
+    """Check that samples that ignore observations differ between batches and environments."""
     envs = sequences(run, trial.case.num_envs)
     for where, parts in (("batch", [*map(rows, run.batches)]), ("env", envs)):
         actions = [part["action"][: min(map(len, parts))] for part in parts]
@@ -180,7 +180,7 @@ def _steps(batches: Sequence[TensorDictBase]) -> TensorDictBase:
 
 
 def _weights(trial: CollectorUnderTest, factor: float) -> Callable[[Any], None]:
-    """What multiplies the weights of a policy of the world, and sends them."""
+    """Return a function that scales the policy's weights and sends them to the collector."""
     trial.world.policies.clear()
 
     def change(collector: Any) -> None:
@@ -194,7 +194,7 @@ def _weights(trial: CollectorUnderTest, factor: float) -> Callable[[Any], None]:
 
 
 def _plain(trial: CollectorUnderTest) -> None:
-    """A fast path gives the plain one's batches bit by bit, or up to rounding if it says so."""
+    """Check that the fast path and the module give equal batches, up to rounding if declared."""
     plain = trial.run(fast=False).batches
     exact = getattr(trial.whole.collector, "exact_policy", True)
     good = equal(trial.whole.batches, plain, 0.0 if exact else _ROUNDING)
@@ -202,24 +202,24 @@ def _plain(trial: CollectorUnderTest) -> None:
 
 
 def _random_numbers(trial: CollectorUnderTest) -> None:
-    """Global random numbers are not changed, and PyTorch's are not used."""
+    """Check that collectors neither change global RNG states nor use PyTorch's."""
     runs = []
     for seed in (1, 2):
         torch.manual_seed(seed)
-        np.random.seed(seed)  # a collector that seeds them leaves others behind
+        np.random.seed(seed)  # detects collectors that seed NumPy
         random.seed(seed)
         before = _global_random_numbers()
         runs.append(trial.run().batches)
         _demand_undisturbed(trial, before)
-    trial.demand(equal(runs[0], runs[1]), "depends on PyTorch's")
+    trial.demand(equal(runs[0], runs[1]), "depends on PyTorch's global RNG")
     before = _global_random_numbers()
-    with trial.made() as collector:
+    with trial.create() as collector:
         collector.load_state_dict(collector.state_dict())
     _demand_undisturbed(trial, before)
 
 
 def _global_random_numbers() -> dict[str, Any]:
-    """Where everybody's random numbers stand, by whose they are."""
+    """Return the global RNG states by library."""
     numpy = np.random.get_state(legacy=True)
     return {
         "PyTorch's": torch.get_rng_state().tolist(),
@@ -230,34 +230,34 @@ def _global_random_numbers() -> dict[str, Any]:
 
 def _demand_undisturbed(trial: CollectorUnderTest, before: dict[str, Any]) -> None:
     for name, state in _global_random_numbers().items():
-        trial.demand(state == before[name], f"disturbs {name}")
+        trial.demand(state == before[name], f"changes {name} global RNG state")
 
 
 def _memory(trial: CollectorUnderTest) -> None:
-    """A batch is the receiver's to change: no later one changes it, and it has no gradients."""
+    """Check that batches do not share memory and carry no gradients."""
     batches, copies = [], []
-    with trial.made() as collector:
+    with trial.create() as collector:
         for batch in collector:
             grown = [key for key in batch.keys(True, True) if batch.get(key).requires_grad]
-            trial.demand(not grown, f"gradients go on into what made {grown}")
+            trial.demand(not grown, f"entries {grown} of a batch require gradients")
             batches.append(batch)
             copies.append(batch.clone())
-        trial.demand(equal(batches, copies), "a later batch changed one before")
+        trial.demand(equal(batches, copies), "a later batch changed an earlier batch")
         batches[0].zero_()
         trial.demand(equal(batches[1:], copies[1:]), "batches share memory")
     changed = trial.run(after=lambda batch: batch.zero_()).batches
     good = equal(changed, trial.whole.batches)
-    trial.demand(good, "what is done to a batch changes later ones")
+    trial.demand(good, "changing a batch changes later batches")
 
 
 def _policy(trial: CollectorUnderTest) -> None:
-    """The learner's policy samples the actions, from the observation of the step, and is unchanged.
+    """Check that the unmodified policy samples each action from the step's observation.
 
-    After new weights were sent, the last batch at the latest has actions of the new policy.
-    ``action_log_prob``, where it is in the batches, is that of the new weights or the old ones.
+    At the latest, the last batch must use new weights that were sent before. ``action_log_prob``,
+    if present, must be that of the new or the previous weights.
     """
     trial.world.policies.clear()
-    with trial.made(batches=_BATCHES_TO_FOLLOW, random_steps=0) as collector:
+    with trial.create(batches=_BATCHES_TO_FOLLOW, random_steps=0) as collector:
         policy: Any = trial.world.policies[-1] if trial.world.policies else None
         before, good, wanted = copy.deepcopy(policy), [True], [torch.zeros(1)]
         for number, batch in enumerate(collector):
@@ -266,24 +266,24 @@ def _policy(trial: CollectorUnderTest) -> None:
                 return
             if number == 0:
                 left_alone = _is_left_alone(policy, [*before.parameters()])
-                trial.demand(left_alone, "the policy is changed")
+                trial.demand(left_alone, "the policy was modified")
                 likeliest = policy.get_dist(steps.clone()).mode == steps["action"]
                 greedy = bool(likeliest.all()) and len(steps) >= _ENOUGH_SAMPLES
-                trial.demand(not greedy, "actions are the likeliest ones, not samples")
-            wanted = [_log_prob(one, steps) for one in (before, policy)]
+                trial.demand(not greedy, "actions are the most likely actions, not samples")
+            wanted = [_log_prob(module, steps) for module in (before, policy)]
             found = steps.get("action_log_prob", wanted[-1])
-            good = [torch.allclose(found, one, rtol=_ROUNDING, atol=_ROUNDING) for one in wanted]
-            what = f"action_log_prob is {found.tolist()}, that of the weights {wanted[-1].tolist()}"
+            good = [torch.allclose(found, w, rtol=_ROUNDING, atol=_ROUNDING) for w in wanted]
+            what = f"action_log_prob is {found.tolist()}, but the policy's {wanted[-1].tolist()}"
             trial.demand(any(good), what)
             if number == 0:
                 generator = torch.Generator().manual_seed(0)
                 with torch.no_grad():
-                    for one in policy.parameters():
-                        one.add_(_FAR * torch.randn(one.shape, generator=generator).to(one.device))
+                    for w in policy.parameters():
+                        w.add_(_WEIGHT_STD * torch.randn(w.shape, generator=generator).to(w.device))
                 collector.update_policy_weights_()
-    trial.demand(good[-1], "action_log_prob is not that of the newest weights")
-    likely = bool((wanted[-1] > _LEAST_LOG_PROB).all())
-    trial.demand(likely, "actions are not those of the newest weights")
+    trial.demand(good[-1], "action_log_prob does not match the newest weights")
+    likely = bool((wanted[-1] > _MIN_LOG_PROB).all())
+    trial.demand(likely, "actions do not match the newest weights")
 
 
 def _log_prob(policy: Any, steps: TensorDictBase) -> Tensor:
@@ -293,23 +293,23 @@ def _log_prob(policy: Any, steps: TensorDictBase) -> Tensor:
 
 
 def _is_left_alone(policy: Any, weights: Sequence[Tensor]) -> bool:
-    """Whether a policy of the world is as it was made, and has ``weights``."""
-    own = [*policy.parameters()]
-    trained = all(one.requires_grad for one in own)
+    """Return whether a policy has ``weights`` and is unmodified otherwise."""
+    parameters = [*policy.parameters()]
+    trained = all(parameter.requires_grad for parameter in parameters)
     trained &= all(module.training for module in policy.modules())
-    return trained and all(map(torch.equal, own, weights))
+    return trained and all(map(torch.equal, parameters, weights))
 
 
 def _checkpoint(trial: CollectorUnderTest) -> None:
-    """A collector continues from a saved state, in the middle of episodes, bit by bit.
+    """Check that a collector resumes from a saved state bit by bit, also within episodes.
 
-    The state may have been loaded and saved again. It stays unchanged when its collector continues.
+    The state is also loaded and saved again. It must not change when its collector continues.
     """
     half, seed = len(trial.whole.batches) // 2, trial.case.seed
     with (
-        trial.made() as saving,
-        trial.made(seed=seed + 50) as between,
-        trial.made(seed=seed + 100) as resumed,
+        trial.create() as saving,
+        trial.create(seed=seed + 50) as between,
+        trial.create(seed=seed + 100) as resumed,
     ):
         iterator = iter(saving)
         before = [next(iterator).clone() for _ in range(half)]
@@ -329,7 +329,7 @@ def _checkpoint(trial: CollectorUnderTest) -> None:
 
 
 def _saved(collector: Any) -> Any:
-    """The state of a collector, written and read."""
+    """Return the state of a collector after writing and reading it."""
     file = io.BytesIO()
     torch.save(dict(collector.state_dict()), file)
     file.seek(0)
@@ -337,19 +337,19 @@ def _saved(collector: Any) -> Any:
 
 
 def _check_exact(trial: CollectorUnderTest, run: Run) -> None:
-    """A resumed run is the uninterrupted one."""
+    """Check that a resumed run equals the uninterrupted run."""
     whole = trial.whole
     good = equal(whole.batches, run.batches)
     trial.demand(good, "other batches come after loading a saved state")
     for name in KitCollector._COUNTERS:
-        counted = [getattr(one.collector, name, None) for one in (whole, run)]
+        counted = [getattr(r.collector, name, None) for r in (whole, run)]
         trial.demand(counted[0] == counted[1], f"{name} are {counted}")
     reported = whole.episodes, run.episodes
     trial.demand(reported[0] == reported[1], f"reports are {reported}")
 
 
 def _check_restarted(trial: CollectorUnderTest, run: Run) -> None:
-    """Both parts of a run are right; open episodes are neither counted nor reported."""
+    """Check both parts of a restarted run. Open episodes must not be counted or reported."""
     for name, check in ONE_RUN.items():
         try:
             check(trial, run)
@@ -359,12 +359,12 @@ def _check_restarted(trial: CollectorUnderTest, run: Run) -> None:
 
 
 _SECONDS_TO_END = 5.0
-"""How long threads may take to end."""
+"""Maximum time for threads to end."""
 
 
 def _shutdown(trial: CollectorUnderTest) -> None:
-    """``shutdown`` leaves no process and no thread, and nothing can be collected after it."""
-    # A whole run comes first: libraries keep some threads from their first use on.
+    """Check that ``shutdown`` stops all processes and threads, and prevents collecting."""
+    # Complete a run first, because libraries keep some threads after their first use.
     trial.demand(bool(trial.whole.batches), "there is no batch")
     gc.collect()
     processes, threads = set(multiprocessing.active_children()), set(threading.enumerate())
@@ -386,7 +386,7 @@ def _shutdown(trial: CollectorUnderTest) -> None:
 
 
 def _left_in_time(find: Callable[[], set[Any]]) -> set[Any]:
-    """What is still found when it had time to end."""
+    """Return the elements that ``find`` still finds after the time limit."""
     until = time.monotonic() + _SECONDS_TO_END
     while (left := find()) and time.monotonic() < until:
         time.sleep(0.01)
@@ -394,32 +394,32 @@ def _left_in_time(find: Callable[[], set[Any]]) -> set[Any]:
 
 
 def _threads_of_libraries() -> set[int]:
-    """The threads that Python did not start; none where they are unknown."""
+    """Return the IDs of threads that Python did not start, if the system lists them."""
     tasks = Path("/proc/self/task")
     found = {int(task.name) for task in tasks.iterdir()} if tasks.exists() else set()
     return found - {thread.native_id for thread in threading.enumerate()}
 
 
 _ENOUGH_SAMPLES = 10
-"""Of which all are the likeliest ones, or those of others, in one of 10,000 runs at most."""
+"""Sample count at which a false failure has a probability below 1 in 10,000."""
 _BATCHES_TO_FOLLOW = 5
-"""Batches after which a policy with new weights has to act."""
-_FAR = 6.0
-"""Standard deviation of what is added to weights, so that few actions are likely."""
-_LEAST_LOG_PROB = -20.0
-"""Of samples: one in 500 million is less likely."""
+"""Number of batches after which new weights must be in use."""
+_WEIGHT_STD = 6.0
+"""Standard deviation of the noise added to weights, which makes few actions likely."""
+_MIN_LOG_PROB = -20.0
+"""Lower bound of log-probabilities. Samples fall below it once in 500 million."""
 _ROUNDING = 1e-5
-"""Of a policy in float32 that sums in another order."""
+"""Tolerance for a float32 policy that sums in another order."""
 
 Check = Callable[[CollectorUnderTest], None]
 
 
-def _of_one_run(name: str, trial: CollectorUnderTest) -> None:
+def _check_whole_run(name: str, trial: CollectorUnderTest) -> None:
     ONE_RUN[name](trial, trial.whole)
 
 
 COLLECTOR_CHECKS: dict[str, Check] = {
-    **{name: functools.partial(_of_one_run, name) for name in ONE_RUN},
+    **{name: functools.partial(_check_whole_run, name) for name in ONE_RUN},
     "seeds": _seeds,
     "plain": _plain,
     "random_numbers": _random_numbers,
@@ -429,7 +429,7 @@ COLLECTOR_CHECKS: dict[str, Check] = {
     "checkpoint": _checkpoint,
     "shutdown": _shutdown,
 }
-"""What a collector of the kit promises, by name."""
+"""Conformance checks for kit's collectors, by name."""
 
 TORCHRL_COLLECTOR_CHECKS = (
     "counts",
@@ -439,4 +439,4 @@ TORCHRL_COLLECTOR_CHECKS = (
     "seeds",
     "shutdown",
 )
-"""What TorchRL's collectors promise too."""
+"""Names of the checks that TorchRL's collectors pass too."""

@@ -1,6 +1,6 @@
-"""An environment whose every transition can be checked from the data alone. Imports no torch.
+"""Test environment whose transitions can be verified from batches alone. Does not import torch.
 
-It is there as a single environment, and as a vector environment that steps all its envs itself.
+Available as a single environment and as a native vector environment.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 COUNTER = "kit/Counter-v0"
-"""Its id for Gymnasium, once this module is imported."""
+"""Gymnasium id, which importing this module registers."""
 LIMIT = 4
 """Policy steps after which an episode is truncated."""
 ACTIONS = 3
@@ -24,11 +24,11 @@ Observations = NDArray[np.float32]
 
 
 class Counter(gym.Env[NDArray[np.float32], int]):  # type: ignore[misc, unused-ignore]
-    """Counts the steps of its episodes.
+    """Environment that counts the steps of its episodes.
 
-    Observation: a number drawn uniformly from [0, 1) for each episode, steps since it began, last
-    action (0 at first). The episode terminates after ``1 + floor(6 x)`` steps, where ``x`` is the
-    number, and is truncated after 4. The reward is ``x + step + 10 action``.
+    Observation: a random number ``x`` from [0, 1) for each episode, the step count, and the last
+    action (initially 0). Episodes terminate after ``1 + floor(6 x)`` steps and are truncated after
+    4 steps. The reward is ``x + step + 10 action``.
     """
 
     observation_space = gym.spaces.Box(0.0, np.inf, (3,), np.float32)
@@ -41,7 +41,7 @@ class Counter(gym.Env[NDArray[np.float32], int]):  # type: ignore[misc, unused-i
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
-        """Begin an episode."""
+        """Start an episode."""
         super().reset(seed=seed, options=options)
         self.number, self.count = self.np_random.random(dtype=np.float32), 0
         return self._observation(0), {}
@@ -58,15 +58,15 @@ class Counter(gym.Env[NDArray[np.float32], int]):  # type: ignore[misc, unused-i
 
 
 class VectorCounter(gym.vector.VectorEnv[Any, Any, Any]):  # type: ignore[misc, unused-ignore]
-    """Environments of :class:`Counter`, the vector entry point of its id.
+    """Native vector version of :class:`Counter`.
 
-    An env that is seeded like a single environment counts the same episodes.
+    An environment produces the same episodes as a single :class:`Counter` with the same seed.
 
     Args:
-        num_envs: number of envs.
+        num_envs: number of environments.
         max_episode_steps: steps after which an episode is truncated.
-        autoreset_mode: ``SAME_STEP`` begins another episode in the step that ends one; with
-            ``DISABLED`` envs are reset by mask. ``NEXT_STEP`` is not offered: it spends a step.
+        autoreset_mode: ``SAME_STEP`` resets in the step that ends an episode. ``DISABLED`` requires
+            resets with a mask. ``NEXT_STEP`` is not supported.
     """
 
     def __init__(
@@ -87,23 +87,23 @@ class VectorCounter(gym.vector.VectorEnv[Any, Any, Any]):  # type: ignore[misc, 
     def reset(
         self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observations, dict[str, Any]]:
-        """Begin an episode in all envs, or in those of ``options["reset_mask"]``.
+        """Start episodes in all environments, or only in those of ``options["reset_mask"]``.
 
         Args:
-            seed: of each env; of a single number the following envs have the following ones.
-            options: ``reset_mask``, ``[num_envs]``.
+            seed: seed of each environment, or of the first; the others use consecutive seeds.
+            options: may contain ``reset_mask``, ``[num_envs]``.
         """
         mask = (options or {}).get("reset_mask")
         if seed is not None:
             seeds = range(seed, seed + self.num_envs) if isinstance(seed, int) else seed
-            self.generators = [gym.utils.seeding.np_random(int(one))[0] for one in seeds]
+            self.generators = [gym.utils.seeding.np_random(int(number))[0] for number in seeds]
         self._begin(np.ones(self.num_envs, np.bool_) if mask is None else mask)
         return self.observations.copy(), {}
 
     def step(
         self, actions: NDArray[np.int64]
     ) -> tuple[Observations, Observations, NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
-        """Count one step of every env."""
+        """Count one step in each environment."""
         numbers, counts = self.observations[:, 0], self.observations[:, 1] + 1
         rewards = numbers + (counts + 10 * actions.astype(np.float32))
         terminated = counts >= 1 + (numbers * np.float32(6)).astype(np.int64)
@@ -122,7 +122,7 @@ class VectorCounter(gym.vector.VectorEnv[Any, Any, Any]):  # type: ignore[misc, 
 
 
 def _rows(observations: Observations, mask: NDArray[np.bool_]) -> NDArray[Any]:
-    """Return an array of arrays, those of ``mask``, as Gymnasium gives last observations."""
+    """Return the rows of a mask as an object array, Gymnasium's format of final observations."""
     rows = np.full(len(mask), None, dtype=object)
     for env in np.flatnonzero(mask):
         rows[env] = observations[env].copy()

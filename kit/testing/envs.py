@@ -1,4 +1,4 @@
-"""Small environments that test one ability: memory, images, foresight, exploration, masks."""
+"""Small test environments for memory, pixels, exploration, goals and action masks."""
 
 from __future__ import annotations
 
@@ -13,40 +13,39 @@ Step = tuple[NDArray[Any], float, bool, bool, dict[str, Any]]
 
 
 class _Task(gym.Env[NDArray[Any], np.int64]):
-    """What they share: an episode is ``length`` steps long, counted by ``count``."""
+    """Base class of tasks whose episodes have ``length`` steps."""
 
     length = 8
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[Any], dict[str, Any]]:
-        """Begin an episode."""
+        """Start an episode."""
         super().reset(seed=seed, options=options)
         self.count = 0
-        return self._asked()
+        return self._next_observation()
 
-    def _asked(self) -> tuple[NDArray[Any], dict[str, Any]]:
-        """The next observation and its ``info``."""
+    def _next_observation(self) -> tuple[NDArray[Any], dict[str, Any]]:
+        """Return the next observation and its ``info``."""
         raise NotImplementedError
 
-    def _answered(self, reward: bool, terminated: bool = False) -> Step:
-        """Count a step; 1 is paid for the right answer."""
+    def _finish_step(self, reward: bool, terminated: bool = False) -> Step:
+        """Count a step and return its results; a correct answer earns reward 1."""
         self.count += 1
-        seen, info = self._asked()
+        seen, info = self._next_observation()
         return seen, float(reward), terminated or self.count == self.length, False, info
 
 
 class Recall(_Task):
-    """Shows a cue in the first observation, and asks for it ``delay`` steps later.
+    """Memory task: shows a cue in the first observation and asks for it ``delay`` steps later.
 
-    An observation is the cue, one-hot, and whether the answer is due; after the first one the cue
-    is zero. The last action earns 1 if it is the cue. All cues are equally likely, and the last
-    observation is the same for each, so a policy of the present observation alone has an expected
-    return of at most ``1 / choices``.
+    Observations consist of the one-hot cue, which is zero after the first step, and a flag for the
+    final question. The last action earns 1 if it equals the cue. All cues are equally likely, so a
+    memoryless policy has an expected return of at most ``1 / choices``.
 
     Args:
-        delay: steps between cue and question; an episode has one more.
-        choices: how many cues there are.
+        delay: steps between cue and question; an episode has ``delay + 1`` steps.
+        choices: number of cues.
     """
 
     def __init__(self, delay: int = 8, choices: int = 4) -> None:
@@ -55,10 +54,10 @@ class Recall(_Task):
         self.action_space = spaces.Discrete(choices)
 
     def step(self, action: np.int64) -> Step:
-        """Answer, if asked."""
-        return self._answered(self.count == self.length - 1 and int(action) == self.cue)
+        """Answer if asked."""
+        return self._finish_step(self.count == self.length - 1 and int(action) == self.cue)
 
-    def _asked(self) -> tuple[NDArray[np.float32], dict[str, Any]]:
+    def _next_observation(self) -> tuple[NDArray[np.float32], dict[str, Any]]:
         seen = np.zeros(self.choices + 1, np.float32)
         if self.count == 0:
             self.cue = int(self.np_random.integers(self.choices))
@@ -68,16 +67,16 @@ class Recall(_Task):
 
 
 class GoNoGo(_Task):
-    """Shows in the first observation whether to go, and asks ``delay`` steps later.
+    """Memory task: shows a go or no-go cue, and asks for it ``delay`` steps later.
 
-    An observation is whether to go and whether not, both only in the first one, and whether the
-    answer is due. The last action earns 1 if it is 0 (go) where it should be, and any other where
-    it should not. Both are equally likely, so a policy of the present observation alone has an
-    expected return of at most 1 / 2.
+    Observations consist of flags for the go cue and the no-go cue, both zero after the first step,
+    and a flag for the final question. The last action earns 1 if it is 0 after a go cue, or not 0
+    after a no-go cue. Both cues are equally likely, so a memoryless policy has an expected return
+    of at most 1 / 2.
 
     Args:
-        delay: steps between cue and question; an episode has one more.
-        actions: how many there are; the first is to go.
+        delay: steps between cue and question; an episode has ``delay + 1`` steps.
+        actions: number of actions; action 0 is "go".
     """
 
     def __init__(self, delay: int = 8, actions: int = 4) -> None:
@@ -86,10 +85,10 @@ class GoNoGo(_Task):
         self.action_space = spaces.Discrete(actions)
 
     def step(self, action: np.int64) -> Step:
-        """Answer, if asked."""
-        return self._answered(self.count == self.length - 1 and (int(action) == 0) == self.go)
+        """Answer if asked."""
+        return self._finish_step(self.count == self.length - 1 and (int(action) == 0) == self.go)
 
-    def _asked(self) -> tuple[NDArray[np.float32], dict[str, Any]]:
+    def _next_observation(self) -> tuple[NDArray[np.float32], dict[str, Any]]:
         first = self.count == 0
         if first:
             self.go = bool(self.np_random.integers(2))
@@ -98,13 +97,13 @@ class GoNoGo(_Task):
 
 
 class Glimpse(_Task):
-    """Shows a bright square at a random place; the action says in which quarter it is.
+    """Pixel task: shows a bright square, and asks for the quarter of the image that contains it.
 
-    Images are bytes ``[size, size, 1]``; each right answer earns 1, an episode is 8 steps long.
+    Observations are uint8 images ``[size, size, 1]``. Each of 8 steps earns 1 for a correct answer.
 
     Args:
-        size: of an image, in pixels.
-        render_mode: ``rgb_array``: it can be drawn.
+        size: image size in pixels.
+        render_mode: ``rgb_array`` enables rendering.
     """
 
     metadata: ClassVar = {"render_modes": ["rgb_array"], "render_fps": 4}
@@ -115,14 +114,14 @@ class Glimpse(_Task):
         self.action_space = spaces.Discrete(4)
 
     def step(self, action: np.int64) -> Step:
-        """Answer."""
-        return self._answered(int(action) == self.quarter)
+        """Answer with a quarter of the image."""
+        return self._finish_step(int(action) == self.quarter)
 
     def render(self) -> NDArray[np.uint8]:
-        """Draw the image, eight times as large."""
+        """Return the image, enlarged eight times."""
         return self.image.repeat(8, axis=0).repeat(8, axis=1).repeat(3, axis=2)
 
-    def _asked(self) -> tuple[NDArray[np.uint8], dict[str, Any]]:
+    def _next_observation(self) -> tuple[NDArray[np.uint8], dict[str, Any]]:
         half = self.size // 2
         row, column = (int(place) for place in self.np_random.integers(half - 1, size=2))
         self.quarter = int(self.np_random.integers(4))
@@ -133,15 +132,16 @@ class Glimpse(_Task):
 
 
 class Catch(_Task):
-    """A ball falls, straight down, from a random column; catch it with a paddle in the last row.
+    """Delayed-reward task: catch a falling ball with a paddle in the last row.
 
-    The observation is the board of ``rows * columns`` places, 1 where ball and paddle are; the
-    actions move the paddle left, not at all and right. The last step earns 1 if the ball is caught
-    and -1 if not (``catch`` of Osband et al. 2020, "Behaviour suite for reinforcement learning").
+    The observation is a board of ``rows * columns`` entries, which are 1 at the ball and the
+    paddle. The actions move the paddle left, not at all or right. The last step earns 1 if the ball
+    is caught, else -1 (``catch`` of Osband et al. 2020, "Behaviour suite for reinforcement
+    learning").
 
     Args:
-        rows: from top to paddle; an episode has one step fewer.
-        columns: that the ball can fall in.
+        rows: number of rows; an episode has ``rows - 1`` steps.
+        columns: number of columns.
     """
 
     def __init__(self, rows: int = 10, columns: int = 5) -> None:
@@ -151,12 +151,12 @@ class Catch(_Task):
         self.action_space = spaces.Discrete(3)
 
     def step(self, action: np.int64) -> Step:
-        """Move the paddle; the ball falls by a row."""
+        """Move the paddle, and move the ball down by one row."""
         self.paddle = min(max(self.paddle + int(action) - 1, 0), self.columns - 1)
-        seen, reward, ended, truncated, info = self._answered(self.paddle == self.ball)
+        seen, reward, ended, truncated, info = self._finish_step(self.paddle == self.ball)
         return seen, (2 * reward - 1) * ended, ended, truncated, info
 
-    def _asked(self) -> tuple[NDArray[np.float32], dict[str, Any]]:
+    def _next_observation(self) -> tuple[NDArray[np.float32], dict[str, Any]]:
         if self.count == 0:
             self.ball = int(self.np_random.integers(self.columns))
             self.paddle = self.columns // 2
@@ -166,12 +166,13 @@ class Catch(_Task):
 
 
 class Allowed(_Task):
-    """Shows a number; of the choices that ``info["action_mask"]`` allows, the nearest one earns 1.
+    """Action mask task: the allowed action nearest to a shown number earns 1.
 
-    A forbidden choice ends the episode, which is otherwise 8 steps long.
+    ``info["action_mask"]`` marks the allowed actions. A forbidden action ends the episode, which
+    otherwise has 8 steps.
 
     Args:
-        choices: how many there are; a third of them is allowed in each step.
+        choices: number of actions; a third of them is allowed in each step.
     """
 
     def __init__(self, choices: int = 12) -> None:
@@ -180,11 +181,11 @@ class Allowed(_Task):
         self.action_space = spaces.Discrete(choices)
 
     def step(self, action: np.int64) -> Step:
-        """Choose."""
+        """Choose an action."""
         forbidden = not self.mask[int(action)]
-        return self._answered(not forbidden and int(action) == self.best, forbidden)
+        return self._finish_step(not forbidden and int(action) == self.best, forbidden)
 
-    def _asked(self) -> tuple[NDArray[np.float32], dict[str, Any]]:
+    def _next_observation(self) -> tuple[NDArray[np.float32], dict[str, Any]]:
         number = int(self.np_random.integers(self.choices))
         allowed = self.np_random.permutation(self.choices)[: self.choices // 3]
         self.mask = np.isin(np.arange(self.choices), allowed)
@@ -195,14 +196,15 @@ class Allowed(_Task):
 
 
 class Maze(gym.Env[NDArray[np.float32], np.int64]):
-    """Rooms of 5 x 5 places in a square, joined by doors, with a goal in the corner opposite.
+    """Exploration task: a square grid of rooms with doors and a goal in the opposite corner.
 
-    The observation is the place in [-1, 1] twice; a step into a wall stays. The goal gives 1 and
-    ends the episode, which is truncated after ``steps`` otherwise.
+    Each room has 5 x 5 positions. The observation is the position, scaled to [-1, 1]. Moves into
+    walls have no effect. The goal earns 1 and ends the episode, which is truncated after ``steps``
+    steps.
 
     Args:
-        rooms: on each side.
-        steps: of an episode, at most.
+        rooms: number of rooms per side.
+        steps: maximum number of steps per episode.
     """
 
     ROOM = 5
@@ -214,7 +216,7 @@ class Maze(gym.Env[NDArray[np.float32], np.int64]):
         self.action_space = spaces.Discrete(len(self.MOVES))
 
     def is_wall(self, x: int, y: int) -> bool:
-        """Whether a place is outside, or between rooms and no door."""
+        """Return whether a position is outside the maze or on a wall."""
         if not (0 <= x < self.side and 0 <= y < self.side):
             return True
         between = [place % (self.ROOM + 1) == self.ROOM for place in (x, y)]
@@ -227,13 +229,13 @@ class Maze(gym.Env[NDArray[np.float32], np.int64]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
-        """Begin in the first corner."""
+        """Start in the first corner."""
         super().reset(seed=seed)
         self.place, self.count = (0, 0), 0
         return self._observe(), {}
 
     def step(self, action: np.int64) -> Step:
-        """Take a step in one of four directions."""
+        """Move in one of four directions."""
         x, y = (here + move for here, move in zip(self.place, self.MOVES[int(action)]))
         if not self.is_wall(x, y):
             self.place = (x, y)
@@ -243,16 +245,16 @@ class Maze(gym.Env[NDArray[np.float32], np.int64]):
 
 
 class Reach(gym.Env[dict[str, NDArray[np.float32]], NDArray[np.float32]]):
-    """A point in a cube moves by its action to a random goal, which is the only reward.
+    """Goal task with sparse rewards: a point in a cube moves by its action to a random goal.
 
-    An observation is a ``Dict`` as of Gymnasium's ``GoalEnv``. A step costs 1 where the point is
-    farther from the goal than ``tolerance``, and an episode is ``steps`` long.
+    The observation is a ``Dict`` as in Gymnasium's ``GoalEnv``. The reward is -1 if the point is
+    farther from the goal than ``tolerance``, else 0. An episode has ``steps`` steps.
 
     Args:
-        dimensions: of the cube, whose coordinates are in [-1, 1].
-        tolerance: largest distance from the goal that counts as reached.
-        speed: largest change of a coordinate in one step.
-        steps: of an episode.
+        dimensions: number of dimensions of the cube, whose coordinates are in [-1, 1].
+        tolerance: maximum distance at which the goal counts as reached.
+        speed: maximum change of a coordinate per step.
+        steps: number of steps per episode.
     """
 
     def __init__(
@@ -265,7 +267,7 @@ class Reach(gym.Env[dict[str, NDArray[np.float32]], NDArray[np.float32]]):
         self.action_space = spaces.Box(-1.0, 1.0, (dimensions,), np.float32)
 
     def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
-        """Return the reward of goals ``[..., dimensions]``: 0 where they are reached, else -1."""
+        """Return rewards for goals ``[..., dimensions]``: 0 if the goal is reached, else -1."""
         del info
         distance = np.linalg.norm(achieved_goal - desired_goal, axis=-1)
         return -(distance > self.tolerance).astype(np.float32)
@@ -277,7 +279,7 @@ class Reach(gym.Env[dict[str, NDArray[np.float32]], NDArray[np.float32]]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, NDArray[np.float32]], dict[str, Any]]:
-        """Begin in the middle, with another goal."""
+        """Start in the centre with a new goal."""
         super().reset(seed=seed)
         shape = self.action_space.shape
         self.place, self.count = np.zeros(shape, np.float32), 0

@@ -1,4 +1,4 @@
-"""A dialect against the counts that were observed in runs of the library whose words it takes."""
+"""Comparison of a dialect's step counts with counts observed in runs of the real library."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from kit.steps.errors import SettingError, show
 from kit.steps.plan import StepPlan
 
 LISTED = 1_000
-"""Iterations of which figures are listed one by one."""
+"""Number of iterations for which per-iteration figures are listed."""
 _FOLLOWED = 1_000_000
-"""Iterations of a library's own counting that are followed one by one."""
+"""Maximum number of iterations of a library-specific count that are simulated."""
 _CUT = 20
-"""Entries after which a long list may not have been recorded."""
+"""Number of entries after which a long list may not have been recorded."""
 
 
 @dataclass
 class Expectation:
-    """What a dialect says about a run."""
+    """Figures, errors and warnings that a dialect predicts for a run."""
 
     figures: dict[str, Any] = field(default_factory=dict)
-    """figures by the name under which they are observed."""
+    """Figures by the name under which they are observed."""
     refusal: str | None = None
-    """why the dialect refuses the settings, if it does."""
+    """Error message of the dialect if it rejects the settings."""
     warnings: dict[str, bool] = field(default_factory=dict)
-    """beginnings of the warnings that the library has for steps, and whether each is due."""
+    """Prefixes of the library's warnings about steps, and whether each warning is expected."""
 
 
 @dataclass
 class Observation:
-    """What came of comparing one run."""
+    """Result of comparing a dialect with one observed run."""
 
     compared: list[str] = field(default_factory=list)
-    """names of the observed figures that were compared."""
+    """Names of the observed figures that were compared."""
     differences: list[str] = field(default_factory=list)
-    """a sentence for each figure that differs from the dialect's."""
+    """A sentence for each figure that differs from the dialect's."""
     ignored: list[str] = field(default_factory=list)
-    """names of the observed figures that were not expected, or vary from run to run."""
+    """Names of the observed figures that were not predicted or vary between runs."""
 
     def __bool__(self) -> bool:
-        """Whether all that was compared agrees, and something was."""
+        """Return whether figures were compared and all of them agree."""
         return bool(self.compared) and not self.differences
 
 
@@ -55,19 +55,19 @@ def check_observed(
     varying: Sequence[str] = (),
     cut: Mapping[str, int] | None = None,
 ) -> Observation:
-    """Compare what was observed in a run of a real library with what a dialect says about it.
+    """Compare the figures observed in a run of a library with a dialect's prediction.
 
     Args:
-        dialect: with the settings of the run, which says :func:`figures_of` its plan; or what is
-            expected, which may be further figures, by any name.
-        observed: figures by name. ``error``, if the library failed: the dialect must refuse these
-            settings. A mapping whose name ends with ``_run`` has the figures of one of several
-            runs, which are expected as ``NAME.FIGURE``.
-        varying: names of figures that differ from run to run, which are not compared.
-        cut: entries after which a list was not recorded, by name; 20 for others.
+        dialect: dialect with the settings of the run, whose plan gives :func:`figures_of`; or an
+            :class:`Expectation` with figures of any name.
+        observed: figures by name. ``error`` means that the library failed, so the dialect must
+            reject the settings. A mapping whose name ends with ``_run`` contains the figures of one
+            of several runs, which are predicted as ``NAME.FIGURE``.
+        varying: names of figures that differ between runs and are not compared.
+        cut: number of recorded entries of a list, by name; 20 by default.
 
     Raises:
-        SettingError: if a run is too long to follow its gradient steps one by one.
+        SettingError: if the run is too long to list its gradient steps.
 
     Examples:
         >>> from kit.dialects import SB3
@@ -82,11 +82,10 @@ def check_observed(
 
 
 def figures_of(plan: StepPlan) -> dict[str, Any]:
-    """Figures of a plan by name: iterations, policy steps and gradient steps.
+    """Return figures of a plan by name: iterations, policy steps and gradient steps.
 
     Raises:
-        SettingError: if the run is too long to follow its gradient steps one by one, or it is not
-            known how long it is.
+        SettingError: if the run's length is unknown or too long to list its gradient steps.
     """
     steps = gradient_steps(plan)
     return {
@@ -100,17 +99,17 @@ def figures_of(plan: StepPlan) -> dict[str, Any]:
 
 
 def gradient_steps(plan: StepPlan) -> list[int]:
-    """Gradient steps of one process in each of the first thousand iterations.
+    """Return the gradient steps of one process in each of the first thousand iterations.
 
     Raises:
-        SettingError: if the run is too long to follow, or it is not known how long it is.
+        SettingError: if the run's length is unknown or too long to list its gradient steps.
     """
     if plan.iterations is None:
-        why, works = "follows from the length of whole episodes", "give an Expectation of your own"
-        raise SettingError("iterations", None, why, works)
+        reason, hint = "depends on the lengths of whole episodes", "pass a custom Expectation"
+        raise SettingError("iterations", None, reason, hint)
     if plan.counting != "exact" and plan.iterations > _FOLLOWED:
-        why = "are too many to follow one by one: is the length of the run missing?"
-        raise SettingError("iterations", plan.iterations, why, [_FOLLOWED])
+        reason = "are too many to simulate, so the length of the run may be missing"
+        raise SettingError("iterations", plan.iterations, reason, [_FOLLOWED])
     return [plan.gradient_steps(k) for k in range(1, min(plan.iterations, LISTED) + 1)]
 
 
@@ -125,38 +124,38 @@ def _expectation(dialect: Dialect) -> Expectation:
 def _compare(
     expected: Expectation, observed: dict[str, Any], varying: Sequence[str], cut: Mapping[str, int]
 ) -> Observation:
-    made = Observation()
-    _compare_errors(observed.pop("error", None), expected.refusal, made)
+    result = Observation()
+    _compare_errors(observed.pop("error", None), expected.refusal, result)
     for name, value in _flat(observed):
         figure = name.rpartition(".")[2]
         if figure == "warnings" and expected.warnings:
-            made.compared.append(name)
-            made.differences += _missing_warnings(name, expected.warnings, value)
+            result.compared.append(name)
+            result.differences += _missing_warnings(name, expected.warnings, value)
         elif name not in expected.figures or name in varying:
-            made.ignored.append(name)
+            result.ignored.append(name)
         else:
-            made.compared.append(name)
+            result.compared.append(name)
             wanted = expected.figures[name]
             if isinstance(value, list) and expected.figures.get("iterations", 0) > LISTED:
-                value = value[:LISTED]  # of a library that lists more
+                value = value[:LISTED]  # some libraries list more iterations
             if not _agree(wanted, value, cut.get(figure, _CUT)):
                 text = f"observed {show(value)}, the dialect {show(wanted)}"
-                made.differences.append(f"{name}: {text}")
-    return made
+                result.differences.append(f"{name}: {text}")
+    return result
 
 
-def _compare_errors(error: Any, refusal: str | None, made: Observation) -> None:
-    """A library that fails must be refused by its dialect, and one that runs must not."""
+def _compare_errors(error: Any, refusal: str | None, result: Observation) -> None:
+    """Check that the dialect rejects the settings if and only if the library fails."""
     if error is not None:
-        made.compared.append("error")
+        result.compared.append("error")
         if refusal is None:
-            made.differences.append(f"error: the library fails with {str(error)[-120:]!r}")
+            result.differences.append(f"error: the library fails with {str(error)[-120:]!r}")
     elif refusal is not None:
-        made.differences.append(f"error: none was observed, and the dialect says {refusal}")
+        result.differences.append(f"error: none was observed, and the dialect says {refusal}")
 
 
 def _missing_warnings(name: str, due: Mapping[str, bool], given: list[str]) -> list[str]:
-    """Compare the warnings about steps; a library has others, which mean nothing here."""
+    """Compare expected warnings about steps with the library's warnings, ignoring all others."""
     found = []
     for start, wanted in due.items():
         run, _, start = start.rpartition("|")
@@ -168,7 +167,7 @@ def _missing_warnings(name: str, due: Mapping[str, bool], given: list[str]) -> l
 
 
 def _flat(observed: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Figures of runs within a case (a first run, a resumed one) get dotted names."""
+    """Flatten the figures of several runs within a case to dotted names."""
     figures: list[tuple[str, Any]] = []
     for name, value in observed.items():
         if isinstance(value, Mapping) and str(name).endswith("_run"):
@@ -179,7 +178,7 @@ def _flat(observed: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _agree(wanted: Any, value: Any, cut: int) -> bool:
-    if hasattr(value, "tolist"):  # of NumPy or PyTorch
+    if hasattr(value, "tolist"):  # NumPy or PyTorch value
         value = value.tolist()
     if isinstance(wanted, Mapping) and isinstance(value, Mapping):
         same = {str(name) for name in wanted} == {str(name) for name in value}

@@ -1,4 +1,4 @@
-"""Promises that a single run of a collector shows to be kept."""
+"""Conformance checks that need a single run of a collector."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kit.testing.trial import CollectorUnderTest, Run, take_episodes
 
 
 def counts(trial: CollectorUnderTest, run: Run) -> None:
-    """Batches have exactly the size asked for, and end with the total; counters agree."""
+    """Check that batch sizes, the total and all counters match the case."""
     case, collector = trial.case, run.collector
     sizes = [size(batch) for batch in run.batches]
     if run.batches and whole_episodes(run.batches[0]):
@@ -25,11 +25,11 @@ def counts(trial: CollectorUnderTest, run: Run) -> None:
         good &= sum(sizes[:-1]) < case.total_frames <= sum(sizes)
     else:
         good = sizes == [case.frames_per_batch] * case.batches
-    trial.demand(good, f"batches of {sizes} policy steps")
+    trial.demand(good, f"batches have {sizes} policy steps")
     if not isinstance(collector, KitCollector):
         return
     reached = [*itertools.accumulate(sizes)][: len(run.counted)]
-    what = f"counted {list(run.counted)} policy steps with the batches, which have {reached}"
+    what = f"counted {list(run.counted)} policy steps, but the batches have {reached}"
     trial.demand(reached == list(run.counted), what)
     counted = {name: getattr(collector, name) for name in collector._COUNTERS}
     wanted = {
@@ -39,17 +39,17 @@ def counts(trial: CollectorUnderTest, run: Run) -> None:
         "episodes": sum(int(batch["next", "done"].sum()) for batch in run.batches),
         "environment_errors": 0,
     }
-    trial.demand(counted == wanted, f"counted {counted}, the batches have {wanted}")
+    trial.demand(counted == wanted, f"counted {counted}, but the batches have {wanted}")
 
 
 def _env_steps(trial: CollectorUnderTest, steps: TensorDictBase) -> Tensor:
-    """The env steps that each of ``steps`` takes in the world, ``[steps]``."""
+    """Return the number of env steps of each policy step, ``[steps]``."""
     found = trial.world.expected(steps["observation"], integers(steps["action"])).env_steps
     return torch.ones(len(steps), dtype=torch.long) if found is None else found
 
 
 def transitions(trial: CollectorUnderTest, run: Run) -> None:
-    """Every step leads where the environment leads, also the last one of an episode."""
+    """Check that every transition matches the environment, including the last of an episode."""
     for batch in run.batches:
         steps = rows(batch)
         types = dict.fromkeys(("done", "terminated", "truncated"), torch.bool)
@@ -78,9 +78,9 @@ def transitions(trial: CollectorUnderTest, run: Run) -> None:
 
 
 def continuity(trial: CollectorUnderTest, run: Run) -> None:
-    """Within an episode steps follow one another, to the limit at most; then another begins.
+    """Check that steps of an episode are consecutive and that time limits and resets are correct.
 
-    A policy with a memory remembers the episode, and nothing of others.
+    For recurrent policies, also check that hidden state is reset between episodes.
     """
     for steps in sequences(run, trial.case.num_envs):
         done = steps["next", "done"].squeeze(-1)
@@ -95,7 +95,7 @@ def continuity(trial: CollectorUnderTest, run: Run) -> None:
         if "is_init" in steps.keys():
             first = steps["is_init"].squeeze(-1)
             trial.demand(torch.equal(first, age == 1), f"is_init is {first} in steps {age}")
-        if "remembered" in steps.keys():  # of a recurrent policy
+        if "remembered" in steps.keys():  # recurrent policies only
             kept = steps["remembered"].squeeze(-1)
             trial.demand(
                 torch.equal(kept, age.float()), f"the policy remembers {kept} in steps {age}"
@@ -103,7 +103,7 @@ def continuity(trial: CollectorUnderTest, run: Run) -> None:
 
 
 def trajectories(trial: CollectorUnderTest, run: Run) -> None:
-    """Steps have the same ``("collector", "traj_ids")`` if they are of the same episode."""
+    """Check that ``("collector", "traj_ids")`` identifies the episode of each step."""
     trial.demand_entry(run, ("collector", "traj_ids"))
     numbers: list[int] = []
     episodes: list[float] = []
@@ -123,8 +123,8 @@ def trajectories(trial: CollectorUnderTest, run: Run) -> None:
 
 
 def reports(trial: CollectorUnderTest, run: Run) -> None:
-    """The episodes that are reported are those of the batches, and each is reported once."""
-    numbered = bool(run.batches) and not whole_episodes(run.batches[0])  # rows are envs
+    """Check that each finished episode of the batches is reported exactly once."""
+    numbered = bool(run.batches) and not whole_episodes(run.batches[0])  # rows are environments
     reported = sorted(
         (e.length, round(e.episode_return, 3), e.env_steps, e.terminated, e.env if numbered else 0)
         for e in run.episodes
@@ -148,10 +148,10 @@ def reports(trial: CollectorUnderTest, run: Run) -> None:
                 rewards, counts_of_steps = zip(*sums[number])
                 found = round(sum(rewards), 3), sum(counts_of_steps)
                 ended.append((len(rewards), *found, terminated, env))
-    trial.demand(reported == sorted(ended), f"{reported} for {sorted(ended)}")
+    trial.demand(reported == sorted(ended), f"{reported} instead of {sorted(ended)}")
 
 
 ONE_RUN: dict[str, Callable[[CollectorUnderTest, Run], None]] = {
     check.__name__: check for check in (counts, transitions, continuity, trajectories, reports)
 }
-"""By the name of the promise."""
+"""Conformance checks of a single run, by name."""

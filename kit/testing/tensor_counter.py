@@ -1,4 +1,4 @@
-"""The environment that counts, written in torch, and its properties."""
+"""Torch version of the counter environment, and its expected transitions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kit.testing.trial import CollectorCase, Expected, SuiteEnv
 
 
 class TensorCounter(TensorEnv):
-    """The same, written in torch."""
+    """Torch version of :class:`~kit.testing.counter.Counter`."""
 
     state_size = 3
     uniform_size = 1
@@ -24,7 +24,7 @@ class TensorCounter(TensorEnv):
     observation_high = (float("inf"),) * 3
 
     def initial_state(self, uniform: Tensor) -> Tensor:
-        """The number, and no step yet."""
+        """Return the initial state: the episode's random number, step count 0 and action 0."""
         return torch.cat((uniform, torch.zeros_like(uniform), torch.zeros_like(uniform)))
 
     def transition(self, physics: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -39,7 +39,7 @@ TENSOR_ENVS[COUNTER] = (TensorCounter, {})
 
 
 def expected(observation: Tensor, action: Tensor) -> Expected:
-    """The results of steps, of observations ``[..., 3]`` and actions ``[...]``."""
+    """Compute expected results of steps for observations ``[..., 3]`` and actions ``[...]``."""
     number, count = observation[..., 0], observation[..., 1] + 1
     return Expected(
         observation=torch.stack((number, count, action.to(number.dtype)), dim=-1),
@@ -61,11 +61,11 @@ COUNTING = SuiteEnv(
         CollectorCase(num_envs=2, steps_per_env=13, batches=3),
     ),
 )
-"""The environment that counts, at odd sizes; episodes are 1 to 4 steps long."""
+"""Suite environment with the counter. Batch sizes are odd, and episodes have 1 to 4 steps."""
 
 
 def expected_of_two(observation: Tensor, action: Tensor) -> Expected:
-    """The results of policy steps that hold their action for two env steps, or until the end."""
+    """Compute expected results of policy steps that repeat their action for two env steps."""
     first = expected(observation, action)
     second, ended = expected(first.observation, action), first.terminated
     return Expected(
@@ -78,7 +78,7 @@ def expected_of_two(observation: Tensor, action: Tensor) -> Expected:
 
 
 _LIMIT_OF_TWO = 2
-"""Policy steps of two env steps after which an episode is truncated."""
+"""Policy steps, of two env steps each, after which an episode is truncated."""
 REPEATING = dataclasses.replace(
     COUNTING,
     limit=_LIMIT_OF_TWO,
@@ -86,4 +86,4 @@ REPEATING = dataclasses.replace(
     action_repeat=2,
     policies=deque(maxlen=1),
 )
-"""The same, each action held for two env steps: an episode may end after the first of them."""
+"""The counter with each action repeated for two env steps. Episodes may end after the first."""

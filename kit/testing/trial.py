@@ -1,4 +1,4 @@
-"""Collectors on trial: environments of known transitions, sizes, runs and their promises."""
+"""Cases, suite environments and runs for conformance checks of collectors."""
 
 from __future__ import annotations
 
@@ -23,81 +23,80 @@ from kit.modules import make_actor
 
 @dataclass(frozen=True)
 class CollectorCase:
-    """What a collector is made for."""
+    """Sizes and seed with which a collector is tested."""
 
     num_envs: int = 3
-    """environments."""
+    """Number of environments."""
     steps_per_env: int = 5
-    """policy steps of each env in a batch; whole episodes: their product at least."""
+    """Policy steps per environment and batch. Batches of whole episodes may exceed the product."""
     batches: int = 4
-    """in all."""
+    """Number of batches."""
     seed: int = 0
-    """of environments, policy and random actions."""
+    """Seed of environments, policy and random actions."""
     fast: bool = True
-    """whether a fast path may be taken, where there is one."""
+    """Whether the collector may use a fast path."""
     random_steps: int = 0
-    """policy steps with random actions, at the beginning."""
+    """Number of initial policy steps with random actions."""
 
     @property
     def frames_per_batch(self) -> int:
-        """Policy steps of a batch."""
+        """Policy steps per batch."""
         return self.num_envs * self.steps_per_env
 
     @property
     def total_frames(self) -> int:
-        """Policy steps in all."""
+        """Total policy steps."""
         return self.frames_per_batch * self.batches
 
 
 class Expected(NamedTuple):
-    """What steps lead to."""
+    """Expected results of steps."""
 
     observation: Tensor
-    """``[..., observation]``."""
+    """Next observation, ``[..., observation]``."""
     reward: Tensor
-    """``[..., 1]``."""
+    """Reward, ``[..., 1]``."""
     terminated: Tensor
-    """``[..., 1]``, bool."""
+    """Termination flag, ``[..., 1]``, bool."""
     truncated: Tensor | None = None
-    """``[..., 1]``, bool; ``None`` where observations do not say how old an episode is."""
+    """Truncation flag, ``[..., 1]``, bool; ``None`` if observations do not contain the age."""
     undecided: Tensor | None = None
-    """where rounding decides whether an episode terminates, ``[..., 1]``, bool; nowhere if left
-    out."""
+    """Whether termination depends on rounding, ``[..., 1]``, bool; ``None``: never."""
     env_steps: Tensor | None = None
-    """that each of them takes, ``[...]``, whole numbers; one if left out."""
+    """Env steps per policy step, ``[...]``, integers; ``None``: 1."""
 
 
 @dataclass(frozen=True)
 class SuiteEnv:
-    """An environment, and its properties for the suite."""
+    """Environment with known transitions, for conformance checks."""
 
     id: str
-    """of Gymnasium."""
+    """Gymnasium id."""
     limit: int
-    """policy steps after which an episode is truncated."""
+    """Policy steps after which an episode is truncated."""
     expected: Callable[[Tensor, Tensor], Expected]
-    """outcomes of steps, from observations ``[..., observation]`` and actions ``[...]``."""
+    """Expected results for observations ``[..., observation]`` and actions ``[...]``."""
     begins: Callable[[Tensor], Tensor]
-    """whether observations can be the first ones of episodes, ``[...]``, bool."""
+    """Whether observations can be the first of an episode, ``[...]``, bool."""
     cases: tuple[CollectorCase, ...]
-    """sizes to put collectors on trial with, unless given."""
+    """Default cases."""
     episode: Callable[[Tensor], Tensor] | None = None
-    """number of the episode of observations, ``[...]``; ``None`` where they do not contain it."""
+    """Episode number in observations, ``[...]``; ``None`` if observations do not contain it."""
     action_repeat: int = 1
-    """env steps that an action is held for."""
+    """Env steps per action."""
     tolerance: float = 0.0
-    """by which next observations may differ, for rounding; all else is exact."""
+    """Tolerance of next observations, for rounding. All other values must be exact."""
     policies: deque[Any] = field(default_factory=lambda: deque(maxlen=1), repr=False, compare=False)
-    """the last one that was made, which the suite changes as a learner does."""
+    """The last policy that was created. The suite changes its weights like a learner."""
 
     def env(self, case: CollectorCase, vectorization: Any = "sync", **kwargs: Any) -> VectorEnv:
-        """The environment of a case, by :func:`~kit.envs.make_env` and further arguments of it."""
+        """Create the environment of a case with :func:`~kit.envs.make_env` and its arguments."""
         settings = {"max_episode_steps": self.limit, "action_repeat": self.action_repeat}
         kwargs = {**settings, "seed": case.seed, **kwargs}
         return make_env(self.id, case.num_envs, vectorization=vectorization, **kwargs)
 
     def policy(self, env: Any, seed: int = 0) -> Any:
-        """A policy that samples, with the same weights for the same seed."""
+        """Create a policy that samples actions; equal seeds give equal weights."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             policy = make_actor(env, hidden_sizes=(8,))
@@ -107,12 +106,12 @@ class SuiteEnv:
 
 _ENDS = ("observation", "reward", "done", "terminated", "truncated")
 _ENTRIES: tuple[Key, ...] = ("observation", "action", *[("next", name) for name in _ENDS])
-"""What every batch has."""
+"""Entries that every batch must have."""
 Make = Callable[[CollectorCase], BaseCollector]
 
 
 class ConformanceError(AssertionError):
-    """A collector does not keep a promise."""
+    """Raised when a collector fails a conformance check."""
 
     def __init__(self, promise: str, case: CollectorCase, what: str) -> None:
         self.promise, self.case, self.what = promise, case, what
@@ -121,32 +120,32 @@ class ConformanceError(AssertionError):
 
 @dataclass
 class Run:
-    """What a collector gave from its beginning to its end."""
+    """Batches, episodes and counts of a complete run of a collector."""
 
     batches: list[TensorDictBase]
     episodes: list[Episode]
-    """that it reported; none where it reports none."""
+    """Episodes that the collector reported, if it reports episodes."""
     collector: BaseCollector
-    """shut down."""
+    """Collector of the run, which is already shut down."""
     restarted: int = 0
-    """number of the batch with which all envs begin new episodes: the first, or a later one where
-    a saved run continues without the state of its environments."""
+    """Index of the batch in which all environments start new episodes: 0, or a later batch after a
+    resume without environment state."""
     counted: Sequence[int] = ()
-    """policy steps that the collector had counted with each batch."""
+    """Policy steps that the collector had counted after each batch."""
 
 
 class CollectorUnderTest:
-    """A collector on trial: promises that only look at a run look at the same one.
+    """Creates collectors for a case and runs them. Checks of a single run share one run.
 
     Args:
-        make: makes the collector for a case.
-        case: what it is made for.
-        world: where.
-        exact_resume: whether a saved run has to continue bit for bit.
+        make: function that creates the collector for a case.
+        case: sizes and seed of the collector.
+        world: suite environment.
+        exact_resume: whether a resumed run must continue bit by bit.
 
     Attributes:
-        promise: name of the one under trial.
-        first: whether it is that of the first case.
+        promise: name of the current check.
+        first: whether the case is the first one.
     """
 
     promise = ""
@@ -159,7 +158,7 @@ class CollectorUnderTest:
 
     @cached_property
     def whole(self) -> Run:
-        """A run from beginning to end, whose batches have what there is to check."""
+        """A complete run, whose batches have all required entries."""
         run = self.run()
         for entry in _ENTRIES:
             self.demand_entry(run, entry)
@@ -171,15 +170,15 @@ class CollectorUnderTest:
         before: Callable[[Any], Any] | None = None,
         **changes: Any,
     ) -> Run:
-        """Run a new collector of the case, with some fields changed.
+        """Run a new collector of the case to its end.
 
         Args:
-            after: called with each batch, of which a copy is in the run.
-            before: called with the collector before the first.
-            changes: of fields of the case.
+            after: called with each batch, after it was copied.
+            before: called with the collector before the first batch.
+            **changes: fields of the case to change.
         """
         batches, counted = [], []
-        with self.made(**changes) as collector:
+        with self.create(**changes) as collector:
             if before is not None:
                 before(collector)
             for batch in collector:
@@ -190,8 +189,8 @@ class CollectorUnderTest:
             return Run(batches, take_episodes(collector), collector, counted=counted)
 
     @contextlib.contextmanager
-    def made(self, **changes: Any) -> Iterator[Any]:
-        """A new collector, of the case with some fields changed, which is shut down at the end."""
+    def create(self, **changes: Any) -> Iterator[Any]:
+        """Create a collector for the case with some fields changed, and shut it down at the end."""
         collector = self.make(replace(self.case, **changes))
         try:
             yield collector
@@ -200,15 +199,15 @@ class CollectorUnderTest:
 
     def demand_entry(self, run: Run, entry: Key) -> None:
         """Raise ``ConformanceError`` unless all batches have an entry."""
-        there = all(entry in batch.keys(True) for batch in run.batches)
-        self.demand(there, f"batches have no {entry}")
+        present = all(entry in batch.keys(True) for batch in run.batches)
+        self.demand(present, f"batches have no {entry}")
 
-    def demand(self, kept: bool, what: str) -> None:
-        """Raise ``ConformanceError`` of the promise under trial, unless it is kept."""
-        if not kept:
+    def demand(self, condition: bool, what: str) -> None:
+        """Raise ``ConformanceError`` of the current check unless a condition is true."""
+        if not condition:
             raise ConformanceError(self.promise, self.case, what)
 
 
 def take_episodes(collector: BaseCollector) -> list[Episode]:
-    """The episodes that a collector reports; TorchRL's report none."""
+    """Return the episodes that a collector reports. TorchRL's collectors report none."""
     return collector.take_episodes() if isinstance(collector, KitCollector) else []

@@ -1,4 +1,4 @@
-"""The loop that collects, updates, logs, evaluates and saves, and the stages that hooks see."""
+"""The training loop, and the stages of the loop at which hooks run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The batches of a collector of the kit, counted; and the batches of none."""
+"""Adapter that counts the batches of kit's collectors, and a collector of empty batches."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tensordict import TensorDict, TensorDictBase
-from torchrl.collectors import (
-    BaseCollector,
-)
+from torchrl.collectors import BaseCollector
 
 from kit.collectors.base import KitCollector
 from kit.envs.episodes import Episode
@@ -20,12 +18,13 @@ from kit.steps import SettingError, StepLedger, StepPlan
 
 
 class CollectorAdapter:
-    """Takes batches from a collector of the kit, and its counts.
+    """Takes batches and step counts from one of kit's collectors.
 
     Attributes:
         collected: policy steps of the last batch.
-        collected_at_random: those of them with random actions.
-        evaluate: the evaluator, whose environments may have faults and keep state, too; or none.
+        collected_at_random: policy steps of the last batch with random actions.
+        evaluate: evaluator whose environment failures are counted and whose state is saved, or
+            ``None``.
     """
 
     evaluate: Any = None
@@ -41,19 +40,19 @@ class CollectorAdapter:
         self._shown: list[Episode] = []
 
     def next(self) -> TensorDictBase:
-        """Take the next batch and count it.
+        """Collect the next batch and count its steps.
 
         Raises:
-            SettingError: if the collector ends early or the batch has another size than planned.
+            SettingError: if the collector ends early, or the batch size differs from the plan.
         """
         if self._iterator is None:
             self._iterator = iter(self.collector)
         try:
             batch = self._take(self._iterator)
         except StopIteration:
-            why = f"ended after {self._policy_steps} policy steps, before the plan"
-            works = f"total_frames={self.plan.total_policy_steps // self.plan.world_size} or -1"
-            raise SettingError("collector", type(self.collector).__name__, why, works) from None
+            reason = f"ended after {self._policy_steps} policy steps, before the end of the plan"
+            hint = f"total_frames={self.plan.total_policy_steps // self.plan.world_size} or -1"
+            raise SettingError("collector", type(self.collector).__name__, reason, hint) from None
         self._taken += 1
         self._policy_steps += self.collected
         self._check(batch)
@@ -61,12 +60,12 @@ class CollectorAdapter:
 
     @property
     def iteration(self) -> int:
-        """That of the last batch, from 1; 0 for a prefill, or before any."""
+        """Iteration of the last batch, from 1; 0 for a prefill batch or before the first batch."""
         separate = self.plan.prefill_steps > 0 and not self.plan.prefill_is_iteration
         return max(self._taken - separate, 0)
 
     def _take(self, iterator: Iterator[TensorDictBase]) -> TensorDictBase:
-        """The next batch, counted."""
+        """Collect the next batch and count its steps and random steps."""
         if self._may_share is not None:
             self.collector.reuse = self._may_share()
         random_before = self.collector.random_policy_steps
@@ -84,54 +83,54 @@ class CollectorAdapter:
             return
         field: str = "collector"
         value: Any = type(self.collector).__name__
-        works = f"frames_per_batch={expected}"
+        hint = f"frames_per_batch={expected}"
         if plan.collects_episodes:
             field, value = "episode_length", plan.episode_length
-            works = "leave out what declares it, as episodes may end earlier"
-        why = f"gave a batch of {self.collected} policy steps, shape {tuple(batch.shape)}"
-        raise SettingError(field, value, f"{why}, where the plan has {expected}", works)
+            hint = "remove the declared episode length, because episodes may end earlier"
+        batch_size = f"gave a batch of {self.collected} policy steps, shape {tuple(batch.shape)}"
+        raise SettingError(field, value, f"{batch_size}, but the plan has {expected}", hint)
 
-    def share_memory(self, may: Callable[[], bool]) -> None:
-        """Let batches share memory if a collector of the kit can; ``may`` is asked before each."""
+    def share_memory(self, may_share: Callable[[], bool]) -> None:
+        """Reuse batch memory if the collector supports it and ``may_share()`` allows it."""
         if getattr(self.collector, "reuse", None) is False:
-            self._may_share = may
+            self._may_share = may_share
 
     # ------------------------------------------------------------------ at log points
     def count_environment(self, ledger: StepLedger) -> None:
-        """Bring env steps, episodes and faults of ``ledger`` up to date; may read the device."""
+        """Update env steps, episodes and failures of ``ledger``. May synchronise with the GPU."""
         ledger.environment_errors = self.collector.environment_errors + self._evaluation_faults
         ledger.local_env_steps = self.collector.env_steps
         ledger.local_episodes = self.collector.episodes
 
     def metrics(self) -> dict[str, float]:
-        """The collector's own metrics: ``collector/staleness``, for one."""
+        """Return the collector's metrics, such as ``collector/staleness``."""
         return dict(getattr(self.collector, "metrics", dict)())
 
     def take_episodes(self) -> list[Episode]:
-        """The episodes that ended since the last call, as far as they are known.
+        """Return the episodes that ended since the last call.
 
         Raises:
-            EnvError: if a return is infinite or NaN, where no reward was checked.
+            EnvError: if a return is infinite or NaN.
         """
         self.new_episodes()
-        found, self._shown = self._shown, []
-        return found
+        episodes, self._shown = self._shown, []
+        return episodes
 
     def new_episodes(self) -> list[Episode]:
         """Return the episodes that ended since the last call, and keep them for the next row.
 
         Raises:
-            EnvError: if a return is infinite or NaN, where no reward was checked.
+            EnvError: if a return is infinite or NaN.
         """
-        found = self._episodes()
-        for episode in found:
+        episodes = self._episodes()
+        for episode in episodes:
             if not math.isfinite(episode.episode_return):
-                what = f"gave rewards whose sum over an episode is {episode.episode_return}"
+                what = f"returned rewards that sum to {episode.episode_return} over an episode"
                 env = getattr(self.collector, "env", None)
                 name = getattr(env, "name", type(env).__name__)
                 raise EnvError(name, episode.env, what)
-        self._shown += found
-        return found
+        self._shown += episodes
+        return episodes
 
     def _episodes(self) -> list[Episode]:
         return list(self.collector.take_episodes())
@@ -142,13 +141,15 @@ class CollectorAdapter:
         return int(getattr(self.evaluate, "faults", 0))
 
     def not_resumable(self) -> str:
-        """Why a resumed run would not continue exactly; empty if it would."""
+        """Return why a resumed run cannot continue exactly, or an empty string if it can."""
         state = self.collector.state_dict()
-        env = state.get("collector", state).get("env", {})  # that of a process, or of this one
+        env = state.get("collector", state).get(
+            "env", {}
+        )  # nested if the collector runs in a process
         return str(env.get("not_resumable", ""))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return counts and the states of the collector and the evaluation environments."""
+        """Return step counts and the states of the collector and the evaluation environments."""
         has_state = isinstance(self.evaluate, Evaluator)
         return {
             "taken": self._taken,
@@ -159,31 +160,31 @@ class CollectorAdapter:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a state of :meth:`state_dict`."""
+        """Restore the state returned by :meth:`state_dict`."""
         self._taken = int(state_dict["taken"])
         self._policy_steps = int(state_dict["policy_steps"])
-        evaluation = state_dict.get("evaluation")  # absent from older checkpoints
+        evaluation = state_dict.get("evaluation")  # missing from older checkpoints
         if evaluation is not None and isinstance(self.evaluate, Evaluator):
             self.evaluate.load_state_dict(evaluation)
-        self._shown = [Episode(*one) for one in state_dict.get("shown", ())]
+        self._shown = [Episode(*episode) for episode in state_dict.get("shown", ())]
         self.collector.load_state_dict(state_dict["collector"])
 
     def shutdown(self) -> None:
-        """Release the collector."""
+        """Shut down the collector."""
         self.collector.shutdown(raise_on_error=False)
 
 
 class NoCollector(KitCollector):
-    """Where a run collects nothing: its batches are empty."""
+    """Yields empty batches, for runs without a collector."""
 
     def _collect(self) -> TensorDictBase:
         return TensorDict(batch_size=[0])
 
     def _seed_environments(self, seed: int) -> None:
-        """There are none."""
+        """Do nothing, because there are no environments."""
 
 
 def size_of(batch: TensorDictBase) -> int:
-    """Policy steps of a batch, without padding."""
+    """Return the number of policy steps in a batch, without padding."""
     mask = entry(batch, ("collector", "mask"))
     return batch.batch_size.numel() if mask is None else int(mask.sum())

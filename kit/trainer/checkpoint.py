@@ -1,4 +1,4 @@
-"""Saving and resuming, on ``torchrl.checkpoint``: atomic, with checksums, free of code."""
+"""Atomic, checksummed checkpoints based on ``torchrl.checkpoint``; loading runs no code."""
 
 from __future__ import annotations
 
@@ -44,27 +44,27 @@ __all__ = [
 
 _Read = TypeVar("_Read")
 _SUMS = "checksums.txt"
-_KEPT = 2  # checkpoints of a run
-_BLOCK = 1 << 20  # bytes that are read at a time
+_KEPT = 2  # number of checkpoints kept per run
+_BLOCK = 1 << 20  # bytes read per block
 
 
 class CorruptCheckpointError(SettingError):
-    """Files of a checkpoint are not those that were written."""
+    """Raised when files of a checkpoint have changed since it was written."""
 
 
 class Checkpoints:
-    """The newest checkpoints of one run, each a folder that is written atomically.
+    """The newest checkpoints of a run. Each checkpoint is a folder that is written atomically.
 
-    A checkpoint is rejected before anything is read from it if one of its files has changed, is
-    missing or was added. Loading executes no code: PyTorch's restricted unpickler reads tensors and
-    plain values.
+    A checkpoint is rejected before loading if any of its files has changed, is missing or was
+    added. Loading executes no code: PyTorch's restricted unpickler reads only tensors and plain
+    values.
 
     Args:
-        folder: of the checkpoints.
-        parts: objects with ``state_dict`` and ``load_state_dict``, by name.
-        keep: number of checkpoints that are kept.
-        last: checkpoint that was written or read last. The next one links to its unchanged pieces
-            of large tensors, such as rows of a replay buffer.
+        folder: folder of the checkpoints.
+        parts: objects with ``state_dict`` and ``load_state_dict``, keyed by name.
+        keep: number of checkpoints to keep.
+        last: checkpoint that was written or loaded last. The next checkpoint hard-links unchanged
+            pieces of its large tensors, such as rows of a replay buffer.
     """
 
     def __init__(
@@ -78,26 +78,26 @@ class Checkpoints:
             self._checkpoint.register(name, part, adapter=StateFile(lambda: self._last, name))
 
     def save(self, steps: int, metadata: Mapping[str, Any]) -> Path:
-        """Write a checkpoint, and remove older ones and those of later steps.
+        """Write a checkpoint, and remove old checkpoints and checkpoints of later steps.
 
         Args:
-            steps: policy steps of the run (offline: gradient steps), which name the checkpoint.
-            metadata: plain values for its manifest.
+            steps: policy steps (offline: gradient steps) of the run, used as the checkpoint's name.
+            metadata: plain values for the checkpoint's manifest.
 
         Raises:
-            WriteError: if it could not be written; earlier ones are untouched.
-            SettingError: if a part has a state that could not be read back.
+            WriteError: if the checkpoint cannot be written. Earlier checkpoints are left unchanged.
+            SettingError: if the state of a component could not be loaded again.
         """
         path = self.folder / f"{_PREFIX}{steps:012d}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             _remove_hidden(self.folder)
             with tempfile.TemporaryDirectory(prefix=_HIDDEN, dir=self.folder) as scratch:
-                made = self._checkpoint.save(Path(scratch) / "new", metadata=dict(metadata))
-                _write_checksums(made)
+                written = self._checkpoint.save(Path(scratch) / "new", metadata=dict(metadata))
+                _write_checksums(written)
                 if path.exists():
                     path.rename(Path(scratch) / "before")
-                made.rename(path)
+                written.rename(path)
                 kept = [other for other in saved_in(self.folder) if other <= path][-self.keep :]
                 for number, other in enumerate(set(saved_in(self.folder)).difference(kept)):
                     other.rename(Path(scratch) / str(number))
@@ -106,25 +106,26 @@ class Checkpoints:
             if reason is None:
                 raise
             before = [other.name for other in saved_in(self.folder)]
-            newest = f"the newest one is {before[-1]}" if before else "there is none yet"
-            why = f"{reason}; earlier checkpoints are untouched, {newest}"
-            raise WriteError(f"{path.name} was not written to {self.folder}: {why}") from error
+            newest = f"the newest checkpoint is {before[-1]}" if before else "none exists yet"
+            what = f"{path.name} was not written to {self.folder}: {reason}"
+            raise WriteError(f"{what}. Earlier checkpoints are unchanged; {newest}.") from error
         self._last = path
         return path
 
     def load(
         self, path: Path, *, whole: bool = False, needed: Collection[str] = ()
     ) -> dict[str, Any]:
-        """Restore every part from ``path`` and return the metadata of the checkpoint.
+        """Restore all components from a checkpoint and return its metadata.
 
         Args:
-            path: of the checkpoint.
-            whole: whether every state in it has to be loaded; of hooks, a warning is enough.
-            needed: names of states that have to be loaded if the checkpoint has them.
+            path: folder of the checkpoint.
+            whole: whether every state in the checkpoint must be loaded. Missing hooks only cause a
+                warning.
+            needed: names of states that must be loaded if the checkpoint contains them.
 
         Raises:
-            Damaged: if its files are not those that were written.
-            SettingError: if it cannot be read, does not fit the parts, or has others.
+            CorruptCheckpointError: if files have changed since the checkpoint was written.
+            SettingError: if the checkpoint cannot be read or does not match the components.
         """
         _check_named(path)
         check_whole(path)
@@ -132,51 +133,51 @@ class Checkpoints:
             result = self._checkpoint.load(path)
         except Exception as error:
             if isinstance(error.__cause__, (WriteError, SettingError)):
-                raise error.__cause__ from None  # of a part, which says what is wrong
-            works = "build the trainer as it was built when this was written"
-            why = f"cannot be loaded: {_cause_of(error)}"
+                raise error.__cause__ from None  # the component's error is more specific
+            hint = "build the trainer as in the run that wrote the checkpoint"
+            reason = f"cannot be loaded: {_cause_of(error)}"
             if missing := sorted(getattr(getattr(error, "result", None), "missing", ())):
-                why = f"has no state of {', '.join(missing)}"
-            raise SettingError("checkpoint", str(path), why, works) from error
+                reason = f"has no state of {', '.join(missing)}"
+            raise SettingError("checkpoint", str(path), reason, hint) from error
         self.left_out = sorted(result.unrequested)
         _check_left_out(path, [name for name in self.left_out if whole or name in needed])
         return dict(result.manifest.get("metadata", {}))
 
     @staticmethod
     def latest(folder: Path) -> Path | None:
-        """Return the newest undamaged checkpoint in ``folder``; warn of newer, damaged ones.
+        """Return the newest intact checkpoint in ``folder``. Warn about newer, corrupt ones.
 
         Raises:
-            Damaged: if all are damaged.
+            CorruptCheckpointError: if all checkpoints are corrupt.
             SettingError: if files cannot be read.
         """
-        damages: list[CorruptCheckpointError] = []
+        corrupt: list[CorruptCheckpointError] = []
         for path in reversed(saved_in(folder)):
             try:
                 check_whole(path)
             except SettingError as error:
-                if not path.exists():  # the run has replaced it by a newer one
+                if not path.exists():  # a running trainer has replaced it
                     return Checkpoints.latest(folder)
                 if not isinstance(error, CorruptCheckpointError):
                     raise
-                damages.append(error)
+                corrupt.append(error)
                 continue
-            for newer in damages:
-                text = f"{Path(newer.value).name} {newer.why}; {path.name} is used in its place"
+            for newer in corrupt:
+                text = f"{Path(newer.value).name} {newer.why}; using {path.name} instead"
                 warnings.warn(text, stacklevel=2)
             return path
-        if damages:
-            raise damages[0]
+        if corrupt:
+            raise corrupt[0]
         return None
 
     @staticmethod
     def read_latest(folder: Path, read: Callable[[Path], _Read]) -> _Read | None:
-        """Return what ``read`` returns for the newest undamaged checkpoint, if there is one.
+        """Return ``read(path)`` for the newest intact checkpoint, or ``None`` if there is none.
 
-        ``read`` is called again if a run in progress has replaced that checkpoint by a newer one.
+        ``read`` is called again if a running trainer replaces the checkpoint in the meantime.
 
         Raises:
-            SettingError: if none can be read.
+            SettingError: if no checkpoint can be read.
         """
         while (path := Checkpoints.latest(folder)) is not None:
             try:
@@ -188,9 +189,9 @@ class Checkpoints:
 
     @staticmethod
     def tidy(folder: Path, last: Path | None) -> None:
-        """Remove what a killed run has left in ``folder``, and all but the newest up to ``last``.
+        """Remove temporary files of a killed run, and old checkpoints up to ``last``.
 
-        Later checkpoints stay until the next one is saved.
+        Checkpoints after ``last`` are removed when the next checkpoint is saved.
         """
         for older in [path for path in saved_in(folder) if last and path <= last][:-_KEPT]:
             older.rename(folder / f".{older.name}")
@@ -198,40 +199,40 @@ class Checkpoints:
 
 
 def _cause_of(error: BaseException) -> str:
-    """Describe the first of a chain of exceptions, with the part of the checkpoint."""
+    """Describe the root cause of an exception, with the name of the affected component."""
     part = re.search(r"component '([^']+)'", str(error))
     while (earlier := error.__cause__ or error.__context__) is not None:
-        error = earlier  # the exceptions around it print whole networks
+        error = earlier  # messages of outer exceptions contain whole networks
     reason = textwrap.shorten(str(error).split(". ")[0], 200, placeholder=" ...")
     return f"{f'{part[1]}: ' if part else ''}{type(error).__name__}: {reason}"
 
 
 def _check_named(path: Path) -> None:
-    """Refuse what is no checkpoint, so that a run folder is not taken for a damaged one."""
+    """Raise an error if ``path`` is not a checkpoint folder, such as a run folder."""
     with _readable(path):
         if (path.name.startswith(_PREFIX) and path.is_dir()) or (path / _SUMS).exists():
             return
     found = [*saved_in(path.parent), *saved_in(path), *saved_in(path / "checkpoints")][-1:]
-    works = [str(one) for one in found] or f"give a folder {_PREFIX}... of a run's checkpoints"
-    raise SettingError("checkpoint", str(path), "is no checkpoint, or was dropped since", works)
+    hint = [str(one) for one in found] or f"pass a {_PREFIX}... folder of a run's checkpoints"
+    raise SettingError("checkpoint", str(path), "is not a checkpoint, or was removed", hint)
 
 
 def _check_left_out(path: Path, names: list[str]) -> None:
-    """Refuse to leave out states of a checkpoint; of hooks, say so."""
+    """Raise an error if states of a checkpoint would not be loaded. For hooks, only warn."""
     for name in names:
         if not name.startswith(_HOOK):
-            why = f"has a state of {name}, and the trainer has no such part"
-            works = "build the trainer as it was built when this was written"
-            raise SettingError("checkpoint", str(path), why, works)
+            reason = f"has a state of {name}, but the trainer has no such component"
+            hint = "build the trainer as in the run that wrote the checkpoint"
+            raise SettingError("checkpoint", str(path), reason, hint)
         hook = name.removeprefix(_HOOK)
-        why = "its state in the checkpoint is left out, and so is what it would do"
-        unless = "unless it is added before the run goes on"
-        warnings.warn(f"this trainer has no hook {hook}: {why}, {unless}", stacklevel=5)
+        missing = f"this trainer has no hook {hook}, so its state in the checkpoint is not loaded"
+        hint = "Add the hook before the run continues."
+        warnings.warn(f"{missing}. {hint}", stacklevel=5)
 
 
 _HOOK = "hook "
 NORMALIZATION = frozenset({"normalization", "transforms"})
-"""Parts without which a policy acts on other observations than it was trained with."""
+"""Components that determine the observations a policy receives."""
 _PREFIX = "checkpoint-"
 
 
@@ -239,13 +240,13 @@ _HIDDEN = f".{_PREFIX}"
 
 
 def _remove_hidden(folder: Path) -> None:
-    """Remove checkpoints that a kill has left half-written or half-removed, and nothing else."""
+    """Remove partly written or partly removed checkpoints of a killed run."""
     for left_over in folder.glob(f"{_HIDDEN}*"):
-        shutil.rmtree(left_over, ignore_errors=True)  # which follows no links
+        shutil.rmtree(left_over, ignore_errors=True)  # does not follow links
 
 
 def saved_in(folder: Path) -> list[Path]:
-    """The checkpoints in ``folder``, the newest last."""
+    """Return the checkpoints in ``folder``, from oldest to newest."""
     with _readable(folder):
         try:
             names = os.listdir(folder)
@@ -257,18 +258,18 @@ def saved_in(folder: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Tell files that the system does not let us read from damaged ones."""
+    """Convert an ``OSError`` to a ``SettingError``, to distinguish it from a corrupt checkpoint."""
     try:
         yield
     except OSError as error:
-        why = f"cannot be read: {error.strerror or error}"
-        works = f"make {error.filename or path} readable, and try again"
-        raise SettingError("checkpoint", str(path), why, works) from error
+        reason = f"cannot be read: {error.strerror or error}"
+        hint = f"make {error.filename or path} readable, and try again"
+        raise SettingError("checkpoint", str(path), reason, hint) from error
 
 
 # ---------------------------------------------------------------------- checksums
 def _write_checksums(folder: Path) -> None:
-    """Write the checksums of all files in ``folder``, and last that of their list."""
+    """Write the checksums of all files in ``folder``, followed by the checksum of the list."""
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != _SUMS)
     lines = [f"{_checksum(file)} {file.relative_to(folder).as_posix()}" for file in files]
     (folder / _SUMS).write_text(_sealed(lines), encoding="utf-8")
@@ -280,7 +281,7 @@ def _sealed(lines: list[str]) -> str:
 
 
 def check_whole(path: Path) -> None:
-    """Raise ``CorruptCheckpointError`` if a file of a checkpoint differs, is missing, or was added."""
+    """Raise ``CorruptCheckpointError`` if a checkpoint file was changed, removed or added."""
     with _readable(path):
         try:
             text = (path / _SUMS).read_bytes().decode(errors="replace")
@@ -288,27 +289,26 @@ def check_whole(path: Path) -> None:
             text = ""
         *lines, _ = text.splitlines() or [""]
         if not lines or _sealed(lines) != text:
-            raise _damaged(path, _SUMS, "is damaged or missing")
+            raise _corrupt(path, _SUMS, "is damaged or missing")
         sums = {name: checksum for checksum, _, name in (line.partition(" ") for line in lines)}
         for entry in sorted(path.rglob("*")):
             name = entry.relative_to(path).as_posix()
             if entry.is_symlink() or not (entry.is_dir() or name in sums or name == _SUMS):
-                raise _damaged(path, name, "was not written with it")
+                raise _corrupt(path, name, "was not written with it")
         for name, checksum in sums.items():
-            there = (path / name).is_file()
-            if not there or _checksum(path / name) != checksum:
-                raise _damaged(path, name, "is not as it was written" if there else "is missing")
+            exists = (path / name).is_file()
+            if not exists or _checksum(path / name) != checksum:
+                raise _corrupt(path, name, "is not as it was written" if exists else "is missing")
 
 
-def _damaged(path: Path, name: str, what: str) -> CorruptCheckpointError:
-    works = "use another checkpoint, or begin a new run; this folder can be removed"
-    return CorruptCheckpointError(
-        "checkpoint", str(path), f"is damaged: its file {name} {what}", works
-    )
+def _corrupt(path: Path, name: str, what: str) -> CorruptCheckpointError:
+    reason = f"is damaged: its file {name} {what}"
+    hint = "use another checkpoint or start a new run; this folder can be removed"
+    return CorruptCheckpointError("checkpoint", str(path), reason, hint)
 
 
 def _checksum(file: Path) -> str:
-    """CRC-32 of a file: notices every change within 32 bits of each other, faster than hashes."""
+    """Return the CRC-32 of a file, which is faster than a hash and detects short error bursts."""
     checksum, block = 0, memoryview(bytearray(_BLOCK))
     with file.open("rb", buffering=0) as opened:
         while count := opened.readinto(block):  # type: ignore[attr-defined, unused-ignore]
@@ -316,15 +316,15 @@ def _checksum(file: Path) -> str:
     return f"{checksum:08x}"
 
 
-# ---------------------------------------------------------------------- what cannot be written
+# ---------------------------------------------------------------------- write errors
 def _why_not_written(error: BaseException) -> str | None:
-    """The reason that the system gave; ``None`` if it is no error of writing."""
+    """Return the system's reason for a write error, or ``None`` for any other error."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     writers = ("inline_container", "PytorchStreamWriter", "Parent directory")
     if not any(writer in str(error) for writer in writers):
         return None
-    # PyTorch says that it could not write, but not why.
+    # PyTorch reports that writing failed, but not why.
     before = error.__context__
     return _why_not_written(before) if isinstance(before, OSError) else "is the disk full?"
 
@@ -332,13 +332,13 @@ def _why_not_written(error: BaseException) -> str | None:
 def stateful_parts(
     parts: Mapping[str, Any], collector: Any, evaluate: Any, hooks: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the components of a trainer with a state that a resumed run needs, by name.
+    """Return the components of a trainer with a state that a resumed run needs, keyed by name.
 
     Args:
-        parts: of the trainer, with and without state.
-        collector: its normalisation and policies have states of their own.
-        evaluate: its normalisation counts where there is no collector.
-        hooks: registered modules; those without a state may differ in a resumed run.
+        parts: components of the trainer, with and without state.
+        collector: collector, whose normalisation statistics and policies are included.
+        evaluate: evaluator, whose normalisation statistics are used if there is no collector.
+        hooks: registered modules. Modules without state are omitted.
     """
     found = {name: part for name, part in parts.items() if hasattr(part, "load_state_dict")}
     found |= normalization_of(collector, evaluate)
@@ -351,19 +351,19 @@ def stateful_parts(
 
 
 def make_parts_when_loaded(loss_module: Any) -> None:
-    """Have losses create the parts that they otherwise create in their first call.
+    """Register loading hooks that create the lazily created parts of losses.
 
-    PyTorch would reject the states of a value estimator, a target entropy or lazy layers.
+    Otherwise PyTorch would reject states of value estimators, target entropies or lazy layers.
     """
     modules = loss_module.modules() if isinstance(loss_module, nn.Module) else ()
-    for one in (module for module in modules if isinstance(module, LossModule)):
-        one.register_load_state_dict_pre_hook(_make_parts)
+    for loss in (module for module in modules if isinstance(module, LossModule)):
+        loss.register_load_state_dict_pre_hook(_make_parts)
 
 
 def _make_parts(loss: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
     if any(name.startswith(f"{prefix}_value_estimator.") for name in state_dict):
-        _ = loss.value_estimator  # makes it
-    elif loss._value_estimator is not None:  # which older checkpoints of actor-critics do not have
+        _ = loss.value_estimator  # creates the estimator
+    elif loss._value_estimator is not None:  # older checkpoints of actor-critic losses lack it
         for name, value in loss._value_estimator.state_dict().items():
             state_dict.setdefault(f"{prefix}_value_estimator.{name}", value)
     if f"{prefix}target_entropy_buffer" in state_dict:
@@ -371,63 +371,63 @@ def _make_parts(loss: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> 
     for name, one in itertools.chain(loss.named_parameters(), loss.named_buffers()):
         if is_lazy(one) and f"{prefix}{name}" in state_dict:
             one.materialize(state_dict[f"{prefix}{name}"].shape)
-    for name in _views_of_parameters(loss):  # PyTorch cannot write to them
+    for name in _views_of_parameters(loss):  # PyTorch cannot write to these views
         state_dict.pop(f"{prefix}{name}", None)
 
 
 def _views_of_parameters(loss: Any) -> list[str]:
-    """Return names of buffers that repeat a parameter (``separate_losses=True``)."""
+    """Return the names of buffers that are views of parameters (``separate_losses=True``)."""
     trained = {one.data_ptr() for one in loss.parameters() if not is_lazy(one)}
     named = [(name, one) for name, one in loss.named_buffers() if not is_lazy(one)]
     return [name for name, one in named if one.data_ptr() in trained and 0 in one.stride()]
 
 
 class PolicyState:
-    """State of the policies of collector and evaluator that is not in the loss module.
+    """State of the collector's and evaluator's policies that is not in the loss module.
 
-    ``with_noise`` includes epsilon and other scales that a run changes.
+    ``with_noise`` includes exploration noise scales, such as epsilon.
     """
 
     def __init__(
         self, collector: Any, evaluate: Any, loss_module: Any, *, with_noise: bool = True
     ) -> None:
-        given = [getattr(collector, name, None) for name in ("policy", "exploration_policy")]
-        given.append(getattr(evaluate, "policy", None))
-        own = {id(policy): policy for policy in given if isinstance(policy, nn.Module)}
-        self._policies = nn.ModuleList(own.values())
+        policies = [getattr(collector, name, None) for name in ("policy", "exploration_policy")]
+        policies.append(getattr(evaluate, "policy", None))
+        unique = {id(policy): policy for policy in policies if isinstance(policy, nn.Module)}
+        self._policies = nn.ModuleList(unique.values())
         self._loss_module = loss_module if isinstance(loss_module, nn.Module) else nn.Module()
         named = self._policies.named_modules()
         noise = () if with_noise else [f"{name}." for name, module in named if scales_of(module)]
         self._left_out = tuple(noise)
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and extra states, by number of the policy and name."""
+        """Return tensors and extra states, keyed by index of the policy and name."""
         of_loss = itertools.chain(self._loss_module.parameters(), self._loss_module.buffers())
-        trained, own = set(map(_memory, of_loss)), self._policies.state_dict()
-        left = {name: value for name, value in own.items() if _memory(value) not in trained}
-        return {name: value for name, value in left.items() if not name.startswith(self._left_out)}
+        trained, state = set(map(_memory, of_loss)), self._policies.state_dict()
+        rest = {name: value for name, value in state.items() if _memory(value) not in trained}
+        return {name: value for name, value in rest.items() if not name.startswith(self._left_out)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore a state of :meth:`state_dict`, in place."""
-        own = {name: state_dict[name] for name in self.state_dict()}
-        self._policies.load_state_dict(own, strict=False)
+        """Restore the state returned by :meth:`state_dict` in place."""
+        state = {name: state_dict[name] for name in self.state_dict()}
+        self._policies.load_state_dict(state, strict=False)
 
 
 def _memory(value: Any) -> Any:
-    known = isinstance(value, Tensor) and not is_lazy(value)
-    return (value.data_ptr(), value.shape) if known else id(value)
+    has_memory = isinstance(value, Tensor) and not is_lazy(value)
+    return (value.data_ptr(), value.shape) if has_memory else id(value)
 
 
 def normalization_of(collector: Any, evaluate: Any) -> dict[str, Any]:
-    """Return the running normalisation of training, offline that of the evaluation."""
+    """Return the collector's running normalisation, or the evaluator's if there is no collector."""
     normalizer = normalizer_of(evaluate if collector is None else collector)
     return {} if normalizer is None else {"normalization": normalizer}
 
 
 def normalizer_of(part: Any) -> Normalizer | None:
-    """The running normalisation of what a collector or an evaluator steps, below transforms too."""
+    """Return the normaliser of a collector's or evaluator's environments, also below transforms."""
     if isinstance(part, KitCollector):
         return part.normalizer
-    # TorchRL's ask those that they consist of for what they lack, and closed ones do not end.
+    # TorchRL environments forward unknown attributes to their base, forever if they are closed.
     env = base_env_of(getattr(part, "env", None))
     return env.normalizer if isinstance(env, VectorEnv) else None

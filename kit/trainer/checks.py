@@ -1,4 +1,4 @@
-"""What hooks and estimators return during an update phase, before it is trained on."""
+"""Checks of the batches that hooks and advantage estimators return during an update phase."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from kit.steps import SettingError
 from kit.trainer.batches import size_of
 
 
-def refuse(*refusals: Iterable[Refusal]) -> None:
-    """Raise the first refusal, if there is one.
+def raise_first(*errors: Iterable[Refusal]) -> None:
+    """Raise the first error, if there is one.
 
     Raises:
-        SettingError: with its field, value, reason and what works.
+        SettingError: with the setting, value, reason and hint of the first error.
     """
-    for refusal in itertools.chain(*refusals):
-        raise SettingError(*refusal)
+    for arguments in itertools.chain(*errors):
+        raise SettingError(*arguments)
 
 
 ADDING = ("batch_process", "pre_epoch", "process_optim_batch")
@@ -32,67 +32,66 @@ ADDING = ("batch_process", "pre_epoch", "process_optim_batch")
 
 
 def reads_advantage(loss_module: Any) -> Any:
-    """The key of the advantages that a loss reads; ``None`` if it reads none."""
+    """Return the key of the advantages that a loss reads, or ``None`` if it reads none."""
     keys = getattr(loss_module, "tensor_keys", None)
-    # Losses of action values name an advantage too, for estimators, and do not read it.
+    # Losses on action values define an advantage key for their estimators, but do not read it.
     return None if hasattr(keys, "action_value") else getattr(keys, "advantage", None)
 
 
 def unestimated(loss_module: Any) -> str:
-    """Describe, for a message, a loss that gets no advantages."""
+    """Return a phrase for error messages about a loss that gets no advantages."""
     name = type(loss_module).__name__
-    return f"{name} without advantages, which it would estimate from shuffled minibatches"
+    return f"{name} without advantages, so it would estimate them from shuffled minibatches"
 
 
 def in_estimated(batch: TensorDictBase, before: TensorDictBase, trainer: Any) -> Iterator[Refusal]:
-    """Yield missing transitions or advantages in a batch from the estimator of advantages."""
+    """Yield an error if the advantage estimator dropped transitions or wrote no advantages."""
     name = getattr(trainer.advantage, "__name__", type(trainer.advantage).__name__)
     if batch.numel() != before.numel():
-        why = f"returned {batch.numel()} of the {before.numel()} transitions of a batch"
-        yield "advantage", name, why, "return all of them, which the plan trains on"
+        reason = f"returned {batch.numel()} of the {before.numel()} transitions of a batch"
+        yield "advantage", name, reason, "return all of them, because the plan trains on all"
     key = reads_advantage(trainer.loss_module)
     adds = any(trainer.stages[stage] for stage in ADDING)
     if key is not None and not adds and entry(batch, key) is None:
-        why = f"wrote no {key!r} and leaves {unestimated(trainer.loss_module)}"
-        yield "advantage", name, why, "write it, or name it: loss.set_keys(advantage=...)"
+        reason = f"wrote no {key!r} and leaves {unestimated(trainer.loss_module)}"
+        yield "advantage", name, reason, "write this key, or set loss.set_keys(advantage=...)"
 
 
 def in_processed(
     stage: str, before: int, paths: Iterable[Any], batch: TensorDictBase, trainer: Any
 ) -> Iterator[Refusal]:
-    """Yield another number of transitions than planned, or missing advantages.
+    """Yield an error if hooks changed the number of transitions or removed advantages.
 
-    Update epochs are planned for ``before`` transitions, those that hooks of ``stage`` received
-    with entries at ``paths``.
+    ``before`` is the number of transitions and ``paths`` are the entries that the hooks received.
     """
     if trainer.plan.on_policy and (after := size_of(batch)) != before:
-        why = f"has hooks that returned {after} transitions for the {before} of a batch"
-        yield "stage", stage, why, "return as many: update epochs are planned for all of them"
+        reason = f"has hooks that returned {after} instead of {before} transitions of a batch"
+        yield "stage", stage, reason, "return all transitions, because update epochs count them"
     yield from in_left_out(stage, paths, batch, trainer)
 
 
 def in_left_out(
     stage: str, paths: Iterable[Any], batch: TensorDictBase, trainer: Any
 ) -> Iterator[Refusal]:
-    """Yield advantages that hooks have removed: the loss would estimate them from minibatches.
+    """Yield an error if hooks removed the advantages that the loss reads.
 
-    Other missing entries raise in the loss.
+    The loss would estimate them from minibatches. It raises for other missing entries.
     """
     key, later = reads_advantage(trainer.loss_module), ADDING[ADDING.index(stage) + 1 :]
-    added_later = any(trainer.stages[one] for one in later)
+    added_later = any(trainer.stages[name] for name in later)
     if key is not None and not added_later and path_of(key) in {*paths}.difference(leaves(batch)):
-        why = f"has hooks that removed {key!r}, and leaves {unestimated(trainer.loss_module)}"
-        yield "stage", stage, why, "leave it in the batch"
+        reason = f"has hooks that removed {key!r}, and leaves {unestimated(trainer.loss_module)}"
+        yield "stage", stage, reason, "keep this key in the batch"
 
 
-def in_places(drawn: Tensor, told: Tensor | None) -> Iterator[Refusal]:
-    """Rows that a hook has put into a minibatch from elsewhere, with their places there.
+def in_places(drawn: Tensor, returned: Tensor | None) -> Iterator[Refusal]:
+    """Yield an error if a hook returned a minibatch with buffer indices that were not drawn.
 
-    They would set priorities of other rows, and of some that were never written.
+    Such indices would update the priorities of other rows, or of rows that were never written.
     """
-    if told is None or not told.is_cpu:  # a GPU is not asked
+    if returned is None or not returned.is_cpu:  # checking on a GPU would synchronise
         return
-    if not (torch.isin(told, drawn) | (told < 0)).all():
-        why = "has hooks that returned rows of elsewhere with places that were not drawn"
-        works = "give these rows an index of -1: they have no priority in this buffer"
-        yield "stage", "process_optim_batch", why, works
+    if not (torch.isin(returned, drawn) | (returned < 0)).all():
+        reason = "has hooks that returned rows with an index that was not drawn"
+        hint = "set the index of added rows to -1, because they have no priority in this buffer"
+        yield "stage", "process_optim_batch", reason, hint

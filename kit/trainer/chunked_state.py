@@ -1,4 +1,4 @@
-"""Large tensors of checkpoints, in pieces; those that did not change are not written again."""
+"""Checkpoint state whose large tensors are split into pieces; unchanged pieces are hard-linked."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ from kit.config.memory import memory_of_machine
 from kit.steps import SettingError
 
 LARGE = 2**25
-"""Bytes from which on a tensor is written in pieces."""
+"""Minimum size in bytes of tensors that are split into pieces."""
 PIECE = 2**23
-"""Bytes of a piece, about; rows of a replay buffer are changed in turn, so few pieces change."""
+"""Approximate size of a piece in bytes. A replay buffer changes few pieces per checkpoint."""
 
 IN_MEMORY = 1 / 4
-"""Share of the memory of the machine up to which a tensor is read into memory."""
+"""Fraction of the machine's memory up to which a tensor is loaded into memory."""
 
 _MARK = "pieces of a tensor"
 _ENTRIES = "entries of a TensorDict"
 
 
 class StateFile(StateDictCheckpointAdapter):  # type: ignore[misc, unused-ignore]
-    """TorchRL's adapter without its other formats, which unpickle anything; and incremental.
+    """TorchRL's checkpoint adapter, restricted to safe formats and incremental for large tensors.
 
-    A large tensor is in files of its own, each with some of its rows and named by its contents. A
-    file that the checkpoint before has, too, undamaged, is a link to it.
+    Rows of a large tensor are stored in separate files, named by a hash of their contents. A file
+    that also exists intact in the previous checkpoint is hard-linked.
 
     Args:
-        before: the checkpoint before; ``None`` if there is none.
-        name: of the part, for errors.
+        before: returns the previous checkpoint, or ``None``.
+        name: name of the component, for errors.
     """
 
     def __init__(self, before: Callable[[], Path | None], name: str = "part") -> None:
@@ -53,24 +53,24 @@ class StateFile(StateDictCheckpointAdapter):  # type: ignore[misc, unused-ignore
         self._before, self._name = before, name
 
     def save(self, component: Any, path: Path, **kwargs: Any) -> Any:
-        """Write the state of a part to its folder.
+        """Write the state of a component to its folder.
 
         Raises:
-            SettingError: if there is something in it that could not be read back.
+            SettingError: if the state contains objects that could not be loaded again.
         """
         path.mkdir(parents=True, exist_ok=True)
         before = self._before()
         known = None if before is None else before / path.relative_to(path.parents[1])
         state = component.state_dict(*kwargs["args"], **kwargs["kwargs"])
-        _refuse_unreadable(written := _encoded(state), self._name)
+        _check_loadable(written := _encoded(state), self._name)
         torch.save(_apart(written, path, known), path / self.state_torch)
         return state
 
     def load(self, component: Any, path: Path, **kwargs: Any) -> Any:
-        """Restore a part from its files; there is no other place to look for them.
+        """Restore the state of a component from its folder.
 
         Raises:
-            SettingError: if they are the weights of other networks.
+            SettingError: if the folder contains weights of other networks.
         """
         saved = torch.load(path / self.state_torch, weights_only=True, map_location=_here)
         state = _together(saved, path)
@@ -80,18 +80,18 @@ class StateFile(StateDictCheckpointAdapter):  # type: ignore[misc, unused-ignore
 
 
 def check_state(part: Any, name: str) -> None:
-    """Check that a checkpoint can hold the state of a part, by writing and reading it in memory.
+    """Check that the state of a component can be saved and loaded.
 
     Raises:
-        SettingError: if the part has a state that could not be read back.
+        SettingError: if the state contains objects that could not be loaded again.
     """
     if isinstance(part, nn.Module) and any(map(is_lazy, part.parameters())):
-        return  # lazy layers have no shapes before their first call
-    _refuse_unreadable(_encoded(part.state_dict()), name)
+        return  # lazy layers have no shapes before the first call
+    _check_loadable(_encoded(part.state_dict()), name)
 
 
 def _encoded(value: Any) -> Any:
-    """The state with a dictionary in place of each TensorDict, which files cannot hold."""
+    """Replace each TensorDict in a state by a dictionary, which can be unpickled safely."""
     if isinstance(value, TensorDictBase):
         entries = {name: _encoded(inner) for name, inner in value.items()}
         return {_ENTRIES: entries, "batch_size": [*value.batch_size]}
@@ -99,7 +99,7 @@ def _encoded(value: Any) -> Any:
 
 
 def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
-    """Apply a function to the entries of a dictionary, list or tuple."""
+    """Apply a function to each entry of a dictionary, list or tuple."""
     if type(value) is dict:
         return {name: function(inner) for name, inner in value.items()}
     if type(value) in (list, tuple):
@@ -111,31 +111,31 @@ _ANY = "of any shape"
 
 
 def _check_weights(loss: LossModule, state: dict[str, Any], path: Path) -> None:
-    """Reject weights of other networks, which TensorDict broadcasts, ignores or leaves out.
+    """Raise an error for weights of other networks, which TensorDict would load silently.
 
-    PyTorch rejects those of other parts of a loss.
+    PyTorch itself rejects mismatched weights in other parts of a loss.
     """
     parts = loss.named_modules()
     lenient = tuple(f"{name}." for name, part in parts if isinstance(part, TensorDictParams))
-    own: dict[str, Any] = loss.state_dict(keep_vars=True)  # of lazy ones there are no others
-    there, here = ({n: _described(v) for n, v in some.items()} for some in (state, own))
-    for name in sorted(own.keys() | state.keys()):
-        found, wanted = there.get(name, "none"), here.get(name, "none")
+    expected: dict[str, Any] = loss.state_dict(keep_vars=True)  # includes lazy parameters
+    saved, here = ({n: _described(v) for n, v in some.items()} for some in (state, expected))
+    for name in sorted(expected.keys() | state.keys()):
+        found, wanted = saved.get(name, "missing"), here.get(name, "missing")
         if name.startswith(lenient) and wanted not in (found, _ANY):
-            why = f"has other networks: {name} is {found} there and {wanted} here"
-            works = "build the trainer as it was built when this was written"
-            raise SettingError("checkpoint", str(path), why, works)
+            reason = f"has other networks: {name} is {found} there, but {wanted} in this trainer"
+            hint = "build the trainer as in the run that wrote the checkpoint"
+            raise SettingError("checkpoint", str(path), reason, hint)
 
 
 def _described(value: Any) -> str:
-    """What of a state is the same whatever was learnt."""
+    """Describe the shape of a state entry, which training does not change."""
     if not isinstance(value, Tensor):
-        return "there"
+        return "present"
     return _ANY if is_lazy(value) else f"of shape {[*value.shape]}"
 
 
 def _here(storage: Any, location: str) -> Any:
-    """Memory of a device that this machine does not have is read into that of the host."""
+    """Load tensors of a missing GPU into CPU memory."""
     device = torch.device(location)
     missing = device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()
     return storage if missing else None
@@ -146,21 +146,21 @@ _MAPPINGS = (dict, OrderedDict)
 _PLAIN = (bool, int, float, complex, str, bytes, NoneType)
 
 
-def _refuse_unreadable(value: Any, where: str) -> None:
-    """Refuse what PyTorch's restricted unpickler would not read: objects, arrays of NumPy."""
+def _check_loadable(value: Any, where: str) -> None:
+    """Raise an error for objects that PyTorch's restricted unpickler cannot load."""
     if type(value) in _PLAIN or isinstance(value, Tensor):
         return
     if type(value) in _MAPPINGS:
         for name, inner in value.items():
-            _refuse_unreadable(name, where)
-            _refuse_unreadable(inner, f"{where}.{name}")
+            _check_loadable(name, where)
+            _check_loadable(inner, f"{where}.{name}")
     elif type(value) in _CONTAINERS:
         for inner in value:
-            _refuse_unreadable(inner, where)
+            _check_loadable(inner, where)
     elif not _is_read_back(value):
-        why = f"is a {type(value).__name__}, which no checkpoint gives back: it holds no code"
-        works = "give tensors and plain values in state_dict(): value.item(), value.tolist()"
-        raise SettingError(f"state of {where}", value, why, works)
+        reason = f"is a {type(value).__name__}, which checkpoints cannot load without running code"
+        hint = "return tensors and plain values from state_dict(): value.item(), value.tolist()"
+        raise SettingError(f"state of {where}", value, reason, hint)
 
 
 def _is_read_back(value: Any) -> bool:
@@ -169,19 +169,19 @@ def _is_read_back(value: Any) -> bool:
         torch.save(value, file)
         file.seek(0)
         torch.load(file, weights_only=True)
-    except Exception:  # whatever it is, it would be the same when the run is resumed
+    except Exception:  # any error would also occur when the run is resumed
         return False
     return True
 
 
 def _apart(value: Any, folder: Path, known: Path | None) -> Any:
-    """The same state with a list of files in place of each large tensor, which are written."""
+    """Write the pieces of large tensors to files, and return the state with their file names."""
     if isinstance(value, Tensor):
         if value.layout is not torch.strided:
             return value
         if value.device.type in ("cpu", "cuda") and value.nbytes >= LARGE and value.ndim:
             return _written(value.detach(), folder, known)
-        # Of a view PyTorch would write all of its memory, and a mapped file not at all.
+        # PyTorch would write all memory of a view, and cannot write memory-mapped tensors.
         mapped = isinstance(value, MemoryMappedTensor)
         value = value.as_subclass(Tensor) if mapped else value
         whole = value.nbytes == value.untyped_storage().nbytes() and not mapped
@@ -199,8 +199,8 @@ def _written(tensor: Tensor, folder: Path, known: Path | None) -> dict[str, Any]
         if (folder / name).exists():
             continue
         if known is not None:
-            with contextlib.suppress(OSError):  # it has none, or the disk knows no links
-                # Compared, or damage to it would get a valid checksum here.
+            with contextlib.suppress(OSError):  # the file is missing, or links are not supported
+                # Compare contents, so that corrupt data never gets a valid checksum.
                 if np.array_equal(np.fromfile(known / name, np.uint8), data):
                     os.link(known / name, folder / name)
                     continue
@@ -209,7 +209,7 @@ def _written(tensor: Tensor, folder: Path, known: Path | None) -> dict[str, Any]
 
 
 def _empty_like(like: Tensor, rows: int, folder: Path) -> Tensor:
-    """Return a tensor with ``rows`` rows, on the disk if it is too large for the memory."""
+    """Create a tensor with ``rows`` rows, on disk if it is too large for memory."""
     shape = rows, *like.shape[1:]
     if math.prod(shape) * like.itemsize > memory_of_machine()[0] * IN_MEMORY:
         return zeros_on_disk(shape, like.dtype, folder)
@@ -217,17 +217,17 @@ def _empty_like(like: Tensor, rows: int, folder: Path) -> Tensor:
 
 
 def _together(value: Any, folder: Path) -> Any:
-    """The state with its large tensors."""
+    """Return the state with its large tensors restored from their pieces."""
     if isinstance(value, dict) and _MARK in value:
         like: Tensor = value["like"]
         whole = _empty_like(like, value["rows"], folder)
         target, start = whole.reshape(-1).view(torch.uint8).numpy(), 0
         for name in value[_MARK]:
-            with (folder / Path(name).name).open("rb") as file:  # in this folder alone
+            with (folder / Path(name).name).open("rb") as file:  # never outside this folder
                 start += file.readinto(target[start:].data)
         if start != len(target):
-            why = f"has {start} of the {len(target)} bytes of a tensor"
-            raise SettingError("checkpoint", str(folder), why, "use another checkpoint")
+            reason = f"has {start} of the {len(target)} bytes of a tensor"
+            raise SettingError("checkpoint", str(folder), reason, "use another checkpoint")
         return whole.to(like.device)
     if isinstance(value, dict) and _ENTRIES in value:
         return TensorDict(_together(value[_ENTRIES], folder), value["batch_size"])

@@ -1,4 +1,4 @@
-"""State that a run shares with its process: global random numbers, PyTorch's threads."""
+"""Process-wide state that a run isolates: the global RNG state and PyTorch's thread count."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class IsolatedRNG:
-    """The global random numbers of Python, NumPy and PyTorch, as one run draws from them.
+    """Global RNG state of Python, NumPy and PyTorch that belongs to one run.
 
-    Within ``with numbers:`` the process draws from them, and from its own afterwards. They
-    begin where those of the process stand when this is made. TorchRL's ``GlobalRNGState`` reads and
-    writes them; this makes runs in one process independent of each other.
+    Inside ``with numbers:`` the process uses the run's RNG state. Its previous state is restored on
+    exit. The run's RNG state starts as a copy of the global state. Runs in one process are
+    therefore independent of each other. TorchRL's ``GlobalRNGState`` reads and sets the states.
 
     Attributes:
-        threads: of PyTorch within; ``None``: as they are.
+        threads: number of PyTorch threads inside the context; ``None``: unchanged.
     """
 
     def __init__(self) -> None:
@@ -32,10 +32,10 @@ class IsolatedRNG:
         self._depth = 0
 
     def __enter__(self) -> None:
-        """Let the process draw from these.
+        """Install the run's RNG state in the process.
 
         Raises:
-            SettingError: if the process draws from those of a run in another thread.
+            SettingError: if a run in another thread has installed its RNG state.
         """
         if self._depth == 0:
             _hold()
@@ -47,7 +47,7 @@ class IsolatedRNG:
                 torch.set_num_threads(self.threads)
 
     def __exit__(self, *error: object) -> None:
-        """Keep these, and restore those of the process."""
+        """Save the run's RNG state, and restore the previous state of the process."""
         self._depth -= 1
         if self._depth == 0:
             self._state = GlobalRNGState().state_dict()
@@ -57,36 +57,36 @@ class IsolatedRNG:
             _HOLDERS.remove(threading.get_ident())
 
     def restore_global(self) -> None:
-        """Let the process continue from these."""
+        """Install the run's RNG state in the process permanently."""
         GlobalRNGState().load_state_dict(self._state)
 
     def state_dict(self) -> dict[str, Any]:
-        """Their present state."""
+        """Return the current RNG state of the run."""
         return dict(GlobalRNGState().state_dict() if self._depth else self._state)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a state of :meth:`state_dict`."""
+        """Restore the state returned by :meth:`state_dict`."""
         self._state = dict(state_dict)
         if self._depth:
             GlobalRNGState().load_state_dict(state_dict)
 
 
 _HOLDERS: list[int] = []
-"""Threads of the runs from whose numbers the process draws now: one, whose runs may be nested."""
+"""Thread IDs of the runs that have installed their RNG state; nested runs share a thread."""
 
 
 def _hold() -> None:
-    own = threading.get_ident()
-    _HOLDERS.append(own)  # first: of two threads that look at the same time, both are refused
-    if {*_HOLDERS} != {own}:
-        _HOLDERS.remove(own)
-        why = "would share the random numbers of the process with the run of another thread"
-        works = "run one after the other, or each in a process of its own"
-        raise SettingError("trainer", "Trainer", why, works)
+    thread = threading.get_ident()
+    _HOLDERS.append(thread)  # before the check, so that two concurrent threads both raise
+    if {*_HOLDERS} != {thread}:
+        _HOLDERS.remove(thread)
+        reason = "would share the global RNG state with a run in another thread"
+        hint = "run the trainers one after the other, or in separate processes"
+        raise SettingError("trainer", "Trainer", reason, hint)
 
 
 def isolated_rng(method: Method) -> Method:
-    """Let a method of a trainer draw from the numbers of its run."""
+    """Decorate a trainer method to execute with the run's RNG state."""
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Checkpoints of a run and of its policy alone, and what they cannot hold."""
+"""Checkpoints of a run and of its policy, and warnings about state they cannot contain."""
 
 from __future__ import annotations
 
@@ -20,39 +20,41 @@ from kit.trainer.checkpoint import NORMALIZATION, Checkpoints, saved_in
 from kit.trainer.chunked_state import check_state
 
 Parts = Callable[[], dict[str, Any]]
-"""Return objects with ``state_dict`` and ``load_state_dict``, keyed by name."""
+"""Function that returns objects with ``state_dict`` and ``load_state_dict``, keyed by name."""
 
 
 class RunCheckpoints:
-    """Writes checkpoints of a run, and continues from them.
+    """Writes and loads the checkpoints of a run.
 
     Args:
-        parts: returns every object with a state that a resumed run needs.
-        policy_parts: returns the objects with the state that a policy acts by.
+        parts: returns all objects whose state a resumed run needs.
+        policy_parts: returns the objects whose state determines the policy's actions.
 
     Attributes:
-        last: checkpoint that was written or read last; ``None`` if there is none.
-        saved_at: iterations of the run in it.
+        last: checkpoint that was written or loaded last, or ``None``.
+        saved_at: number of iterations of the run in the checkpoint ``last``.
     """
 
     def __init__(self, parts: Parts, policy_parts: Parts) -> None:
         self._parts, self._policy_parts = parts, policy_parts
         self._writer: Checkpoints | None = None
-        self._left_out: Sequence[str] = ()  # states in the last one of hooks that were not there
+        self._left_out: Sequence[
+            str
+        ] = ()  # states in the last checkpoint of hooks not yet registered
         self.last: Path | None = None
         self.saved_at = 0
 
     # ------------------------------------------------------------------ the whole run
     def save(self, folder: Path, steps: int, counters: Mapping[str, Any]) -> Path:
-        """Write a checkpoint and return it.
+        """Write a checkpoint and return its path.
 
         Args:
-            folder: which gets it.
-            steps: progress of the run, which names it.
-            counters: of the ledger.
+            folder: folder of the run's checkpoints.
+            steps: progress of the run, used as the checkpoint's name.
+            counters: counters of the ledger.
 
         Raises:
-            WriteError: if it could not be written; earlier ones are untouched.
+            WriteError: if the checkpoint cannot be written. Earlier checkpoints are left unchanged.
         """
         if self._writer is None:
             self._writer = Checkpoints(folder, self._parts(), last=self.last)
@@ -61,10 +63,10 @@ class RunCheckpoints:
         return self.last
 
     def load(self, path: Path) -> None:
-        """Restore every part of the run.
+        """Restore the state of all components of the run.
 
         Raises:
-            SettingError: if the checkpoint does not fit.
+            SettingError: if the checkpoint does not match the components.
         """
         self.last = path
         checkpoints = Checkpoints(path.parent, self._parts())
@@ -72,24 +74,24 @@ class RunCheckpoints:
         self._left_out, self.saved_at = checkpoints.left_out, int(counters["iterations"])
 
     def load_added(self, hooks: Iterable[str], iterations: int) -> None:
-        """Restore hooks that were added after a checkpoint was loaded, unless the run continued.
+        """Restore hooks that were added after a checkpoint was loaded and before the run continued.
 
         Args:
-            hooks: their names.
-            iterations: of the run until now.
+            hooks: names of the added hooks.
+            iterations: current number of iterations of the run.
         """
         found = {f"hook {name}" for name in hooks}.intersection(self._left_out)
         if not found or self.last is None or iterations != self.saved_at:
             return
-        found |= {"update", "optimizer"}  # a scheduler has set the learning rate of its first step
+        found |= {"update", "optimizer"}  # an added scheduler overwrites the learning rate
         parts = {name: part for name, part in self._parts().items() if name in found}
         Checkpoints(self.last.parent, parts).load(self.last)
 
     def check_states(self) -> None:
-        """Check that checkpoints can hold the states of hooks, loggers and other parts.
+        """Check that checkpoints can store the states of all small components.
 
         Raises:
-            SettingError: naming the first that they cannot hold.
+            SettingError: for the first state that cannot be stored.
         """
         for name, part in self._parts().items():
             if name not in _LARGE:
@@ -97,22 +99,22 @@ class RunCheckpoints:
 
     # ------------------------------------------------------------------ the policy alone
     def save_policy(self, folder: Path, steps: int, counters: Mapping[str, Any]) -> Path:
-        """Write what :meth:`load_policy` reads: weights, normalisation, those of the best."""
+        """Write a checkpoint that contains only the last and best policy."""
         parts = {**self._policy_parts(), **self._best_policies()}
         return Checkpoints(folder, parts, keep=1).save(steps, {"counters": counters})
 
     def load_policy(self, path: Path, best: bool = False) -> dict[str, int]:
-        """Load weights and normalisation; see ``Trainer.load_policy``."""
+        """Load weights and normalisation statistics; see ``Trainer.load_policy``."""
         if not best:
             checkpoints = Checkpoints(path.parent, self._policy_parts())
             counters = checkpoints.load(path, needed=NORMALIZATION)["counters"]
             return {name: int(counters[name]) for name in ("policy_steps", "gradient_steps")}
-        kept = self._best_policies()
-        if not kept:
-            works = "leave it out, or train with keep_best=true"
-            raise SettingError("best", True, "was not kept by this run", works)
-        Checkpoints(path.parent, kept).load(path)
-        hook = next(iter(kept.values()))
+        best_policies = self._best_policies()
+        if not best_policies:
+            hint = "remove it, or train with keep_best=true"
+            raise SettingError("best", True, "was not kept by this run", hint)
+        Checkpoints(path.parent, best_policies).load(path)
+        hook = next(iter(best_policies.values()))
         hook.restore()
         return {"policy_steps": hook.policy_steps, "gradient_steps": hook.gradient_steps}
 
@@ -122,95 +124,91 @@ class RunCheckpoints:
 
 
 def warn_of_lost_environments(reason: str) -> None:
-    """Warn why a resumed run would differ from the uninterrupted one; if there is a reason."""
+    """Warn that a resumed run is not bit-exact, if a reason is given."""
     if reason:
-        what = "the state of the environments is not in checkpoints"
-        then = "a resumed run closes their open episodes and is not bit-exact"
-        warnings.warn(f"{what}: {reason}; {then}", stacklevel=3)
+        what = "Checkpoints do not contain the state of the environments"
+        then = "A resumed run ends their open episodes and is not bit-exact."
+        warnings.warn(f"{what}: {reason}. {then}", stacklevel=3)
 
 
 def warn_of_lost_optimizers(hooks: Iterable[Any], saved: Iterable[Any]) -> None:
-    """Warn of hooks that train with an optimizer that no checkpoint has.
+    """Warn about hooks with an optimiser that is missing from checkpoints.
 
     Args:
         hooks: registered hook objects.
-        saved: optimizers in checkpoints.
+        saved: optimisers in checkpoints.
     """
-    known = {id(one) for one in saved}
+    saved_ids = {id(optimizer) for optimizer in saved}
     for hook in hooks:
-        held = [one for one in vars(hook).values() if isinstance(one, Optimizer)]
-        if any(id(one) not in known for one in held) and not hook.state_dict():
+        used = [value for value in vars(hook).values() if isinstance(value, Optimizer)]
+        if any(id(optimizer) not in saved_ids for optimizer in used) and not hook.state_dict():
             name = type(hook).__name__
-            what = f"hook {name} has an optimiser, and nothing in its state_dict()"
-            then = "a resumed run begins it anew and is not bit-exact"
-            warnings.warn(f"{what}: {then}", stacklevel=3)
+            what = f"Hook {name} has an optimiser, but its state_dict() is empty"
+            then = "A resumed run resets the optimiser and is not bit-exact."
+            warnings.warn(f"{what}. {then}", stacklevel=3)
 
 
 _LARGE = ("batches", "buffer", "update")
-"""Parts of the kit whose states are large."""
+"""Components whose states are large."""
 
 
 def in_folder(folder: Path | None, last_checkpoint: Any) -> Iterator[Refusal]:
-    """A folder with checkpoints of an earlier run, which those of a new one would replace."""
+    """Yield an error if the folder of a new run contains checkpoints of an earlier run."""
     if folder is None or last_checkpoint is not None:
         return
     if saved_in(folder / "checkpoints"):
-        why = "has checkpoints of an earlier run, which would be lost"
-        yield "folder", str(folder), why, "give another folder, or resume_from one of them"
+        reason = "has checkpoints of an earlier run, which would be overwritten"
+        yield "folder", str(folder), reason, "use another folder, or resume_from a checkpoint"
 
 
 def in_checkpoints(folder: Any, buffer: Any) -> Iterator[Refusal]:
-    """Parts of a replay buffer whose state no checkpoint could hold."""
+    """Yield errors for components of a replay buffer whose state cannot be saved."""
     if folder is None or not isinstance(buffer, ReplayMinibatches):
         return
     if isinstance(buffer.buffer, ReplayBufferEnsemble):
-        why = "keeps rows in several storages, which no checkpoint holds"
-        works = (
-            "use one and let a hook mix the minibatches, or folder=None (in a recipe log_dir=null)"
-        )
-        yield "buffer", type(buffer.buffer).__name__, why, works
+        reason = "has several storages, which checkpoints do not support"
+        hint = "use one buffer and mix minibatches in a hook, or folder=None (log_dir=null)"
+        yield "buffer", type(buffer.buffer).__name__, reason, hint
     for field in ("writer", "sampler"):
         part = getattr(buffer.buffer, field)
         try:
             part.state_dict()
         except NotImplementedError:
-            why = "gives no state, which checkpoints need"
-            works = (
-                f"use another {field}, or folder=None (in a recipe log_dir=null): no checkpoints"
-            )
-            yield field, type(part).__name__, why, works
+            reason = "has no state_dict, which checkpoints need"
+            hint = f"use another {field}, or folder=None (log_dir=null) for no checkpoints"
+            yield field, type(part).__name__, reason, hint
 
 
 def in_saving(iteration: int, ledger: StepLedger) -> Iterator[Refusal]:
-    """A checkpoint within an iteration, whose batch is collected and in no checkpoint."""
+    """Yield an error if a checkpoint is requested within an iteration, which cannot be resumed."""
     if iteration != ledger.iterations:
-        why = "has begun and not ended, and no checkpoint goes on within it"
-        works = "trainer.request_checkpoint() saves after it"
-        yield "iteration", iteration, why, works
+        reason = "has begun but not ended, and a checkpoint cannot contain its batch"
+        hint = "call trainer.request_checkpoint() to save after the iteration"
+        yield "iteration", iteration, reason, hint
 
 
 def in_resumed(plan: StepPlan, ledger: StepLedger, checkpoint: Any) -> Iterator[Refusal]:
-    """A checkpoint of a run that had other counts by now than the plan would have."""
-    found = [one for one in ledger.compare(plan) if one.name != "env_steps"]
+    """Yield an error if a checkpoint's counts differ from the plan."""
+    found = [mismatch for mismatch in ledger.compare(plan) if mismatch.name != "env_steps"]
     if found:
-        why = f"was written under another plan: {', '.join(map(str, found))}"
-        yield "resume_from", str(checkpoint), why, "resume with the settings that it had"
+        reason = f"was written under another plan: {', '.join(map(str, found))}"
+        yield "resume_from", str(checkpoint), reason, "resume with the settings of that run"
 
 
 def in_saved_policies(collector: Any) -> Iterator[Refusal]:
-    """Statistics in other processes, without which a saved policy would act otherwise."""
+    """Yield an error if normalisation statistics in other processes would not be saved."""
     name = ""
     if isinstance(collector, AsyncCollector) and collector.env is None:
         name = collector.normalized_by
     elif isinstance(collector, MultiCollector):
-        states = [one for one in collector.state_dict().values() if isinstance(one, dict)]
-        running = [key for one in states for key in one.get("env_state_dict", ()) if _EXTRA in key]
+        states = [state for state in collector.state_dict().values() if isinstance(state, dict)]
+        running = [k for state in states for k in state.get("env_state_dict", ()) if _EXTRA in k]
         name = "VecNorm" if running else ""
     if name:
-        why = f"has statistics in the processes of {type(collector).__name__}, of which a saved"
-        works = "normalise in this process: by another collector, or an environment of make_env(id)"
-        yield "environment", name, f"{why} policy would have none", works
+        reason = f"normalises in worker processes ({type(collector).__name__}), so a saved policy"
+        hint = "normalise in this process: use another collector, or make_env(id)"
+        yield "environment", name, f"{reason} would lose its statistics", hint
 
 
 _EXTRA = "_extra_state"
-"""Where TorchRL's transforms with running statistics have them."""
+"""Key under which TorchRL's transforms store running statistics."""

@@ -1,4 +1,4 @@
-"""The stages of the loop, and the functions to register at each."""
+"""Stages of the training loop, and the operations registered at each stage."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from kit.steps.errors import place_of
 
 @dataclass(frozen=True)
 class Stage:
-    """One place in the loop."""
+    """A point in the training loop at which hooks run."""
 
     name: str
-    """TorchRL's name, if TorchRL has the stage."""
+    """Name of the stage, as in TorchRL if TorchRL has it."""
     signature: str
-    """arguments and result of its hooks; see ``SIGNATURES``."""
+    """Key of ``SIGNATURES`` that describes arguments and result of the stage's hooks."""
     when: str
-    """when it runs."""
+    """Description of when the stage runs."""
     needs: str = ""
-    """where it runs: only with gradient steps (``update``), only with collected batches."""
+    """Condition for the stage to run: ``update`` (gradient steps), ``collection``, or empty."""
 
 
 SIGNATURES: dict[str, tuple[str, int]] = {
@@ -40,7 +40,7 @@ SIGNATURES: dict[str, tuple[str, int]] = {
     "evaluation": ("(result, is_best) -> None", 2),
     "error": ("(error) -> None", 1),
 }
-"""How a hook of each kind is called, and with how many arguments."""
+"""Call signature and number of arguments of each kind of hook."""
 
 STAGES: dict[str, Stage] = {
     stage.name: stage
@@ -79,7 +79,7 @@ STAGES: dict[str, Stage] = {
         Stage("shutdown", "fire", "once, at the end of the run, even after an exception"),
     )
 }
-"""Every stage, in the order of the loop."""
+"""All stages, in the order of the training loop."""
 
 
 _SEES_BATCHES = (
@@ -89,7 +89,7 @@ _SEES_BATCHES = (
 
 
 class HookError(RuntimeError):
-    """A hook raised."""
+    """Raised when a hook raises an exception."""
 
     def __init__(self, hook: str, stage: str, error: BaseException) -> None:
         self.hook, self.stage, self.error = hook, stage, error
@@ -105,63 +105,62 @@ class _Operation:
 
 
 class Stages(dict[str, list[_Operation]]):
-    """Operations by stage, run in the order in which they were registered.
+    """Operations by stage, called in the order of their registration.
 
     Args:
-        updates: whether the run makes gradient steps at all.
-        collections: whether it collects batches.
+        updates: whether the run makes gradient steps.
+        collections: whether the run collects batches.
 
     Attributes:
-        keeps_batches: whether a hook receives batches and does not declare that it keeps none.
+        keeps_batches: whether a registered hook may keep batches after the call that received them.
     """
 
     def __init__(self, *, updates: bool = True, collections: bool = True) -> None:
         self._missing: dict[str, str] = {
-            "update": "" if updates else "the plan trains nothing",
-            "collection": "" if collections else "the plan collects nothing (offline)",
+            "update": "" if updates else "the plan makes no gradient steps",
+            "collection": "" if collections else "the plan collects no batches (offline)",
         }
         self._began = self.keeps_batches = False
         super().__init__({name: [] for name in STAGES})
 
     def register(self, stage: str, function: Callable[..., Any], **keywords: Any) -> None:
-        """Add an operation.
+        """Register a function at a stage.
 
         Args:
-            stage: a name of ``STAGES``.
-            function: called as the stage's signature says.
-            **keywords: passed with every call.
+            stage: name of a stage in ``STAGES``.
+            function: function with the signature of the stage.
+            **keywords: keyword arguments of every call.
 
         Raises:
             KeyError: if there is no such stage.
-            SettingError: if it never runs in this run, or if the function cannot be called as the
-                stage does.
+            SettingError: if the stage never runs, or the function does not accept its arguments.
         """
         name = _name(function)
         missing = self._missing.get(STAGES[stage].needs)
         if stage == "setup" and self._began:
             missing = "the run has begun"
         if missing:
-            raise SettingError("stage", stage, f"never runs, so {name} never would: {missing}")
+            raise SettingError("stage", stage, f"never runs, so {name} is never called: {missing}")
         text, count = SIGNATURES[STAGES[stage].signature]
-        if not _takes(function, count, keywords):
-            why = f"cannot be called as stage {stage!r} does"
-            raise SettingError("hook", name, why, f"it calls {text}")
+        if not _accepts(function, count, keywords):
+            reason = f"does not accept the arguments of stage {stage!r}"
+            raise SettingError("hook", name, reason, f"use the signature {text}")
         self.keeps_batches |= stage in _SEES_BATCHES and declares(function, "keeps_batches")
         self[stage].append(_Operation(function, keywords, name))
 
     def fire(self, stage: str, *arguments: Any) -> None:
-        """Call every operation of ``stage``."""
+        """Call every operation of a stage."""
         for operation in self[stage]:
             self._call(stage, operation, *arguments)
         self._began |= stage == "setup"
 
     def pipe(self, stage: str, batch: Any, before: Any = None) -> Any:
-        """Pass ``batch`` through every operation; one that returns nothing leaves it as it is.
+        """Pass ``batch`` through every operation of a stage and return the result.
 
         Args:
-            stage: whose operations are called.
-            batch: their argument, and their result.
-            before: an argument before it: the minibatch, where losses are passed through.
+            stage: name of the stage.
+            batch: argument of the first operation. An operation that returns ``None`` keeps it.
+            before: extra first argument of every operation, such as the minibatch of the losses.
         """
         for operation in self[stage]:
             arguments = (batch,) if before is None else (before, batch)
@@ -170,7 +169,7 @@ class Stages(dict[str, list[_Operation]]):
         return batch
 
     def optimize(self, losses: TensorDictBase, clip_grad_norm: bool, clip_norm: Any) -> Any:
-        """Let every operation of ``optimizer`` make its gradient step; return the losses."""
+        """Call every operation of stage ``optimizer`` for a gradient step; return the losses."""
         for index, operation in enumerate(self["optimizer"]):
             arguments = (losses, clip_grad_norm, clip_norm, index)
             result = self._call("optimizer", operation, *arguments)
@@ -178,7 +177,7 @@ class Stages(dict[str, list[_Operation]]):
         return losses.detach()
 
     def log(self, stage: str, *arguments: Any) -> Iterator[dict[str, Any]]:
-        """Yield the metrics that each operation returns."""
+        """Yield the metrics that each operation of a stage returns."""
         for operation in self[stage]:
             result = self._call(stage, operation, *arguments)
             if result is None:
@@ -189,7 +188,7 @@ class Stages(dict[str, list[_Operation]]):
         try:
             return operation.function(*arguments, **operation.keywords)
         except Exception as error:
-            # So TorchRL's replay buffer hook says that a pass has ended.
+            # TorchRL's replay buffer hook raises StopIteration at the end of an epoch.
             ends = stage == "process_optim_batch" and isinstance(error, StopIteration)
             if ends or isinstance(error, HookError) or getattr(error, "stops_the_run", False):
                 raise
@@ -197,12 +196,11 @@ class Stages(dict[str, list[_Operation]]):
 
 
 def declares(function: Any, capability: str) -> bool:
-    """Return what a hook declares about itself; ``True`` where it declares nothing.
+    """Return a capability that a hook declares; ``True`` if the hook does not declare it.
 
     Args:
-        function: registered at a stage: a function with attributes, or the method of an object
-            whose class has them.
-        capability: name of the attribute: ``keeps_batches``, ``reads_minibatches`` or
+        function: registered function with the attribute, or a method of an object with it.
+        capability: attribute name: ``keeps_batches``, ``reads_minibatches`` or
             ``changes_training``.
     """
     owner = getattr(function, "__self__", None)
@@ -216,7 +214,7 @@ def _name(function: Any) -> str:
     return str(getattr(function, "__qualname__", type(function).__name__))
 
 
-def _takes(function: Callable[..., Any], count: int, keywords: dict[str, Any]) -> bool:
+def _accepts(function: Callable[..., Any], count: int, keywords: dict[str, Any]) -> bool:
     try:
         inspect.signature(function).bind(*([None] * count), **keywords)
     except TypeError:

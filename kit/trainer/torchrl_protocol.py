@@ -1,4 +1,4 @@
-"""The side of a trainer that TorchRL's hooks and steppers see: every name that they read."""
+"""Trainer interface that TorchRL's hooks and steppers use."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from torchrl.trainers import EarlyStopping, TargetNetUpdaterHook
 from kit.buffers import Minibatches
 from kit.hooks.base import snake_case
 from kit.logging.loggers import RowLogger
-from kit.logging.metrics_recorder import MetricsRecorder, refuse_taken
+from kit.logging.metrics_recorder import MetricsRecorder, reject_existing_columns
 from kit.steps import SettingError, StepLedger, StepPlan
 from kit.trainer.stages import Stages
 
 
 class TorchRLProtocol:
-    """What TorchRL's hook objects find in a trainer, so that they register unchanged.
+    """Attributes and methods of a trainer that TorchRL's hook objects use.
 
     Args:
-        plan: counts of the run.
-        collector: where batches come from; ``None`` offline.
-        update: makes the gradient steps; gives loss module, optimiser and clipping by default.
-        buffer: where minibatches come from.
-        logger: takes rows of metrics; several may be given.
-        loss_module: in place of the update's.
-        optimizer: in place of the update's.
+        plan: step counts of the run.
+        collector: collector of batches; ``None`` offline.
+        update: makes gradient steps; provides the default loss module, optimiser and clipping.
+        buffer: source of minibatches.
+        logger: logger or loggers that receive rows of metrics.
+        loss_module: replaces the update's loss module.
+        optimizer: replaces the update's optimiser.
 
     Attributes:
-        advantage: estimates advantages of each batch that is trained on; ``None``: nothing does.
-        ledger: counts so far.
-        journal: rows of metrics so far.
-        stages: where hooks are registered.
-        registered_modules: objects whose state is part of checkpoints, by name.
-        last_metrics: of the last gradient step, on the device.
-        skips_rest_of_update: whether the present update ends after its present epoch.
-        stop_reason: why the run ended before its plan; ``None`` otherwise.
-        last_checkpoint: that was written or read; ``None`` if there is none.
-        clip_norm: where TorchRL's steppers and optimiser hooks clip gradients: the update's.
-        clip_grad_norm: whether they clip the norm of gradients (or else their values).
+        advantage: adds advantages to each batch before it is trained on, or ``None``.
+        ledger: step counts so far.
+        journal: recorder of metrics.
+        stages: registered operations by stage.
+        registered_modules: objects whose state is saved in checkpoints, by name.
+        last_metrics: metrics of the last gradient step, on the device.
+        skips_rest_of_update: whether the current update phase ends after the current epoch.
+        stop_reason: why the run ended early; ``None`` otherwise.
+        last_checkpoint: checkpoint that was written or loaded last, or ``None``.
+        clip_norm: gradient clipping threshold of TorchRL's steppers and optimiser hooks.
+        clip_grad_norm: whether gradients are clipped by norm rather than by value.
     """
 
     advantage: Any = None
@@ -89,16 +89,16 @@ class TorchRLProtocol:
 
     # ------------------------------------------------------------------ registration
     def add(self, hook: Any, name: str | None = None) -> Self:
-        """Register a hook object under ``name``, or under its own.
+        """Register a hook object under ``name``, or under its default name.
 
         Raises:
-            SettingError: if another hook has this name, or it is no hook object.
+            SettingError: if another hook has the same name, or ``hook`` is not a hook object.
         """
-        own = inspect.signature(hook.register).parameters.get("name")
-        if name is None and (own is None or own.default is own.empty):
+        parameter = inspect.signature(hook.register).parameters.get("name")
+        if name is None and (parameter is None or parameter.default is parameter.empty):
             name = snake_case(type(hook))
         hook.register(self, *filter(None, [name]))
-        if isinstance(hook, TargetNetUpdaterHook):  # which has a state and does not say so
+        if isinstance(hook, TargetNetUpdaterHook):  # does not register its state itself
             self.register_module(name or snake_case(type(hook)), hook.target_params_updater)
         return self
 
@@ -106,41 +106,41 @@ class TorchRLProtocol:
         """Register a function at a stage; see ``kit.trainer.stages.STAGES`` and docs/hooks.md.
 
         Raises:
-            SettingError: if the stage does not exist or never runs, or if the function cannot be
-                called as it does, or steps a scheduler that needs a metric.
+            SettingError: if the stage does not exist or never runs, if the function does not accept
+                its arguments, or if it steps a scheduler that needs a metric.
         """
-        own = isinstance(op, EarlyStopping)
-        self.stages.register(dest, _once_logged(op, self) if own else op, **kwargs)
+        stops_early = isinstance(op, EarlyStopping)
+        self.stages.register(dest, _once_logged(op, self) if stops_early else op, **kwargs)
 
     register_hook = register_op
 
     def register_module(self, module_name: str, module: Any) -> None:
-        """Make the state of ``module`` part of checkpoints.
+        """Save the state of ``module`` in checkpoints.
 
         Raises:
-            SettingError: if the name is taken.
+            SettingError: if the name is already registered.
         """
         if module_name in self.registered_modules:
-            works = "choose another name: add(hook, name)"
-            raise SettingError("hook", module_name, "is registered already", works)
+            hint = "choose another name: add(hook, name)"
+            raise SettingError("hook", module_name, "is already registered", hint)
         self.registered_modules[module_name] = module
 
     # ------------------------------------------------------------------ requests of hooks
     def request_stop(self, reason: str | None = None) -> None:
         """End the run after this iteration."""
         self._stop_training = True
-        self.stop_reason = reason or "a hook asked for it"
+        self.stop_reason = reason or "a hook requested it"
 
     def request_checkpoint(self) -> None:
-        """Write a checkpoint after this iteration, and continue."""
+        """Request a checkpoint after this iteration."""
         self._save_requested = True
 
     def skip_rest_of_update(self) -> None:
-        """End this update phase after this epoch; gradient steps still due count as skipped."""
+        """End this update phase after this epoch. Remaining gradient steps count as skipped."""
         self.skips_rest_of_update = True
 
     def compute_loss(self, sub_batch: TensorDictBase, method: str | None = None) -> Any:
-        """The losses of a minibatch, or the result of a method of the loss module."""
+        """Return the losses of a minibatch, or call another method of the loss module."""
         if method is None:
             return self.loss_module(sub_batch)
         return getattr(self.loss_module, method)(sub_batch)
@@ -152,7 +152,7 @@ class TorchRLProtocol:
         return self.ledger.policy_steps
 
     collected_frames = policy_steps
-    """under TorchRL's name."""
+    """Policy steps so far, under TorchRL's name."""
 
     @property
     def _optim_count(self) -> int:
@@ -160,34 +160,34 @@ class TorchRLProtocol:
         return self.ledger.local_gradient_steps
 
     def log(self, stage: str, *arguments: Any) -> None:
-        """Note the metrics that the hooks of a log stage return."""
+        """Record the metrics that hooks of a log stage return."""
         if not self.stages[stage]:
             return
         for metrics in self.stages.log(stage, *arguments):
-            metrics.pop("log_pbar", None)  # TorchRL's mark for its progress bar
-            refuse_taken(self._counters.intersection(metrics))
+            metrics.pop("log_pbar", None)  # flag for TorchRL's progress bar
+            reject_existing_columns(self._counters.intersection(metrics))
             self.journal.note(metrics, of_hooks=True)
             self._publish(metrics)
 
     def _publish(self, metrics: Mapping[str, Any]) -> None:
-        """Show the newest values to hooks that monitor a metric."""
+        """Publish the newest values to hooks that monitor a metric."""
         for name, value in metrics.items():
             self._log_dict[name] = [value]
 
 
 def _once_logged(hook: Any, trainer: TorchRLProtocol) -> Callable[[Any], None]:
-    """Return TorchRL's early stopping, which raises without its column, from its first row on."""
-    known, monitor = trainer._log_dict, str(hook.monitor)
+    """Wrap TorchRL's early stopping hook, so that it runs only once its metric was logged."""
+    logged, monitor = trainer._log_dict, str(hook.monitor)
 
     def look(batch: Any) -> None:
-        if monitor in known:
+        if monitor in logged:
             hook(batch)
 
     def end() -> None:
-        if monitor not in known:
-            what = f"EarlyStopping never found {monitor!r}; columns are {', '.join(known)}"
+        if monitor not in logged:
+            what = f"EarlyStopping never found {monitor!r}; columns are {', '.join(logged)}"
             warnings.warn(what, stacklevel=2)
 
-    look.__qualname__ = type(hook).__name__  # its name in errors
+    look.__qualname__ = type(hook).__name__  # hook name in errors
     trainer.register_op("shutdown", end)
     return look

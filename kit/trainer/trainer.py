@@ -1,4 +1,4 @@
-"""The loop: collect, update, log, evaluate, save."""
+"""The training loop: collect, update, evaluate, log and save."""
 
 from __future__ import annotations
 
@@ -53,50 +53,49 @@ from kit.update import Update
 
 
 class Trainer(TorchRLProtocol):
-    """Runs a plan: in each iteration one collection, then the gradient steps that are due.
+    """Runs a step plan. Each iteration collects one batch and makes the gradient steps due.
 
-    The plan decides the counts, the buffer the minibatches, the update the gradient step; the loop
-    is the same for every algorithm. It speaks TorchRL's hook protocol, so TorchRL's hook
-    objects register unchanged.
+    The plan determines the counts, the buffer provides minibatches and the update makes gradient
+    steps. The loop is the same for every algorithm. It implements TorchRL's hook protocol, so
+    TorchRL's hook objects can be registered unchanged.
 
-    What a run draws from the global random numbers of the process comes from numbers of its own,
-    which begin where the global ones stand when the trainer is made: trainers in one process do not
-    disturb each other, nor the process. Runs in several threads at the same time are refused.
+    Each run has its own copy of the global RNG state, so trainers in one process do not affect each
+    other. Concurrent runs in several threads are not supported.
 
     Args:
-        plan: counts of the run. A collector of the kit that was given no ``init_random_frames``,
-            an evaluator without ``episodes`` and a buffer without a minibatch size take the plan's.
-        collector: where batches come from; the kit's or TorchRL's. ``None`` where the plan is
-            offline (``steps_per_env=0``).
-        update: makes gradient steps; the kit's :class:`~kit.update.Update` or one of TorchRL's
-            steppers. ``None`` trains nothing, or leaves it to a hook at stage ``optimizer``
-            (then a ``loss_module`` is given). The policies that collect and are evaluated, and the
-            critic of ``advantage``, are networks of its loss or frozen (``requires_grad_(False)``).
-        buffer: where minibatches come from; a TorchRL replay buffer is taken as it is, ``None``
-            makes passes over the last batch.
-        advantage: adds advantages and value targets to each batch that is trained on.
-        evaluate: measures the policy when the plan says so.
-        logger: takes one row of metrics per log point; several may be given.
-        hooks: objects with ``register(trainer, name)``; the kit's or TorchRL's.
-        folder: where checkpoints are written, below ``checkpoints``; ``None`` writes none.
-        log_every: policy steps (offline: gradient steps) between rows; ``None``: a hundredth of
-            the run.
-        checkpoint_every: policy steps (offline: gradient steps) between checkpoints; ``None``: a
-            tenth of the run.
-        loss_module: found by TorchRL's hooks and steppers; the update's by default.
-        optimizer: found by TorchRL's hooks and steppers; the update's by default.
-        config: settings of the run, for loggers: plain values.
+        plan: step counts of the run. They replace defaults of kit's components:
+            ``init_random_frames`` of a collector, ``episodes`` of an evaluator and the minibatch
+            size of a buffer.
+        collector: kit or TorchRL collector; ``None`` if the plan is offline (``steps_per_env=0``).
+        update: makes gradient steps: an :class:`~kit.update.Update` or one of TorchRL's steppers.
+            ``None`` if nothing is trained or a hook at stage ``optimizer`` makes the gradient steps
+            (``loss_module`` is then required). Policies that collect or are evaluated, and the
+            critic of ``advantage``, must be networks of the update's loss or frozen
+            (``requires_grad_(False)``).
+        buffer: source of minibatches, such as a TorchRL replay buffer; ``None``: passes over the
+            last batch.
+        advantage: adds advantages and value targets to each batch before it is trained on.
+        evaluate: evaluates the policy when the plan says so.
+        logger: logger or loggers that receive each row of metrics.
+        hooks: kit or TorchRL hook objects, which define ``register(trainer, name)``.
+        folder: run folder; checkpoints are written to ``checkpoints`` in it. ``None``: no
+            checkpoints.
+        log_every: policy steps (offline: gradient steps) between rows; ``None``: 1% of the run.
+        checkpoint_every: policy steps (offline: gradient steps) between checkpoints; ``None``: 10%
+            of the run.
+        loss_module: loss module for TorchRL's hooks and steppers; by default the update's.
+        optimizer: optimiser for TorchRL's hooks and steppers; by default the update's.
+        config: config of the run, as plain values, for loggers.
         resume_from: checkpoint of a trainer that was built in the same way.
-        progress: whether plan, progress and ledger are shown in the terminal; a text is their
-            title.
-        nan_guard: whether a metric of training that is not finite ends the run.
+        progress: whether to print plan, progress and ledger in the terminal; a string is the title.
+        nan_guard: whether a non-finite training metric ends the run.
 
     Attributes:
-        ledger: counts so far.
-        stop_reason: why the run ended before its plan; ``None`` otherwise.
+        ledger: step counts so far.
+        stop_reason: why the run ended early; ``None`` otherwise.
 
     Raises:
-        SettingError: if parts contradict each other or the plan.
+        SettingError: if the components are incompatible with each other or the plan.
     """
 
     def __init__(
@@ -129,7 +128,7 @@ class Trainer(TorchRLProtocol):
             )
         joins = getattr(minibatches, "joins_steps", False)
         self.schedule = RunSchedule(plan, log_every=log_every, checkpoint_every=checkpoint_every)
-        checks.refuse(
+        checks.raise_first(
             compatibility.in_collection(plan, collector),
             compatibility.in_buffer(plan, minibatches),
             () if collector is None else plan_fit.in_collector(plan, collector, joins_steps=joins),
@@ -137,7 +136,7 @@ class Trainer(TorchRLProtocol):
             in_checkpoints(folder, minibatches),
         )
         raw = compatibility.stores_raw(plan, minibatches, advantage)
-        checks.refuse(compatibility.in_raw_batches(collector, raw))
+        checks.raise_first(compatibility.in_raw_batches(collector, raw))
         if raw:
             minibatches.normalize_by(normalizer_of(collector))  # type: ignore[attr-defined]
         super().__init__(
@@ -149,12 +148,12 @@ class Trainer(TorchRLProtocol):
         self.batches.evaluate = evaluate
         self.config = config or {}
         self.folder = None if folder is None else as_folder(folder)
-        # Now, as collectors of TorchRL drop their environments at the end.
+        # Read the transforms now, because TorchRL's collectors drop their environments on shutdown.
         self._transforms = normalization_of_transforms(collector=collector, evaluate=evaluate)
         self._released = self._complete = self._started = False
         self._prefill: TensorDictBase | None = None
         self.checkpoints = RunCheckpoints(self._parts, self.policy_parts)
-        self._is_loaded = False  # since stage load ran
+        self._is_loaded = False  # whether stage "load" is still to run
         self._phase = UpdatePhase(self)
         if isinstance(update, Update):
             vary = not (plan.is_exact if plan.on_policy else plan.offline)
@@ -162,14 +161,14 @@ class Trainer(TorchRLProtocol):
             update.begin_run()
         elif isinstance(update, OptimizationStepper):
             update.register(self)
-        given = list(hooks)
-        if nan_guard and not any(isinstance(hook, NaNGuard) for hook in given):
-            self.add(NaNGuard())  # before hooks that save
-        for hook in given:
+        requested = list(hooks)
+        if nan_guard and not any(isinstance(hook, NaNGuard) for hook in requested):
+            self.add(NaNGuard())  # before hooks that save checkpoints
+        for hook in requested:
             self.add(hook)
-        if progress and not any(isinstance(hook, Console) for hook in given):
+        if progress and not any(isinstance(hook, Console) for hook in requested):
             self.add(Console(progress if isinstance(progress, str) else ""))
-        checks.refuse(
+        checks.raise_first(
             compatibility.in_updates(plan, update, self.loss_module, advantage, self.stages),
             compatibility.in_networks(update, collector, evaluate, advantage, self.stages),
             compatibility.in_priorities(self.buffer, self.loss_module),
@@ -180,7 +179,7 @@ class Trainer(TorchRLProtocol):
         )
         saving = (BestPolicy, SavePolicy)
         if any(isinstance(hook, saving) for hook in self.registered_modules.values()):
-            checks.refuse(in_saved_policies(collector))
+            checks.raise_first(in_saved_policies(collector))
         self.numbers = IsolatedRNG()
         make_parts_when_loaded(self.loss_module)
         if resume_from is not None:
@@ -192,30 +191,32 @@ class Trainer(TorchRLProtocol):
         """Run the rest of the plan and return the ledger.
 
         Raises:
-            SettingError: if the run has ended before its plan: its environments are closed.
-            PlanMismatchError: if counts differ from the plan.
+            SettingError: if the run has ended early and closed its environments.
+            PlanMismatchError: if step counts differ from the plan.
             HookError: if a hook raises.
             EnvError: if an environment fails.
         """
-        checks.refuse(
+        checks.raise_first(
             compatibility.in_learning_rates(self.update, self.registered_modules),
             compatibility.in_hooks(self.plan, self.update, self.buffer, self.stages),
             compatibility.in_targets(self.plan, self.update, self.loss_module, self.stages),
             compatibility.in_rewards(self.buffer, self.stages),
             plan_fit.in_counts(self.collector, self.ledger),
         )
-        # A run that was interrupted in its last iteration has nothing left to collect, either.
+        # A resumed run with no steps left may still be run again.
         if self._released and not self._complete:
-            why = f"has ended after {self.ledger.policy_steps:,} policy steps and closed its envs"
+            reason = (
+                f"has ended after {self.policy_steps:,} policy steps and closed its environments"
+            )
             last = self.last_checkpoint
-            again = "" if last is None else f" with resume_from={str(last)!r}"
-            raise SettingError("trainer", "Trainer", why, f"build another one{again}")
-        self.batches.share_memory(self._nothing_keeps_a_batch)
+            resume = "" if last is None else f" with resume_from={str(last)!r}"
+            raise SettingError("trainer", "Trainer", reason, f"create another Trainer{resume}")
+        self.batches.share_memory(self._can_reuse_batches)
         with self._lifecycle():
             if self.ledger.iterations == 0:
-                if not self._stop_training:  # at stage setup
+                if not self._stop_training:  # a hook may stop the run at stage "setup"
                     self.begin()
-                if self._stop_training:  # there is no iteration yet to go on from
+                if self._stop_training:  # no iteration was made, so nothing is saved
                     return self.ledger
             while not (self.schedule.done or self._stop_training):
                 batch = self.collect()
@@ -227,22 +228,22 @@ class Trainer(TorchRLProtocol):
             if self.ledger.iterations != self.checkpoints.saved_at:
                 self.save()
                 if self.journal.latest.get("iterations") != self.ledger.iterations:
-                    self.write_row()  # a resumed run drops it
+                    self.write_row()  # resuming a run drops this row
         self.ledger.verify(self.plan)
         self._complete = self.schedule.done
         return self.ledger
 
-    def _nothing_keeps_a_batch(self) -> bool:
-        own = self.advantage is None and isinstance(self.buffer, ReplayMinibatches)
-        copied = own and self.buffer.copies
+    def _can_reuse_batches(self) -> bool:
+        replays = self.advantage is None and isinstance(self.buffer, ReplayMinibatches)
+        copied = replays and self.buffer.copies
         hook = getattr(self.collector, "post_collect_hook", None)
         return copied and hook is None and not self.stages.keeps_batches
 
     @isolated_rng
     def begin(self) -> None:
-        """Collect the prefill and make the evaluations that come before the first iteration.
+        """Collect the prefill and make the evaluations that precede the first iteration.
 
-        The collector begins episodes: those that a buffer filled before has open do not go on.
+        The collector starts new episodes, so open episodes in a filled buffer are closed.
         """
         self._start()
         if not self.plan.offline:
@@ -260,8 +261,8 @@ class Trainer(TorchRLProtocol):
 
     @isolated_rng
     def collect(self) -> TensorDictBase:
-        """Collect the batch of an iteration; offline, an empty one."""
-        self._start()  # a loop that goes on from a checkpoint has no begin()
+        """Collect the batch of an iteration. Offline runs return an empty batch."""
+        self._start()  # a custom loop that resumes from a checkpoint does not call begin()
         self.stages.fire("pre_collect")
         began = time.perf_counter()
         batch = self.batches.next()
@@ -283,13 +284,13 @@ class Trainer(TorchRLProtocol):
         return batch
 
     def _close_open_episodes(self) -> None:
-        """Let no step in the buffer be joined to those of the next batch: they do not go on."""
+        """Close open episodes in the buffer, so that no step is joined to the next batch."""
         if getattr(self.buffer, "joins_steps", False):
             self.buffer.close_open_episodes(self.plan.num_envs)
 
     @isolated_rng
     def train(self, batch: TensorDictBase, due: int) -> None:
-        """Make the gradient steps that are due, epoch by epoch; without any, store the batch."""
+        """Make the gradient steps that are due. If none are due, only store the batch."""
         if not due:
             self._phase.store(batch)
             return
@@ -299,7 +300,7 @@ class Trainer(TorchRLProtocol):
 
     @isolated_rng
     def finish_iteration(self, batch: TensorDictBase, due: Due) -> None:
-        """Count the iteration; evaluate, log and save if due."""
+        """Count the iteration. Evaluate, log and save if due."""
         self.ledger.iterations += 1
         if isinstance(self.update, Update):
             self.update.advance(self.policy_steps)
@@ -310,8 +311,8 @@ class Trainer(TorchRLProtocol):
             self.write_row()
         if (due.checkpoint or self._save_requested) and not self._stop_training:
             self.save()
-            if self._stop_training:  # hooks asked for it, and did not know that it was the last one
-                self.checkpoints.saved_at = 0  # run() saves at the end, as after any other stop
+            if self._stop_training:  # a hook stopped the run while saving
+                self.checkpoints.saved_at = 0  # makes run() save again at the end
 
     def evaluations(self, times: int) -> None:
         """Evaluate the policy ``times`` times."""
@@ -325,8 +326,8 @@ class Trainer(TorchRLProtocol):
             self.stages.fire("evaluation", dict(result), is_best)
 
     def write_row(self) -> None:
-        """Write a row of counters and metrics."""
-        checks.refuse(plan_fit.in_random_steps(self.plan, self.ledger, self.collector))
+        """Log a row of counters and metrics."""
+        checks.raise_first(plan_fit.in_random_steps(self.plan, self.ledger, self.collector))
         self.batches.count_environment(self.ledger)
         self.journal.note(self.batches.metrics())
         row = self.journal.write_row(self.ledger.counters(), self.batches.take_episodes())
@@ -335,10 +336,10 @@ class Trainer(TorchRLProtocol):
 
     # ------------------------------------------------------------------ hooks and checkpoints
     def add(self, hook: Any, name: str | None = None) -> Self:
-        """Register a hook object; in a run that was just resumed, with its saved state.
+        """Register a hook object. In a run that was just resumed, also restore its saved state.
 
         Raises:
-            SettingError: if another hook has this name.
+            SettingError: if another hook has the same name.
         """
         before = set(self.registered_modules)
         super().add(hook, name)
@@ -347,16 +348,16 @@ class Trainer(TorchRLProtocol):
         return self
 
     def save(self) -> Path | None:
-        """Write a checkpoint now, between two iterations.
+        """Write a checkpoint now. May only be called between iterations.
 
         Raises:
-            WriteError: if it could not be written; earlier ones are untouched.
-            SettingError: within an iteration.
+            WriteError: if the checkpoint cannot be written. Earlier checkpoints are left unchanged.
+            SettingError: if called within an iteration.
         """
         self._save_requested = False
         if self.folder is None:
             return None
-        checks.refuse(in_saving(self.batches.iteration, self.ledger))
+        checks.raise_first(in_saving(self.batches.iteration, self.ledger))
         self.stages.fire("save")
         self.batches.count_environment(self.ledger)
         if self.last_checkpoint is None:
@@ -368,17 +369,18 @@ class Trainer(TorchRLProtocol):
         return self.last_checkpoint
 
     def load(self, checkpoint: Path | str) -> Self:
-        """Continue from a checkpoint of a trainer that was built in the same way.
+        """Load a checkpoint of a trainer that was built in the same way, to continue its run.
 
         Raises:
-            SettingError: if it does not fit, or was written under another plan.
+            SettingError: if the checkpoint does not match this trainer or its plan.
         """
         self.last_checkpoint = Path(checkpoint)
         self.checkpoints.load(self.last_checkpoint)
-        checks.refuse(in_resumed(self.plan, self.ledger, checkpoint))
+        checks.raise_first(in_resumed(self.plan, self.ledger, checkpoint))
         if not getattr(self.batches.collector, "exact_resume", False):
-            warn_of_lost_environments(self.batches.not_resumable() or "nothing gives its state")
-            # A batch of whole episodes leaves none open.
+            lost = self.batches.not_resumable() or "the collector does not save it"
+            warn_of_lost_environments(lost)
+            # A batch of whole episodes leaves no episode open.
             if hasattr(self.buffer, "close_open_episodes") and not self.plan.collects_episodes:
                 self.buffer.close_open_episodes(self.plan.num_envs)
         self._phase.take_over()
@@ -386,48 +388,48 @@ class Trainer(TorchRLProtocol):
         return self
 
     def _parts(self) -> dict[str, Any]:
-        """Everything with a state that a resumed run needs, by name."""
-        # A stepper of TorchRL is among the registered modules; its optimiser need not be its own.
-        own = "update" if isinstance(self.update, Update) else "optimizer"
-        names = ("ledger", "schedule", "batches", "buffer", "journal", "loss_module", own)
+        """Return the components with a state that a resumed run needs, keyed by name."""
+        # TorchRL's steppers are registered modules, but do not save their optimiser.
+        optimizer = "update" if isinstance(self.update, Update) else "optimizer"
+        names = ("ledger", "schedule", "batches", "buffer", "journal", "loss_module", optimizer)
         parts = {name: getattr(self, name) for name in (*names, "advantage")}
         parts |= {"random_numbers": self.numbers, **self._transforms}
         return stateful_parts(parts, self.collector, self.evaluate, self.registered_modules)
 
     def policy_parts(self) -> dict[str, Any]:
-        """Objects with the state that a policy acts by, by name: weights and normalisation."""
+        """Return the components with policy weights or normalisation statistics, keyed by name."""
         parts = {} if self.loss_module is None else {"loss_module": self.loss_module}
-        own = PolicyState(self.collector, self.evaluate, self.loss_module, with_noise=False)
-        parts |= {"policies": own} if own.state_dict() else {}
+        state = PolicyState(self.collector, self.evaluate, self.loss_module, with_noise=False)
+        parts |= {"policies": state} if state.state_dict() else {}
         return {**parts, **normalization_of(self.collector, self.evaluate), **self._transforms}
 
     def load_policy(self, checkpoint: Path | str, best: bool = False) -> dict[str, int]:
-        """Load weights and normalisation alone, to evaluate; the run folder is only read.
+        """Load weights and normalisation statistics only, for evaluation.
 
         Args:
-            checkpoint: of a trainer that was built in the same way.
-            best: whether they are those of the best evaluation, which ``BestPolicy`` has kept.
+            checkpoint: checkpoint of a trainer that was built in the same way.
+            best: whether to load the policy of the best evaluation, which ``BestPolicy`` has saved.
 
         Returns:
-            ``policy_steps`` and ``gradient_steps`` after which they were measured, or the
-            checkpoint was written.
+            ``policy_steps`` and ``gradient_steps`` of the loaded policy.
 
         Raises:
-            SettingError: if the best were not kept, there has been no evaluation, or there is a
-                normalisation that this process does not have.
+            SettingError: if the best policy was not saved, no evaluation was made, or statistics
+                are stored in another process.
         """
-        checks.refuse(in_saved_policies(self.collector))
+        checks.raise_first(in_saved_policies(self.collector))
         return self.checkpoints.load_policy(Path(checkpoint), best)
 
     def save_policy(self, folder: Path | str) -> Path:
-        """Write what :meth:`load_policy` reads: weights, normalisation, those of the best.
+        """Write a checkpoint of the last and best policy, which :meth:`load_policy` can load.
 
         Args:
-            folder: which gets the checkpoint, below ``checkpoints``. With ``config.yaml`` it is a
-                run folder for ``kit.evaluate`` and ``init_from``; a run cannot go on from it.
+            folder: folder in which ``checkpoints`` is created. With a ``config.yaml`` it can be
+                used like a run folder for ``kit evaluate`` and ``init_from``, but not to resume a
+                run.
 
         Raises:
-            WriteError: if it could not be written.
+            WriteError: if the checkpoint cannot be written.
         """
         below, counters = Path(folder) / "checkpoints", self.ledger.counters()
         return self.checkpoints.save_policy(below, self.schedule.progress, counters)
@@ -435,7 +437,7 @@ class Trainer(TorchRLProtocol):
     # ------------------------------------------------------------------ begin and end
     @contextlib.contextmanager
     def _lifecycle(self) -> Iterator[None]:
-        """Start loggers and hooks; release everything at the end, whatever happens."""
+        """Start loggers and hooks, and release all resources at the end, even after an error."""
         try:
             self._start()
             yield
@@ -443,15 +445,15 @@ class Trainer(TorchRLProtocol):
             for end in (functools.partial(self.stages.fire, "error", error), self.shutdown):
                 try:
                     end()
-                except Exception as another:  # the first error is the one to see
-                    error.add_note(f"shutting down then raised {type(another).__name__}: {another}")
+                except Exception as later:  # report the first error
+                    error.add_note(f"shutdown then raised {type(later).__name__}: {later}")
             raise
         self.shutdown()
 
     def _start(self) -> None:
-        """Start loggers and hooks, unless they are: a loop of the caller's own does not say it."""
+        """Start loggers and hooks, unless a custom training loop has already started them."""
         if not self._started:
-            checks.refuse(in_folder(self.folder, self.last_checkpoint))
+            checks.raise_first(in_folder(self.folder, self.last_checkpoint))
             self._started = True
             done = getattr(self.ledger, self.plan.axis)
             self.journal.start(done, self.config, self.plan.table())
@@ -463,7 +465,7 @@ class Trainer(TorchRLProtocol):
             self.stages.fire("load", self.last_checkpoint)
 
     def shutdown(self) -> None:
-        """Release everything, even if something raises on the way."""
+        """Release all resources, even if some of them raise."""
         self._released, self._started = True, False
         with contextlib.ExitStack() as last_first:
             if self.evaluate is not None:
@@ -472,5 +474,5 @@ class Trainer(TorchRLProtocol):
             last_first.callback(lambda: self.journal.close(self.plan.table(self.ledger)))
             last_first.callback(self.stages.fire, "shutdown")
             last_first.callback(self.batches.count_environment, self.ledger)
-            if isinstance(self.update, Update):  # whoever calls it now may read them
+            if isinstance(self.update, Update):  # later calls may read values in the minibatch
                 self.update.writes_to_minibatch = True

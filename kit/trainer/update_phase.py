@@ -1,4 +1,4 @@
-"""The update of an iteration: its batch goes to the buffer, and gradient steps follow."""
+"""Update phase of an iteration: store the batch in the buffer and make gradient steps."""
 
 from __future__ import annotations
 
@@ -27,26 +27,22 @@ _GIVEN_MINIBATCHES = (
 )  # fmt: skip
 """Stages whose hooks receive minibatches."""
 _WITHIN_EPOCHS = (*_GIVEN_MINIBATCHES, "post_backward", "post_optim")
-"""Stages between the gradient steps of an epoch."""
+"""Stages that run between gradient steps of an epoch."""
 _WITHIN_PHASES = (*_WITHIN_EPOCHS, "post_epoch_log", "post_epoch", "pre_epoch_log")
-"""Stages between the gradient steps of an update phase."""
+"""Stages that run between gradient steps of an update phase."""
 
 
 class UpdatePhase:
-    """Fills the buffer of a trainer and makes the gradient steps that are due, epoch by epoch.
-
-    Args:
-        trainer: its plan, buffer, update, stages and counts.
-    """
+    """Fills the trainer's buffer and makes the gradient steps that are due, epoch by epoch."""
 
     def __init__(self, trainer: TorchRLProtocol) -> None:
         self.trainer = trainer
         self._metrics = MetricMeans()
         self._drawn = 0
-        self._writer = object()  # stands for the trainer, and keeps nothing alive
+        self._writer = object()  # identifies the trainer without a reference to it
 
     def store(self, batch: TensorDictBase) -> None:
-        """Give a batch to the buffer of which nothing is trained on now."""
+        """Store a batch in the buffer without training on it."""
         trainer = self.trainer
         self._fill(batch if trainer.plan.on_policy else self.processed("pre_epoch", batch))
 
@@ -54,11 +50,11 @@ class UpdatePhase:
         """Make the gradient steps that are due.
 
         Args:
-            batch: of the iteration.
-            due: gradient steps of this process, at least 1.
+            batch: batch of the iteration.
+            due: number of gradient steps of this process, at least 1.
 
         Raises:
-            SettingError: if the buffer has nothing to train on.
+            SettingError: if the buffer yields no minibatches.
         """
         trainer = self.trainer
         trainer.skips_rest_of_update, self._drawn = False, 0
@@ -67,51 +63,51 @@ class UpdatePhase:
         trainer.stages.fire("pre_optim_steps")
         if trainer.advantage is not None:
             estimated: TensorDictBase = trainer.advantage(batch)
-            checks.refuse(checks.in_estimated(estimated, batch, trainer))
+            checks.raise_first(checks.in_estimated(estimated, batch, trainer))
             batch = estimated
-        made: int | None = None
+        steps: int | None = None
         while due and not trainer.skips_rest_of_update:
             trainer.log("pre_epoch_log", batch)
-            if made is None or trainer.stages["pre_epoch"]:
+            if steps is None or trainer.stages["pre_epoch"]:
                 self._fill(self.processed("pre_epoch", batch))
-            before, made = made, self._epoch(due)
-            if before == made == 0:
+            before, steps = steps, self._epoch(due)
+            if before == steps == 0:
                 name = type(trainer.buffer).__name__
                 raise SettingError("buffer", name, "has no minibatch to train on")
-            due -= made
+            due -= steps
             trainer.log("post_epoch_log", batch)
             trainer.stages.fire("post_epoch")
         if due:
             unseen = trainer.plan.unseen_samples(trainer.ledger.iterations + 1, self._drawn)
             trainer.ledger.skipped(unseen, due)
-            self._pass_over(due)
+            self._skip_minibatches(due)
         if trainer.stages["post_optim_complete_log"]:
             steps, means = trainer.ledger.local_gradient_steps, self._metrics.peek()
             trainer.log("post_optim_complete_log", steps, TensorDict(means))
 
     def processed(self, stage: str, batch: TensorDictBase) -> TensorDictBase:
-        """The batch as the hooks of a stage return it, before it is stored or trained on."""
+        """Return the batch as processed by the hooks of a stage."""
         trainer = self.trainer
         if not trainer.stages[stage]:
             return batch
         before, paths = size_of(batch), leaves(batch)
         processed: TensorDictBase = trainer.stages.pipe(stage, batch)
-        checks.refuse(checks.in_processed(stage, before, paths, processed, trainer))
+        checks.raise_first(checks.in_processed(stage, before, paths, processed, trainer))
         return processed
 
     def _fill(self, batch: TensorDictBase) -> None:
-        """Give a batch to the buffer; of one that is used up now, the keys that will be read."""
+        """Store a batch in the buffer. On policy, store only the entries that the update reads."""
         trainer = self.trainer
         if trainer.plan.offline:
             return
         keys: Sequence[Any] = ()
         if trainer.plan.on_policy and self._loss_alone_reads():
             keys = getattr(trainer.update, "keys_read", ())
-        self._end_episodes_of_others()
+        self._separate_trainers()
         trainer.buffer.extend(batch, keys)
 
-    def _end_episodes_of_others(self) -> None:
-        """Close episodes that another trainer with the same buffer has left open in it."""
+    def _separate_trainers(self) -> None:
+        """Close open episodes if another trainer wrote to this buffer."""
         buffer, memory = self.trainer.buffer, self._memory
         if getattr(buffer, "joins_steps", False):
             if getattr(memory, "written_by", self._writer) is not self._writer:
@@ -119,24 +115,26 @@ class UpdatePhase:
             self.take_over()
 
     def take_over(self) -> None:
-        """Mark the steps in the buffer as those of this trainer."""
+        """Mark the steps in the buffer as written by this trainer."""
         self._memory.written_by = self._writer
 
     @property
     def _memory(self) -> Any:
-        """The object that joins steps to later ones: TorchRL's buffer, except for n-step sums."""
+        """Return the object that joins consecutive steps: kit's n-step buffer or TorchRL's."""
         buffer = self.trainer.buffer
-        sums = getattr(buffer, "n_step", None) is not None  # steps wait outside TorchRL's buffer
-        return buffer if sums else getattr(buffer, "buffer", buffer)
+        waits = getattr(buffer, "n_step", None) is not None  # n-step sums wait outside the buffer
+        return buffer if waits else getattr(buffer, "buffer", buffer)
 
     def _epoch(self, due: int) -> int:
-        """Make the gradient steps of one update epoch, at most ``due``; return how many."""
-        trainer, stages, made = self.trainer, self.trainer.stages, 0
+        """Make at most ``due`` gradient steps of one update epoch, and return their number."""
+        trainer, stages, steps = self.trainer, self.trainer.stages, 0
         with self._shortcuts():
             for drawn in trainer.buffer.epoch(trainer.plan, due):
                 try:
                     minibatches = [self._minibatch(m) for m in drawn]
-                except StopIteration:  # how TorchRL's replay buffer hook says that a pass has ended
+                except (
+                    StopIteration
+                ):  # raised by TorchRL's replay buffer hook at the end of an epoch
                     break
                 trainer.last_metrics = gradient_step(trainer, minibatches)
                 trainer.journal.metrics.add(trainer.last_metrics)
@@ -144,25 +142,25 @@ class UpdatePhase:
                     self._metrics.add(trainer.last_metrics)
                 trainer.ledger.updated(sum(minibatch.numel() for minibatch in minibatches))
                 self._drawn += len(minibatches)
-                made += 1
+                steps += 1
                 stages.fire("post_optim")
                 trainer.log("post_optim_log", minibatches[-1])
-        if trainer.plan.on_policy and made:
-            at_once = isinstance(trainer.buffer, ReplayMinibatches)  # it draws those of all epochs
-            share = made * (trainer.plan.update_epochs or 1) / due if at_once else 1
+        if trainer.plan.on_policy and steps:
+            at_once = isinstance(trainer.buffer, ReplayMinibatches)  # draws for all epochs at once
+            share = steps * (trainer.plan.update_epochs or 1) / due if at_once else 1
             trainer.ledger.update_epochs += max(round(share), 1)
-        return made
+        return steps
 
     # ------------------------------------------------------------------ shortcuts
     def _may(self, capability: str, *stages: str) -> bool:
-        """Return whether a hook at one of these stages has a capability, as far as is known."""
-        operations = [one for stage in stages for one in self.trainer.stages[stage]]
-        return any(declares(one.function, capability) for one in operations)
+        """Return whether a hook at one of these stages may have a capability."""
+        operations = [operation for stage in stages for operation in self.trainer.stages[stage]]
+        return any(declares(operation.function, capability) for operation in operations)
 
     def _loss_alone_reads(self) -> bool:
-        """Return whether only the loss reads minibatches, and the same entries of all of them.
+        """Return whether only the loss reads minibatches, and always reads the same entries.
 
-        A hook between two gradient steps may change a loss, which may then read something else.
+        A hook between gradient steps may change the loss and thereby the entries that it reads.
         """
         return not (
             getattr(self.trainer.update, "reads_minibatches", True)
@@ -172,7 +170,7 @@ class UpdatePhase:
 
     @contextlib.contextmanager
     def _shortcuts(self) -> Iterator[None]:
-        """Let update and buffer omit, during an epoch, what nothing reads or changes."""
+        """Let update and buffer skip work, during an epoch, that no hook can observe."""
         trainer, update, buffer = self.trainer, self.trainer.update, self.trainer.buffer
         if not isinstance(update, Update):
             yield
@@ -186,13 +184,14 @@ class UpdatePhase:
         update.undisturbed = unread and not self._may("changes_training", *_WITHIN_EPOCHS)
         if trainer.stages["post_backward"]:
             update.post_backward = functools.partial(trainer.stages.fire, "post_backward")
-        # Of minibatches of varying sizes, a loss may read more than a traced graph has read.
+        # With varying minibatch sizes, the loss may read entries that the traced graph does not
+        # read.
         alike = trainer.plan.minibatch_size is not None
         if hasattr(buffer, "keys_read") and unread and alike and self._loss_alone_reads():
             buffer.keys_read = update.keys_read
         try:
             yield
-        finally:  # anything may change again
+        finally:  # hooks outside the epoch may change the training state
             update.undisturbed = False
             if trainer.stages["post_backward"]:
                 update.post_backward = None
@@ -200,23 +199,25 @@ class UpdatePhase:
                 buffer.keys_read = ()
 
     def _minibatch(self, drawn: TensorDictBase) -> TensorDictBase:
-        """A minibatch as hooks return it; rows that have priorities keep their places."""
+        """Return a minibatch as processed by hooks, after checking its buffer indices."""
         stages, buffer = self.trainer.stages, self.trainer.buffer
         if not stages["process_optim_batch"]:
             return drawn
         prioritized = isinstance(buffer, ReplayMinibatches) and buffer.reads_loss_outputs
         places = entry(drawn, "index") if prioritized else None
         if places is not None:
-            places = places.clone()  # hooks may change it in place
+            places = places.clone()  # hooks may change the index in place
         paths = leaves(drawn)
         minibatch: TensorDictBase = stages.pipe("process_optim_batch", drawn)
-        checks.refuse(checks.in_left_out("process_optim_batch", paths, minibatch, self.trainer))
+        checks.raise_first(
+            checks.in_left_out("process_optim_batch", paths, minibatch, self.trainer)
+        )
         if places is not None:
-            checks.refuse(checks.in_places(places, entry(minibatch, "index")))
+            checks.raise_first(checks.in_places(places, entry(minibatch, "index")))
         return minibatch
 
-    def _pass_over(self, due: int) -> None:
-        """Draw the minibatches of gradient steps left out: the permutation goes on behind them."""
+    def _skip_minibatches(self, due: int) -> None:
+        """Draw and discard the minibatches of skipped steps, to advance a carried permutation."""
         trainer = self.trainer
         drawn = due if trainer.plan.last_minibatch == "carry" else 0
         while drawn and due:
@@ -228,12 +229,12 @@ class UpdatePhase:
 def gradient_step(
     trainer: TorchRLProtocol, minibatches: Sequence[TensorDictBase]
 ) -> dict[str, Tensor]:
-    """Make one gradient step with the trainer's update, and call the hooks inside it.
+    """Make one gradient step with the trainer's update and its hooks.
 
     Args:
-        trainer: its update, stages and buffer.
-        minibatches: one, or several whose gradients are accumulated. A stepper of TorchRL takes one
-            at a time and accumulates by itself; its metrics are means over those that have them.
+        trainer: trainer whose update, stages and buffer are used.
+        minibatches: minibatches whose gradients are accumulated. TorchRL's steppers receive them
+            one at a time and accumulate internally.
 
     Returns:
         Scalar metrics on the device.
@@ -244,7 +245,7 @@ def gradient_step(
     try:
         return _gradient_step(trainer, minibatches)
     except (RuntimeError, ValueError) as error:
-        # Distributions refuse NaN before a loss could be NaN.
+        # Distributions reject NaN parameters before the loss can become NaN.
         if isinstance(error, (HookError, SettingError)) or _is_finite(trainer.loss_module):
             raise
         steps, last = trainer.ledger.gradient_steps, trainer.last_checkpoint
@@ -277,10 +278,10 @@ def _gradient_step(
 def _open_step(
     trainer: TorchRLProtocol, minibatches: Sequence[TensorDictBase]
 ) -> dict[str, Tensor]:
-    """An eager gradient step with hooks at ``process_loss``, or ``optimizer`` in its place."""
+    """Make an eager gradient step with hooks at ``process_loss`` or ``optimizer``."""
     stages, update = trainer.stages, trainer.update
     compute = trainer.compute_loss
-    if isinstance(update, Update):  # a hook in its place may minimise all of them in every step
+    if isinstance(update, Update):  # an optimizer hook may minimise all losses in every step
         compute = functools.partial(update.losses, due_alone=not stages["optimizer"])
     parts = []
     for minibatch in minibatches:

@@ -243,7 +243,7 @@ def no_environment():
 
 
 def test_what_fails_in_the_process_is_told_here_with_its_trace():
-    message = r"^the process that collects failed: 'nothing of this name'\nTraceback (.|\n)*Key"
+    message = r"^the collector's process failed: 'nothing of this name'\nTraceback (.|\n)*Key"
     with pytest.raises(RuntimeError, match=message):
         AsyncCollector(no_environment, None, frames_per_batch=4)
 

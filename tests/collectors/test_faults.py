@@ -312,7 +312,7 @@ def test_the_death_of_the_process_that_collects_is_a_fault_and_leaves_nothing():
     collector = AsyncCollector(make_env(Steps), frames_per_batch=6)
     collector.collect()
     os.kill(collector._process.pid, signal.SIGKILL)
-    with pytest.raises(EnvError, match=r"process that collects died \(signal SIGKILL"):
+    with pytest.raises(EnvError, match=r"collector's process died \(signal SIGKILL"):
         list(itertools.islice(collector, 3))  # what was made before is delivered
     collector.shutdown()
     assert set(multiprocessing.active_children()) == before

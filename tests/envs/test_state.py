@@ -523,14 +523,14 @@ def test_what_is_lost_is_said_when_the_run_starts_and_when_it_is_resumed(tmp_pat
         return ppo_trainer(on_policy_plan(), Locks, **parts)
 
     why = (
-        "^the state of the environments is not in checkpoints: Locks.lock is a lock; a resumed "
-        "run closes their open episodes and is not bit-exact$"
+        "^Checkpoints do not contain the state of the environments: Locks.lock is a lock. "
+        "A resumed run ends their open episodes and is not bit-exact.$"
     )
     begun = trainer(folder=tmp_path)
     begun.register_op("log_row", lambda row: None)
     with pytest.warns(UserWarning, match=why) as said:
         begun.run()
-    assert len([w for w in said if "checkpoints" in str(w.message)]) == 1
+    assert len([w for w in said if "heckpoints" in str(w.message)]) == 1
     with pytest.warns(UserWarning, match=why):
         trainer(resume_from=begun.last_checkpoint)
 

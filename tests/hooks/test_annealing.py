@@ -207,7 +207,7 @@ def test_a_value_that_another_hook_sets_is_not_silently_overruled():
             group["lr"] = 0.5
 
     trainer.register_op("post_optim", halve)
-    with pytest.raises(HookError, match=r"learning_rate=0\.5 was set by something else"):
+    with pytest.raises(HookError, match=r"learning_rate=0\.5 was set by other code"):
         trainer.run()
 
 

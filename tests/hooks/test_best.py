@@ -73,7 +73,7 @@ def test_what_was_best_does_not_change_with_the_weights_that_are_restored():
 def test_a_metric_that_no_evaluation_has_is_named_at_the_end_with_the_nearest_column(tmp_path):
     config = tiny_config(tmp_path, log_dir=None, keep_best=False)
     trainer = recipes.ppo.build(config, hooks=[BestPolicy("evaluation/retrun")])
-    with pytest.warns(UserWarning, match=r"never found 'evaluation/retrun'.*'evaluation/return'"):
+    with pytest.warns(UserWarning, match=r"the metric 'evaluation/retrun'.*'evaluation/return'"):
         trainer.run()
 
 

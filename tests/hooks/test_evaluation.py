@@ -149,7 +149,9 @@ def test_evaluator_cuts_episodes_that_do_not_end(chunk, monkeypatch):
     monkeypatch.setattr("kit.hooks.evaluation.CHUNK", chunk)
     env = make_env(lambda: Scripted(length=10**9), 2)
     evaluator = Evaluator(env, make_actor(env), episodes=3, max_steps=20)
-    with pytest.warns(UserWarning, match=r"cut 3 episodes of .* after 20 policy steps; set env"):
+    with pytest.warns(
+        UserWarning, match=r"truncated 3 episodes of .* after 20 policy steps. Set env"
+    ):
         columns = evaluator()
     assert columns["evaluation/truncated_episodes"] == 3
     assert columns["evaluation/return"] == columns["evaluation/length"] == 20
@@ -164,7 +166,7 @@ def test_evaluator_counts_cut_episodes_next_to_whole_ones():
     made: list[Scripted] = []
     env = make_env(make, 2)
     evaluator = Evaluator(env, make_actor(env), episodes=4, max_steps=20)
-    with pytest.warns(UserWarning, match="cut 2 episodes"):
+    with pytest.warns(UserWarning, match="truncated 2 episodes"):
         columns = evaluator()
     assert sorted(one.length for one in evaluator.play()) == [5, 5, 20, 20]
     assert columns["evaluation/truncated_episodes"] == 2
@@ -262,5 +264,5 @@ def test_evaluation_of_a_resumed_run_keeps_state_over_episodes(tmp_path):
 
 
 def test_evaluation_warns_when_its_state_cannot_be_captured(tmp_path):
-    with pytest.warns(UserWarning, match="environments of evaluations is not in checkpoints"):
+    with pytest.warns(UserWarning, match="do not contain the state of the evaluation env"):
         faded(tmp_path, state=False)

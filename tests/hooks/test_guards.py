@@ -113,7 +113,7 @@ def test_the_losses_that_are_not_finite_are_named_first(bad):
     with pytest.raises(NonFiniteError) as raised:
         trainer.stages.fire("log_row", row)
     assert str(raised.value).startswith(
-        f"after 1,234 gradient steps loss_critic is {bad}; none was saved yet. Smaller learning"
+        f"after 1,234 gradient steps loss_critic is {bad}. No checkpoint was saved. Try a smaller"
     )
 
 
@@ -152,5 +152,5 @@ def test_target_kl_tolerates_one_and_a_half_times_its_target(divergence, skips):
 
 
 def test_a_metric_that_no_row_has_is_named_at_the_end_with_the_nearest_column():
-    with pytest.warns(UserWarning, match=r"never found 'scoer'.* most like it is 'score'"):
+    with pytest.warns(UserWarning, match=r"never found the metric 'scoer'.*column is 'score'"):
         assert stopped_after(StopWhen("scoer", reached=1.0), [1.0, 2.0, 3.0, 4.0]) == (4, None)
