@@ -83,16 +83,16 @@ REFUSED = {
     "sac env.id=CartPole-v1": "env.id='CartPole-v1': The recipe sac needs continuous "
     "actions, not Discrete(2). Use an environment with a float Box action space, or",
     "ppo env.kwargs.foo=1": "making it raised TypeError: ",
-    "ppo env.vectorization=asnc": "env.vectorization='asnc' is not a choice; what works: async or",
-    "ppo env.num_envs=0": "env.num_envs=0 is less than 1; what works: 1.",
+    "ppo env.vectorization=asnc": "env.vectorization='asnc' is not a choice. Try: async or",
+    "ppo env.num_envs=0": "env.num_envs=0 is less than 1. Try: 1.",
     "ppo steps.total_policy_steps=72 steps.rounding=error": "steps.total_policy_steps=72 is not a "
-    "whole number of iterations of 16 policy steps; what works: 64 or 80; or steps.rounding=up",
+    "whole number of iterations of 16 policy steps. Try: 64 or 80; or steps.rounding=up",
     "ppo steps.minibatches=2 steps.minibatch_size=128": "steps.minibatches=2 contradicts "
-    "minibatch_size=128; what works: null.",
-    "ppo steps.rounding=upp": "steps.rounding='upp' is not a choice; what works: up or",
+    "minibatch_size=128. Try: null.",
+    "ppo steps.rounding=upp": "steps.rounding='upp' is not a choice. Try: up or",
     "sac steps.replay_ratio=nan": "steps.replay_ratio=nan is not a finite number from 0; use a "
     "number such as 0.5 or '1/3'.",
-    "ppo steps=tianshu": "steps='tianshu' is not a choice; what works: tianshou or",
+    "ppo steps=tianshu": "steps='tianshu' is not a choice. Try: tianshou or",
     "ppo steps=sb3 steps.n_step=8": "steps.n_step='8': There is no such setting. Try: ",
     "sac steps.learning_starts=60": "steps.learning_starts=60: Training would start after the 40 "
     "policy steps of the run. Start training earlier, or train longer.",
@@ -101,7 +101,7 @@ REFUSED = {
     "would start after the 40 policy steps of the run. Start training earlier, or train longer.",
     "redq steps.sequence_length=1": "steps.sequence_length=1: REDQLoss does not support",
     "ppo shared_backbone=true critic_hidden_sizes=[8]": "critic_hidden_sizes=[8] is of layers that the "
-    "critic does not have: it shares the actor's; what works: null.",
+    "critic does not have: it shares the actor's. Try: null.",
     "crossq renorm_actor=true loss=CrossQLoss": "renorm_actor=True: The loss does not "
     "update the running statistics of the actor. Use loss=kit.losses:CrossQLoss.",
     "ppo collector_kwargs.exploration_type=3": "collector_kwargs={'exploration_type': 3}: "
@@ -110,7 +110,7 @@ REFUSED = {
     "env.id. Use env.id='Pendulum-v1'",
     "ppo env.kwargs.gamma=0.5": "env.kwargs.gamma=0.5: This argument is set by gamma. Use gamma",
     "sac buffer_size=1_000_000_000_000": "buffer_size=1000000000000: It needs ",
-    "ppo seed=9223372036854775808": "is more than 9223372036854775807; what works: 92",
+    "ppo seed=9223372036854775808": "is more than 9223372036854775807. Try: 92",
     "ppo device=meta": "device='meta': PyTorch cannot use it",
     "ppo loss=SACLoss": "loss='SACLoss': The loss is not compatible with this recipe: TypeError: "
     "SACLoss.__init__() got an unexpected keyword argument 'loss_critic_type'",
@@ -124,10 +124,10 @@ REFUSED = {
     "ppo env.id=[1,2": "command line='env.id=[1,2': Hydra rejects it: no viable alternative",
     "ppo seed=1,2": "seed='1,2': Several values need a sweep. Use seed=[1,2] for a list, or",
     "ppo env.id=${bar}": "Interpolation key 'bar' not found",
-    "ppo preset=mujco": "preset='mujco' is not a choice; what works: mujoco or",
-    "ppo lr_schedule=lin": "lr_schedule='lin' is not a schedule; what works: linear or",
-    "ppo activation=tan": "activation='tan' is not a choice; what works: tanh or",
-    "ppo collector=vecor": "collector='vecor' is no collector; what works: vector or",
+    "ppo preset=mujco": "preset='mujco' is not a choice. Try: mujoco or",
+    "ppo lr_schedule=lin": "lr_schedule='lin' is not a schedule. Try: linear or",
+    "ppo activation=tan": "activation='tan' is not a choice. Try: tanh or",
+    "ppo collector=vecor": "collector='vecor' is no collector. Try: vector or",
     "ppo collector_kwargs.fast_polcy=exact": "collector_kwargs={'fast_polcy': 'exact'}: "
     "The collector cannot be created: TypeError: ",
     "ppo collector=async collector_kwargs.max_stalenes=2": "collector_kwargs={"
@@ -136,9 +136,9 @@ REFUSED = {
     "{'max_frames_per_traj': 'x'}: The collector cannot be created: ValueError: invalid literal",
     "ppo collector_kwargs.frames_per_batch=8": "collector_kwargs={'frames_per_batch': 8}: The "
     "collector cannot be created: TypeError: ",
-    "ppo logger=wanb": "logger='wanb' is not a choice; what works: wandb or",
+    "ppo logger=wanb": "logger='wanb' is not a choice. Try: wandb or",
     "ppo learning_rate=-1": "learning_rate=-1.0 is not above 0; use a number above 0.",
-    "ppo gamma=2": "gamma=2.0 is more than 1; what works: 1.",
+    "ppo gamma=2": "gamma=2.0 is more than 1. Try: 1.",
     "rainbow exploration_share=0": "exploration_share=0.0 is not above 0; use a number above 0 and",
     "sac stacked_frames=3": "stacked_frames=3: The entry observation of shape (3,) does not "
     "have as many frames. Try: 1.",
@@ -384,7 +384,7 @@ def test_settings_that_cannot_be_read_are_said_in_one_line(command, finished):
     assert "The folder has no readable config.yaml" in one_line(command(f"ppo resume={finished}"))
     (finished / "config.yaml").write_text("learning_rat: 1\nrecipe: ppo\n")
     message = one_line(command(f"ppo resume={finished}"))
-    assert message.startswith("learning_rat=1 is not a setting of Config; what works: learning_")
+    assert message.startswith("learning_rat=1 is not a setting of Config. Try: learning_")
 
 
 def test_a_fault_of_an_environment_survives_the_way_between_processes():
@@ -395,4 +395,4 @@ def test_a_fault_of_an_environment_survives_the_way_between_processes():
 
 
 def test_a_message_names_each_value_that_works_once():
-    assert str(SettingError("n", 0, "is too small", [100, 100])).endswith("what works: 100.")
+    assert str(SettingError("n", 0, "is too small", [100, 100])).endswith("Try: 100.")

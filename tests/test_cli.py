@@ -146,14 +146,14 @@ def test_words_lists_the_vocabularies(kit):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("explain sheprl", "dialect='sheprl' is not known; what works: sheeprl"),
-        ("explain sheeprl replay_rato=1", "what works: replay_ratio"),
-        ("explain sb3 train_freq=0", "train_freq=0 is less than 1; what works: 1."),
+        ("explain sheprl", "dialect='sheprl' is not known. Try: sheeprl"),
+        ("explain sheeprl replay_rato=1", "Try: replay_ratio"),
+        ("explain sb3 train_freq=0", "train_freq=0 is less than 1. Try: 1."),
         ("explain sb3 n_envs", "cannot be read"),
         ("explain sb3 n_envs=1 junk", "is not of the form name=value"),
         ("translate sb3 --to shee", "dialect='shee' is not known"),
         ("diff sb3 n_envs=4", "Two dialects are needed. Example: kit steps diff"),
-        ("words sb4", "dialect='sb4' is not known; what works: sb3"),
+        ("words sb4", "dialect='sb4' is not known. Try: sb3"),
         ("explain kit num_envs=4", "does not set the length of the run"),
     ],
 )

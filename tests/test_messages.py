@@ -18,35 +18,35 @@ EXAMPLES: list[tuple[Callable[[], Any], str]] = [
     (
         lambda: OnPolicySteps(500, steps_per_env=16, rounding="error").to_plan(num_envs=8),
         "total_policy_steps=500 is not a whole number of iterations of 128 policy steps; "
-        "what works: 384 or 512; or rounding=up or down.",
+        "Try: 384 or 512; or rounding=up or down.",
     ),
     (
         lambda: OffPolicySteps(total_policy_steps=100, replay_ratio="half").to_plan(num_envs=1),
         "replay_ratio='half' is not a finite number from 0; use a number such as 0.5 or '1/3'.",
     ),
-    (lambda: from_plain(Config, {"gamma": 2}), "gamma=2.0 is more than 1; what works: 1."),
+    (lambda: from_plain(Config, {"gamma": 2}), "gamma=2.0 is more than 1. Try: 1."),
     (
         lambda: from_plain(Config, {"seed": "x"}),
         "seed='x' is not a whole number; give a whole number.",
     ),
     (
         lambda: from_plain(Config, {"steps": {"rounding": "upp"}}),
-        "steps.rounding='upp' is not a choice; what works: up or error or down.",
+        "steps.rounding='upp' is not a choice. Try: up or error or down.",
     ),
     (
         lambda: from_plain(Config, {"learning_rat": 1}),
         "learning_rat=1 is not a setting of Config; "
-        "what works: learning_rate or critic_learning_rate.",
+        "Try: learning_rate or critic_learning_rate.",
     ),
     (
         lambda: make_env("Pendulum-v1", num_envs=0),
-        "env.num_envs=0 is less than 1; what works: 1.",
+        "env.num_envs=0 is less than 1. Try: 1.",
     ),
     (
         lambda: make_env("Pendulum-v1", num_envs=1, normalize_reward="no"),
-        "env.normalize_reward='no' is neither true nor false; what works: True or False.",
+        "env.normalize_reward='no' is neither true nor false. Try: True or False.",
     ),
-    (lambda: make_replay_buffer(0, 4), "buffer_size=0 is less than 1; what works: 1."),
+    (lambda: make_replay_buffer(0, 4), "buffer_size=0 is less than 1. Try: 1."),
 ]
 
 

@@ -128,7 +128,7 @@ def test_a_mapping_of_its_own_is_set_by_name_in_a_preset_and_in_a_sweep(
     [
         ("", "heavy.yaml' has no settings by name."),
         ("env: [1", "heavy.yaml"),
-        ("env: {grvity: 9}", "env.grvity=9 is not a setting of EnvConfig; what works: id or"),
+        ("env: {grvity: 9}", "env.grvity=9 is not a setting of EnvConfig. Try: id or"),
     ],
 )
 def test_a_preset_that_cannot_be_used_is_refused_in_one_line(

@@ -21,7 +21,7 @@ from kit.steps.schema import type_hints
 
 GROUPS = (
     "Algorithm",
-    "NumNetworks",
+    "Networks",
     "Steps",
     "Replay buffer",
     "Data",
@@ -39,8 +39,8 @@ _OF_NAMES = {
     "gamma": "Algorithm", "n_step": "Algorithm",
     "device": "Hardware", "threads": "Hardware", "compile": "Hardware", "precision": "Hardware",
     "collector": "Hardware", "collector_kwargs": "Hardware",
-    "hidden_sizes": "NumNetworks", "critic_hidden_sizes": "NumNetworks", "activation": "NumNetworks",
-    "shared_backbone": "NumNetworks", "shared_backbone": "NumNetworks", "initial_log_std": "NumNetworks",
+    "hidden_sizes": "Networks", "critic_hidden_sizes": "Networks", "activation": "Networks",
+    "shared_backbone": "Networks", "initial_log_std": "Networks",
 }  # fmt: skip
 RARE = {
     "buffer_folder", "checkpoint_every", "collector", "collector_kwargs", "compile",

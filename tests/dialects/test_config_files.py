@@ -223,7 +223,7 @@ def test_an_environment_chooses_nothing_in_a_file_of_one_run(tmp_path):
             "algo=ppo min_steps=5 critic.num_epoch=x",
             r"critic\.num_epoch='x' is not a who",
         ),
-        ("pyrado", "algo=ppo min_steps=5 critic.standardizer=x", "what works: RunningStandardizer"),
+        ("pyrado", "algo=ppo min_steps=5 critic.standardizer=x", "Try: RunningStandardizer"),
         (
             "pyrado",
             "algo=sac min_steps=5 critic.lr=none",
@@ -233,7 +233,7 @@ def test_an_environment_chooses_nothing_in_a_file_of_one_run(tmp_path):
         (
             "nip",
             "loss_critic_type=l3",
-            "loss_critic_type='l3' .* what works: l1 or l2 or smooth_l1",
+            "loss_critic_type='l3' .* Try: l1 or l2 or smooth_l1",
         ),
         ("nip", "clip_value=x", "clip_value='x' is not a number"),
         ("sheeprl", "algo=sac gamma=x", "gamma='x' is not a number"),
@@ -244,7 +244,7 @@ def test_an_environment_chooses_nothing_in_a_file_of_one_run(tmp_path):
         ("sb3", "algo=ppo learning_rate=x", "learning_rate='x' is neither a number nor"),
         ("sb3", "algo=ppo clip_range=lin_x", "clip_range='lin_x' is neither a number nor"),
         ("sb3", "algo=sac target_entropy=x", "target_entropy='x' is not a number"),
-        ("sb3", "algo=ppo policy=MlpPolcy", "policy='MlpPolcy' .* what works: MlpPolicy"),
+        ("sb3", "algo=ppo policy=MlpPolcy", "policy='MlpPolcy' .* Try: MlpPolicy"),
     ],
 )
 def test_a_value_that_the_library_would_not_take_is_refused(library, words, message, capsys):

@@ -58,7 +58,7 @@ def test_a_plan_that_was_made_can_be_explained(name):
 def test_an_unknown_setting_is_refused_with_the_nearest_spelling(name):
     cls = dialect(name)
     field = next(f.name for f in fields(cls) if not f.kw_only)
-    with pytest.raises(SettingError, match=rf"what works: {field}\b"):
+    with pytest.raises(SettingError, match=rf"Try: {field}\b"):
         cls.from_settings({field[:-1]: 3})
 
 
