@@ -387,8 +387,8 @@ def test_what_cannot_be_made_is_refused(settings, message):
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (TypeError("odd"), "Own-v0: making it raised TypeError: odd"),
-        (OSError("no file"), "Own-v0: making it raised OSError: no file"),
+        (TypeError("odd"), "Own-v0: creating it raised TypeError: odd"),
+        (OSError("no file"), "Own-v0: creating it raised OSError: no file"),
     ],
 )
 @pytest.mark.parametrize("vectorization", ["sync", "native"])

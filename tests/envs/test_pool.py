@@ -159,7 +159,7 @@ def test_its_threads_end_with_it():
     ],
 )
 def test_what_needs_the_copies_one_by_one_is_refused(setting, value):
-    with pytest.raises(SettingError, match=f"{setting}.* is not possible with .*envpool"):
+    with pytest.raises(SettingError, match=f"{setting}.* is not supported with .*envpool"):
         make_env("CartPole-v1", 2, vectorization="envpool", **{setting: value})
 
 

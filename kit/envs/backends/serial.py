@@ -184,7 +184,7 @@ class SerialBackend(EnvBackend):
                 self._since_made[number] = held(self.envs[number])
                 return
             except FAULTS as again:
-                error, call = again, "making it"
+                error, call = again, "creating it"
 
     @property
     def learns(self) -> str | None:

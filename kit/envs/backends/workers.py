@@ -442,7 +442,7 @@ class _Served:
             count = self.last - self.first
             self.backend = SerialBackend(make, count, name, restarts=restarts, first=self.first)
         except FAULTS as error:
-            raise fault_of(name, None, error, "making it") from error
+            raise fault_of(name, None, error, "creating it") from error
         self.backend.tell = self.faults.append
         self.backend.clock = None if step_timeout is None else self.arrays.clock[0]
 
