@@ -382,11 +382,11 @@ UNKNOWN = {
         lambda: collections.defaultdict(int), r"UnknownEnv\.kept is a defaultdict",
     ),
     "a partial function of an object": (
-        lambda: functools.partial(max, Kept()), r"UnknownEnv\.kept is a partial function of more",
+        lambda: functools.partial(max, Kept()), r"UnknownEnv\.kept is a partial function with",
     ),
     "an array of objects": (lambda: np.array([None]), r"UnknownEnv\.kept is an array of Python"),
     "memory of others": (
-        lambda: np.frombuffer(bytearray(8)), r"UnknownEnv\.kept shows memory of a memoryview",
+        lambda: np.frombuffer(bytearray(8)), r"UnknownEnv\.kept is a view of a memoryview",
     ),
     "what a function encloses": (lambda: (lambda lock: lambda: lock)(threading.Lock()),
                                  r"UnknownEnv\.kept's lock is a lock"),
@@ -575,7 +575,7 @@ def test_an_environment_with_slots_is_not_said_to_be_exact():
 
     env = make_env(Counts, 1)
     env.start()
-    assert env.full_state()["not_resumable"] == "Counts keeps its state in __slots__"
+    assert env.full_state()["not_resumable"] == "Counts stores its state in __slots__"
 
 
 # ---------------------------------------------------------------------- what environments share
@@ -657,7 +657,7 @@ def test_state_that_environments_share_is_said_and_turns_exact_resume_off(make):
     env, again = (make_env(make, 2, seed=3) for _ in "ab")
     env.start()
     state = env.full_state()
-    why = f"{SHARED[make]} changes, which all environments of a process share"
+    why = f"{SHARED[make]} is shared by all environments and has changed"
     assert state["envs"] is None
     assert state["not_resumable"] == why
     assert not again.load_full_state(state)
@@ -676,7 +676,7 @@ def test_globals_of_a_script_or_notebook_are_seen_to_change_in_other_processes_t
     )
     env = make_env(script["Counts"], 2, vectorization=vectorization)
     env.start()
-    said = "of_a_notebook.COUNT changes, which all environments of a process share"
+    said = "of_a_notebook.COUNT is shared by all environments and has changed"
     assert env.full_state()["not_resumable"] == said
     env.close()
 
