@@ -196,11 +196,11 @@ FAULTS: dict[str, tuple[Any, str]] = {
     "lines": (writes_lines, "step() raised OSError: the simulator fell over"),
     "shape": (
         lambda step: np.zeros(3, np.float32) if step == 30 else None,
-        "returned observation of shape (3,) as observation, its space says shape (2,)",
+        "returned observation of shape (3,) as observation, but its space has shape (2,)",
     ),
     "text": (
         lambda step: "nothing" if step == 30 else None,
-        "returned observation of shape () as observation, its space says shape (2,)",
+        "returned observation of shape () as observation, but its space has shape (2,)",
     ),
 }
 

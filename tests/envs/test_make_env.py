@@ -423,11 +423,11 @@ class Says(Scripted):
 @pytest.mark.parametrize(
     ("said", "several", "what"),
     [
-        (None, False, "nothing as observation, its space says shape (2,)"),
-        ({"one": 1}, False, "observation of shape () as observation, its space says shape (2,)"),
-        (None, True, "nothing as one, its space says shape (2,)"),
-        (np.zeros(2), True, "nothing as one, its space says shape (2,)"),
-        ({"one": np.zeros(2)}, True, "nothing as other, its space says shape ()"),
+        (None, False, "nothing as observation, but its space has shape (2,)"),
+        ({"one": 1}, False, "observation of shape () as observation, but its space has shape (2,)"),
+        (None, True, "nothing as one, but its space has shape (2,)"),
+        (np.zeros(2), True, "nothing as one, but its space has shape (2,)"),
+        ({"one": np.zeros(2)}, True, "nothing as other, but its space has shape ()"),
     ],
 )
 def test_an_observation_that_is_not_of_its_space_is_named(said, several, what):

@@ -350,7 +350,7 @@ def test_environments_in_processes_of_gymnasium_go_on_when_they_were_asked_for_t
     collector.collect()
     assert env.full_state()["envs"] is None
     assert collector.collect().shape == (2, 3)
-    assert env.not_resumable == "AsyncVectorEnv does not give the state of its environments"
+    assert env.not_resumable == "AsyncVectorEnv cannot capture the state of its environments"
     collector.shutdown()
 
 
