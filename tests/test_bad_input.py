@@ -75,7 +75,7 @@ def command(tmp_path, capsys, monkeypatch):
 
 REFUSED = {
     "ppo env.id=CartPole-v2": "Gymnasium cannot create this environment: ",
-    "ppo env.id=nowhere_at_all:Bar-v0": "cannot create this environment: No module named 'nowhere_at_all'",
+    "ppo env.id=nowhere_at_all:Bar-v0": "environment: No module named 'nowhere_at_all'",
     "ppo env.id=Blackjack-v1": "This kind of space is not supported",
     "sac env=Pendulum-v1": "env='Pendulum-v1' is not a group of settings; use env=EnvConfig(...)",
     "sac env.id=CartPole-v1": "env.id='CartPole-v1' has actions that are not continuous "
@@ -98,8 +98,7 @@ REFUSED = {
     "steps.optim_steps_per_batch=1 steps.init_random_frames=60": "learning_starts=60 is beyond the "
     "40 policy steps of the run, which would train nothing; train earlier, or longer.",
     "redq steps.sequence_length=1": "steps.sequence_length=1 makes sequences of which each is a",
-    "ppo shared_backbone=true critic_hidden_sizes=[8]": "critic_hidden_sizes=[8] is of layers that the "
-    "critic does not have: it shares the actor's; what works: null.",
+    "ppo shared_backbone=true critic_hidden_sizes=[8]": "The critic shares the policy's hidden",
     "crossq renorm_actor=true loss=CrossQLoss": "renorm_actor=True needs a loss that takes "
     "minibatches into the actor's running statistics; use loss=kit.losses:CrossQLoss",
     "ppo collector_kwargs.exploration_type=3": "collector_kwargs={'exploration_type': 3} "

@@ -349,7 +349,7 @@ def test_deviations_that_are_clipped_stay_with_pytorch():
     env = make_env("Pendulum-v1", 2)
     collector = VectorCollector(env, make_actor(env, continuous="clipped_tanh_normal"))
     collector.collect()
-    assert collector.policy_path == ("program", "its log deviations are clipped")
+    assert collector.policy_path == ("program", "its log standard deviations are clipped")
 
 
 def test_one_step_batches_are_never_written_again():
