@@ -151,9 +151,9 @@ class _Options(NamedTuple):
         for name, value in self._asdict().items():
             default = self._field_defaults[name]
             if value != default and name not in allowed:
-                hint = "or an id with vectorization='sync' or 'async'"
+                hint = "The option requires an id with vectorization='sync' or 'async'"
                 if name in self._fields[-2:]:
-                    hint = "or vectorization='async'"
+                    hint = "The option requires vectorization='async'"
                 reason = f"The option is not supported with {source}"
                 raise SettingError(f"env.{name}", value, reason, [default], hint)
 

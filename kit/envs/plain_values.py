@@ -101,23 +101,25 @@ class Encoder:
         if name in mujoco_state.KINDS:
             return {"mujoco": name, **mujoco_state.capture(value, self, where), "number": number}
         if package(type(value)) not in self._own or not _is_plain(type(value)):
-            raise StateCaptureError(f"{where} is a {name}")
+            raise StateCaptureError(f"{where} is a {name}, which cannot be captured")
         return {"object": name, "attributes": self.attributes(value, where), "number": number}
 
     def _items(self, values: Any, where: str) -> list[Any]:
         return [self._item(value, f"{where}[{index}]") for index, value in enumerate(values)]
 
     def _item(self, value: Any, where: str) -> Any:
-        """Encode an item of a container, which cannot be an object restored in place."""
+        """Encode a container item; objects that must be restored in place are not supported."""
         encoded = self(value, where)
         if isinstance(encoded, dict) and encoded.keys() & _PUT_BACK:
-            raise StateCaptureError(f"{where} is a {type(value).__name__}")
+            raise StateCaptureError(
+                f"{where} is a {type(value).__name__}, which cannot be captured"
+            )
         return encoded
 
     def _container(self, value: Any, where: str) -> dict[str, Any]:
         name = type(value).__name__
         if type(value) not in _CONTAINERS.values():
-            raise StateCaptureError(f"{where} is a {name}")
+            raise StateCaptureError(f"{where} is a {name}, which cannot be captured")
         if isinstance(value, dict):
             named = [[self(k, where), self._item(v, f"{where}[{k!r}]")] for k, v in value.items()]
             return {name: named}
@@ -398,7 +400,7 @@ class Decoder:
             same = type(owner) is type(getattr(present, "__self__", None))
             if name != value["function"] or not same:
                 what = f"{type(present).__name__} {name or ''}".strip()
-                raise StateCaptureError(f"a {what} is where a method {value['function']} was")
+                raise StateCaptureError(f"expected a method {value['function']}, found a {what}")
             return getattr(owner, name)
         if "object" in value:
             kind = type(present)
@@ -447,4 +449,4 @@ class Decoder:
 
     def _demand(self, holds: bool, wanted: str, present: Any) -> None:
         if not holds:
-            raise StateCaptureError(f"a {type(present).__name__} is where a {wanted} was")
+            raise StateCaptureError(f"expected a {wanted}, found a {type(present).__name__}")

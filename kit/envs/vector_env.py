@@ -215,7 +215,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         self._now.started = False
 
     def is_at(self, observation: Arrays | None) -> bool:
-        """Return whether no other code has stepped or reset the environments since."""
+        """Return whether ``observation`` is still the current observation of the environments."""
         here = self._now.started and self._now.observation is observation
         return here and self.backend.is_where_it_was
 
@@ -236,7 +236,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
 
     @property
     def needs_raw_reward(self) -> bool:
-        """Whether steps need ``StepArrays.raw_reward``, which normalised rewards do."""
+        """Whether steps must provide ``StepArrays.raw_reward``; true if rewards are normalised."""
         return self.normalizer is not None and self.normalizer.reward is not None
 
     def new_step(self) -> StepArrays:

@@ -41,7 +41,7 @@ from kit.modules.squashed import SquashedActor, pre_tanh_key
 Array = NDArray[Any]
 
 MOST_PRODUCTS = 2**18
-"""Largest supported layer, in multiplications over all environments."""
+"""Maximum number of multiplications per layer, over all environments."""
 
 _AHEAD = 128
 """Minimum number of time steps for which random numbers are drawn at once."""
@@ -61,7 +61,7 @@ ACTIVATIONS: dict[type[nn.Module], Callable[[Array, Array], Any]] = {
     SigmoidTanh: np.tanh,
     nn.ReLU: _relu,
 }
-"""Functions that are called with an input array and an output array."""
+"""Activation functions that write their result to an output array."""
 
 
 class NumpyPolicyError(RuntimeError):
@@ -109,10 +109,12 @@ class NumpyPolicy:
         each = [hooks for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks)]
         self._hooks = [_global_forward_hooks, _global_forward_pre_hooks, *each]
         if any(self._hooks):
-            raise NumpyPolicyError("it has hooks")
+            raise NumpyPolicyError("the policy has hooks")
         for module in modules:
             if "forward" in vars(module):
-                raise NumpyPolicyError(f"the forward of its {type(module).__name__} was replaced")
+                raise NumpyPolicyError(
+                    f"the forward of the policy's {type(module).__name__} was replaced"
+                )
         self.samples = samples and self._sampler.draws_any
         self.out_keys = [key for key in policy.out_keys if not str(key).startswith("_")]
         layers = _layers(network, num_envs)
@@ -129,7 +131,7 @@ class NumpyPolicy:
         self._keeps_columns = keeps_outputs and self.out_keys != [self.key]
         if self._keeps_columns:
             self._sampling = policy.module[-1]
-            self._densities = Traced(self._written, self._head, self._sampling, name="")
+            self._densities = Traced(self._compute_outputs, self._head, self._sampling, name="")
         self._pre_tanh = pre_tanh_key(self.key)
         self._keeps_noise = self.samples and self._keeps_columns and self._pre_tanh in self.out_keys
         self._addresses = [parameter.data_ptr for parameter in policy.parameters()]
@@ -142,7 +144,7 @@ class NumpyPolicy:
         """Return whether parameters, modules and hooks are unchanged since construction."""
         try:
             same = [*itertools.chain(*self._entries)] == self._known
-        except RuntimeError:  # a replaced tensor is compared elementwise; identity is checked first
+        except RuntimeError:  # comparing a replaced tensor has no single truth value
             return False
         return (
             same
@@ -237,7 +239,7 @@ class NumpyPolicy:
         found = {**computed, self.key: actions}
         return {key: found[key] for key in self.out_keys if into is None or key != self.key}
 
-    def _written(self, inputs: Any) -> dict[Any, Tensor]:
+    def _compute_outputs(self, inputs: Any) -> dict[Any, Tensor]:
         """Return distribution parameters, log-probabilities and actions before the tanh."""
         actions = inputs["action"]
         parameters = self._head(inputs["columns"])
@@ -268,19 +270,19 @@ def copy_on_host(policy: Any, num_envs: int) -> HostCopy:
         raise NumpyPolicyError(f"{type(policy).__name__} is not an actor of kit.modules")
     parameters = [*policy.parameters()]
     if any(map(is_lazy, parameters)):
-        raise NumpyPolicyError("it has uninitialised lazy parameters")
+        raise NumpyPolicyError("the policy has uninitialised lazy parameters")
     for part in policy.modules():
         if type(part).__module__.split(".")[0] not in _COPIED:
             raise NumpyPolicyError(f"NumPy does not support the layer {type(part).__name__}")
         if part._forward_hooks or part._forward_pre_hooks:
-            raise NumpyPolicyError("it has hooks")
+            raise NumpyPolicyError("the policy has hooks")
     largest = max((parameter.numel() for parameter in parameters), default=0)
     if num_envs * largest > MOST_PRODUCTS:
         raise NumpyPolicyError(f"a layer needs {num_envs * largest} multiplications")
     try:
         return HostCopy(policy)
     except (RuntimeError, TypeError) as error:  # PyTorch cannot copy tensors with gradient history
-        raise NumpyPolicyError(f"it cannot be copied to the host: {error}") from None
+        raise NumpyPolicyError(f"the policy cannot be copied to the host: {error}") from None
 
 
 class _Parts(NamedTuple):
@@ -301,9 +303,11 @@ def _parts(policy: Any, num_envs: int, samples: bool) -> _Parts:
         kind = policy.module[1].distribution_class
         is_supported = kind is head.distribution and kind in OF_DISTRIBUTIONS
         if not is_supported or len(getattr(head, "shape", (1,))) != 1:
-            raise NumpyPolicyError(f"its distribution is {getattr(kind, '__name__', kind)}")
+            raise NumpyPolicyError(
+                f"the policy's distribution is {getattr(kind, '__name__', kind)}"
+            )
         if isinstance(head, ClippedTanhNormal):
-            raise NumpyPolicyError("its log standard deviations are clipped")
+            raise NumpyPolicyError("the policy's log standard deviations are clipped")
         sampler = OF_DISTRIBUTIONS[head.distribution](head, num_envs)
         network = policy.module[0].module.network
         return _Parts(network, _only_input(policy.module[0]), sampler, head)
@@ -312,7 +316,7 @@ def _parts(policy: Any, num_envs: int, samples: bool) -> _Parts:
     if set(out_keys) == {"action"} and type(modules[0]) in _NOISES and len(modules) <= 2:
         noise = modules[1] if len(modules) > 1 else None
         if noise is not None and type(noise) not in _NOISES[type(modules[0])]:
-            raise NumpyPolicyError(f"its actions are changed by {type(noise).__name__}")
+            raise NumpyPolicyError(f"the policy's actions are changed by {type(noise).__name__}")
         make = _greedy if type(modules[0]) is QValueActor else _deterministic
         return make(modules[0], noise if samples else None, num_envs)
     name = type(policy).__name__
@@ -332,7 +336,9 @@ _COPIED = ("torch", "tensordict", "torchrl", "kit")
 
 def _only_input(module: Any) -> Any:
     if len(module.in_keys) != 1:
-        raise NumpyPolicyError(f"it reads {len(module.in_keys)} entries: {[*module.in_keys]}")
+        raise NumpyPolicyError(
+            f"the policy reads {len(module.in_keys)} entries: {[*module.in_keys]}"
+        )
     return module.in_keys[0]
 
 
@@ -340,7 +346,9 @@ def _only_head(module: Any) -> Any:
     heads: Any = getattr(module, "module", None)
     is_single = type(heads) is Heads and len(heads.heads) == 1
     if not is_single or type(heads.heads[0]) not in HEADS:
-        raise NumpyPolicyError("it is not an actor of make_actor with one action and no backbone")
+        raise NumpyPolicyError(
+            "the policy is not an actor of make_actor with one action and no backbone"
+        )
     return heads.heads[0]
 
 
@@ -349,7 +357,7 @@ def _greedy(policy: Any, noise: Any, num_envs: int) -> _Parts:
     values, selector = policy.module
     masked = selector.action_mask_key is not None or getattr(noise, "action_mask_key", None)
     if masked or selector.action_space != "categorical":
-        raise NumpyPolicyError("its actions are masked or not integers")
+        raise NumpyPolicyError("the policy's actions are masked or not integers")
     seen = _only_input(values)
     if noise is None:
         return _Parts(values.module, seen, EpsilonGreedySampler(None, num_envs, 0))
@@ -364,7 +372,7 @@ def _deterministic(policy: Any, noise: Any, num_envs: int) -> _Parts:
     """Return the parts of a deterministic actor with optional Gaussian noise."""
     head, bounds = _only_head(policy), None
     if type(head) is not Scaled or len(head.shape) != 1:
-        raise NumpyPolicyError("its action is not a bounded vector")
+        raise NumpyPolicyError("the policy's action is not a bounded vector")
     if noise is not None:
         spec = noise.spec["action"]
         if isinstance(spec, Bounded):
@@ -376,15 +384,17 @@ def _deterministic(policy: Any, noise: Any, num_envs: int) -> _Parts:
 def _layers(network: Any, num_envs: int) -> list[tuple[Array, Array, Array, Any]]:
     """Return the weights, bias, output buffer and activation of each layer."""
     if type(network) is not FlattenMLP:
-        raise NumpyPolicyError(f"its network is {type(network).__name__}")
+        raise NumpyPolicyError(f"the policy's network is {type(network).__name__}")
     if type(network.flatten) is not Flatten or not network.flatten.is_vector:
-        raise NumpyPolicyError("its observation is not a single floating-point vector")
+        raise NumpyPolicyError("the policy's observation is not a single floating-point vector")
     found: list[Any] = []
     for layer in network.layers:
         if type(layer) is nn.Linear and layer.bias is not None:
             weight, bias = layer.weight.detach(), layer.bias.detach()
             if weight.device.type != "cpu" or weight.dtype != torch.float32:
-                raise NumpyPolicyError(f"its parameters are {weight.dtype} on {weight.device}")
+                raise NumpyPolicyError(
+                    f"the policy's parameters are {weight.dtype} on {weight.device}"
+                )
             if num_envs * weight.numel() > MOST_PRODUCTS:
                 raise NumpyPolicyError(f"a layer needs {num_envs * weight.numel()} multiplications")
             memory = np.empty((num_envs, layer.out_features), np.float32)
@@ -395,5 +405,5 @@ def _layers(network: Any, num_envs: int) -> list[tuple[Array, Array, Array, Any]
         else:
             raise NumpyPolicyError(f"NumPy does not support the layer {type(layer).__name__}")
     if found and found[-1][3] is not None:
-        raise NumpyPolicyError("its output layer has an activation")
+        raise NumpyPolicyError("the policy's output layer has an activation")
     return found

@@ -408,7 +408,7 @@ def test_what_cannot_be_captured_is_named_by_its_path(what):
 def test_an_object_is_not_put_where_there_is_none():
     env, again = Calls(), Calls()
     again.kept = None
-    with pytest.raises(StateCaptureError, match="a NoneType is where a Kept was"):
+    with pytest.raises(StateCaptureError, match="expected a Kept, found a NoneType"):
         restore(again, capture(env))
 
 
@@ -430,7 +430,7 @@ def test_a_state_that_does_not_fit_any_more_is_said_and_episodes_begin_anew(
         after.load_state_dict(before.state_dict())
     assert same.exact_resume
     assert not other.exact_resume
-    assert other.env.not_resumable == "a str is where a Part was"
+    assert other.env.not_resumable == "expected a Part, found a str"
     batches = [one.collect()["next", "done"][0, :, 0].tolist() for one in (before, same, other)]
     assert batches == [[False, True, False], [False, True, False], [False] * 3]
     for one in (before, same, other):
@@ -523,7 +523,7 @@ def test_what_is_lost_is_said_when_the_run_starts_and_when_it_is_resumed(tmp_pat
         return ppo_trainer(on_policy_plan(), Locks, **parts)
 
     why = (
-        "^the state of the environments is not in checkpoints: Locks.lock is a lock; a resumed "
+        "^the state of the environments is not in checkpoints: Locks.lock is a lock, which cannot be captured; a resumed "
         "run closes their open episodes and is not bit-exact$"
     )
     begun = trainer(folder=tmp_path)

@@ -101,7 +101,7 @@ class WorkersBackend(EnvBackend):
         except (RuntimeError, EOFError, OSError) as error:
             self.close()
             what = error.what if isinstance(error, EnvError) else error
-            raise EnvError(name, None, f"its processes did not start: {what}") from error
+            raise EnvError(name, None, f"the worker processes did not start: {what}") from error
 
     # ------------------------------------------------------------------ reset and step
     def reset(

@@ -15,7 +15,7 @@ from kit.steps import SettingError
 SMALLEST = 4
 """Minimum side length in pixels after the last stage."""
 FACTORS = (2, 3, 4, 4)
-"""Channels of each stage, in multiples of ``Size.depth``; the last factor applies to later ones."""
+"""Channels of each stage in multiples of ``Size.depth``; further stages use the last factor."""
 
 
 def stages(shape: tuple[int, ...]) -> int:

@@ -173,7 +173,7 @@ class TwoHot(nn.Module):
         sum to 0, and yields exactly 0 for equal logits although bins reach 4.85e8.
         """
         weights = logits.float().softmax(-1)[..., : len(self.bins)]
-        with torch.autocast(logits.device.type, enabled=False):  # 16 bits are too coarse for bins
+        with torch.autocast(logits.device.type, enabled=False):  # float16 is too coarse for bins
             return (weights - weights[..., :1]) @ self.bins
 
     def loss(self, logits: Tensor, *targets: Tensor) -> Tensor:
