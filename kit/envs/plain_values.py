@@ -111,9 +111,8 @@ class Encoder:
         """Encode a container item; objects that must be restored in place are not supported."""
         encoded = self(value, where)
         if isinstance(encoded, dict) and encoded.keys() & _PUT_BACK:
-            raise StateCaptureError(
-                f"{where} is a {type(value).__name__}, which cannot be captured"
-            )
+            name = type(value).__name__
+            raise StateCaptureError(f"{where} is a {name}, which cannot be captured")
         return encoded
 
     def _container(self, value: Any, where: str) -> dict[str, Any]:

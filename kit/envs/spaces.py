@@ -133,8 +133,7 @@ def leaves(space: gym.Space[Any], root: str, field: str) -> list[Leaf]:
         if reserved := _OF_SPECS & {*full}:
             name = min(reserved)
             reason = "TorchRL's specs have an attribute of this name, so no entry can use it"
-            hint = f"Rename the entry, for example to env_{name}"
-            raise SettingError(field, name, reason, hint)
+            raise SettingError(field, name, reason, f"Rename the entry, for example to env_{name}")
         key: Key = full[0] if len(full) == 1 else full
         shape = tuple(int(size) for size in inner.shape or ())
         found.append(Leaf(key, path, inner, shape, _stored_type(inner)))
@@ -259,8 +258,7 @@ class _Entry:
             values = self._cast(values)
         if self.bounds is None:  # copied because environments may keep or modify their actions
             return values.copy() if values is original else values
-        low, high = self.bounds
-        # Two ufunc calls are several times faster than np.clip.
+        low, high = self.bounds  # two ufunc calls are several times faster than np.clip
         return np.minimum(np.maximum(values, low), high)  # type: ignore[no-any-return]
 
     def _cast(self, values: NDArray[Any]) -> NDArray[Any]:

@@ -114,8 +114,8 @@ class Shared:
     """
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
-        own = [type(layer) for layer in layers(env) if not hasattr(layer, "load_state_dict")]
-        bases = {base: None for kind in own for base in kind.__mro__}
+        kinds = [type(layer) for layer in layers(env) if not hasattr(layer, "load_state_dict")]
+        bases = {base: None for kind in kinds for base in kind.__mro__}
         self._classes = [base for base in bases if package(base) not in _SHARE_NOTHING]
         held_too = (value for layer in layers(env) for value in layer.__dict__.values())
         self._spaces = [value for value in held_too if isinstance(value, gym.Space)]
@@ -144,8 +144,10 @@ class Shared:
             methods = [_function(value) for value in vars(kind).values()]
             functions = [method for method in methods if isinstance(method, types.FunctionType)]
             # Functions that were pickled by value have separate globals in a worker process.
-            own = (function.__globals__ for function in functions)
-            module = next((found for found in own if found["__name__"] == kind.__module__), {})
+            namespaces = (function.__globals__ for function in functions)
+            module = next(
+                (found for found in namespaces if found["__name__"] == kind.__module__), {}
+            )
             for name, value in vars(kind).items():
                 if not name.startswith("__"):
                     yield kind.__name__, name, value

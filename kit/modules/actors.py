@@ -180,8 +180,7 @@ def make_actor_critic(
     if body.get("recurrent") and not shared_backbone:
         reason = "Collectors only store the policy's hidden state, so the critic must share it"
         raise SettingError("shared_backbone", False, reason, [True])
-    has_backbone = shared_backbone or body
-    first = make_backbone(env, **shape, **body) if has_backbone else None
+    first = make_backbone(env, **shape, **body) if shared_backbone or body else None
     separate = body and not shared_backbone
     second = make_backbone(env, **critic_shape, **body) if separate else first
     kind: dict[str, Any] = {"continuous": continuous, "initial_log_std": initial_log_std}

@@ -170,9 +170,8 @@ class _Distributions(nn.Module):
         super().__init__()
         self.network, self.atoms, self.masked, self.dueling = network, atoms, masked, dueling
         if support is not None and not (len(support) == 2 and support[0] < support[1]):
-            hint = "Pass the smallest and the largest return, for example [-10, 10]"
             reason = "The support must be an increasing pair of returns"
-            raise SettingError("support", list(support), reason, hint)
+            raise SettingError("support", list(support), reason, "For example, use [-10, 10]")
         points = None if support is None else torch.linspace(support[0], support[1], atoms)
         self.register_buffer("support", points)
 

@@ -93,9 +93,8 @@ class _TanhNormal(Parameters):
 class ClippedTanhNormal(_TanhNormal):
     """Tanh-normal head that clips the log standard deviation to [-20, 2], as in CrossQ.
 
-    See Bhatt et al. (2024). The slope of the tanh that bounds the log standard deviation, 3.5,
-    increases differences between states. With that tanh and batch renormalisation, four of five
-    CrossQ runs on Hopper did not learn.
+    See Bhatt et al. (2024). The usual tanh bound has a slope of 3.5, which increases differences
+    between states. With that tanh, four of five CrossQ runs on Hopper did not learn.
     """
 
     least, most = -20.0, 2.0

@@ -56,8 +56,7 @@ class Convolutions(nn.Module):
             if kernel > min(height, width):
                 reason = f"The kernels are too large for images of shape {list(shape)}"
                 hint = "Use smaller kernels and strides, such as [[16,3,2],[16,3,1]]"
-                sizes = [list(layer) for layer in layers]
-                raise SettingError("convolutions", sizes, reason, hint)
+                raise SettingError("convolutions", [*map(list, layers)], reason, hint)
             layer = nn.Conv2d(channels, out, kernel, stride)
             if orthogonal:
                 nn.init.orthogonal_(layer.weight, 2**0.5)

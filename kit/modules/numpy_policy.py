@@ -112,9 +112,7 @@ class NumpyPolicy:
             raise NumpyPolicyError("the policy has hooks")
         for module in modules:
             if "forward" in vars(module):
-                raise NumpyPolicyError(
-                    f"the forward of the policy's {type(module).__name__} was replaced"
-                )
+                raise NumpyPolicyError(f"the forward of {type(module).__name__} was replaced")
         self.samples = samples and self._sampler.draws_any
         self.out_keys = [key for key in policy.out_keys if not str(key).startswith("_")]
         layers = _layers(network, num_envs)
@@ -303,9 +301,8 @@ def _parts(policy: Any, num_envs: int, samples: bool) -> _Parts:
         kind = policy.module[1].distribution_class
         is_supported = kind is head.distribution and kind in OF_DISTRIBUTIONS
         if not is_supported or len(getattr(head, "shape", (1,))) != 1:
-            raise NumpyPolicyError(
-                f"the policy's distribution is {getattr(kind, '__name__', kind)}"
-            )
+            name = getattr(kind, "__name__", kind)
+            raise NumpyPolicyError(f"NumPy does not support the distribution {name}")
         if isinstance(head, ClippedTanhNormal):
             raise NumpyPolicyError("the policy's log standard deviations are clipped")
         sampler = OF_DISTRIBUTIONS[head.distribution](head, num_envs)
@@ -336,9 +333,7 @@ _COPIED = ("torch", "tensordict", "torchrl", "kit")
 
 def _only_input(module: Any) -> Any:
     if len(module.in_keys) != 1:
-        raise NumpyPolicyError(
-            f"the policy reads {len(module.in_keys)} entries: {[*module.in_keys]}"
-        )
+        raise NumpyPolicyError(f"the policy reads several entries: {[*module.in_keys]}")
     return module.in_keys[0]
 
 
@@ -346,9 +341,7 @@ def _only_head(module: Any) -> Any:
     heads: Any = getattr(module, "module", None)
     is_single = type(heads) is Heads and len(heads.heads) == 1
     if not is_single or type(heads.heads[0]) not in HEADS:
-        raise NumpyPolicyError(
-            "the policy is not an actor of make_actor with one action and no backbone"
-        )
+        raise NumpyPolicyError("the policy has several actions or a shared backbone")
     return heads.heads[0]
 
 
@@ -392,9 +385,7 @@ def _layers(network: Any, num_envs: int) -> list[tuple[Array, Array, Array, Any]
         if type(layer) is nn.Linear and layer.bias is not None:
             weight, bias = layer.weight.detach(), layer.bias.detach()
             if weight.device.type != "cpu" or weight.dtype != torch.float32:
-                raise NumpyPolicyError(
-                    f"the policy's parameters are {weight.dtype} on {weight.device}"
-                )
+                raise NumpyPolicyError(f"a weight is {weight.dtype} on {weight.device}")
             if num_envs * weight.numel() > MOST_PRODUCTS:
                 raise NumpyPolicyError(f"a layer needs {num_envs * weight.numel()} multiplications")
             memory = np.empty((num_envs, layer.out_features), np.float32)

@@ -43,10 +43,8 @@ class EnvPoolBackend(EnvBackend):
     Args:
         id: EnvPool's id, usually identical to Gymnasium's.
         num_envs: number of environments.
-        seed: seed of all environments. EnvPool only accepts seeds at creation, so a reset with a
-            new seed recreates the environments.
-        max_episode_steps: policy steps after which an episode is truncated; ``None``: EnvPool's
-            default.
+        seed: seed of all environments; a reset with another seed recreates them.
+        max_episode_steps: policy steps until truncation; ``None``: EnvPool's default.
         kwargs: ``num_threads`` and environment options for ``envpool.make_gymnasium``.
 
     Raises:

@@ -27,8 +27,7 @@ class SerialBackend(EnvBackend):
         make: function that creates one environment; called ``num_envs`` times.
         num_envs: number of environments.
         name: id of the environment, for messages.
-        restarts: number of failures after which an environment is rebuilt and its episode
-            truncated; further failures raise.
+        restarts: number of failures to recover from by rebuilding; further failures raise.
         first: index of the first environment, if other processes step the preceding ones.
 
     Attributes:
@@ -46,9 +45,8 @@ class SerialBackend(EnvBackend):
         self.make, self.restarts, self.first = make, restarts, first
         self.envs = [make() for _ in range(num_envs)]
         if len({id(env.unwrapped) for env in self.envs}) < num_envs:
-            reason = "The function returned the same environment again instead of a new one"
-            hint = "Create the environment inside the function: lambda: gym.make(...)"
-            raise SettingError("env.id", name, reason, hint)
+            reason = "The function must create a new environment in each call"
+            raise SettingError("env.id", name, reason, "For example, use lambda: gym.make(...)")
         self._shared = Shared(self.envs[0])
         self._since_made = [held(env) for env in self.envs]
         one = self.envs[0]

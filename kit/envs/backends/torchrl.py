@@ -211,12 +211,12 @@ class TorchRLBackend(EnvBackend):
 
     def load_state_of_transforms(self, states: list[dict[str, Any]]) -> None:
         """Restore :meth:`state_of_transforms` in place, as transforms may share statistics."""
-        own = list(transforms_of(self.env))
-        for transform, state in zip(own, states):
+        transforms = list(transforms_of(self.env))
+        for transform, state in zip(transforms, states):
             transform.load_state_dict(filled(transform.state_dict(), state["own"]))
             for name, value in state["held"].items():  # e.g. RandomTruncationTransform's horizons
                 setattr(transform, name, value.clone())
-        for processes, state in zip(processes_of(self.env), states[len(own) :]):
+        for processes, state in zip(processes_of(self.env), states[len(transforms) :]):
             processes.load_state_dict(filled(processes.state_dict(), state))
 
     def close(self) -> None:

@@ -111,8 +111,8 @@ class WorkersBackend(EnvBackend):
         if seeds is not None:
             self._seeds = [int(seed) for seed in seeds]
         for worker in self._workers:
-            given = None if seeds is None else self._seeds[worker.envs]
-            worker.send("reset", given, None if mask is None else mask[worker.envs])
+            part = None if seeds is None else self._seeds[worker.envs]
+            worker.send("reset", part, None if mask is None else mask[worker.envs])
         for dead in self._receive_all():
             self._revive(dead)
         chosen: Any = ... if mask is None else mask

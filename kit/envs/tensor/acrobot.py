@@ -22,12 +22,10 @@ MAX_SPIN = (4 * math.pi, 9 * math.pi)  # rad/s, maximum angular velocity of each
 class Acrobot(TensorEnv):
     """Torch implementation of Gymnasium's ``Acrobot-v1``.
 
-    Two links hang from a joint. The reward is -1 per step until the free end is one link length
-    above the joint. Physics: angle of the first link from hanging down and angle of the second link
-    relative to the first [rad], both wrapped to [-pi, pi], and their angular velocities [rad/s].
-    Observation: cosine and sine of both angles, then both angular velocities. Actions 0, 1 and 2
-    apply a torque of -1, 0 and 1 N m.
-
+    The reward is -1 per step until the free end is one link length above the joint. Physics: angle
+    of the first link from hanging down and of the second link relative to the first [rad], both
+    wrapped to [-pi, pi], and their angular velocities [rad/s]. Observation: cosine and sine of both
+    angles, then both angular velocities. Actions 0, 1 and 2 apply a torque of -1, 0 and 1 N m.
     Equations of motion: Sutton and Barto (1998), "Reinforcement learning: an introduction",
     section 11.3; one Runge-Kutta step of order 4.
     """

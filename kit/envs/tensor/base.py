@@ -44,14 +44,12 @@ class TensorStep(NamedTuple):
     """The result of one policy step of all environments.
 
     Attributes:
-        observation: observation for the next action, ``[num_envs, observation_size]``; the first
-            observation of the next episode if an episode ended.
-        next_observation: observation after the action, of the same shape; the last observation of
-            the episode if it ended.
+        observation: observation for the next action, ``[num_envs, observation_size]``; after an
+            episode's end, the first observation of the next episode.
+        next_observation: observation after the action, also at an episode's end; same shape.
         reward: sum over the action repeats, ``[num_envs]``.
         terminated: whether the episode terminated, ``[num_envs]``, bool.
-        truncated: whether the time limit was reached, ``[num_envs]``, bool. Can be true together
-            with ``terminated``.
+        truncated: whether the time limit was reached, ``[num_envs]``, bool.
         env_steps: simulator steps performed, ``[num_envs]``, int64; at most ``action_repeat``.
         episode_return: sum of rewards since the episode started, including this step,
             ``[num_envs]``.
@@ -75,11 +73,10 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
     There are three interfaces to the same state:
 
     - :meth:`reset_tensors` and :meth:`step_tensors` use plain tensors and reset finished
-      environments automatically. They update the state in place, so a CUDA graph can capture them
-      (after ``graph.register_generator_state(env.generator)``).
+      environments. They update the state in place, so a CUDA graph can capture them (after
+      ``graph.register_generator_state(env.generator)``).
     - :meth:`advance` is the same step as a pure function, for tracing and compiling.
-    - ``reset`` and ``step`` of TorchRL's ``EnvBase`` use TensorDicts; TorchRL resets finished
-      environments.
+    - ``reset`` and ``step`` of TorchRL's ``EnvBase`` use TensorDicts and no automatic reset.
 
     Action values are not checked by :meth:`step_tensors`, :meth:`advance` and, on a GPU, ``step``,
     because the check would synchronise with the device. Actions must be valid for ``action_spec``.
@@ -87,9 +84,8 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
     Args:
         num_envs: number of environments.
         device: device of the environments; ``None``: torch's default device.
-        dtype: dtype of states, observations and rewards. Each step agrees with Gymnasium's dynamics
-            to 1e-12 in ``torch.float64`` and to 1e-5 in ``torch.float32`` (5e-3 for Acrobot at its
-            highest speeds).
+        dtype: dtype of states, observations and rewards. Steps agree with Gymnasium's to 1e-12 in
+            ``torch.float64`` and to 1e-5 in ``torch.float32`` (Acrobot at top speed: 5e-3).
         max_episode_steps: policy steps after which an episode is truncated; ``None``: Gymnasium's
             registered limit, in simulator steps.
         action_repeat: simulator steps for which each action is repeated; stops with the episode.

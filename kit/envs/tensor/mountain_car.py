@@ -55,9 +55,8 @@ class _Valley(TensorEnv):
 class MountainCar(_Valley):
     """Torch implementation of Gymnasium's ``MountainCar-v0``.
 
-    Three discrete actions; the reward is -1 per step until the goal is reached. Physics and
-    observation: position and velocity [per step]. Actions 0, 1 and 2 push left, not at all and
-    right.
+    The reward is -1 per step until the goal is reached. Physics and observation: position and
+    velocity [per step]. Actions 0, 1 and 2 push left, not at all and right.
     """
 
     time_limit = 200
@@ -74,9 +73,8 @@ class MountainCar(_Valley):
 class MountainCarContinuous(_Valley):
     """Torch implementation of Gymnasium's ``MountainCarContinuous-v0``.
 
-    The reward is 100 for reaching the goal, minus 0.1 times the squared action. Physics and
-    observation: position and velocity [per step]. Action: throttle, clipped to [-1, 1] for the
-    motor but not for the cost.
+    The reward is 100 at the goal, minus 0.1 times the squared action. Physics and observation:
+    position and velocity [per step]. Action: throttle; only the motor clips it to [-1, 1].
     """
 
     time_limit = 999
