@@ -282,7 +282,7 @@ class Normalizer:
 
     def _apply(self, moments: RunningMeanStd, *parts: tuple[NDArray[Any], Any]) -> None:
         """Normalise rows of arrays in place."""
-        # With one environment, rows minus rows is four times faster than rows minus vectors.
+        # For one row, subtracting a row is four times faster than subtracting a vector.
         mean, deviation = moments.mean[None], np.sqrt(moments.var + EPSILON)[None]
         for values, rows in parts:
             apart = values[rows] - mean

@@ -24,7 +24,7 @@ def make_backbone(
     recurrent_size: int = 64,
     burn_in: int = 0,
 ) -> TensorDictModule | Recurrent:
-    """Create a network from all observations to ``features``, to share by actor and critic.
+    """Create a backbone that maps all observations to ``features``, for actor and critic.
 
     Args:
         env: the environment.

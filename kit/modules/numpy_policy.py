@@ -173,7 +173,7 @@ class NumpyPolicy:
             into: output array for actions, ``[steps, num_envs, ...]``; ``None``: allocate arrays.
         """
         missing = steps - len(self.noise)
-        if self.samples and missing > 0:  # draw more if that yields identical numbers
+        if self.samples and missing > 0:  # draw more steps at once if the numbers stay identical
             self._draw(max(missing, _AHEAD) if self._sampler.at_once else missing)
         self._sampler.refresh()
         self._actions, self._columns, self._noises = [], [], []

@@ -105,7 +105,7 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
     num_actions: ClassVar[int] = 0
     """Number of discrete actions, which have the shape ``[num_envs]``; 0 if continuous."""
     action_limit: ClassVar[float] = float("inf")
-    """Bound to which continuous actions ``[num_envs, 1]`` are clipped, positive and negative."""
+    """Largest absolute value of continuous actions ``[num_envs, 1]``, which are clipped to it."""
 
     physics: Tensor
     episode_return: Tensor
