@@ -183,11 +183,11 @@ def numpy() -> None:
         for policy in several:
             there = copy.deepcopy(policy).to(CUDA)
             follows(VectorCollector(make_env(id, 2), there, steps_per_env=3, device=CUDA), there)
-    is_not_copied(nn.LazyLinear(2), "without a shape")
-    is_not_copied(Own(4, 2), "Own is no layer")
+    is_not_copied(nn.LazyLinear(2), "uninitialised")
+    is_not_copied(Own(4, 2), "does not support the layer Own")
     hooked = nn.Linear(4, 2)
     hooked.register_forward_hook(Own(4, 2))
-    is_not_copied(hooked, "it has hooks")
+    is_not_copied(hooked, "the policy has hooks")
 
 
 class Own(nn.Linear):

@@ -199,11 +199,11 @@ FAULTS: dict[str, tuple[Any, str]] = {
     "lines": (writes_lines, "step() raised OSError: the simulator fell over"),
     "shape": (
         lambda step: np.zeros(3, np.float32) if step == 30 else None,
-        "returned observation of shape (3,) as observation, its space says shape (2,)",
+        "returned observation of shape (3,) as observation, but its space has shape (2,)",
     ),
     "text": (
         lambda step: "nothing" if step == 30 else None,
-        "returned observation of shape () as observation, its space says shape (2,)",
+        "returned observation of shape () as observation, but its space has shape (2,)",
     ),
 }
 
@@ -288,7 +288,7 @@ def test_an_environment_that_misbehaves_is_named_with_its_copy_and_step(command,
         ("flag", ", env 0, after 29 policy steps: returned nan as terminated"),
         ("begins", ", env 0, after 0 policy steps: returned infinity as observation when it was"),
         ("reset", ", env 0: reset() raised RuntimeError: no power"),
-        ("made", ": making it raised RuntimeError: no licence"),
+        ("made", ": creating it raised RuntimeError: no licence"),
     ],
 )
 def test_other_faults_are_named_too(command, name, what):
@@ -299,7 +299,7 @@ def test_other_faults_are_named_too(command, name, what):
 @pytest.mark.usefixtures("odd")
 def test_a_space_that_no_policy_handles_is_refused(command):
     message = one_line(command("ppo env.id=odd/pair-v0"))
-    assert message.startswith("action_space=Tuple(Discrete(2), Discrete(2)) is a space this kit")
+    assert message.startswith("action_space=Tuple(Discrete(2), Discrete(2))")
 
 
 @pytest.mark.usefixtures("odd")

@@ -303,7 +303,7 @@ def test_a_resumed_run_ends_as_if_it_had_not_been_interrupted(name, tmp_path):
         ("tqc", {"dropped_quantiles": 25}, "dropped_quantiles=25.*works: 24"),
         ("tqc", {"dropped_quantiles": -1}, "dropped_quantiles=-1.*works: 0"),
         ("droq", {"dropout": 1.5}, "dropout=1.5 is more than 1"),
-        ("rainbow", {"support": [1.0, 0.0]}, r"support=\[1.0, 0.0\] is not a range of returns"),
+        ("rainbow", {"support": [1.0, 0.0]}, r"support=\[1.0, 0.0\].* increasing pair"),
         ("crossq", {"tau": 0.1}, "tau"),
         ("rainbow", {"epsilon_end": 0.1}, "epsilon_end=0.1 has no effect: noise on weights"),
         ("rainbow", {"head": "quantile", "support": [0.0, 1.0]}, r"has no effect: head=quantile"),

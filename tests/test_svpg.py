@@ -132,7 +132,13 @@ def built(log_dir=None, **changes):
         evaluation_every=None, evaluation_episodes=6,
     )  # fmt: skip
     env = EnvConfig("CartPole-v1", 8)
-    settings = {"steps": steps, "env": env, "hidden_sizes": [8], "progress": False, "log_dir": log_dir}
+    settings = {
+        "steps": steps,
+        "env": env,
+        "hidden_sizes": [8],
+        "progress": False,
+        "log_dir": log_dir,
+    }
     return svpg.build(svpg.Config(**{**settings, **changes}))
 
 

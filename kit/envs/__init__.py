@@ -1,4 +1,4 @@
-"""Environments: many of them stepped at once, with tensors in and out."""
+"""Environments: vector environments, their backends, wrappers and running normalisation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kit.envs.single_env import make_single_env as make_single_env
     from kit.envs.vector_env import VectorEnv as VectorEnv
 
-# Lazy, so that a process that only steps an env does not import torch.
+# Lazy imports keep torch out of worker processes that only step environments.
 _HOMES = {
     "backends.base": ["EnvBackend", "StepArrays"],
     "backends.gymnasium": ["GymnasiumBackend"],

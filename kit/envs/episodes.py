@@ -1,4 +1,4 @@
-"""Finished episodes: returns, lengths and infos, from the arrays of a batch."""
+"""Returns, lengths and infos of finished episodes, computed from the arrays of a batch."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ class Episode(NamedTuple):
     """One finished episode."""
 
     env: int
-    """number of the environment it ran in, from 0."""
+    """Index of the environment."""
     episode_return: float
-    """sum of its rewards, before any normalisation."""
+    """Sum of rewards, before normalisation."""
     length: int
-    """its policy steps."""
+    """Number of policy steps."""
     env_steps: int
-    """its env steps."""
+    """Number of env steps."""
     terminated: bool
-    """whether it ended by itself; otherwise it was truncated."""
+    """Whether the episode terminated; otherwise it was truncated."""
     info: Mapping[str, float] = {}
-    """numbers and truth values in the ``info`` of its last step: ``is_success``, ..."""
+    """Numeric and boolean entries of the last step's ``info``, such as ``is_success``."""
 
 
 Infos = Mapping[tuple[int, int], Mapping[str, float]]
-"""``Episode.info`` by the step that ended the episode, from 0, and the environment's number."""
+"""``Episode.info`` by index of the step that ended the episode and index of the environment."""
 
 
 def info_means(episodes: Iterable[Episode]) -> dict[str, float]:
-    """Means of the numbers in ``info`` over the episodes that have them."""
+    """Return the mean of each ``info`` entry over the episodes that have this entry."""
     values: dict[str, list[float]] = {}
     for episode in episodes:
         for name, value in episode.info.items():
             values.setdefault(name, []).append(value)
-    return {name: mean(known) for name, known in values.items()}
+    return {name: mean(numbers) for name, numbers in values.items()}
 
 
 def mean(values: Sequence[float]) -> float:
-    """Their mean; NaN where both infinities are among them, or their sum is beyond all floats."""
+    """Return the mean of values; NaN if it is undefined or the sum overflows."""
     try:
         return statistics.fmean(values)
     except (ValueError, OverflowError):
@@ -50,22 +50,22 @@ def mean(values: Sequence[float]) -> float:
 
 
 def _sum(rewards: NDArray[np.float32]) -> float:
-    """Their sum, one after the other; NumPy's own sums some of them first."""
+    """Return the sum of rewards in sequential order, unlike NumPy's pairwise summation."""
     return float(np.add.accumulate(rewards, dtype=np.float64)[-1]) if len(rewards) else 0.0
 
 
 def _are_exact(sums: NDArray[np.float64], reward: NDArray[np.float32]) -> bool:
-    """Whether differences of sums are exact: rewards and sums are whole numbers, not too large."""
+    """Return whether all rewards and sums are integers small enough for exact differences."""
     first = sums[0]
     whole = (np.rint(first) == first).all() and (np.rint(reward) == reward).all()
-    return bool(whole and np.abs(sums).max() < 2**53)  # which 2**53 + 1 is rounded to
+    return bool(whole and np.abs(sums).max() < 2**53)  # float64 rounds 2**53 + 1 to 2**53
 
 
 _SUMS = ("returns", "lengths", "env_steps")
 
 
 class EpisodeStatistics:
-    """Running sums of the open episode of each environment."""
+    """Tracks the return and length of each environment's open episode."""
 
     def __init__(self, num_envs: int) -> None:
         self.returns = np.zeros(num_envs, np.float64)
@@ -80,17 +80,17 @@ class EpisodeStatistics:
         env_steps: NDArray[np.int32],
         infos: Infos,
     ) -> list[Episode]:
-        """Take in time steps and return the episodes that ended in them, in the order they ended.
+        """Add steps and return the episodes that ended in them, in order.
 
-        Rewards of an episode are added one after the other, so that it makes no difference how many
-        are taken in at a time, or what came before.
+        Rewards of an episode are summed sequentially. Returns therefore do not depend on how many
+        steps one call adds, or on earlier episodes.
 
         Args:
-            reward: ``[steps, num_envs]``, before normalisation.
-            terminated: ``[steps, num_envs]``.
-            truncated: ``[steps, num_envs]``.
-            env_steps: ``[steps, num_envs]``.
-            infos: of the episodes that ended, where they have any.
+            reward: rewards before normalisation, ``[steps, num_envs]``.
+            terminated: termination flags, ``[steps, num_envs]``.
+            truncated: truncation flags, ``[steps, num_envs]``.
+            env_steps: env steps of each policy step, ``[steps, num_envs]``.
+            infos: ``Episode.info`` of the ended episodes that have one.
         """
         steps = len(reward)
         returns = np.add.accumulate(np.concatenate([self.returns[None], reward]), dtype=np.float64)
@@ -98,7 +98,7 @@ class EpisodeStatistics:
         self.returns = returns[-1].copy()
         exact = _are_exact(returns, reward)
         finished: list[Episode] = []
-        begun: dict[int, int] = {}  # where episodes begin that have begun in these steps
+        begun: dict[int, int] = {}  # first step of the latest episode that starts in this batch
         steps_ended, envs = (terminated | truncated).nonzero()
         for step, env in zip(steps_ended.tolist(), envs.tolist()):
             if (first := begun.get(env)) is None:
@@ -128,7 +128,7 @@ class EpisodeStatistics:
         return finished
 
     def cut(self, mask: NDArray[np.bool_]) -> list[Episode]:
-        """The open episodes of the environments of ``mask``, truncated here from outside."""
+        """Return the open episodes of the environments in ``mask`` as truncated episodes."""
         return [
             Episode(
                 env=env,
@@ -141,12 +141,12 @@ class EpisodeStatistics:
         ]
 
     def restart(self, mask: NDArray[np.bool_] | None = None) -> None:
-        """Begin new episodes, in all environments or those of ``mask``."""
+        """Reset the running sums of all environments, or of those in ``mask``."""
         for name in _SUMS:
             getattr(self, name)[... if mask is None else mask] = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """The running sums: lists of numbers."""
+        """Return the running sums as lists of numbers."""
         return {name: getattr(self, name).tolist() for name in _SUMS}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -1,21 +1,21 @@
-"""Faults of environments, in one line each."""
+"""Errors raised by environments, formatted as a single line."""
 
 from __future__ import annotations
 
 from kit.steps.errors import place_of
 
 FAULTS = (Exception, SystemExit)
-"""Errors of environments; simulators exit the process where they cannot continue."""
+"""Exceptions that environment code may raise. Simulators call ``sys.exit`` on fatal errors."""
 
 
 class EnvError(RuntimeError):
-    """An environment raised, returned something impossible, or its process died.
+    """An environment raised an exception, returned invalid values, or its process died.
 
     Args:
         name: id of the environment.
-        env: number of the environment, from 0; ``None`` where only the whole vector is known.
-        what: what happened, as the end of a sentence.
-        policy_step: policy steps that it had taken in this process, if known.
+        env: index of the environment; ``None`` if the failure concerns the whole vector.
+        what: description of the failure, written after the environment's name and a colon.
+        policy_step: policy steps taken in this process before the failure, if recorded.
     """
 
     def __init__(
@@ -28,16 +28,16 @@ class EnvError(RuntimeError):
         super().__init__(f"environment {name}{where}{when}: {what}")
 
     def at(self, policy_step: int) -> EnvError:
-        """The same fault with the policy steps before it, unless they are known."""
-        known = policy_step if self.policy_step is None else self.policy_step
-        return EnvError(self.name, self.env, self.what, known)
+        """Return a copy of this error with ``policy_step`` filled in if it was missing."""
+        step = policy_step if self.policy_step is None else self.policy_step
+        return EnvError(self.name, self.env, self.what, step)
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         return type(self), (self.name, self.env, self.what, self.policy_step)
 
 
 def fault_of(name: str, env: int | None, error: BaseException, call: str) -> EnvError:
-    """Return an error raised in ``call`` as a fault of the environment ``name``."""
+    """Return an exception raised in ``call`` as an :class:`EnvError` of environment ``name``."""
     if isinstance(error, EnvError):
         return error
     what = f"{call} raised {type(error).__name__}: {error}{place_of(error)}"

@@ -1,4 +1,4 @@
-"""Environments that hang, and processes without their parent."""
+"""Detect hanging environments, and end worker processes together with their parent."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from typing import Any, ClassVar
 
 
 class StepWatch:
-    """For how long a thread has been in the same call of a watched function, seen from another.
+    """Measures how long another thread has been in its current call to a watched function.
 
-    It looks at the thread's frames, so that steps themselves cost nothing more.
+    The watch reads the thread's stack frames, so environment steps have no overhead.
 
     Args:
-        thread: ``ident`` of the watched one.
+        thread: ``ident`` of the watched thread.
     """
 
     CALLS: ClassVar[set[CodeType]] = set()
-    """of the functions: those that step or reset environments."""
+    """Code objects of the watched functions, which step or reset environments."""
 
     def __init__(self, thread: int | None) -> None:
         self._thread = thread or 0
@@ -31,7 +31,7 @@ class StepWatch:
         self._since = 0.0
 
     def seconds(self) -> float:
-        """Seconds since the present call was first seen; 0 without one."""
+        """Return the seconds since the current call was first seen; 0 if there is no such call."""
         frame = sys._current_frames().get(self._thread)
         while frame is not None and frame.f_code not in self.CALLS:
             frame = frame.f_back
@@ -41,24 +41,23 @@ class StepWatch:
 
 
 OF_PARENT = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-"""Signals that a process leaves to its parent."""
+"""Signals that worker processes ignore because their parent handles them."""
 
 
 def is_parents_affair(in_main_thread: bool) -> None:
-    """Leave signals to the parent of this process of ``multiprocessing``, and die with it.
+    """Ignore signals that the parent process handles, and kill this process when the parent dies.
 
-    Ctrl-C goes to all processes of a terminal, and the signals of batch systems to all of a job:
-    the parent finishes its iteration with their help. A dead parent's process is killed whatever it
-    is doing: by a thread, and on Linux by the system, which does not wait for code that holds
-    Python's lock.
+    Terminals send Ctrl-C to all processes, and batch systems signal all processes of a job. Workers
+    ignore such signals because the parent needs them to finish its iteration. A thread kills this
+    process when the parent dies. On Linux the kernel does so too, even if the GIL is held.
 
     Args:
-        in_main_thread: whether the parent's main thread started this process; Linux would otherwise
-            kill it with the thread that did.
+        in_main_thread: whether the parent's main thread started this process; otherwise the kernel
+            would kill this process as soon as the starting thread ends.
     """
     for number in OF_PARENT:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, OF_PARENT)  # which were blocked until now
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, OF_PARENT)  # blocked while the process was spawned
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -75,16 +74,16 @@ def is_parents_affair(in_main_thread: bool) -> None:
 
 
 def is_main_thread() -> bool:
-    """Whether this is Python's main thread."""
+    """Return whether the caller runs in Python's main thread."""
     return threading.current_thread() is threading.main_thread()
 
 
 ASK = signal.SIGUSR2
-"""asks a process to end that does not listen to its pipe."""
+"""Signal that asks a process to end if it does not read its pipe."""
 
 
 def end_process(process: Any, seconds: float) -> None:
-    """Wait for a process that was asked to end, ask by a signal, and then insist."""
+    """Wait for a process to end, then send SIGUSR2 and finally SIGKILL."""
     process.join(seconds)
     for number in (ASK, signal.SIGKILL):
         if process.is_alive():

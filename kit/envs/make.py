@@ -1,4 +1,4 @@
-"""Making environments by name."""
+"""Create vector environments from ids, factory functions or existing environments."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kit.steps.errors import SettingError, one_of, whole_number, yes_or_no
 
 Vectorization = Literal["sync", "async", "native", "envpool", "tensor"]
 MadeFrom: TypeAlias = str | EnvSpec | MakeEnv | gym.vector.VectorEnv[Any, Any, Any] | EnvBase
-"""What environments are made from: a name, a function, or a vector environment."""
+"""Sources of environments: an id, a spec, a factory function or a vector environment."""
 
 
 def make_env(
@@ -45,43 +45,41 @@ def make_env(
     step_timeout: float | None = None,
     **kwargs: Any,
 ) -> VectorEnv:
-    """Make a vector environment of ``num_envs`` environments.
+    """Create a vector environment of ``num_envs`` environments.
 
-    Numbers in the last ``info`` of an episode (``is_success``, ...) become
-    :attr:`Episode.info <kit.envs.Episode>`. The rest of ``info`` is not used, but for an action
-    mask.
+    Numeric entries of an episode's last ``info`` (``is_success``, ...) are stored in
+    :attr:`Episode.info <kit.envs.Episode>`. Apart from an action mask, the rest of ``info`` is
+    ignored.
 
     Args:
-        id: Gymnasium id (or entry), or a function that makes one environment. A vector environment
-            is taken as it is: one of TorchRL with its transforms, or one of Gymnasium.
+        id: Gymnasium id or spec, or a function that creates one environment. An existing vector
+            environment of TorchRL or Gymnasium is used unchanged, with its transforms or wrappers.
         num_envs: number of environments.
-        vectorization: ``sync``: in this process, one after the other; ``async``: in worker
-            processes; ``native``: the environment's own vector environment; ``envpool``: EnvPool;
-            ``tensor``: written in torch, on ``device``.
-        action_repeat: env steps one action is held for; an episode can end inside a repeat.
-        max_episode_steps: policy steps after which an episode is truncated; ``None``: as the
-            environment is registered (in env steps).
-        seed: of the vector environment; each environment gets its own from it.
-        normalize_observation: whether floating observations get running mean 0 and variance 1.
-        normalize_reward: whether rewards are divided by the running deviation of their
-            discounted sum.
-        gamma: the discount of that sum.
-        normalization_steps: policy steps after which the statistics of observations stay as they
-            are; ``None``: they never do.
-        wrappers: applied to each environment, innermost first, below the action repeat.
-        action_mask: whether ``info["action_mask"]`` becomes the observation ``action_mask``, the
-            rest of the observation keeping its keys (``observation`` where it is no ``Dict``), as
-            by :class:`~kit.envs.ActionMask`. ``None``: where there is one (``sync`` and ``async``
-            with discrete actions; one more environment is made and reset to find out).
-        device: where TensorDicts are; environments run on the host, but for ``tensor``.
-        restart_on_error: faults to recover from (``sync`` and ``async``): an environment that
-            raises, or whose process dies, is made again and its episode truncated; the next fault
-            stops the run.
-        num_workers: processes of ``async``; ``None``: one for each core, at most one for each
-            environment.
-        step_timeout: seconds that one ``step`` or ``reset`` of one environment of ``async`` may
-            take; what takes longer is a fault, and its process is killed. ``None``: no limit.
-        **kwargs: for the environment.
+        vectorization: how environments are stepped. ``sync``: sequentially in this process;
+            ``async``: in worker processes; ``native``: by the vector environment that Gymnasium
+            registers for the id; ``envpool``: by EnvPool; ``tensor``: in torch, on ``device``.
+        action_repeat: env steps for which each action is repeated; stops early with the episode.
+        max_episode_steps: policy steps after which an episode is truncated; ``None``: the
+            registered limit (in env steps).
+        seed: seed from which the seed of each environment is derived.
+        normalize_observation: whether to normalise floating-point observations to running mean 0
+            and variance 1.
+        normalize_reward: whether to divide rewards by the running standard deviation of the
+            discounted return.
+        gamma: discount factor of that return.
+        normalization_steps: policy steps after which the observation statistics are frozen;
+            ``None``: they are always updated.
+        wrappers: wrappers applied to each environment, innermost first, below the action repeat.
+        action_mask: whether to move ``info["action_mask"]`` into the observation, as
+            :class:`~kit.envs.ActionMask` does. ``None``: move it if the environment has a mask
+            (``sync`` and ``async`` with discrete actions; creates one extra environment to check).
+        device: device of the TensorDicts; only ``tensor`` environments also run on it.
+        restart_on_error: number of failures to recover from (``sync`` and ``async``). After a
+            failure the environment is rebuilt and its episode truncated; further failures raise.
+        num_workers: worker processes of ``async``; ``None``: one per core, at most ``num_envs``.
+        step_timeout: timeout in seconds for one ``step`` or ``reset`` of an ``async`` environment.
+            On timeout its process is killed and a failure is reported. ``None``: no limit.
+        **kwargs: keyword arguments of the environment.
 
     Raises:
         SettingError: if the id is unknown, a package is missing, or settings contradict.
@@ -93,7 +91,7 @@ def make_env(
     yes_or_no("env.normalize_reward", normalize_reward)
     seed = None if seed is None else whole_number("seed", seed)
     if isinstance(id, str) and vectorization in ("sync", "async", "native"):
-        id = find_spec(id)  # other processes may not have it registered
+        id = find_spec(id)  # worker processes may not have the id registered
     arguments = dict(locals())
     arguments |= arguments.pop("kwargs")
     options = _Options(
@@ -134,7 +132,7 @@ def _optional(field: str, value: Any) -> int | None:
 
 
 class _Options(NamedTuple):
-    """Options of each environment, or of the vector environment."""
+    """Per-environment options of :func:`make_env` that not every vectorization supports."""
 
     action_repeat: int = 1
     max_episode_steps: int | None = None
@@ -144,46 +142,46 @@ class _Options(NamedTuple):
     num_workers: int | None = None
     step_timeout: float | None = None
 
-    def allow(self, what: str, *allowed: str) -> None:
-        """Refuse all options that differ from their defaults, but for ``allowed``.
+    def allow(self, source: str, *allowed: str) -> None:
+        """Check that only ``allowed`` options differ from their defaults.
 
         Raises:
-            SettingError: if something else was asked for.
+            SettingError: if an option is set that ``source`` does not support.
         """
         for name, value in self._asdict().items():
             default = self._field_defaults[name]
             if value != default and name not in allowed:
-                works = "or an id with vectorization='sync' or 'async'"
+                hint = "The option requires an id with vectorization='sync' or 'async'"
                 if name in self._fields[-2:]:
-                    works = "or vectorization='async'"
-                why = f"is not possible with {what}"
-                raise SettingError(f"env.{name}", value, why, [default], works)
+                    hint = "The option requires vectorization='async'"
+                reason = f"The option is not supported with {source}"
+                raise SettingError(f"env.{name}", value, reason, [default], hint)
 
 
 def _one_by_one(
     id: EnvSpec | MakeEnv, num_envs: int, vectorization: str, options: _Options, kwargs: Any
 ) -> EnvBackend:
-    """Gymnasium environments made one by one."""
+    """Return a backend that creates and steps single environments."""
     name = id.id if isinstance(id, EnvSpec) else _name(id)
     if vectorization == "sync":
-        # A step in this process cannot be ended from outside.
+        # A step that runs in this process cannot be interrupted by a timeout.
         options.allow("vectorization='sync'", *options._fields[:-2])
-    repeat, limit, wrappers, wanted, restarts, workers, timeout = options
+    repeat, limit, wrappers, has_mask, restarts, workers, timeout = options
 
-    def made(action_mask: bool) -> EnvBackend:
-        one = functools.partial(make_single_env, id, repeat, limit, wrappers, action_mask, kwargs)
+    def make_backend(action_mask: bool) -> EnvBackend:
+        make = functools.partial(make_single_env, id, repeat, limit, wrappers, action_mask, kwargs)
         if vectorization == "async":
             how: dict[str, Any] = {"restarts": restarts, "step_timeout": timeout}
-            return WorkersBackend(one, num_envs, name, num_workers=workers, **how)
-        return SerialBackend(one, num_envs, name, restarts=restarts)
+            return WorkersBackend(make, num_envs, name, num_workers=workers, **how)
+        return SerialBackend(make, num_envs, name, restarts=restarts)
 
-    backend = made(bool(wanted))
-    masked = (gym.spaces.Discrete, gym.spaces.MultiDiscrete)
-    if wanted is None and isinstance(backend.action_space, masked):
+    backend = make_backend(bool(has_mask))
+    maskable = (gym.spaces.Discrete, gym.spaces.MultiDiscrete)
+    if has_mask is None and isinstance(backend.action_space, maskable):
         probe = functools.partial(make_single_env, id, wrappers=wrappers, kwargs=kwargs)
         if gives_action_mask(probe):
             backend.close()
-            return made(True)
+            return make_backend(True)
     return backend
 
 
@@ -201,7 +199,7 @@ def _together(
     device: torch.device | str | None,
     kwargs: Any,
 ) -> EnvBackend:
-    """Vector environments of other libraries, and those written in torch."""
+    """Return a backend for Gymnasium's vector, EnvPool or torch environments."""
     repeats = ("action_repeat",) if vectorization == "tensor" else ()
     options.allow(f"vectorization={vectorization!r}", "max_episode_steps", *repeats)
     limit = options.max_episode_steps
@@ -216,17 +214,17 @@ def _together(
         return EnvPoolBackend(id, num_envs, seed, limit, kwargs)
     from kit.envs.tensor import TensorBackend, make_tensor_env
 
-    own = {"device": device, "max_episode_steps": limit, "seed": seed}
+    defaults = {"device": device, "max_episode_steps": limit, "seed": seed}
     repeat = options.action_repeat
-    env = make_tensor_env(id, num_envs, action_repeat=repeat, **{**own, **kwargs})
+    env = make_tensor_env(id, num_envs, action_repeat=repeat, **{**defaults, **kwargs})
     return TensorBackend(env, id)
 
 
 def _made_before(
     env: EnvBase | gym.vector.VectorEnv[Any, Any, Any], num_envs: int, options: _Options
 ) -> EnvBackend:
-    """A vector environment of TorchRL or Gymnasium."""
-    options.allow(f"a {type(env).__name__} that was made before")
+    """Return a backend for an existing vector environment of TorchRL or Gymnasium."""
+    options.allow(f"an existing {type(env).__name__}")
     if isinstance(env, EnvBase):
         from kit.envs.backends.torchrl import TorchRLBackend
 
@@ -235,7 +233,6 @@ def _made_before(
         name = env.spec.id if env.spec is not None else type(env).__name__
         backend = GymnasiumBackend(env, name)
     if num_envs not in (1, backend.num_envs):
-        raise SettingError(
-            "env.num_envs", num_envs, "is not the number of environments in it", [backend.num_envs]
-        )
+        reason = f"The vector environment has {backend.num_envs} environments"
+        raise SettingError("env.num_envs", num_envs, reason, [backend.num_envs])
     return backend

@@ -1,4 +1,4 @@
-"""The state of MuJoCo's models and data as arrays; part of :mod:`kit.envs.state`."""
+"""Capture and restore MuJoCo models and data as arrays, for :mod:`kit.envs.state`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KINDS = ("MjModel", "MjData")
 
 
 def capture(value: Any, encode: Callable[[Any, str], Any], where: str) -> dict[str, Any]:
-    """Return the state of a model (its arrays and options), or of data and their model."""
+    """Return the arrays and options of a model, or the state of data and their model."""
     if type(value).__name__ == "MjModel":
         return {
             "arrays": {name: encode(array.copy(), where) for name, array in _arrays(value)},
@@ -32,7 +32,7 @@ def capture(value: Any, encode: Callable[[Any, str], Any], where: str) -> dict[s
 
 
 def restore(present: Any, saved: dict[str, Any], decode: Callable[..., Any]) -> None:
-    """Restore a state of :func:`capture` in place, but arrays of another version of MuJoCo."""
+    """Restore a state of :func:`capture` in place; skip arrays this MuJoCo version lacks."""
     if type(present).__name__ == "MjModel":
         _write(_arrays(present), saved["arrays"], decode)
         _write(_arrays(present.opt), saved["vectors"], decode)
@@ -45,8 +45,8 @@ def restore(present: Any, saved: dict[str, Any], decode: Callable[..., Any]) -> 
     decode(saved["model"], present.model)
     mujoco.mj_setState(present.model, present, state, kind)
     mujoco.mj_forward(present.model, present)
-    # mj_forward brings all arrays to the present; before the kill some of them were one substep
-    # behind, and environments read them so.
+    # mj_forward recomputes all derived arrays, some of which lag one substep behind in a real run.
+    # Environments read these lagging arrays, so restore them.
     _write(_derived(present), saved["derived"], decode)
     mujoco.mj_setState(present.model, present, state, kind)
 
@@ -60,15 +60,15 @@ def _write(
 
 
 def _arrays(owner: Any) -> Iterator[tuple[str, Array]]:
-    """The arrays of a model or of its options, but for textures: large, and only drawn."""
+    """Yield the arrays of a model or its options, except textures, which only rendering uses."""
     for name, value in _public(owner):
         if isinstance(value, np.ndarray) and value.size and name != "tex_data":
             yield name, value
 
 
 def _derived(data: Any) -> Iterator[tuple[str, Array]]:
-    """The arrays of fixed size; every step refills those of contacts and constraints."""
-    begin = data.qpos.ctypes.data  # the first array of the buffer
+    """Yield derived arrays of fixed size; every step recomputes contacts and constraints."""
+    begin = data.qpos.ctypes.data  # qpos is the first array of the buffer
     buffer = range(begin, begin + data.nbuffer)
     for name, value in _public(data):
         if not isinstance(value, np.ndarray) or not value.size or not value.flags.writeable:
@@ -78,7 +78,7 @@ def _derived(data: Any) -> Iterator[tuple[str, Array]]:
 
 
 def _public(owner: Any) -> Iterator[tuple[str, Any]]:
-    """The public attributes that can be read now."""
+    """Yield the public attributes that can be read in the current state."""
     for name in dir(owner):
         if not name.startswith("_"):
             try:

@@ -1,4 +1,4 @@
-"""Preprocessing of images, by Gymnasium's own wrappers."""
+"""Image preprocessing with Gymnasium's wrappers."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from kit.envs.single_env import Wrapper
 
 
 def atari_wrapper(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
-    """The preprocessing of Mnih et al. (2015), as Machado et al. (2018) recommend it.
+    """Apply Atari preprocessing (Mnih et al. 2015; settings of Machado et al. 2018).
 
-    Up to 30 steps without action after a reset, each action held for 4 frames of which the last
-    two are merged, 84 x 84 grey values; losing a life ends no episode.
+    Up to 30 no-op steps after a reset, 4 frames per action with the last two max-pooled, and
+    84 x 84 greyscale images. Losing a life does not end the episode.
     """
     return gym.wrappers.AtariPreprocessing(env, noop_max=30, frame_skip=4, screen_size=84)
 
 
 def pixel_wrappers(preprocess: str = "none", frame_stack: int = 1) -> list[Wrapper]:
-    """Wrappers of an environment of images; they stay bytes.
+    """Return the wrappers for pixel observations, which keep the dtype uint8.
 
     Args:
         preprocess: ``atari`` (:func:`atari_wrapper`) or ``none``.
-        frame_stack: images that make one observation, the newest last.
+        frame_stack: number of stacked images per observation, newest last.
     """
     wrappers: list[Wrapper] = [atari_wrapper] if preprocess == "atari" else []
-    if wrappers or frame_stack > 1:  # one grey image is a stack of one
+    if wrappers or frame_stack > 1:  # Atari images need a channel dimension even for one frame
         wrappers.append(partial(gym.wrappers.FrameStackObservation, stack_size=frame_stack))
     return wrappers

@@ -1,9 +1,9 @@
-"""What an environment holds, as values that JSON can hold, and back.
+"""Convert the state of Python environments to JSON values and back.
 
-Numbers, strings, arrays and their views, containers, enumerations, random generators (those of
-spaces too), functions with what they enclose, models and data of MuJoCo, and objects of classes of
-the environment's own package. Several names of one thing stay names of one thing. What only draws,
-classes and modules are passed over, by type; all else cannot be captured, and its name is said.
+Supported are numbers, strings, arrays and views, containers, enums, random generators, spaces,
+functions with closures, MuJoCo models and data, and objects of classes from the environment's own
+package. Aliases are preserved. Renderers, classes and modules are skipped by type. Any other value
+raises StateCaptureError with the value's path.
 """
 
 from __future__ import annotations
@@ -29,48 +29,48 @@ _CONSTANT = (
     gym.envs.registration.EnvSpec, type, types.ModuleType, np.ufunc, np.dtype, logging.Logger,
 )  # fmt: skip
 _DRAWS = frozenset({"pygame", "glfw", "OpenGL", "pyglet"})
-"""packages for drawing"""
+"""Packages used for rendering only."""
 _ARGUMENTS = frozenset({"_saved_kwargs", "_cached_spec", "_ezpickle_args", "_ezpickle_kwargs"})
-"""attributes in which Gymnasium keeps the arguments of a layer"""
+"""Attributes in which Gymnasium stores the constructor arguments of a wrapper."""
 _ATOMS = (bool, int, float, str)
 _CONTAINERS: dict[str, Any] = {
     kind.__name__: kind for kind in (list, set, deque, dict, OrderedDict, Counter)
 }
 _PUT_BACK = frozenset({"object", "function", "partial", "space", "mujoco", "shown"})
-"""kinds of values restored into a present one"""
+"""Kinds of values that are restored into an existing object."""
 _BIT_GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 
 
 class StateCaptureError(TypeError):
-    """An attribute of an environment is nothing that plain values can describe."""
+    """An environment attribute cannot be captured as plain values."""
 
 
-# ---------------------------------------------------------------------- out
+# ---------------------------------------------------------------------- encoding
 class Encoder:
-    """Writes values; repeated ones are referred to by their number.
+    """Converts values to plain values and replaces repeated objects by references.
 
     Args:
-        found: layers of an environment, whose numbers come first.
-        classes: whose packages' objects are written by their attributes; ``None``: the layers'.
+        found: layers of an environment, which get the first reference numbers.
+        classes: classes whose packages' objects are encoded by attributes; ``None``: the layers'.
     """
 
     def __init__(self, found: Any, classes: Iterable[type] | None = None) -> None:
-        self.kept: list[Any] = list(found)  # alive, so that no other object gets its id
+        self.kept: list[Any] = list(found)  # references that keep ids of objects unique
         self.places: list[str] = [""] * len(self.kept)
         self._numbers = {id(layer): number for number, layer in enumerate(found)}
         self._own = {package(kind) for kind in (map(type, found) if classes is None else classes)}
 
     def layer(self, layer: Any) -> dict[str, Any]:
-        """A layer of the environment."""
+        """Encode a wrapper or the base environment."""
         name = type(layer).__name__
         if hasattr(type(layer), "load_state_dict"):
             return {"own": self(layer.state_dict(), name)}
         if _has_slots(type(layer)):
-            raise StateCaptureError(f"{name} keeps its state in __slots__")
+            raise StateCaptureError(f"{name} stores its state in __slots__")
         return {"attributes": self.attributes(layer, name)}
 
     def attributes(self, owner: Any, where: str) -> dict[str, Any]:
-        """The attributes of an object, but for those that are constant."""
+        """Encode the attributes of an object, except constants."""
         values = {name: value for name, value in vars(owner).items() if name not in _ARGUMENTS}
         return {
             name: self(value, f"{where}.{name}")
@@ -79,7 +79,7 @@ class Encoder:
         }
 
     def __call__(self, value: Any, where: str) -> Any:
-        """One value, which ``where`` names."""
+        """Encode a value; ``where`` is its path in error messages."""
         if value is None or type(value) in _ATOMS:
             return value
         if id(value) in self._numbers:
@@ -101,23 +101,24 @@ class Encoder:
         if name in mujoco_state.KINDS:
             return {"mujoco": name, **mujoco_state.capture(value, self, where), "number": number}
         if package(type(value)) not in self._own or not _is_plain(type(value)):
-            raise StateCaptureError(f"{where} is a {name}")
+            raise StateCaptureError(f"{where} is a {name}, which cannot be captured")
         return {"object": name, "attributes": self.attributes(value, where), "number": number}
 
     def _items(self, values: Any, where: str) -> list[Any]:
         return [self._item(value, f"{where}[{index}]") for index, value in enumerate(values)]
 
     def _item(self, value: Any, where: str) -> Any:
-        """A value in a container, whose place may be empty later."""
-        written = self(value, where)
-        if isinstance(written, dict) and written.keys() & _PUT_BACK:
-            raise StateCaptureError(f"{where} is a {type(value).__name__}")
-        return written
+        """Encode a container item; objects that must be restored in place are not supported."""
+        encoded = self(value, where)
+        if isinstance(encoded, dict) and encoded.keys() & _PUT_BACK:
+            name = type(value).__name__
+            raise StateCaptureError(f"{where} is a {name}, which cannot be captured")
+        return encoded
 
     def _container(self, value: Any, where: str) -> dict[str, Any]:
         name = type(value).__name__
         if type(value) not in _CONTAINERS.values():
-            raise StateCaptureError(f"{where} is a {name}")
+            raise StateCaptureError(f"{where} is a {name}, which cannot be captured")
         if isinstance(value, dict):
             named = [[self(k, where), self._item(v, f"{where}[{k!r}]")] for k, v in value.items()]
             return {name: named}
@@ -129,11 +130,11 @@ class Encoder:
         while isinstance(owner.base, np.ndarray):
             owner = owner.base
         if type(value) is not np.ndarray or value.dtype.hasobject:
-            raise StateCaptureError(f"{where} is an array of Python objects, or of another kind")
-        if type(owner.base).__name__ == "PyCapsule":  # memory of MuJoCo, which has its own state
+            raise StateCaptureError(f"{where} is an array of Python objects or an array subclass")
+        if type(owner.base).__name__ == "PyCapsule":  # MuJoCo's memory, captured separately
             return {"shown": list(value.shape)}
         if not isinstance(owner.base, (bytes, types.NoneType)):
-            raise StateCaptureError(f"{where} shows memory of a {type(owner.base).__name__}")
+            raise StateCaptureError(f"{where} is a view of a {type(owner.base).__name__}")
         described = {"dtype": dtype_to_descr(value.dtype), "shape": list(value.shape)}
         if owner is not value and owner.flags.c_contiguous and owner.base is None:
             begin = value.__array_interface__["data"][0] - owner.__array_interface__["data"][0]
@@ -167,9 +168,9 @@ class Encoder:
         return {"function": value.__name__, "of": self(value.__self__, where)}
 
     def _partial(self, value: functools.partial[Any], where: str) -> dict[str, Any]:
-        given = [*value.args, *value.keywords.values()]
-        if not all(v is None or type(v) in _ATOMS or _is_constant(v) for v in given):
-            raise StateCaptureError(f"{where} is a partial function of more than plain values")
+        arguments = [*value.args, *value.keywords.values()]
+        if not all(v is None or type(v) in _ATOMS or _is_constant(v) for v in arguments):
+            raise StateCaptureError(f"{where} is a partial function with object arguments")
         return {"partial": None if _is_constant(value.func) else self(value.func, where)}
 
     _WRITERS: tuple[tuple[Any, Callable[..., dict[str, Any]]], ...] = (
@@ -186,7 +187,7 @@ class Encoder:
 
 
 def _is_constant(value: Any) -> bool:
-    """Whether a value is no state, by its type; the generators of the process are its own."""
+    """Return whether a value has no state of its own, such as a class, logger or global RNG."""
     owner = getattr(value, "__self__", value) if callable(value) else value
     if owner is np.random.mtrand._rand or owner is getattr(random.seed, "__self__", None):
         return True
@@ -197,12 +198,12 @@ def _is_constant(value: Any) -> bool:
 
 
 def package(kind: type) -> str:
-    """The name of the package that defines a class."""
+    """Return the name of the top-level package that defines a class."""
     return kind.__module__.partition(".")[0]
 
 
 def _is_plain(kind: type) -> bool:
-    """Whether the attributes of its objects are their whole state."""
+    """Return whether ``__dict__`` holds the complete state of the class's objects."""
     made_plainly = getattr(kind, "__new__", None) is object.__new__ and not _has_slots(kind)
     return made_plainly and all(base.__flags__ & _OF_PYTHON for base in kind.__mro__[:-1])
 
@@ -212,11 +213,11 @@ def _has_slots(kind: type) -> bool:
 
 
 _OF_PYTHON = 1 << 9
-"""flag of a class that Python code defines (``Py_TPFLAGS_HEAPTYPE``)"""
+"""Type flag of classes defined in Python code (``Py_TPFLAGS_HEAPTYPE``)."""
 
 
 def _spaces_in(space: gym.Space[Any]) -> Iterator[gym.Space[Any]]:
-    """A space and those that it consists of."""
+    """Yield a space and all its nested spaces."""
     yield space
     inner = getattr(space, "spaces", ())
     named = (getattr(space, f"{name}_space", None) for name in ("feature", "node", "edge"))
@@ -226,7 +227,7 @@ def _spaces_in(space: gym.Space[Any]) -> Iterator[gym.Space[Any]]:
 
 
 def _refilled(kept: Any, made: Any) -> Any:
-    """Give what is kept the contents of ``made``; return that where it cannot have them."""
+    """Return ``kept`` with the contents of ``made``, or ``made`` if they cannot be copied."""
     if kept is made or type(kept) is not type(made):
         return made
     if isinstance(made, np.ndarray) and made.base is None:
@@ -235,7 +236,7 @@ def _refilled(kept: Any, made: Any) -> Any:
         kept[...] = made
     elif isinstance(made, np.random.Generator):
         if repr(kept.bit_generator.seed_seq) != repr(made.bit_generator.seed_seq):
-            return made  # it would spawn others
+            return made  # spawned generators would differ
         kept.bit_generator.state = made.bit_generator.state
     elif isinstance(made, tuple(_CONTAINERS.values())):
         kept.clear()
@@ -246,7 +247,7 @@ def _refilled(kept: Any, made: Any) -> Any:
 
 
 def _does_the_same(function: Any, other: Any) -> bool:
-    """Whether two callables are the same method of objects of one class, or of one class."""
+    """Return whether two callables are the same method, or have the same callable class."""
     if type(function) is not type(other):
         return False
     if isinstance(function, types.MethodType):
@@ -259,24 +260,24 @@ def _does_the_same(function: Any, other: Any) -> bool:
 
 
 def _enclosed(function: Any) -> Iterator[tuple[str, Any]]:
-    """Variables enclosed by a function, by name."""
+    """Yield the name and content of each variable in a function's closure."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
         try:
             yield name, cell.cell_contents
-        except ValueError:  # nothing yet
+        except ValueError:  # the variable is not assigned yet
             yield name, None
 
 
-# ---------------------------------------------------------------------- back
+# ---------------------------------------------------------------------- decoding
 class Decoder:
-    """Reads values of :class:`Encoder`; objects are restored into those of an equal environment.
+    """Decodes values of :class:`Encoder` into the objects of an identical environment.
 
-    The values may be anybody's. No module is imported and no class looked up but enumerations: only
-    plain values are made. Functions, and objects that can be called, stay those of the environment.
+    Safe for untrusted input: only plain values are created, no module is imported, and only enum
+    classes are looked up by name. Functions and callable objects stay those of the environment.
 
     Args:
         found: layers of the environment.
-        kept: what is restored in place, by number.
+        kept: objects to restore in place, by reference number.
     """
 
     def __init__(self, found: Any, kept: Mapping[int, Any] | None = None) -> None:
@@ -285,35 +286,35 @@ class Decoder:
         self._own = {package(type(layer)) for layer in found}
 
     def attributes(self, owner: Any, values: dict[str, Any]) -> None:
-        """Restore the attributes of an object, those included that it gets in its first step.
+        """Restore the attributes of an object, including those that its first step creates.
 
         Raises:
-            StateCaptureError: if an attribute would hide a method or a property.
+            StateCaptureError: if an attribute would shadow a method or a property.
         """
         for name, value in values.items():
             hidden = None if name in vars(owner) else getattr(type(owner), name, None)
             code = callable(hidden) or hasattr(hidden, "__get__") or name.startswith("__")
             cached = isinstance(hidden, functools.cached_property)
             if (code and not cached) or name in _ARGUMENTS:
-                raise StateCaptureError(f"{type(owner).__name__}.{name} is no state")
+                raise StateCaptureError(f"{type(owner).__name__}.{name} is not state")
             vars(owner)[name] = self._in_place_of(vars(owner).get(name), value)
 
     def _in_place_of(self, present: Any, value: Any) -> Any:
-        """Read a value that replaces ``present``; what can be called replaces only its like."""
+        """Decode a value that replaces ``present``; a callable must match the one it replaces."""
         made = self(value, present)
         if callable(made) and made is not present:
             self._demand(_does_the_same(made, present), f"{type(made).__name__} to call", present)
         return made
 
     def __call__(self, value: Any, present: Any = None) -> Any:
-        """Read one value.
+        """Decode one value.
 
         Args:
-            value: as it was written.
-            present: what is in its place in an environment that was just made.
+            value: encoded value.
+            present: value in the same place of a new environment.
 
         Raises:
-            StateCaptureError: if it is an object, and there is none of its kind.
+            StateCaptureError: if the value is an object and ``present`` is of a different kind.
         """
         if value is None or type(value) in _ATOMS:
             return value
@@ -338,7 +339,7 @@ class Decoder:
     def _container(self, value: dict[str, Any]) -> Any:
         name = next(name for name in _CONTAINERS if name in value)
         made = deque(maxlen=value["maxlen"]) if name == "deque" else _CONTAINERS[name]()
-        self._known.setdefault(value["number"], made)  # before its items, which may contain it
+        self._known.setdefault(value["number"], made)  # registered first, as items may refer to it
         if isinstance(made, dict):
             for key, item in value[name]:
                 made[self(key)] = self(item)
@@ -354,8 +355,8 @@ class Decoder:
 
     def _view(self, value: dict[str, Any]) -> np.ndarray[Any, Any]:
         dtype = descr_to_dtype(value["dtype"])
-        if dtype.hasobject:  # the numbers would be read as addresses
-            raise ValueError(f"an array of Python objects: {dtype}")
+        if dtype.hasobject:  # NumPy would interpret the bytes as object addresses
+            raise ValueError(f"arrays of Python objects cannot be restored: {dtype}")
         place = value["offset"], value["strides"]
         return np.ndarray(value["shape"], dtype, self(value["view"]), *place)
 
@@ -388,7 +389,7 @@ class Decoder:
     }
 
     def _fill(self, value: dict[str, Any], present: Any) -> Any:
-        """Put the state of an object back into the one in its place, or into a copy of it."""
+        """Restore an object's state into ``present``, or into a copy of it."""
         if "shown" in value:
             self._demand(isinstance(present, np.ndarray), "array of MuJoCo's", present)
             return present
@@ -398,7 +399,7 @@ class Decoder:
             same = type(owner) is type(getattr(present, "__self__", None))
             if name != value["function"] or not same:
                 what = f"{type(present).__name__} {name or ''}".strip()
-                raise StateCaptureError(f"a {what} is where a method {value['function']} was")
+                raise StateCaptureError(f"expected a method {value['function']}, found a {what}")
             return getattr(owner, name)
         if "object" in value:
             kind = type(present)
@@ -406,7 +407,7 @@ class Decoder:
             self._demand(own and kind.__name__ == value["object"], value["object"], present)
             made = self._kept.get(value["number"])
             if type(made) is not type(present):
-                made = object.__new__(type(present))  # others may use the present one
+                made = object.__new__(type(present))  # copied, as present may be shared
                 vars(made).update(vars(present))
             self._known[value["number"]] = made
             self.attributes(made, value["attributes"])
@@ -435,7 +436,7 @@ class Decoder:
         return present
 
     def _enum(self, value: dict[str, Any], present: Any) -> Any:
-        """A member of the class that the present value has, or of one that is imported."""
+        """Return an enum member; its class is the present value's or already imported."""
         module, name = value["class"]
         kind: Any = type(present)
         if (kind.__module__, kind.__qualname__) != (module, name):
@@ -447,4 +448,4 @@ class Decoder:
 
     def _demand(self, holds: bool, wanted: str, present: Any) -> None:
         if not holds:
-            raise StateCaptureError(f"a {type(present).__name__} is where a {wanted} was")
+            raise StateCaptureError(f"expected a {wanted}, found a {type(present).__name__}")

@@ -1,4 +1,4 @@
-"""One environment and its wrappers. Imports no torch, so that worker processes stay small."""
+"""Single environments and their wrappers. Importing this module does not import torch."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def make_single_env(
     action_mask: bool = False,
     kwargs: dict[str, Any] | None = None,
 ) -> gym.Env[Any, Any]:
-    """Make one environment, ``wrappers`` around it, action mask, action repeat, time limit.
+    """Create one environment and apply wrappers, action mask, action repeat and time limit.
 
     Args:
-        id: Gymnasium's entry, or a function that makes it.
-        action_repeat: env steps one action is held for.
-        max_episode_steps: limit in policy steps; ``None``: as registered (in env steps).
-        wrappers: innermost first.
-        action_mask: whether the action mask in ``info`` becomes an observation.
-        kwargs: of the environment.
+        id: Gymnasium spec, or a function that creates the environment.
+        action_repeat: env steps for which each action is repeated.
+        max_episode_steps: limit in policy steps; ``None``: the registered limit (in env steps).
+        wrappers: wrappers to apply, innermost first.
+        action_mask: whether to move the action mask from ``info`` into the observation.
+        kwargs: keyword arguments of the environment.
 
     Raises:
-        EnvError: if making it raises.
+        EnvError: if creating the environment raises.
     """
     if isinstance(id, EnvSpec):
         env = _make(id, -1 if max_episode_steps is not None else None, kwargs or {})
@@ -55,31 +55,30 @@ def make_single_env(
     if action_repeat > 1:
         env = ActionRepeat(env, action_repeat)
     if max_episode_steps is not None:
-        _refuse_shorter(env, max_episode_steps, action_repeat)
+        _check_time_limit(env, max_episode_steps, action_repeat)
         env = gym.wrappers.TimeLimit(env, max_episode_steps)
     return env
 
 
-def _refuse_shorter(env: gym.Env[Any, Any], limit: int, action_repeat: int) -> None:
-    """Refuse a limit in policy steps that one inside of a function or a wrapper comes before."""
-    limits = (one for one in layers(env) if isinstance(one, gym.wrappers.TimeLimit))
-    for own in (int(one._max_episode_steps) for one in limits):
-        if own < limit * action_repeat:
-            why = f"never comes: the environment as it is given ends after {own} steps"
-            works = "make it with max_episode_steps=-1, or give its registered name"
-            raise SettingError("env.max_episode_steps", limit, why, works)
+def _check_time_limit(env: gym.Env[Any, Any], limit: int, action_repeat: int) -> None:
+    """Raise SettingError if an inner ``TimeLimit`` ends episodes before ``limit`` policy steps."""
+    limits = (layer for layer in layers(env) if isinstance(layer, gym.wrappers.TimeLimit))
+    for env_steps in (int(layer._max_episode_steps) for layer in limits):
+        if env_steps < limit * action_repeat:
+            reason = f"The environment's own TimeLimit ends episodes after {env_steps} env steps"
+            hint = "Create the environment with max_episode_steps=-1, or pass its registered id"
+            raise SettingError("env.max_episode_steps", limit, reason, hint)
 
 
 class ActionRepeat(gym.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc, unused-ignore]
-    """Holds each action for several env steps, and reports how many were really made.
+    """Repeats each action for several env steps and reports the number of steps performed.
 
-    Rewards are summed. An episode that ends inside a repeat ends it: the remaining env steps are
-    not made. Nor are those in which the action mask of the observation, if there is one, forbids
-    the action: the policy chooses another.
+    Rewards are summed. The repeat stops early when the episode ends, or when the action mask in
+    the observation no longer allows the action, so that the policy can choose a new action.
 
     Args:
-        env: the environment.
-        repeat: env steps one action is held for, at least 1.
+        env: environment to wrap.
+        repeat: env steps for which each action is repeated, at least 1.
     """
 
     def __init__(self, env: gym.Env[Any, Any], repeat: int) -> None:
@@ -87,17 +86,17 @@ class ActionRepeat(gym.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc, unuse
         self.repeat = whole_number("action_repeat", repeat, at_least=1)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Make up to ``repeat`` env steps; ``info["env_steps"]`` says how many."""
-        total, made = 0.0, 0
-        while made < self.repeat:
-            made += 1
-            # A copy, as the environment may change what it is given.
-            held = action if made == self.repeat else copy.deepcopy(action)
-            observation, reward, terminated, truncated, info = self.env.step(held)
+        """Perform up to ``repeat`` env steps; ``info["env_steps"]`` reports their number."""
+        total, env_steps = 0.0, 0
+        while env_steps < self.repeat:
+            env_steps += 1
+            # The environment may modify its action, so all but the last step get a copy.
+            repeated = action if env_steps == self.repeat else copy.deepcopy(action)
+            observation, reward, terminated, truncated, info = self.env.step(repeated)
             total += float(reward)
             if terminated or truncated or not self._is_allowed(action, observation):
                 break
-        info["env_steps"] = made
+        info["env_steps"] = env_steps
         return observation, total, terminated, truncated, info
 
     def _is_allowed(self, action: Any, observation: Any) -> bool:
@@ -106,7 +105,7 @@ class ActionRepeat(gym.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc, unuse
         if mask is None or not isinstance(space, (gym.spaces.Discrete, gym.spaces.MultiDiscrete)):
             return True
         chosen = np.ravel(action - space.start)
-        if isinstance(space, gym.spaces.MultiDiscrete):  # masks one after the other
+        if isinstance(space, gym.spaces.MultiDiscrete):  # masks of all components, concatenated
             chosen = chosen + np.cumsum([0, *np.ravel(space.nvec)[:-1]])
         return bool(np.asarray(mask)[chosen].all())
 
@@ -114,20 +113,20 @@ class ActionRepeat(gym.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc, unuse
 class ActionMask(gym.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc, unused-ignore]
     """Moves ``info["action_mask"]`` into the observation, under the key ``action_mask``.
 
-    A mask is true (1) where an action may be chosen: ``[n]`` for Discrete actions; for
-    MultiDiscrete ones the masks of all choices one after the other, ``[sum(nvec)]``. Entries of a
-    Dict observation keep their keys, another observation has the key ``observation``. In the last
-    step of an episode the mask may be missing; all actions are then allowed.
+    A mask is true (1) for each allowed action. Its shape is ``[n]`` for Discrete actions and
+    ``[sum(nvec)]`` for MultiDiscrete actions (concatenated masks). Entries of a Dict observation
+    keep their keys; any other observation is stored under ``observation``. If the mask is missing
+    in the last step of an episode, all actions are allowed.
 
     Args:
-        env: an environment with Discrete or MultiDiscrete actions.
+        env: environment with Discrete or MultiDiscrete actions.
     """
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         super().__init__(env)
         space: Any = env.action_space
         self.size = int(space.n if isinstance(space, gym.spaces.Discrete) else space.nvec.sum())
-        # Other objects, as these are seeded: those of the environment may be its class's.
+        # Copied because these spaces get seeded, and the env's class may share its spaces.
         seen = copy.deepcopy(env.observation_space)
         entries = seen.spaces if isinstance(seen, gym.spaces.Dict) else {"observation": seen}
         mask = gym.spaces.MultiBinary(self.size)
@@ -136,23 +135,23 @@ class ActionMask(gym.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc, unused-
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Begin an episode."""
+        """Reset the environment and return its observation with the action mask."""
         seen, info = self.env.reset(seed=seed, options=options)
         return with_mask(seen, info["action_mask"], self.size), info
 
     def step(self, action: Any) -> tuple[dict[str, Any], Any, bool, bool, dict[str, Any]]:
-        """Make one env step."""
+        """Perform one env step and return its observation with the action mask."""
         seen, reward, terminated, truncated, info = self.env.step(action)
         mask = info.get("action_mask")
         if mask is None and not (terminated or truncated):
-            raise KeyError("no action_mask in info")
+            raise KeyError("info has no action_mask")
         return with_mask(seen, mask, self.size), reward, terminated, truncated, info
 
 
 def with_mask(seen: Any, mask: Any, size: int) -> dict[str, Any]:
-    """Return an observation with a mask of ``size`` entries, as :class:`ActionMask` does.
+    """Return an observation with a mask of ``size`` entries, as in :class:`ActionMask`.
 
-    The mask is of all choices or a list with one of each; ``None`` allows all of them.
+    ``mask`` is one array or a list with an array per component; ``None`` allows all actions.
     """
     if mask is None:
         mask = np.ones(size, np.int8)
@@ -163,7 +162,7 @@ def with_mask(seen: Any, mask: Any, size: int) -> dict[str, Any]:
 
 
 def gives_action_mask(make: Callable[[], gym.Env[Any, Any]]) -> bool:
-    """Whether ``info`` has an action mask; asks an environment of its own, which it closes."""
+    """Return whether ``info`` has an action mask, by resetting a temporary environment."""
     with contextlib.suppress(*FAULTS):
         env = make()
         try:
@@ -174,15 +173,15 @@ def gives_action_mask(make: Callable[[], gym.Env[Any, Any]]) -> bool:
 
 
 def close_quietly(env: gym.Env[Any, Any]) -> None:
-    """Close an environment, which may raise: nothing is lost by then."""
+    """Close an environment and ignore errors that it raises while closing."""
     with contextlib.suppress(*FAULTS):
         env.close()
 
 
 def seed_spaces(env: gym.Env[Any, Any], seed: int) -> None:
-    """Seed the spaces of an environment and its wrappers, from which ``reset`` may draw, too.
+    """Seed the spaces of an environment and its wrappers, which ``reset(seed=seed)`` does not seed.
 
-    Each gets numbers of its own, other than those that ``reset(seed=seed)`` gives to the rest.
+    Each space gets a different seed, derived from ``seed``.
     """
     layer: Any = env
     spaces: list[gym.Space[Any]] = []
@@ -190,15 +189,15 @@ def seed_spaces(env: gym.Env[Any, Any], seed: int) -> None:
         attributes = getattr(layer, "__dict__", {})
         spaces += [value for value in attributes.values() if isinstance(value, gym.Space)]
         layer = attributes.get("env")
-    for space, own in zip(spaces, np.random.SeedSequence(seed).spawn(len(spaces))):
-        space.seed(int(own.generate_state(1)[0]))
+    for space, sequence in zip(spaces, np.random.SeedSequence(seed).spawn(len(spaces))):
+        space.seed(int(sequence.generate_state(1)[0]))
 
 
 def find_spec(id: str) -> EnvSpec:
-    """Return Gymnasium's entry for ``id``; ``module:id`` imports a module that registers it.
+    """Return Gymnasium's spec for ``id``; ``module:id`` first imports ``module``.
 
     Raises:
-        SettingError: if there is none; the message names the ids most like it.
+        SettingError: if no such id is registered; the message suggests similar ids.
     """
     module, name = module_and_name(id)
     try:
@@ -209,8 +208,9 @@ def find_spec(id: str) -> EnvSpec:
         return gym.spec(name)
     except (ImportError, gym.error.Error) as error:
         reason = str(error).rstrip(".")
-        near = difflib.get_close_matches(name, list(gym.registry), n=3, cutoff=0.4)
-        raise SettingError("env.id", id, f"cannot be made: {reason}", near) from None
+        similar = difflib.get_close_matches(name, list(gym.registry), n=3, cutoff=0.4)
+        reason = f"Gymnasium cannot create this environment: {reason}"
+        raise SettingError("env.id", id, reason, similar) from None
 
 
 def _make(spec: EnvSpec, limit: int | None, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
@@ -220,17 +220,17 @@ def _make(spec: EnvSpec, limit: int | None, kwargs: dict[str, Any]) -> gym.Env[A
 
 @contextlib.contextmanager
 def errors_of_making(name: str) -> Iterator[None]:
-    """Name the environment in errors of making it.
+    """Convert exceptions raised while creating an environment to :class:`EnvError`.
 
     Raises:
-        EnvError: instead of any other error.
+        EnvError: for any exception except SettingError.
     """
     try:
         yield
-    except SettingError:  # it is one line
+    except SettingError:
         raise
     except FAULTS as error:
-        raise fault_of(name, None, error, "making it") from error
+        raise fault_of(name, None, error, "creating it") from error
 
 
 def _call(make: MakeEnv | Wrapper, kwargs: dict[str, Any], *inner: Any) -> Any:
@@ -240,14 +240,14 @@ def _call(make: MakeEnv | Wrapper, kwargs: dict[str, Any], *inner: Any) -> Any:
 
 @contextlib.contextmanager
 def quiet_mujoco(spec: EnvSpec) -> Iterator[None]:
-    """Keep MuJoCo's own output out of the terminal and out of the working folder.
+    """Convert MuJoCo's warnings, which it prints and logs to a file, to Python warnings.
 
-    MuJoCo prints its warnings for each environment and appends them to a file in the working
-    folder. Warnings of the deprecated attribute in Gymnasium's models are dropped. Others become
-    Python warnings, which are shown once.
+    MuJoCo repeats its warnings for each environment and appends them to a file in the working
+    folder. Python shows each warning once. Warnings about deprecated attributes in Gymnasium's
+    own models are dropped.
     """
     if "mujoco" not in str(spec.entry_point) or not importlib.util.find_spec("mujoco"):
-        yield  # making the environment says that MuJoCo is missing
+        yield  # gym.make reports that MuJoCo is missing
         return
     import mujoco
 

@@ -1,4 +1,4 @@
-"""Gymnasium spaces as arrays. Imports no torch, so that a process of envs stays small."""
+"""Gymnasium spaces as arrays. Importing this module does not import torch."""
 
 from __future__ import annotations
 
@@ -18,121 +18,122 @@ if TYPE_CHECKING:
 
 Key = str | tuple[str, ...]
 Arrays = dict[Key, NDArray[Any]]
-"""Arrays by key; the leading dimension counts envs."""
+"""Arrays by key; the first dimension indexes environments."""
 
 
 def path_of(key: Key) -> tuple[str, ...]:
-    """A key as a path from the root of a TensorDict."""
+    """Return a key as a path from the root of a TensorDict."""
     return key if isinstance(key, tuple) else (key,)
 
 
 def key_to_list(key: Key) -> Any:
-    """Return a key as a checkpoint holds it."""
+    """Convert a key to a form that checkpoints can store."""
     return list(key) if isinstance(key, tuple) else key
 
 
 def key_from_list(key: Any) -> Key:
-    """Inverse of :func:`key_to_list`."""
+    """Convert the result of :func:`key_to_list` back to a key."""
     return tuple(key) if isinstance(key, list) else key
 
 
 def some(flags: NDArray[np.bool_]) -> bool:
-    """Whether a flag is set; a quarter of the time of NumPy's ``any`` where there are few."""
+    """Return whether any flag is set; four times faster than ``np.any`` for small arrays."""
     return b"\x01" in flags.tobytes()
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """One array of a space."""
+    """One array of an observation or action space."""
 
     key: Key
-    """where it is found in a TensorDict."""
+    """Key in a TensorDict."""
     path: tuple[str, ...]
-    """where it is found in the space: keys of nested ``Dict`` spaces, empty for a plain one."""
+    """Keys of nested ``Dict`` spaces that lead to the array; empty for a plain space."""
     space: gym.Space[Any] | None
-    """the space of this array alone; ``None`` where the array is described by a TorchRL spec."""
+    """Space of this array alone; ``None`` if a TorchRL spec describes the array."""
     shape: tuple[int, ...]
-    """shape of one env's value."""
+    """Shape of one environment's value."""
     dtype: np.dtype[Any]
-    """type in which it is stored."""
+    """Data type in which values are stored."""
 
     @property
     def is_action_mask(self) -> bool:
-        """Whether it says which actions are allowed, by its name."""
+        """Whether the array is an action mask, according to its key."""
         return path_of(self.key)[-1] == "action_mask"
 
     @cached_property
     def start(self) -> NDArray[Any] | None:
-        """Smallest value of a Discrete or MultiDiscrete space, stored as 0; ``None``: it is 0."""
+        """Smallest value of a Discrete or MultiDiscrete space; ``None`` if it is 0."""
         start = np.asarray(getattr(self.space, "start", 0))
         return start if start.any() else None
 
     def of(self, tree: Any) -> Any:
-        """Return this array of a nested observation, counted from 0."""
+        """Return this array from a nested observation, shifted to start at 0."""
         for name in self.path:
             tree = tree[name]
         return tree if self.start is None else tree - self.start
 
     @cached_property
     def _highest(self) -> Any:
-        """Largest choice, counted from 0; ``None`` where there are no choices."""
+        """Largest discrete value after shifting to 0; ``None`` for Box spaces."""
         return None if isinstance(self.space, gym.spaces.Box) else _whole_numbers(self.space)[1]
 
     def misfit(self, value: Any) -> str | None:
-        """Say which whole number cannot be stored as it is, or is a choice that there is not.
+        """Return a description of the first integer that is invalid for the space, or ``None``.
 
-        NumPy stores 0.7 as 0, and 300 as 44 in a byte; a choice that there is not is no input of a
-        network. Bounds of a Box are not looked at.
+        NumPy silently stores 0.7 as 0, and 300 as 44 in a byte. Networks cannot embed choices out
+        of range. Bounds of Box spaces are not checked.
 
         Args:
-            value: of this array, counted from 0, with or without a dimension of envs in front.
+            value: array shifted to start at 0, with or without a leading dimension of environments.
 
         Returns:
-            What is wrong; ``None``: nothing is.
+            The invalid value, the key and the space; ``None`` if all values are valid.
         """
         if self.dtype.kind == "f" or (type(value) is int and 0 <= value <= (self._highest or 0)):
             return None
-        given, wrong = np.asarray(value), np.False_
-        if given.dtype != self.dtype:
-            with np.errstate(invalid="ignore"):  # of NaN
-                wrong = given.astype(self.dtype) != given
+        array, wrong = np.asarray(value), np.False_
+        if array.dtype != self.dtype:
+            with np.errstate(invalid="ignore"):  # the cast of NaN warns
+                wrong = array.astype(self.dtype) != array
         if self._highest is not None:
-            wrong = wrong | (given < 0) | (given > self._highest)
+            wrong = wrong | (array < 0) | (array > self._highest)
         if wrong is np.False_ or not wrong.any():
             return None
-        shown = given if self.start is None else given + self.start
+        shown = array if self.start is None else array + self.start
         return f"{shown[wrong][0]} as {self.key}, which is not in {self.space or self.dtype}"
 
 
 def leaves(space: gym.Space[Any], root: str, field: str) -> list[Leaf]:
-    """Return the arrays of ``space``: one, or one for each entry of a ``Dict`` space.
+    """Return the arrays of ``space``, with one array per entry of a ``Dict`` space.
 
-    A plain space is found under ``root``. Entries of a ``Dict`` space are found under their own
-    names, as in TorchRL; for actions they are nested under ``root``.
+    A plain space has the key ``root``. Entries of a ``Dict`` observation space keep their keys, as
+    in TorchRL; entries of a ``Dict`` action space are nested under ``root``.
 
     Args:
         space: Box, Discrete, MultiDiscrete, MultiBinary, or Dict of these.
         root: ``"observation"`` or ``"action"``.
-        field: what the space is, for the error.
+        field: name of the space in error messages.
 
     Raises:
-        SettingError: if the space is of another kind, or an entry has a name that is taken.
+        SettingError: if the kind of space is not supported, or a key is reserved.
     """
     found = []
     for path, inner in _walk(space, ()):
         if not isinstance(inner, _KINDS):
-            works = "use Box, Discrete, MultiDiscrete, MultiBinary or a Dict of them"
+            hint = "Use Box, Discrete, MultiDiscrete, MultiBinary or a Dict of these spaces"
             if root == "observation":
-                works += " (gymnasium.wrappers.FlattenObservation makes a Box of most spaces)"
-            raise SettingError(field, inner, "is a space this kit has no array for", works)
+                hint += ". gymnasium.wrappers.FlattenObservation converts most spaces to a Box"
+            raise SettingError(field, inner, "This kind of space is not supported", hint)
         full = (root, *path) if root == "action" or not path else path
         if root == "observation" and full[0] in _OTHERS:
-            works = f"rename it, to last_{full[0]} for example"
-            raise SettingError(field, full[0], "is an entry of every batch already", works)
-        if taken := _OF_SPECS & {*full}:
-            name = min(taken)
-            why = "is an attribute of TorchRL's specs, in which no entry can have this name"
-            raise SettingError(field, name, why, f"rename it, to own_{name} for example")
+            hint = f"Rename the observation, for example to last_{full[0]}"
+            reason = "Every batch already has an entry of this name"
+            raise SettingError(field, full[0], reason, hint)
+        if reserved := _OF_SPECS & {*full}:
+            name = min(reserved)
+            reason = "TorchRL's specs have an attribute of this name, so no entry can use it"
+            raise SettingError(field, name, reason, f"Rename the entry, for example to env_{name}")
         key: Key = full[0] if len(full) == 1 else full
         shape = tuple(int(size) for size in inner.shape or ())
         found.append(Leaf(key, path, inner, shape, _stored_type(inner)))
@@ -144,7 +145,7 @@ _OTHERS = {
     "index", "state_value", "advantage", "value_target", "is_init", "td_error", "steps_to_next_obs",
     "latent", "before", "priority_weight",
 }  # fmt: skip
-"""Entries of batches and minibatches that are no observations."""
+"""Entries of batches and minibatches that are not observations."""
 _OF_SPECS = {"device", "dtype", "shape", "space"}
 
 _CHOICES = (gym.spaces.Discrete, gym.spaces.MultiDiscrete)
@@ -162,27 +163,28 @@ def _walk(
 
 
 def _stored_type(space: gym.Space[Any]) -> np.dtype[Any]:
-    """Floating types are stored as float32, the type of a network; others as they are."""
+    """Return the storage dtype: float32 for floating-point spaces, otherwise the space's dtype."""
     dtype = np.dtype(space.dtype if space.dtype is not None else np.int64)
     return np.dtype(np.float32) if dtype.kind == "f" else dtype
 
 
 def empty(found: list[Leaf], *leading: int) -> Arrays:
-    """Return zeroed arrays for ``found``, with ``leading`` dimensions in front."""
+    """Return zero-filled arrays for the given leaves, with ``leading`` dimensions in front."""
     return {leaf.key: np.zeros((*leading, *leaf.shape), leaf.dtype) for leaf in found}
 
 
 class ActionConverter:
-    """Turns a policy's arrays of actions into those of environments.
+    """Converts a policy's action arrays to the actions of environments.
 
-    Values of bounded Box spaces are clipped to the bounds, so that a policy with unbounded noise
-    cannot leave them (the batch keeps the unclipped action, to which the log-probability belongs);
-    values of Discrete and MultiDiscrete spaces are shifted by ``start``. All have the space's type.
+    Values of bounded Box spaces are clipped to the bounds, so that unbounded noise cannot exceed
+    them. Batches keep the unclipped action, because the log-probability belongs to that action.
+    Values of Discrete and MultiDiscrete spaces are shifted by ``start``. All values are converted
+    to the dtype of the space.
 
     Args:
-        space: action space of one env; ``None`` where a TorchRL spec describes actions.
-        found: its arrays.
-        num_envs: number of envs.
+        space: action space of one environment; ``None`` if a TorchRL spec describes actions.
+        found: arrays of the action space.
+        num_envs: number of environments.
     """
 
     def __init__(self, space: gym.Space[Any] | None, found: list[Leaf], num_envs: int) -> None:
@@ -192,11 +194,11 @@ class ActionConverter:
         self._entries = [_Entry(leaf, num_envs) for leaf in found]
 
     def __call__(self, actions: Mapping[Key, NDArray[Any]]) -> Any:
-        """Return actions of all envs: an array, or nested dictionaries of arrays.
+        """Return the actions of all environments, as an array or a nested dict of arrays.
 
         Raises:
-            SettingError: if an action has another shape than its space, or is a fraction or out of
-                range where the space has whole numbers.
+            SettingError: if an action does not have the shape of its space, or if an integer
+                action is fractional or out of range.
         """
         if self._plain:
             return self._entries[0](actions)
@@ -209,7 +211,7 @@ class ActionConverter:
         return tree
 
     def rows(self, actions: Mapping[Key, NDArray[Any]]) -> Sequence[Any]:
-        """Return one action for each env."""
+        """Return a sequence with one action per environment."""
         if self._plain:
             entry = self._entries[0]
             if not self._integers:
@@ -227,7 +229,7 @@ class ActionConverter:
 
 
 class _Entry:
-    """Makes the values of one array members of its space."""
+    """Converts the values of one array to members of its space."""
 
     def __init__(self, leaf: Leaf, num_envs: int) -> None:
         space = leaf.space
@@ -238,48 +240,48 @@ class _Entry:
         self.bounds: tuple[Any, Any] | None = None
         if isinstance(space, gym.spaces.Box) and np.dtype(space.dtype).kind == "f":
             bounded = np.isfinite(space.low).any() or np.isfinite(space.high).any()
-            # NumPy needs half the time for arrays of one shape.
+            # Operands of equal shape halve NumPy's time.
             whole = [np.stack([bound] * num_envs) for bound in (space.low, space.high)]
             self.bounds = (whole[0], whole[1]) if bounded else None
 
     def __call__(self, actions: Mapping[Key, NDArray[Any]]) -> NDArray[Any]:
         values = actions[self.key]
         if values.shape[1:] != self.shape:
-            why = "is not the shape of the environment's action"
-            raise SettingError(str(self.key), values.shape[1:], why, [self.shape])
+            reason = f"The environment's actions have the shape {self.shape}"
+            raise SettingError(str(self.key), values.shape[1:], reason, [self.shape])
         if self.highest is not None:
             self.refuse_outside(values)
-        given = values
+        original = values
         if self.start is not None:
             values = values + self.start
         if self.dtype is not None and values.dtype != self.dtype:
-            values = self._of_its_type(values)
-        if self.bounds is None:  # the environment may keep or change it, and the batch has it, too
-            return values.copy() if values is given else values
-        low, high = self.bounds  # two plain calls take a fraction of the time of np.clip
+            values = self._cast(values)
+        if self.bounds is None:  # copied because environments may keep or modify their actions
+            return values.copy() if values is original else values
+        low, high = self.bounds  # two ufunc calls are several times faster than np.clip
         return np.minimum(np.maximum(values, low), high)  # type: ignore[no-any-return]
 
-    def _of_its_type(self, values: NDArray[Any]) -> NDArray[Any]:
-        """The same numbers in the type of the space."""
+    def _cast(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Convert values to the dtype of the space and raise SettingError if that loses digits."""
         converted = values.astype(self.dtype)
         if converted.dtype.kind != "f" and (lost := converted != values).any():
-            why = f"is no {converted.dtype}, which the environment's actions are"
-            works = "choose whole numbers: sample them, or take the argmax"
-            raise SettingError(str(self.key), values[lost][0].item(), why, works)
+            reason = f"The environment's actions are integers ({converted.dtype})"
+            hint = "Sample integer actions, or use the argmax of their scores"
+            raise SettingError(str(self.key), values[lost][0].item(), reason, hint)
         return converted
 
     def refuse_outside(self, values: NDArray[Any]) -> None:
-        """Refuse whole numbers that are no actions of the environment: few say so themselves."""
+        """Raise SettingError for integers out of range, which few environments check themselves."""
         outside = (values < self.lowest) | (values > self.highest)
         if some(outside):
             every = (np.broadcast_to(n, values.shape) for n in (self.lowest, self.highest))
             low, high = (bound[outside][0] for bound in every)
-            why = f"is no action of the environment, which has {low} to {high}"
-            raise SettingError(str(self.key), values[outside][0].item(), why)
+            reason = f"The environment's actions range from {low} to {high}"
+            raise SettingError(str(self.key), values[outside][0].item(), reason)
 
 
 def _whole_numbers(space: gym.Space[Any] | None) -> tuple[Any, Any]:
-    """The lowest and the highest choices, before ``start``; ``None`` where they are not whole."""
+    """Return the lowest and highest integer before ``start``; ``None`` for continuous spaces."""
     if isinstance(space, gym.spaces.Discrete):
         return 0, int(space.n) - 1
     if isinstance(space, gym.spaces.MultiDiscrete):
@@ -298,7 +300,7 @@ def _row(tree: Any, number: int) -> Any:
 
 
 def to_spec(leaf: Leaf, num_envs: int, device: torch.device | None) -> Any:
-    """Return TorchRL's spec of one array, with ``num_envs`` in front."""
+    """Return TorchRL's spec of one array, with a leading dimension of ``num_envs``."""
     import torch
     from torchrl.data import Binary, Bounded, Categorical, MultiCategorical, Unbounded
 
@@ -321,7 +323,7 @@ def to_spec(leaf: Leaf, num_envs: int, device: torch.device | None) -> Any:
 
 
 def to_composite(found: list[Leaf], num_envs: int, device: torch.device | None) -> Any:
-    """Return the specs of several arrays as one composite of batch size ``[num_envs]``."""
+    """Return the specs of several arrays as a composite of batch size ``[num_envs]``."""
     from torchrl.data import Composite
 
     composite = Composite(shape=(num_envs,), device=device)

@@ -1,10 +1,10 @@
-"""The state of an environment as plain values: captured, and restored bit for bit.
+"""Capture the state of an environment as plain values, and restore it bit for bit.
 
-An environment that offers ``state_dict()`` and ``load_state_dict(state)`` is asked. Any other one
-gives the attributes of each of its layers, as :mod:`kit.envs.plain_values` describes them. What an
-environment holds since it was made (:func:`held`) is restored in place, for others may hold it,
-too: a curriculum that a hook changes. State of classes and modules, which all environments of a
-process share, is not captured: :class:`Shared` notices that it changes.
+An environment with ``state_dict()`` and ``load_state_dict(state)`` is captured by these methods.
+Otherwise, the attributes of each layer are captured (:mod:`kit.envs.plain_values`). Objects that an
+environment has held since its creation (:func:`held`) are restored in place because other code may
+share them, for example a curriculum that a hook changes. State of classes and modules is shared by
+all environments of a process and not captured; :class:`Shared` detects changes to it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import numpy as np
 from kit.envs.plain_values import Decoder, Encoder, StateCaptureError, package
 
 _SHARE_NOTHING = frozenset({"builtins", "typing", "abc", "gymnasium", "kit"})
-"""packages whose classes and modules keep no state of environments"""
+"""Packages whose classes and modules store no environment state."""
 
 
 def layers(env: gym.Env[Any, Any]) -> list[gym.Env[Any, Any]]:
-    """Return the wrappers of ``env`` from the outside in, and the environment itself last."""
+    """Return the wrappers of ``env`` from outermost to innermost, then the base environment."""
     found = [env]
     while isinstance(found[-1], gym.Wrapper):
         found.append(found[-1].env)
@@ -36,20 +36,20 @@ _LEARNING = (gym.wrappers.NormalizeObservation, gym.wrappers.NormalizeReward)
 
 
 def learning_layer(env: gym.Env[Any, Any]) -> str | None:
-    """The name of Gymnasium's running normalisation in ``env``, if there is one that is on."""
+    """Return the class name of an active Gymnasium normalisation wrapper in ``env``, if any."""
     found = (layer for layer in layers(env) if isinstance(layer, _LEARNING))
     return next((type(one).__name__ for one in found if one.update_running_mean), None)
 
 
 Held = Mapping[str, Any]
-"""Values that can change, by their place in an environment."""
+"""Mutable values by their path in an environment."""
 _NOTHING: Held = {}
 
 
 def held(env: gym.Env[Any, Any]) -> Held:
-    """What an environment that was just made holds, and may share with others.
+    """Return the mutable objects of a new environment, which other code may share.
 
-    Layers of Gymnasium and of the kit share nothing.
+    Layers of Gymnasium and of this kit are skipped because they share no objects.
     """
     found = layers(env)
     encode = Encoder(found)
@@ -58,18 +58,19 @@ def held(env: gym.Env[Any, Any]) -> Held:
             continue
         with contextlib.suppress(StateCaptureError):
             encode.attributes(layer, str(number))
-    return dict(zip(reversed(encode.places), reversed(encode.kept)))  # of equal places the first
+    # Reversed, so that the first of several values with the same path is used.
+    return dict(zip(reversed(encode.places), reversed(encode.kept)))
 
 
 def capture(env: gym.Env[Any, Any], since_made: Held = _NOTHING) -> dict[str, Any]:
-    """Return the state of all layers of ``env`` as values that JSON can hold.
+    """Return the state of all layers of ``env`` as JSON values.
 
     Args:
         env: the environment.
-        since_made: what it held when it was made.
+        since_made: objects of :func:`held` when the environment was created.
 
     Raises:
-        StateCaptureError: if a layer holds something else; the message names it by its path.
+        StateCaptureError: if a value is not supported; the message contains its path.
     """
     found = layers(env)
     encode = Encoder(found)
@@ -80,16 +81,16 @@ def capture(env: gym.Env[Any, Any], since_made: Held = _NOTHING) -> dict[str, An
 
 
 def restore(env: gym.Env[Any, Any], state: dict[str, Any], since_made: Held = _NOTHING) -> None:
-    """Restore a state of :func:`capture`, into an environment made in the same way.
+    """Restore a state of :func:`capture` into an environment created with the same arguments.
 
     Args:
         env: the environment.
-        state: captured.
-        since_made: what it held when it was made. What the other one still held is restored in
-            place; all else is replaced, for others may use it.
+        state: captured state.
+        since_made: objects of :func:`held` when the environment was created. They are restored in
+            place if the captured environment still held them; other objects are replaced.
 
     Raises:
-        StateCaptureError: if the environment has nothing of that kind where an object was.
+        StateCaptureError: if the environment has a different kind of object at some path.
     """
     found = layers(env)
     still = state.get("held", ())
@@ -102,38 +103,36 @@ def restore(env: gym.Env[Any, Any], state: dict[str, Any], since_made: Held = _N
 
 
 class Shared:
-    """What environments share: attributes of their classes, and globals that their methods name.
+    """Detects changes to class attributes and module globals that environments share.
 
-    It is no part of the state of one environment. Those of Gymnasium and of the kit keep none
-    there; layers that offer ``load_state_dict`` are trusted to have it in their state. Spaces that
-    an environment holds as its own, too, are part of its state, and seeded with it.
+    Such state is not part of the state of one environment. Classes of Gymnasium and this kit are
+    not checked. Layers with ``load_state_dict`` are trusted to include it in their state. Spaces
+    that are also instance attributes are part of the environment's state and seeded with it.
 
     Args:
-        env: one of them, before it is reset.
+        env: one of the environments, before its first reset.
     """
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
-        own = [type(layer) for layer in layers(env) if not hasattr(layer, "load_state_dict")]
-        bases = {base: None for kind in own for base in kind.__mro__}
+        kinds = [type(layer) for layer in layers(env) if not hasattr(layer, "load_state_dict")]
+        bases = {base: None for kind in kinds for base in kind.__mro__}
         self._classes = [base for base in bases if package(base) not in _SHARE_NOTHING]
         held_too = (value for layer in layers(env) for value in layer.__dict__.values())
         self._spaces = [value for value in held_too if isinstance(value, gym.Space)]
         self._before = dict(self._seen())
 
     def check(self) -> None:
-        """Look whether it has changed.
+        """Check that shared state has not changed.
 
         Raises:
-            StateCaptureError: if it has.
+            StateCaptureError: if shared state has changed.
         """
         for name, seen in dict(self._seen()).items():
             if self._before.get(name) != seen:
-                raise StateCaptureError(
-                    f"{name} changes, which all environments of a process share"
-                )
+                raise StateCaptureError(f"{name} is shared by all environments and has changed")
 
     def _seen(self) -> Iterator[tuple[str, str]]:
-        """Names and what they hold, as far as it can be described."""
+        """Yield the names of shared variables and the representation of their encoded values."""
         for where, name, value in self._places():
             if any(value is space for space in self._spaces):
                 continue
@@ -144,9 +143,11 @@ class Shared:
         for kind in self._classes:
             methods = [_function(value) for value in vars(kind).values()]
             functions = [method for method in methods if isinstance(method, types.FunctionType)]
-            # Those that were sent to a process by value have globals of their own there.
-            own = (function.__globals__ for function in functions)
-            module = next((found for found in own if found["__name__"] == kind.__module__), {})
+            # Functions that were pickled by value have separate globals in a worker process.
+            namespaces = (function.__globals__ for function in functions)
+            module = next(
+                (found for found in namespaces if found["__name__"] == kind.__module__), {}
+            )
             for name, value in vars(kind).items():
                 if not name.startswith("__"):
                     yield kind.__name__, name, value
@@ -162,7 +163,7 @@ def _function(method: Any) -> Any:
 
 
 def _globals_named(functions: list[Any], module: dict[str, Any]) -> set[str]:
-    """Names of a module that functions use, themselves or through other functions of it."""
+    """Return the module globals that functions use, directly or through other functions."""
     found: set[str] = set()
     while functions:
         function = _function(functions.pop())
@@ -177,13 +178,13 @@ def _globals_named(functions: list[Any], module: dict[str, Any]) -> set[str]:
 
 
 def seed_process(seed: int) -> None:
-    """Seed the random generators of this process, Python's and NumPy's."""
+    """Seed Python's and NumPy's global random generators."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
 
 
 def capture_process() -> dict[str, Any]:
-    """The states of the random generators of this process, Python's and NumPy's."""
+    """Return the states of Python's and NumPy's global random generators."""
     encode = Encoder(())
     states = {"python": random.getstate(), "numpy": np.random.get_state(legacy=False)}
     return {name: encode(state, name) for name, state in states.items()}

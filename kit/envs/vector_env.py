@@ -1,4 +1,4 @@
-"""Many environments as one TorchRL environment, with a fast way past TensorDict."""
+"""A batch of environments as one TorchRL environment, with an array API that skips TensorDict."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from kit.steps.errors import SettingError
 
 
 def env_seeds(seed: int, num_envs: int) -> list[int]:
-    """Return one seed for each env; envs of runs with nearby seeds share none."""
+    """Return a seed for each environment; different run seeds yield different environment seeds."""
     return [int(s) for s in np.random.SeedSequence(seed).generate_state(num_envs, np.uint32)]
 
 
 _KEPT = 65_536
-"""finished episodes kept until they are taken, at most."""
+"""Maximum number of finished episodes that are stored until :meth:`VectorEnv.take_episodes`."""
 
 
 class _Present:
-    """State of a step; kept out of the module, whose attributes are slow to set."""
+    """State of the current step. A plain object, as setting attributes of a module is slow."""
 
     def __init__(self, observation: Arrays) -> None:
         self.observation = observation
@@ -39,35 +39,34 @@ class _Present:
         self.env_steps, self.made = np.zeros(0, np.int32), 0
         num_envs = len(next(iter(observation.values())))
         self.fresh = np.zeros(num_envs, np.bool_)
-        self.ended = False  # an episode, and no reset has been asked for since
+        self.ended = False  # an episode ended and no reset followed
         self.accounts = EpisodeStatistics(num_envs)
         self.finished: list[Episode] = []
-        self.steps = 0  # since infos were taken
+        self.steps = 0  # steps since take_infos()
         self.infos: dict[tuple[int, int], Mapping[str, float]] = {}
 
 
 class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
-    """Equal environments, batch size ``[num_envs]``.
+    """A batch of identical environments as one TorchRL environment of batch size ``[num_envs]``.
 
-    A TorchRL environment like any other (``rollout``, ``TransformedEnv``, TorchRL's collectors),
-    whose finished envs are reset within the step that finished them: TorchRL's partial reset then
-    costs nothing. A collector of this kit steps it with arrays (:meth:`start`,
-    :meth:`step_arrays`).
+    Compatible with TorchRL's ``rollout``, ``TransformedEnv`` and collectors. A finished environment
+    is reset within the step that finished it, so TorchRL's partial reset is free. This kit's
+    collectors step it with arrays instead of TensorDicts (:meth:`start`, :meth:`step_arrays`).
 
-    Keys are TorchRL's: ``observation`` (or the names of a ``Dict`` space), ``action``, ``reward``,
-    ``done``, ``terminated``, ``truncated``. Discrete actions are integers, not one-hot. They and
-    Discrete observations are counted from 0, whatever the ``start`` of their space.
+    Keys are TorchRL's: ``observation`` (or the keys of a ``Dict`` space), ``action``, ``reward``,
+    ``done``, ``terminated``, ``truncated``. Discrete actions are integers, not one-hot vectors.
+    Discrete actions and observations start at 0, whatever the ``start`` of their space.
 
     Args:
-        backend: steps the environments.
-        seed: of all envs.
-        normalizer: running normalisation; learns in training mode, frozen in evaluation mode.
-        device: where TensorDicts are; the environments run on the host.
-        make_again: makes an equal environment, in another process too; takes changes of the
-            arguments of :func:`~kit.envs.make_env`.
+        backend: backend that steps the environments.
+        seed: seed from which the seed of each environment is derived.
+        normalizer: running normalisation, updated in training mode and frozen in evaluation mode.
+        device: device of the TensorDicts; the environments run on the host.
+        make_again: function that creates an identical environment, also in another process. Its
+            keyword arguments override arguments of :func:`~kit.envs.make_env`.
 
     Attributes:
-        raw: whether arrays hold raw observations and rewards: see :meth:`leave_raw`.
+        raw: whether arrays hold raw observations and rewards; see :meth:`leave_raw`.
     """
 
     def __init__(
@@ -109,47 +108,47 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
             done=flag, terminated=flag.clone(), truncated=flag.clone(), shape=(n,), device=device
         )
 
-    # ------------------------------------------------------------------ with arrays
+    # ------------------------------------------------------------------ array API
     def leave_raw(self, raw: bool) -> None:
-        """Choose whether arrays of observations and rewards are raw, for a replay buffer.
+        """Choose whether arrays hold raw observations and rewards, for a replay buffer.
 
-        The statistics learn from them either way. Policies act on :meth:`observed`, and TensorDicts
-        are always normalised. All envs begin new episodes if the choice changes.
+        The statistics are updated in either case. Policies act on :meth:`observed`, and TensorDicts
+        are always normalised. If the choice changes, all environments start new episodes.
 
         Args:
-            raw: without a normaliser, nothing changes.
+            raw: whether to leave arrays raw; has no effect without a normalizer.
         """
         raw = raw and self.normalizer is not None
         if raw != self.raw:
             self.raw, self._now.started = raw, False
 
     def observed(self, observation: Arrays) -> Arrays:
-        """Return what a policy sees of observations that are in arrays of this environment."""
+        """Return the policy's view of observation arrays, normalised if the arrays are raw."""
         if not self.raw:
             return observation
         assert self.normalizer is not None
         return self.normalizer.observed(observation)
 
     def start(self) -> Arrays:
-        """Return the present observation, after a first reset if none was done."""
+        """Return the current observation; the first call resets all environments."""
         if not self._now.started:
             self.restart()
         return self._now.observation
 
     def acts_on(self, observation: Arrays) -> None:
-        """Take note that the present observation is elsewhere; where it was may be written to."""
+        """Set ``observation`` as the current observation, so that its old array can be reused."""
         self._now.observation = self.backend.present = observation
 
     def restart(self, mask: Mask | None = None) -> Arrays:
-        """Begin new episodes and return the observations of all envs.
+        """Start new episodes and return the observations of all environments.
 
         Args:
-            mask: envs that begin one; ``None``: all. Seeds are used up by the first reset of all.
+            mask: environments to reset; ``None``: all. Only the first full reset uses the seeds.
         """
-        observation = {**self._now.observation}  # the same arrays; is_at() sees that it is another
+        observation = {**self._now.observation}  # a new dict, so that is_at() detects the reset
         if mask is None or not self._now.started:
             mask = None
-            # What is seen at present belongs to a batch, which must not change.
+            # The current arrays belong to a batch, which must not change.
             observation = empty(self.observation_leaves, self.num_envs)
         seeds = None if self._seed is None else env_seeds(self._seed, self.num_envs)
         self.backend.reset(observation, seeds if mask is None else None, mask)
@@ -172,19 +171,18 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         rewards: bool = True,
         played: Mask | None = None,
     ) -> None:
-        """Step all envs, or those of ``active``.
+        """Step all environments, or those of ``active``.
 
         Args:
-            actions: one row for each env.
-            result: written to. ``terminated`` and ``truncated`` must be zeros, ``env_steps`` ones.
-            active: envs to step, where ``backend.steps_some``; the others stand still.
-            rewards: whether they are normalised, if any are; otherwise later, those of many steps
-                by :meth:`normalize_rewards`.
-            played: envs whose step is part of a batch, from which alone running normalisation
-                learns; ``None``: all that are stepped.
+            actions: one row per environment.
+            result: output arrays; ``terminated`` and ``truncated`` must be 0, ``env_steps`` 1.
+            active: environments to step, if ``backend.steps_some``; the others remain unchanged.
+            rewards: whether to normalise rewards; if false, call :meth:`normalize_rewards` later.
+            played: environments whose step belongs to a batch and updates the normalisation
+                statistics; ``None``: all stepped environments.
 
         Raises:
-            EnvError: if an env raises or returns something impossible.
+            EnvError: if an environment raises or returns invalid values.
         """
         recovered = self.backend.step(actions, result, active)
         if self.normalizer is not None:
@@ -198,51 +196,51 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         now.steps += 1
 
     def normalize_rewards(self, steps: StepArrays) -> None:
-        """Normalise the rewards of steps that all envs took without, one after the other."""
+        """Normalise the rewards of consecutive steps made with ``rewards=False``."""
         if self.normalizer is not None:
             self.normalizer.rewards(steps, self.training, self.raw)
 
     def take_infos(self) -> Infos:
-        """``Episode.info`` of the episodes that ended in steps since the last call.
+        """Return ``Episode.info`` of the episodes that ended since the last call.
 
-        By the number of the step, counted from the last call or the last reset of all environments,
-        and the number of the environment.
+        Keys are pairs of step index and environment index. Step indices start at the last call or
+        at the last reset of all environments.
         """
         now = self._now
         infos, now.infos, now.steps = now.infos, {}, 0
         return infos
 
     def abandon(self) -> None:
-        """Let all envs begin new episodes before the next step, whatever they are doing."""
+        """Start new episodes in all environments before the next step."""
         self._now.started = False
 
     def is_at(self, observation: Arrays | None) -> bool:
-        """Whether the present observation is here still: nobody has stepped or reset the envs."""
+        """Return whether ``observation`` is still the current observation of the environments."""
         here = self._now.started and self._now.observation is observation
         return here and self.backend.is_where_it_was
 
     @property
     def is_started(self) -> bool:
-        """Whether the envs have been reset, and not been seeded since."""
+        """Whether the environments have been reset since they were last seeded."""
         return self._now.started
 
     @property
     def env_steps(self) -> NDArray[np.int32]:
-        """Env steps that each env made in the last step with TensorDicts, ``[num_envs]``."""
+        """Env steps of each environment in the last TensorDict step, ``[num_envs]``."""
         return self._now.env_steps
 
     @property
     def env_steps_made(self) -> int:
-        """Env steps of all envs in steps with TensorDicts so far."""
+        """Total env steps of all environments in TensorDict steps."""
         return self._now.made
 
     @property
     def needs_raw_reward(self) -> bool:
-        """Whether ``StepArrays.raw_reward`` must be given: rewards are normalised."""
+        """Whether steps must provide ``StepArrays.raw_reward``; true if rewards are normalised."""
         return self.normalizer is not None and self.normalizer.reward is not None
 
     def new_step(self) -> StepArrays:
-        """Return arrays for one step."""
+        """Allocate the arrays of one step."""
         n = self.num_envs
         return StepArrays(
             next_observation=empty(self.observation_leaves, n),
@@ -254,7 +252,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
             raw_reward=np.zeros(n, np.float32) if self.needs_raw_reward else None,
         )
 
-    # ------------------------------------------------------------------ with TensorDicts
+    # ------------------------------------------------------------------ TensorDict API
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         del kwargs
         mask = None if tensordict is None else tensordict.get("_reset", None)
@@ -265,17 +263,18 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
             forced = chosen & ~self._now.fresh
             if forced.any():
                 self._now.observation = {k: v.copy() for k, v in self._now.observation.items()}
-                self._now.finished += self._now.accounts.cut(forced)  # by a limit of TorchRL's
+                # A time limit of TorchRL cut these episodes.
+                self._now.finished += self._now.accounts.cut(forced)
                 self.restart(forced)
         self._now.fresh, self._now.ended = np.ones(self.num_envs, np.bool_), False
         return self._tensordict(self._now.observation)
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Step all envs; raise an error if a reset is missing, as with ``FrameSkipTransform``."""
+        """Step all environments; raise SettingError if a finished episode was not reset."""
         if self._now.ended:
-            why = "was stepped past the end of an episode without a reset, into the next one"
-            works = "use env.step_and_maybe_reset, or make_env(action_repeat=...) to hold actions"
-            raise SettingError("env", self.name, why, works)
+            reason = "The environment was stepped after the end of an episode, without a reset"
+            hint = "Use env.step_and_maybe_reset, or repeat actions by make_env(action_repeat=...)"
+            raise SettingError("env", self.name, reason, hint)
         actions = {
             leaf.key: tensordict.get(leaf.key).detach().cpu().numpy() for leaf in self.action_leaves
         }
@@ -301,7 +300,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         return step
 
     def take_episodes(self) -> list[Episode]:
-        """Return the episodes that ended in steps with TensorDicts since the last call."""
+        """Return the episodes that ended in TensorDict steps since the last call."""
         finished, self._now.finished = self._now.finished, []
         return finished
 
@@ -315,11 +314,11 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         self._first_seed = self._first_seed if seed is None else seed
         self._now.started = False
 
-    # ------------------------------------------------------------------ in and out
+    # ------------------------------------------------------------------ state
     def full_state(self) -> dict[str, Any]:
-        """Return everything that the next step depends on: tensors and plain values.
+        """Return the complete state that the next step depends on, as tensors and plain values.
 
-        ``envs`` is ``None`` where the environments cannot give their state.
+        ``envs`` is ``None`` if the state of the environments cannot be captured.
         """
         try:
             states: list[Any] | None = self.backend.full_states() if self._now.started else []
@@ -344,17 +343,17 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         }
 
     not_resumable: str = ""
-    """why the state of the envs cannot be captured; empty where it can."""
+    """Reason why the state of the environments cannot be captured; empty if it can."""
 
     def load_full_state(self, state: dict[str, Any]) -> bool:
         """Restore a state of :meth:`full_state`.
 
         Returns:
-            Whether every env continues exactly where it was; otherwise all have been reset.
+            Whether all environments continue exactly; if not, all environments have been reset.
         """
         if self.normalizer is not None and state["normalizer"] is not None:
             self.normalizer.load_state_dict(state["normalizer"])
-        # Checkpoints of earlier versions have normalised arrays only.
+        # Checkpoints of earlier versions only contain normalised arrays.
         self.raw = self.normalizer is not None and bool(state.get("raw", False))
         self.backend.faults = int(state["faults"])
         if not state["started"]:
@@ -363,7 +362,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         self._begun_again = int(state["begun_again"])
         observation = empty(self.observation_leaves, self.num_envs)
         transforms = state.get("transforms", [])
-        if state["envs"] is not None or transforms:  # which a first reset makes
+        if state["envs"] is not None or transforms:  # created by the first reset
             self.backend.reset(observation, env_seeds(0, self.num_envs))
             self.backend.load_state_of_transforms(transforms)
         if state["envs"] is None:
@@ -379,12 +378,12 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
             observation[key_from_list(key)][...] = value.numpy()
         self._now.observation = observation
         self._seed, self._now.started = None, True
-        if "accounts" in state:  # not in checkpoints of before
+        if "accounts" in state:  # missing in old checkpoints
             self._now.accounts.load_state_dict(state["accounts"])
         return True
 
     def _begin_again(self) -> None:
-        """Begin new episodes, other than those with which this run or its continuations began."""
+        """Start new episodes with seeds that neither the run nor its resumed parts have used."""
         self._begun_again += 1
         if self._first_seed is not None:
             self._seed = derived_seed(self._first_seed, self._begun_again, 0)
@@ -392,7 +391,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         self.restart()
 
     def close(self, *, raise_if_closed: bool = True) -> None:
-        """Close the envs."""
+        """Close the environments."""
         self.backend.close()
         super().close(raise_if_closed=raise_if_closed)
 

@@ -1,4 +1,4 @@
-"""Networks, actors, critics and action distributions."""
+"""Networks, policies, critics and action distributions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies for any environment the kit makes."""
+"""Policies for environments with discrete, continuous or mixed actions."""
 
 from __future__ import annotations
 
@@ -47,37 +47,39 @@ def make_actor(
     orthogonal: bool = True,
     return_log_prob: bool = True,
 ) -> ProbabilisticActor | Actor:
-    """Make a policy for the environment's observations and actions.
+    """Create a policy for the environment's observation and action spaces.
 
-    Discrete actions are drawn from categorical distributions, continuous ones from normal
-    distributions, entries of a ``Dict`` space independently of each other.
+    Discrete actions have categorical and continuous actions normal distributions. Entries of a
+    ``Dict`` action space are independent.
 
     Args:
-        env: the environment. Where it has an observation ``action_mask`` and one discrete action,
-            forbidden choices have probability 0.
-        hidden_sizes: widths of the hidden layers; those of ``body`` where one is given.
-        activation: name of the activation between them.
-        continuous: ``normal``: unbounded, with one learned deviation for all states (actions are
-            clipped); ``tanh_normal``: squashed to the bounds, deviation learned for each state, its
-            logarithm kept in [-5, 2] by a tanh; ``clipped_tanh_normal``: clipped to [-20, 2];
-            ``deterministic``: one action, scaled to the bounds by tanh (for TD3 and DDPG).
+        env: the environment. If it has an observation ``action_mask`` and a single discrete action,
+            masked actions have probability 0.
+        hidden_sizes: hidden layer sizes; with ``body``, the backbone's sizes.
+        activation: name of the activation function.
+        continuous: distribution of continuous actions. ``normal``: unbounded, with a learned
+            state-independent standard deviation (actions are clipped); ``tanh_normal``: squashed to
+            the bounds, with a state-dependent log standard deviation bounded to [-5, 2] by a tanh;
+            ``clipped_tanh_normal``: the same, clipped to [-20, 2]; ``deterministic``: scaled to the
+            bounds by a tanh (for TD3 and DDPG).
         initial_log_std: initial log standard deviation of ``normal``.
-        body: module that writes ``features``, shared with a critic, of :func:`make_backbone` or any
-            whose ``out_features`` is their number; ``None``: a network of its own.
-        after: layers after the joined observations and after each activation; not with ``body``.
-        orthogonal: whether weights start orthogonal, the last layer's with gain 0.01.
-        return_log_prob: whether the policy writes the log-probability of its actions; and of
-            squashed ones ``action_pre_tanh``, from which losses compute it again.
+        body: backbone that writes ``features`` and has ``out_features``, such as from
+            :func:`make_backbone`, to share with a critic; ``None``: create hidden layers.
+        after: factory of layers after the joined observations and after each activation; requires
+            ``body=None``.
+        orthogonal: whether to initialise weights orthogonally, with gain 0.01 in the last layer.
+        return_log_prob: whether the policy writes log-probabilities and, for squashed actions,
+            ``action_pre_tanh``, from which losses recompute log-probabilities.
 
     Raises:
-        SettingError: if an action is of a kind this policy cannot choose, or cannot be masked; an
-            observation has the name of an output; or if ``body`` comes with ``after``.
+        SettingError: if the action space is not supported or cannot be masked, if an observation
+            has the name of an output, or if both ``body`` and ``after`` are passed.
     """
     one_of("continuous", continuous, get_args(Continuous))
     if continuous == "deterministic":
         if body is not None:
-            works = "leave body out: a deterministic policy has a network of its own"
-            raise SettingError("body", type(body).__name__, "cannot be shared", works)
+            reason = "A deterministic policy cannot use a shared backbone"
+            raise SettingError("body", type(body).__name__, reason, [None])
         return _deterministic(env, hidden_sizes, activation, orthogonal, after)
     kinds = continuous, initial_log_std
     heads = {leaf.key: head_of(env, leaf, *kinds) for leaf in env.action_leaves}
@@ -91,34 +93,35 @@ def make_actor(
         sizes = (columns, hidden_sizes, activation, orthogonal, 0.01)
         keys, network = observation_network(env, *sizes, masks, after=after)
     elif after is not None:
-        why = "is for a network of the actor's own, and body is given"
-        raise SettingError("after", after, why, "give the body such layers")
+        reason = "The layers cannot be added to an existing backbone (body)"
+        raise SettingError("after", after, reason, "Add the layers to the backbone")
     else:
         network = linear(body.out_features, columns, 0.01 if orthogonal else None)
     head = kind(network, list(heads.values()))
     module: Any = TensorDictModule(head, in_keys=[*keys, *masks], out_keys=parameters)
     if body is not None:
         module = TensorDictSequential(body, module)
-    if both := {leaf.key for leaf in env.observation_leaves} & {*module.out_keys}:
-        why = "is written by the policy, in whose losses it would stand for the observation"
-        works = f"rename it, to own_{min(both, key=str)} for example"
-        raise SettingError("observation_space", min(both, key=str), why, works)
-    one = next(iter(heads.values()))
-    several = {
+    if conflicts := {leaf.key for leaf in env.observation_leaves} & {*module.out_keys}:
+        name = min(conflicts, key=str)
+        reason = "The policy writes an output of this name, which would replace the observation"
+        hint = f"Rename the observation, for example to env_{name}"
+        raise SettingError("observation_space", name, reason, hint)
+    first = next(iter(heads.values()))
+    composite = {
         "distribution_map": {key: head.distribution for key, head in heads.items()},
         "extra_kwargs": {key: head.keywords for key, head in heads.items()},
     }
-    is_one = len(heads) == 1
+    is_single = len(heads) == 1
     squashes = any(head.distribution is TanhNormal for head in heads.values())
     make = SquashedActor if squashes and return_log_prob else ProbabilisticActor
     return make(
         module,
-        in_keys=parameters if is_one else ["params"],
+        in_keys=parameters if is_single else ["params"],
         out_keys=list(heads),
-        distribution_class=one.distribution if is_one else CompositeDistribution,
-        distribution_kwargs=one.keywords if is_one else several,
+        distribution_class=first.distribution if is_single else CompositeDistribution,
+        distribution_kwargs=first.keywords if is_single else composite,
         return_log_prob=return_log_prob,
-        spec=env.action_spec if is_one else None,
+        spec=env.action_spec if is_single else None,
     )
 
 
@@ -150,37 +153,37 @@ def make_actor_critic(
     device: torch.device | str = "cpu",
     **body: Any,
 ) -> tuple[ProbabilisticActor, TensorDictModuleBase]:
-    """Make a policy, as :func:`make_actor` does, and its state-value function.
+    """Create a policy with :func:`make_actor`, and a state-value function.
 
     Args:
         env: the environment.
-        hidden_sizes: widths of the hidden layers of each.
-        activation: name of the activation between them.
-        critic_hidden_sizes: widths of the critic's; ``None``: the same.
-        shared_backbone: whether they share their hidden layers.
+        hidden_sizes: hidden layer sizes of both networks.
+        activation: name of the activation function.
+        critic_hidden_sizes: hidden layer sizes of the critic; ``None``: ``hidden_sizes``.
+        shared_backbone: whether policy and critic share their hidden layers.
         continuous: distribution of continuous actions.
         initial_log_std: initial log standard deviation of ``normal``.
-        device: where they are.
-        **body: further arguments of :func:`make_backbone`: convolutions, a recurrent layer.
+        device: device of the networks.
+        **body: further arguments of :func:`make_backbone`, such as convolutions.
 
     Raises:
-        SettingError: if a recurrent body is not shared: collectors keep the policy's hidden state
-            alone; or if the critic's widths are given and the layers are shared.
+        SettingError: if a recurrent backbone is not shared, because collectors only store the
+            policy's hidden state, or if ``critic_hidden_sizes`` is set and the backbone is shared.
     """
     shape: dict[str, Any] = {"hidden_sizes": hidden_sizes, "activation": activation}
-    of_critic = dict(shape)
+    critic_shape = dict(shape)
     if critic_hidden_sizes is not None:
-        of_critic["hidden_sizes"] = critic_hidden_sizes
+        critic_shape["hidden_sizes"] = critic_hidden_sizes
         if shared_backbone:
-            why = "is of layers that the critic does not have: it shares the actor's"
-            raise SettingError("critic_hidden_sizes", [*critic_hidden_sizes], why, [None])
+            reason = "The critic shares the policy's hidden layers (shared_backbone)"
+            raise SettingError("critic_hidden_sizes", [*critic_hidden_sizes], reason, [None])
     if body.get("recurrent") and not shared_backbone:
-        why = "leaves the critic without the hidden state, which collectors keep for the policy"
-        raise SettingError("shared_backbone", False, why, [True])
-    own = shared_backbone or body
-    first = make_backbone(env, **shape, **body) if own else None
-    second = make_backbone(env, **of_critic, **body) if body and not shared_backbone else first
+        reason = "Collectors only store the policy's hidden state, so the critic must share it"
+        raise SettingError("shared_backbone", False, reason, [True])
+    first = make_backbone(env, **shape, **body) if shared_backbone or body else None
+    separate = body and not shared_backbone
+    second = make_backbone(env, **critic_shape, **body) if separate else first
     kind: dict[str, Any] = {"continuous": continuous, "initial_log_std": initial_log_std}
     actor = make_actor(env, **shape, body=first, **kind).to(device)
-    critic = make_value(env, **of_critic, body=second).to(device)
+    critic = make_value(env, **critic_shape, body=second).to(device)
     return actor, critic

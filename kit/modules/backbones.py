@@ -1,4 +1,4 @@
-"""Networks from an environment's observations, and the body that actor and critic share."""
+"""Networks that read all observations of an environment, and backbones shared with a critic."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ def make_backbone(
     recurrent_size: int = 64,
     burn_in: int = 0,
 ) -> TensorDictModule | Recurrent:
-    """Return a network from all observations to ``features``, for an actor and a critic to share.
+    """Create a backbone that maps all observations to ``features``, for actor and critic.
 
     Args:
         env: the environment.
-        hidden_sizes: widths of the hidden layers.
-        activation: name of the activation after each.
-        orthogonal: whether weights start orthogonal.
-        convolutions: channels, kernel size and stride of each convolution, which images (bytes)
-            pass before they are joined with other observations; none: images are flattened.
-        recurrent: ``lstm`` or ``gru``: a recurrent layer after the hidden ones; ``None``: none.
-        recurrent_size: its width.
-        burn_in: steps at the beginning of each sequence that only prepare its hidden state.
+        hidden_sizes: hidden layer sizes.
+        activation: name of the activation function after each hidden layer.
+        orthogonal: whether to initialise weights orthogonally.
+        convolutions: channels, kernel size and stride of each convolution, applied to images
+            (uint8) before they are joined with other observations; empty: flatten images.
+        recurrent: recurrent layer after the hidden layers, ``lstm`` or ``gru``; ``None``: no layer.
+        recurrent_size: hidden size of the recurrent layer.
+        burn_in: initial steps of each sequence that only warm up the hidden state.
 
     Raises:
-        SettingError: if there are convolutions and no image that they fit.
+        SettingError: if convolutions are given but no image is large enough for them.
     """
     sizes = (hidden_sizes, activation, orthogonal, 1.0)
     keys, network = observation_network(env, None, *sizes, convolutions=convolutions)
@@ -58,30 +58,30 @@ def observation_network(
     convolutions: Kernels = (),
     **layers: Any,
 ) -> tuple[list[Any], FlattenMLP]:
-    """Make a network whose inputs are all observations; return their keys and it.
+    """Create a network that reads all observations; return its input keys and the network.
 
     Args:
         env: the environment.
-        out_features: columns of the last layer; ``None``: the last hidden layer is the last.
+        out_features: size of the output layer; ``None``: no output layer.
         hidden_sizes: see :func:`make_backbone`.
         activation: see :func:`make_backbone`.
         orthogonal: see :func:`make_backbone`.
-        out_gain: that of the last layer's weights.
-        without: keys of observations that are left out.
+        out_gain: gain of the output layer's orthogonal weights.
+        without: keys of observations to omit.
         convolutions: see :func:`make_backbone`.
         **layers: further arguments of :class:`~kit.modules.FlattenMLP`.
 
     Raises:
-        SettingError: if there are convolutions and no image.
+        SettingError: if convolutions are given but there are no images.
     """
     keys = [leaf.key for leaf in env.observation_leaves if leaf.key not in without]
     specs: Any = [env.full_observation_spec[key] for key in keys]
     if convolutions:
         if not any(map(is_image, specs)):
-            works = "use convolutions=[], or an environment with images of bytes (uint8)"
+            hint = "Use convolutions=[], or an environment with image observations (uint8)"
             shapes = ", ".join(str(list(spec.shape[1:])) for spec in specs)
-            why = f"has no image for the convolutions: its observations have shape {shapes}"
-            raise SettingError("env.id", env.name, why, works)
+            reason = f"Convolutions need an image, but the observations have shape {shapes}"
+            raise SettingError("env.id", env.name, reason, hint)
         specs = Mixed(specs, convolutions, orthogonal=orthogonal)
     layers |= {"orthogonal": orthogonal, "out_gain": out_gain}
     return keys, FlattenMLP(specs, out_features, hidden_sizes, activation, **layers)

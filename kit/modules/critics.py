@@ -1,4 +1,4 @@
-"""Critics: state values, action values, and Q-networks."""
+"""Critics: state-value functions, action-value functions and Q-networks."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def make_value(
     body: TensorDictModule | Recurrent | None = None,
     orthogonal: bool = True,
 ) -> TensorDictModuleBase:
-    """Return a state-value function, which writes ``state_value``.
+    """Create a state-value function, which writes ``state_value``.
 
     Args:
         env: the environment.
-        hidden_sizes: widths of the hidden layers; those of ``body`` where one is given.
-        activation: name of the activation between them.
-        body: module that writes ``features``, shared with an actor, of :func:`make_backbone` or any
-            whose ``out_features`` is their number; ``None``: a network of its own.
-        orthogonal: whether weights start orthogonal.
+        hidden_sizes: hidden layer sizes; with ``body``, the backbone's sizes.
+        activation: name of the activation function.
+        body: backbone that writes ``features`` and has ``out_features``, such as from
+            :func:`make_backbone`, to share with an actor; ``None``: create hidden layers.
+        orthogonal: whether to initialise weights orthogonally.
     """
     if body is None:
         keys, network = observation_network(env, 1, hidden_sizes, activation, orthogonal, 1.0)
@@ -54,15 +54,15 @@ def make_action_value(
     before: Layers | None = None,
     after: Layers | None = None,
 ) -> ValueOperator:
-    """Return an action-value function, which writes ``state_action_value``, ``[..., outputs]``.
+    """Create an action-value function, which writes ``state_action_value``, ``[..., outputs]``.
 
     Args:
         env: the environment.
-        hidden_sizes: widths of the hidden layers.
-        activation: name of the activation between them.
+        hidden_sizes: hidden layer sizes.
+        activation: name of the activation function.
         outputs: 1, or the number of quantiles of the return.
-        before: layers between each hidden linear layer and its activation.
-        after: layers after the joined inputs and after each activation.
+        before: factory of layers between each hidden linear layer and its activation.
+        after: factory of layers after the joined inputs and after each activation.
     """
     keys = [leaf.key for leaf in (*env.observation_leaves, *env.action_leaves)]
     specs = [env.full_observation_spec[leaf.key] for leaf in env.observation_leaves]
@@ -82,54 +82,54 @@ def make_q_network(
     support: Sequence[float] | None = None,
     convolutions: Kernels = (),
 ) -> QValueActor:
-    """Make a Q-network for one discrete action: a greedy policy, trained by TorchRL's DQNLoss.
+    """Create a Q-network for one discrete action: a greedy policy for TorchRL's DQNLoss.
 
-    It writes ``action_value``, one Q-value for each choice, ``action``, the greedy one, and
+    The network writes ``action_value`` (a Q-value per action), ``action`` (the greedy action) and
     ``chosen_action_value``.
 
     Args:
-        env: the environment. Where it has an observation ``action_mask``, the greedy action is
-            among those allowed.
-        hidden_sizes: widths of the hidden layers.
-        activation: name of the activation between them.
+        env: the environment. If it has an observation ``action_mask``, the greedy action is chosen
+            among the allowed actions.
+        hidden_sizes: hidden layer sizes.
+        activation: name of the activation function.
         dueling: whether Q-values are the sum of a state value and advantages of mean 0 (Wang et
             al. 2016, eq. 9).
-        noisy: whether layers are :class:`~kit.modules.NoisyLinear`.
-        atoms: above 1, the network also writes ``return_distribution``, ``[..., choices, atoms]``,
-            of which Q-values are the means.
-        support: smallest and largest return, between which the atoms stand for returns at equal
-            distances and are logits of their probabilities; ``None``: the atoms are quantiles.
-        convolutions: channels, kernel size and stride of each convolution, which images (bytes)
-            pass through first.
+        noisy: whether to use :class:`~kit.modules.NoisyLinear` layers.
+        atoms: number of atoms per action. If above 1, the network also writes
+            ``return_distribution``, ``[..., choices, atoms]``, whose means are the Q-values.
+        support: smallest and largest return of equally spaced atoms, whose probabilities are given
+            by logits (C51); ``None``: the atoms are quantiles.
+        convolutions: channels, kernel size and stride of each convolution, applied to images
+            (uint8).
 
     Raises:
-        SettingError: if the action is not one choice of a ``Discrete`` space, the support is no
-            range, or there are convolutions and no image that they fit.
+        SettingError: if the action space is not ``Discrete``, the support is not a range, or
+            convolutions are given but no image is large enough for them.
     """
     leaf = only_action(env, "Discrete", "a Q-network", "make_actor(continuous='deterministic')")
     spec = env.full_action_spec[leaf.key]
     if type(spec) is not Categorical:
-        kind = type(spec).__name__
-        raise SettingError("action_space", kind, "is not one choice", ["Discrete"])
+        reason = "A Q-network needs a single integer action"
+        raise SettingError("action_space", type(spec).__name__, reason, ["Discrete"])
     choices = int(spec.n)
     masks = action_masks(env, choices)
     module: nn.Module
     columns, layer = (choices + dueling) * atoms, NoisyLinear if noisy else None
     shape: Any = (hidden_sizes, activation, False, 1.0, masks, convolutions)
     keys, network = observation_network(env, columns, *shape, layer=layer)
-    of_action: dict[str, Any] = {"spec": spec[0].clone(), "action_key": leaf.key}
+    options: dict[str, Any] = {"spec": spec[0].clone(), "action_key": leaf.key}
     if atoms > 1:
         module = _Distributions(network, atoms, support, dueling=dueling, masked=bool(masks))
-        written = ["action_value", "return_distribution"]
-        values = TensorDictModule(module, in_keys=[*keys, *masks], out_keys=written)
-        return QValueActor(values, **of_action)
+        out_keys = ["action_value", "return_distribution"]
+        values = TensorDictModule(module, in_keys=[*keys, *masks], out_keys=out_keys)
+        return QValueActor(values, **options)
     module = _DuelingValues(network) if dueling else network
     module = _MaskedValues(module) if masks else module
-    return QValueActor(module, in_keys=[*keys, *masks], **of_action)
+    return QValueActor(module, in_keys=[*keys, *masks], **options)
 
 
 class _MaskedValues(nn.Module):
-    """Q-values; the last input is a mask."""
+    """Sets the Q-values of forbidden actions far below all others; the last input is a mask."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -140,13 +140,13 @@ class _MaskedValues(nn.Module):
 
 
 def _dueling(columns: Tensor) -> Tensor:
-    """Q-values from one state value, in the first column, and advantages."""
+    """Return Q-values, computed from a state value (first column) and advantages."""
     advantage = columns[..., 1:]
     return columns[..., :1] + advantage - advantage.mean(-1, keepdim=True)
 
 
 class _DuelingValues(nn.Sequential):
-    """A network of any number of inputs, whose columns become Q-values."""
+    """Converts the outputs of a network with any number of inputs to dueling Q-values."""
 
     def forward(self, *inputs: Tensor) -> Tensor:
         (network,) = self
@@ -154,7 +154,7 @@ class _DuelingValues(nn.Sequential):
 
 
 class _Distributions(nn.Module):
-    """Q-values, and the distributions of which they are the means."""
+    """Computes return distributions (atoms) and their means, the Q-values."""
 
     support: Tensor | None
 
@@ -170,8 +170,8 @@ class _Distributions(nn.Module):
         super().__init__()
         self.network, self.atoms, self.masked, self.dueling = network, atoms, masked, dueling
         if support is not None and not (len(support) == 2 and support[0] < support[1]):
-            works = "give the smallest and the largest return: [-10, 10]"
-            raise SettingError("support", list(support), "is not a range of returns", works)
+            reason = "The support must be an increasing pair of returns"
+            raise SettingError("support", list(support), reason, "For example, use [-10, 10]")
         points = None if support is None else torch.linspace(support[0], support[1], atoms)
         self.register_buffer("support", points)
 

@@ -1,4 +1,4 @@
-"""Action distributions whose sampling costs no more than its arithmetic."""
+"""Action distributions with minimal overhead for sampling."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ import torchrl.modules
 from torch import Tensor
 
 _MANY_ROWS = 128
-"""From how many rows on inverting cumulative probabilities is the cheaper way to sample."""
+"""Minimum number of rows for which sampling inverts cumulative probabilities."""
 _ROUNDING = 1e-5
-"""Share of the action's range by which NumPy and PyTorch may squash a value differently."""
+"""Maximum difference between NumPy's and PyTorch's tanh, relative to the action's range."""
 
 
 class Categorical(torch.distributions.Categorical):
     """A categorical distribution that samples without reading probabilities on the host.
 
-    The same distribution as PyTorch's, three times cheaper for a few choices: logits are
-    normalised in one operation, and PyTorch's multinomial, which first checks the probabilities, is
-    not used. For a few rows, and on a GPU, a sample is the winner of an exponential race (the
-    choice whose exponential waiting time, divided by its probability, is smallest). For many rows
-    on a CPU the cumulative probabilities are inverted, which needs one random number for each row;
-    an H100 takes 198 us for 32,768 rows of two so, and 8 us for the race. Neither ever returns a
-    choice of probability zero.
+    Equivalent to PyTorch's distribution, but three times faster for a few choices: one operation
+    normalises the logits, and the check of PyTorch's multinomial is skipped. A few rows, and all
+    rows on a GPU, are sampled by an exponential race: the choice with the smallest exponential
+    waiting time, divided by its probability, wins. Many rows on a CPU are sampled by inverting the
+    cumulative probabilities, which needs one random number per row. For 32,768 rows of two choices,
+    an H100 needs 198 us for the inversion and 8 us for the race. No method returns a choice of
+    probability zero.
 
     Args:
         logits: unnormalised log-probabilities, ``[..., choices]``.
-        probs: probabilities, ``[..., choices]``; one of the two is given.
+        probs: probabilities, ``[..., choices]``; used if ``logits`` is ``None``.
     """
 
     def __init__(
@@ -40,25 +40,25 @@ class Categorical(torch.distributions.Categorical):
             self._scores: Tensor = self.logits
             return
         self._param = self.logits = logits.log_softmax(dim=-1)
-        self._scores = logits  # the same but for a constant, which no race depends on
+        self._scores = logits  # unnormalised; a constant offset does not change the race
         self._num_events = logits.shape[-1]
         kwargs.setdefault("validate_args", False)
         torch.distributions.Distribution.__init__(self, logits.shape[:-1], **kwargs)
 
     def sample(self, sample_shape: Any = ()) -> Tensor:
-        """Return choices as integers, ``[*sample_shape, ...]``."""
+        """Return sampled choices as integers, ``[*sample_shape, ...]``."""
         shape = torch.Size((*sample_shape, *self.logits.shape))
         logits: Tensor = self.logits
         if logits.is_cuda or shape[:-1].numel() < _MANY_ROWS:
             waiting = logits.new_empty(shape).exponential_()
             return (self._scores - waiting.log()).argmax(dim=-1)
-        reached = logits.exp().cumsum(dim=-1)
-        # In (0, total]: no choice of probability zero is the first to reach it.
-        wanted = (1 - logits.new_empty((*shape[:-1], 1)).uniform_()) * reached[..., -1:]
-        return (reached < wanted).sum(dim=-1)
+        cumulative = logits.exp().cumsum(dim=-1)
+        # Thresholds are in (0, total], so that choices of probability zero are never selected.
+        uniform = logits.new_empty((*shape[:-1], 1)).uniform_()
+        return (cumulative < (1 - uniform) * cumulative[..., -1:]).sum(dim=-1)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log-probability of choices of the shape of a sample."""
+        """Return the log-probability of sampled choices."""
         if value.shape != self.logits.shape[:-1]:
             return super().log_prob(value)  # type: ignore[no-any-return, no-untyped-call]
         return self.logits.gather(-1, value.long().unsqueeze(-1)).squeeze(-1)
@@ -70,20 +70,20 @@ class Categorical(torch.distributions.Categorical):
 
     @property
     def deterministic_sample(self) -> Tensor:
-        """The most probable choice."""
+        """The most probable choice, ``[...]``."""
         return self.logits.argmax(dim=-1)
 
 
 class Normal(torch.distributions.Independent[torch.distributions.Normal]):
-    """Independent normal distributions of the entries of an action, in few tensor operations.
+    """Independent normal distributions of action entries, computed with few tensor operations.
 
-    The same distribution as TorchRL's ``IndependentNormal``. The noise of a sample is kept,
-    so that without gradients its log-probability does not have to be computed back from it.
+    Equivalent to TorchRL's ``IndependentNormal``. The noise of a sample is cached, so that its
+    log-probability can be computed from the noise if gradients are disabled.
 
     Args:
         loc: means, ``[..., *event]``.
-        scale: deviations, of the same shape.
-        event_dim: how many of the last dimensions are one action.
+        scale: standard deviations, ``[..., *event]``.
+        event_dim: number of trailing dimensions that form one action.
     """
 
     def __init__(self, loc: Tensor, scale: Tensor, event_dim: int = 1, **kwargs: Any) -> None:
@@ -95,7 +95,7 @@ class Normal(torch.distributions.Independent[torch.distributions.Normal]):
         self._drawn: tuple[Tensor, Tensor] | None = None
 
     def rsample(self, sample_shape: Any = ()) -> Tensor:
-        """Return actions, ``[*sample_shape, ..., *event]``, through which gradients flow."""
+        """Return differentiable samples, ``[*sample_shape, ..., *event]``."""
         shape = torch.Size((*sample_shape, *self.loc.shape))
         noise = self.loc.new_empty(shape).normal_()
         value = torch.addcmul(self.loc, self.scale, noise)
@@ -103,12 +103,12 @@ class Normal(torch.distributions.Independent[torch.distributions.Normal]):
         return value
 
     def sample(self, sample_shape: Any = ()) -> Tensor:
-        """Return actions, ``[*sample_shape, ..., *event]``."""
+        """Return samples, ``[*sample_shape, ..., *event]``."""
         with torch.no_grad():
             return self.rsample(sample_shape)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log-probability of whole actions, ``[...]``."""
+        """Return the log-probability of actions, ``[...]``."""
         if self._drawn is not None and value is self._drawn[0] and not torch.is_grad_enabled():
             noise = self._drawn[1]
         else:
@@ -119,40 +119,40 @@ class Normal(torch.distributions.Independent[torch.distributions.Normal]):
 
     @property
     def deterministic_sample(self) -> Tensor:
-        """The mean."""
+        """The mean of the distribution."""
         return self.loc
 
 
 class TanhNormal(torchrl.modules.TanhNormal):  # type: ignore[misc, unused-ignore]
-    """TorchRL's distribution; log-probabilities are those of the value before the tanh, if known.
+    """TorchRL's TanhNormal with exact log-probabilities, computed from actions before the tanh.
 
-    Near its bounds a float32 action does not determine that value: beyond 9 the tanh is 1. The
-    density of ``a = tanh(u)`` is ``log N(u) - sum(log(1 - tanh(u)^2))`` (Haarnoja et al. 2018,
-    appendix C).
+    Near the bounds, a float32 action does not determine its value before the tanh: beyond 9 the
+    tanh is 1. The density of ``a = tanh(u)`` is ``log N(u) - sum(log(1 - tanh(u)^2))`` (Haarnoja et
+    al. 2018, appendix C).
 
     Attributes:
-        pre_tanh: actions before the tanh, ``[..., *event]``: those drawn last, or those that
-            :class:`~kit.modules.squashed.SquashedSampling` reads from a batch; ``None``: unknown.
+        pre_tanh: actions before the tanh, ``[..., *event]``, from the last sample or read from a
+            batch by :class:`~kit.modules.squashed.SquashedSampling`; ``None``: not available.
     """
 
     pre_tanh: Tensor | None = None
 
     def rsample(self, sample_shape: Any = ()) -> Tensor:
-        """Return actions, ``[*sample_shape, ..., *event]``, through which gradients flow."""
+        """Return differentiable samples, ``[*sample_shape, ..., *event]``."""
         self.pre_tanh = self.base_dist.rsample(torch.Size(sample_shape))
         return self._t(self.pre_tanh)  # type: ignore[no-any-return]
 
     @property
     def deterministic_sample(self) -> Tensor:
-        """The squashed mean."""
+        """The mean before the tanh, squashed to the action bounds."""
         self.pre_tanh = self.loc
         return self._t(self.loc)  # type: ignore[no-any-return]
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log-probability of whole actions, ``[...]``.
+        """Return the log-probability of actions, ``[...]``.
 
         Args:
-            value: actions; those that are not the squashed ``pre_tanh`` are inverted.
+            value: actions; the tanh is inverted for actions that do not match ``pre_tanh``.
         """
         if self.pre_tanh is None:
             return super().log_prob(value)  # type: ignore[no-any-return]
@@ -164,20 +164,20 @@ class TanhNormal(torchrl.modules.TanhNormal):  # type: ignore[misc, unused-ignor
 
 
 @torch.distributions.register_kl(TanhNormal, TanhNormal)  # type: ignore[no-untyped-call, untyped-decorator]
-def _divergence_before_the_tanh(one: TanhNormal, other: TanhNormal) -> Tensor:
-    """The Kullback-Leibler divergence, which no invertible function changes."""
+def _kl_before_tanh(one: TanhNormal, other: TanhNormal) -> Tensor:
+    """Return the KL divergence of the base distributions; it is invariant under invertible maps."""
     return torch.distributions.kl_divergence(one.base_dist, other.base_dist)
 
 
 class MultiDiscrete(torch.distributions.Distribution):
-    """Several independent categorical choices, as of a ``MultiDiscrete`` space.
+    """Independent categorical distributions for the entries of a ``MultiDiscrete`` action.
 
     Args:
-        logits: unnormalised log-probabilities of all choices side by side, ``[..., sum(choices)]``.
-        choices: how many there are for each entry of the action.
+        logits: concatenated unnormalised log-probabilities of all entries, ``[..., sum(choices)]``.
+        choices: number of choices of each entry.
     """
 
-    arg_constraints: dict[str, Any] = {}  # noqa: RUF012  # torch's name and type
+    arg_constraints: dict[str, Any] = {}  # noqa: RUF012  # name and type are defined by torch
     has_rsample = False
 
     def __init__(self, logits: Tensor, choices: Sequence[int], **kwargs: Any) -> None:
@@ -187,16 +187,16 @@ class MultiDiscrete(torch.distributions.Distribution):
         super().__init__(logits.shape[:-1], torch.Size([len(self.parts)]), **kwargs)
 
     def sample(self, sample_shape: Any = ()) -> Tensor:
-        """Return integers, ``[*sample_shape, ..., entries]``."""
+        """Return sampled actions as integers, ``[*sample_shape, ..., entries]``."""
         return torch.stack([part.sample(sample_shape) for part in self.parts], dim=-1)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log-probability of whole actions, ``[...]``."""
+        """Return the log-probability of actions, ``[...]``."""
         entries = [part.log_prob(value[..., n]) for n, part in enumerate(self.parts)]
         return torch.stack(entries, dim=-1).sum(dim=-1)
 
     def entropy(self) -> Tensor:
-        """Return the entropy of whole actions, ``[...]``."""
+        """Return the entropy of actions, ``[...]``."""
         return torch.stack([part.entropy() for part in self.parts], dim=-1).sum(dim=-1)
 
     @property
@@ -208,7 +208,7 @@ class MultiDiscrete(torch.distributions.Distribution):
 
 
 @torch.distributions.register_kl(MultiDiscrete, MultiDiscrete)  # type: ignore[no-untyped-call, untyped-decorator]
-def _divergence_of_choices(one: MultiDiscrete, other: MultiDiscrete) -> Tensor:
-    """The Kullback-Leibler divergence of independent choices: the sum of theirs."""
-    parts = [torch.distributions.kl_divergence(*both) for both in zip(one.parts, other.parts)]
+def _kl_of_choices(one: MultiDiscrete, other: MultiDiscrete) -> Tensor:
+    """Return the KL divergence, as the sum of the entries' KL divergences."""
+    parts = [torch.distributions.kl_divergence(*pair) for pair in zip(one.parts, other.parts)]
     return torch.stack(parts, dim=-1).sum(dim=-1)

@@ -1,8 +1,8 @@
-"""Exploration noise that never makes the host read a tensor.
+"""Exploration noise modules that run without synchronising with the device.
 
-TorchRL's modules with the same arguments, keys and numbers. TorchRL first asks on the host whether
-an action is within its bounds; here it is clipped in any case, so that a policy with noise runs on
-the fast path of collectors. :class:`EpsilonGreedy` knows the environment's action mask.
+The modules have the arguments, keys and random numbers of TorchRL's. TorchRL checks on the host
+whether actions are within their bounds. These modules always clip instead, so that noisy policies
+run on the fast path of collectors. :class:`EpsilonGreedy` also respects action masks.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from kit.modules.heads import action_masks
 
 
 class _OnDevice:
-    """A module whose spec moves with its buffers: TorchRL leaves it on the CPU."""
+    """Mixin that moves the module's spec together with its buffers, which TorchRL does not do."""
 
     buffers: Any
     _spec: Any
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         super()._apply(fn, recurse)  # type: ignore[misc]
-        if self._spec is not None:  # it may be given later
+        if self._spec is not None:  # the spec may be set later
             self._spec = self._spec.to(next(self.buffers()).device)
         return self
 
 
 class EpsilonGreedy(_OnDevice, EGreedyModule):  # type: ignore[misc, unused-ignore]
-    """TorchRL's ``EGreedyModule``, whose random actions are allowed ones.
+    """TorchRL's ``EGreedyModule`` for environments with action masks.
 
     Args:
-        env: the environment, with one ``Discrete`` action. Where it has an observation
-            ``action_mask``, ``[num_envs, choices]``, only choices that it allows are drawn.
+        env: environment with one ``Discrete`` action. If it has an observation ``action_mask``,
+            ``[num_envs, choices]``, random actions are drawn among the allowed ones.
         **kwargs: ``eps_init``, ``eps_end``, ``annealing_num_steps``, ``device``.
     """
 
@@ -48,7 +48,7 @@ class EpsilonGreedy(_OnDevice, EGreedyModule):  # type: ignore[misc, unused-igno
         super().__init__(spec, action_key=key, action_mask_key=mask, **kwargs)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Replace actions, each with probability epsilon, by random ones."""
+        """Replace each action by a random action with probability epsilon."""
         if self.action_mask_key is None:
             return super().forward(tensordict)  # type: ignore[no-any-return, unused-ignore]
         if exploration_type() not in (ExplorationType.RANDOM, None):
@@ -60,11 +60,11 @@ class EpsilonGreedy(_OnDevice, EGreedyModule):  # type: ignore[misc, unused-igno
 
 
 class GaussianNoise(_OnDevice, AdditiveGaussianModule):  # type: ignore[misc, unused-ignore]
-    """TorchRL's ``AdditiveGaussianModule``: noise ``sigma * N(mean, std)``, clipped to the bounds.
+    """TorchRL's ``AdditiveGaussianModule``; adds ``sigma * N(mean, std)`` and clips to the bounds.
 
     Args:
-        spec: spec of the action; bounded.
-        std: unit of sigma: a number, or one for each dimension of the action, as
+        spec: spec of the action; must be bounded.
+        std: standard deviation of the noise at sigma 1, as a scalar or per action dimension; see
             :func:`half_range`.
         **kwargs: ``sigma_init``, ``sigma_end``, ``annealing_num_steps``, ``mean``, ``action_key``,
             ``device``.
@@ -81,35 +81,35 @@ class GaussianNoise(_OnDevice, AdditiveGaussianModule):  # type: ignore[misc, un
 
 
 class OrnsteinUhlenbeckNoise(_OnDevice, OrnsteinUhlenbeckProcessModule):  # type: ignore[misc, unused-ignore]
-    """TorchRL's ``OrnsteinUhlenbeckProcessModule``, clipped to the bounds.
+    """TorchRL's ``OrnsteinUhlenbeckProcessModule``; clips noisy actions to the bounds.
 
     Args:
-        spec: spec of the action; bounded.
+        spec: spec of the action; must be bounded.
         **kwargs: ``eps_init``, ``eps_end``, ``annealing_num_steps``, ``theta``, ``mu``, ``sigma``,
             ``dt``, ``x0``, ``sigma_min``, ``n_steps_annealing``, ``action_key``, ``is_init_key``,
             ``device``.
     """
 
     def __init__(self, *, spec: Any, **kwargs: Any) -> None:
-        # TorchRL adds entries, which the spec of an environment does not allow.
+        # Cloned because TorchRL adds entries to the spec, and an environment's spec is locked.
         super().__init__(spec=spec.clone(), safe=False, **kwargs)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Add noise to the action, and write the process it comes from."""
+        """Add noise to the action and write the state of the noise process."""
         tensordict = super().forward(tensordict)
         key = self.ou.key
         return tensordict.set(key, _clipped(tensordict.get(key), self.spec[key]))
 
 
 def half_range(env: Any, device: torch.device | str = "cpu") -> float | Tensor:
-    """Half the distance between the bounds of actions: the unit in which TD3's authors give noise.
+    """Return half the range of actions, the unit of TD3's noise parameters.
 
     Args:
-        env: the environment, with one continuous action, which has bounds.
-        device: of the tensor.
+        env: environment with one bounded continuous action.
+        device: device of the returned tensor.
 
     Returns:
-        A number where it is that of all dimensions, else a tensor with the shape of the action.
+        A number if all dimensions have the same range, else a tensor of the action's shape.
     """
     space = env.action_spec[0].space
     half = ((space.high - space.low) / 2).to(device)

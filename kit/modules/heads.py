@@ -1,4 +1,4 @@
-"""From a network's columns to actions: the parameters of their distributions, and masks."""
+"""Heads convert network outputs to parameters of action distributions and apply action masks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Continuous = Literal["normal", "tanh_normal", "clipped_tanh_normal", "determinis
 
 
 class Parameters(nn.Module):
-    """From the columns of a network to the parameters of one action's distribution."""
+    """Converts network outputs to the parameters of one action's distribution."""
 
     names: tuple[str, ...] = ("logits",)
     distribution: Any = Categorical
@@ -31,25 +31,25 @@ class Parameters(nn.Module):
         self.keywords = keywords
 
     def _apply(self, fn: Any, recurse: bool = True) -> Parameters:
-        """Move the bounds of the distribution with the weights."""
+        """Move the distribution's bounds together with the weights."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         tensors = {k: value for k, value in self.keywords.items() if isinstance(value, Tensor)}
         self.keywords.update({name: fn(value) for name, value in tensors.items()})
         return self
 
     def forward(self, columns: Tensor) -> tuple[Tensor, ...]:
-        """Return the parameters by ``names``, from columns ``[..., columns]``."""
+        """Return the parameters in the order of ``names``, from inputs ``[..., columns]``."""
         return (columns,)
 
 
 class _Choices(Parameters):
-    """Several categorical choices side by side."""
+    """Logits of several independent categorical choices, concatenated."""
 
     distribution = MultiDiscrete
 
 
 class _Normal(Parameters):
-    """Means from the network; one learnt deviation for all states."""
+    """Means from the network, and a learned standard deviation that is independent of the state."""
 
     names = ("loc", "scale")
     distribution = Normal
@@ -65,10 +65,10 @@ class _Normal(Parameters):
 
 
 class _TanhNormal(Parameters):
-    """Means and deviations from the network; samples squashed to the bounds of the action.
+    """Means and standard deviations from the network; samples are squashed to the action bounds.
 
-    The logarithm of the deviation is kept in [-5, 2] by a tanh, as in the reference implementation
-    of soft actor-critic (Haarnoja et al. 2018, appendix C gives the squashing).
+    A tanh bounds the log standard deviation to [-5, 2], as in the reference implementation of SAC
+    (Haarnoja et al. 2018; squashing in appendix C).
     """
 
     names = ("loc", "scale")
@@ -91,10 +91,10 @@ class _TanhNormal(Parameters):
 
 
 class ClippedTanhNormal(_TanhNormal):
-    """The logarithm of the deviation is clipped to [-20, 2], as in CrossQ (Bhatt et al. 2024).
+    """Tanh-normal head that clips the log standard deviation to [-20, 2], as in CrossQ.
 
-    The slope of the tanh's range, 3.5, spreads deviations more from state to state. Of actors with
-    batch renormalisation four of five runs of CrossQ on Hopper stood still with it.
+    See Bhatt et al. (2024). The usual tanh bound has a slope of 3.5, which increases differences
+    between states. With that tanh, four of five CrossQ runs on Hopper did not learn.
     """
 
     least, most = -20.0, 2.0
@@ -104,9 +104,9 @@ class ClippedTanhNormal(_TanhNormal):
 
 
 class Scaled(Parameters):
-    """Actions of a deterministic policy: the columns of a network, scaled to the bounds by tanh.
+    """Deterministic actions: network outputs scaled to the action bounds by a tanh.
 
-    The bounds are no buffers: weights of another run come without those of its environment.
+    Bounds are not buffers, so loading the weights of another run keeps this environment's bounds.
     """
 
     names = ("action",)
@@ -117,13 +117,13 @@ class Scaled(Parameters):
         self.shape = tuple(shape)
 
     def forward(self, columns: Tensor) -> tuple[Tensor, ...]:
-        """Return the action."""
+        """Return the action, scaled to its bounds."""
         centre, half_range = self.keywords["centre"], self.keywords["half_range"]
         return (torch.addcmul(centre, _shaped(columns, self.shape).tanh(), half_range),)
 
 
 HEADS = (Parameters, _Choices, _Normal, _TanhNormal, ClippedTanhNormal, Scaled)
-"""The classes whose samples NumPy can draw. A subclass may change its parameters."""
+"""Head classes that NumPy policies support; subclasses may override their parameters."""
 
 
 def _shaped(columns: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -131,7 +131,7 @@ def _shaped(columns: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 class Heads(nn.Module):
-    """A network whose columns are split over the parameters of several actions."""
+    """Splits the outputs of a network into the parameters of several actions."""
 
     def __init__(self, network: nn.Module, heads: Sequence[Parameters]) -> None:
         super().__init__()
@@ -140,84 +140,84 @@ class Heads(nn.Module):
         self._columns = [head.columns for head in heads]
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Return the parameters of all heads, one after the other."""
+        """Return the parameters of all heads, as one flat tuple."""
         columns = self.network(*inputs)
         parts = columns.split(self._columns, dim=-1) if len(self.heads) > 1 else [columns]
         return tuple(p for part, head in zip(parts, self.heads) for p in head(part))
 
 
 def masked(values: Tensor, mask: Tensor) -> Tensor:
-    """Logits or Q-values, far below all others where a mask of any type is false."""
-    # The root of the largest number, not the lowest: a loss may multiply it by its temperature, and
-    # subtract one of them from another, without an infinity, which times probability 0 is NaN.
+    """Set logits or Q-values far below all others where ``mask`` is 0."""
+    # The square root of the largest float, because losses multiply and subtract masked values.
+    # An infinite result would become NaN when multiplied by probability 0.
     return values.masked_fill(mask == 0, -(torch.finfo(values.dtype).max ** 0.5))
 
 
 class MaskedHeads(Heads):
-    """Logits of choices; the last input is a mask."""
+    """Computes logits of discrete actions; the last input is an action mask."""
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Return the logits, those of forbidden choices far below all others."""
+        """Return the logits, with the logits of forbidden actions far below all others."""
         (logits,) = super().forward(*inputs[:-1])
         return (masked(logits, inputs[-1]),)
 
 
 def only_action(env: Any, space: str, algorithm: str, other: str) -> Any:
-    """The action of an environment that has one, of the kind that an algorithm needs."""
+    """Return the environment's single action, or raise SettingError if it has the wrong kind."""
     leaf, *more = env.action_leaves
     kinds = "f" if space == "Box" else "iu"
     if not more and leaf.dtype.kind in kinds:
         return leaf
     found = ", ".join(str(leaf.space or leaf.dtype) for leaf in env.action_leaves)
-    why = f"does not suit {algorithm}, which needs one {space} action"
-    works = f"use {other}, or an environment with a {space} action space"
-    raise SettingError("action_space", found, why, works)
+    reason = f"{algorithm[:1].upper()}{algorithm[1:]} needs exactly one {space} action"
+    hint = f"Use {other}, or an environment with a {space} action space"
+    raise SettingError("action_space", found, reason, hint)
 
 
 def action_masks(env: Any, choices: int) -> list[Any]:
-    """The key of the environment's mask ``[num_envs, choices]``, alone in a list; else none.
+    """Return a list with the key of the action mask ``[num_envs, choices]``; empty if absent.
 
     Args:
         env: the environment.
-        choices: of the action; 0: it is none that can be masked.
+        choices: number of discrete actions; 0 if the action cannot be masked.
 
     Raises:
-        SettingError: if there is a mask that does not fit the action.
+        SettingError: if the mask's shape does not match the action.
     """
     for leaf in env.observation_leaves:
         if not leaf.is_action_mask:
             continue
         if leaf.shape == (choices,):
             return [leaf.key]
-        why = f"has shape {list(leaf.shape)} and masks none of {choices} choices"
-        works = "use Discrete or MultiDiscrete actions alone, or another name for the observation"
-        raise SettingError("action_mask", str(leaf.key), why, works)
+        reason = f"The mask has shape {list(leaf.shape)}, but there are {choices} maskable choices"
+        hint = "Use a single Discrete or MultiDiscrete action, or rename the observation"
+        raise SettingError("action_mask", str(leaf.key), reason, hint)
     return []
 
 
 def parameter_keys(heads: dict[Any, Parameters]) -> list[Any]:
-    """The keys of the parameters of all actions, in the order of their heads."""
+    """Return the keys of all actions' distribution parameters, in the order of the heads."""
     if len(heads) == 1:
         return list(next(iter(heads.values())).names)
     return [("params", *path_of(key), name) for key, head in heads.items() for name in head.names]
 
 
 def head_of(env: Any, leaf: Any, continuous: Continuous, initial_log_std: float) -> Parameters:
-    """Make what gives the parameters of one action's distribution.
+    """Create the head of one action.
 
     Args:
         env: the environment.
         leaf: the action.
-        continuous: its distribution, if it is continuous: ``normal``, ``tanh_normal`` or
+        continuous: distribution of a continuous action: ``normal``, ``tanh_normal`` or
             ``clipped_tanh_normal``.
         initial_log_std: initial log standard deviation of ``normal``.
 
     Raises:
-        SettingError: if the action is of a kind that no distribution here chooses.
+        SettingError: if no distribution supports the action's spec.
     """
     spec = env.full_action_spec[leaf.key]
     shape = tuple(spec.shape[1:])
-    if isinstance(spec, Binary):  # TorchRL derives it and the next one from Categorical
+    if isinstance(spec, Binary):  # checked first, as Binary is a subclass of Categorical
         return _Choices(2 * shape[-1], choices=[2] * shape[-1])
     if isinstance(spec, MultiCategorical):
         choices = [int(count) for count in spec.nvec.reshape(-1, spec.shape[-1])[0]]
@@ -230,17 +230,17 @@ def head_of(env: Any, leaf: Any, continuous: Continuous, initial_log_std: float)
         low, high = bounds_of(leaf, spec)
         clipped = continuous == "clipped_tanh_normal"
         return (ClippedTanhNormal if clipped else _TanhNormal)(shape, low, high)
-    why = f"({leaf.key}) is not a kind of action that this policy can choose"
-    kinds = ["Discrete", "MultiDiscrete", "MultiBinary", "Box of real numbers"]
-    raise SettingError("action_space", leaf.space or type(spec).__name__, why, kinds)
+    reason = f"The action {leaf.key} is of a kind that no policy supports"
+    kinds = ["Discrete", "MultiDiscrete", "MultiBinary", "Box of floating-point numbers"]
+    raise SettingError("action_space", leaf.space or type(spec).__name__, reason, kinds)
 
 
 def bounds_of(leaf: Any, spec: Any) -> tuple[Tensor, Tensor]:
-    """The least and the greatest action of a policy that squashes its actions."""
+    """Return the finite bounds of an action, or raise SettingError if it is unbounded."""
     if isinstance(spec, Bounded):
         low, high = spec.space.low[0].clone(), spec.space.high[0].clone()
         if (high - low).isfinite().all():
             return low, high
-    why = "has no bounds to which actions could be squashed"
-    works = "give it bounds in a wrapper, or use a normal distribution, as recipes.ppo does"
-    raise SettingError("action_space", leaf.space or type(spec).__name__, why, works)
+    reason = "Squashed actions need finite bounds"
+    hint = "Add bounds in a wrapper, or use a normal distribution as recipes.ppo does"
+    raise SettingError("action_space", leaf.space or type(spec).__name__, reason, hint)

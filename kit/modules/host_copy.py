@@ -1,4 +1,4 @@
-"""A copy of a policy on the host, whose weights follow those on a GPU."""
+"""Copy of a policy on the host, synchronised with weights on a GPU."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from kit.fast.watch import Watch
 
 
 class HostCopy:
-    """A policy's copy on the host, to which all weights are copied at once.
+    """A CPU copy of a GPU policy that receives all weights in one transfer per device and dtype.
 
     Args:
-        policy: on a GPU.
+        policy: a policy on a GPU.
 
     Attributes:
-        module: the copy. Its parameters and buffers stay where they are in memory.
+        module: the copy. The memory addresses of its parameters and buffers never change.
 
     Raises:
         RuntimeError: if the policy cannot be copied.
@@ -38,23 +38,23 @@ class HostCopy:
             memory = torch.empty(sum(sizes), dtype=dtype)
             self._groups.append((memory, [one.detach().view(-1) for one in group]))
             for one, part in zip(group, torch.split(memory, sizes)):
-                here = part.view(one.shape)
-                learnt = isinstance(one, nn.Parameter)
-                copies[id(one)] = nn.Parameter(here, requires_grad=False) if learnt else here
+                view = part.view(one.shape)
+                is_parameter = isinstance(one, nn.Parameter)
+                copies[id(one)] = nn.Parameter(view, requires_grad=False) if is_parameter else view
         self.module: nn.Module = copy.deepcopy(policy, copies)
-        self.module.to("cpu")  # bounds and specs, which are neither
+        self.module.to("cpu")  # moves bounds and specs, which are not buffers
         self._addresses = [tensor.data_ptr for tensor in tensors]
         self._places = [address() for address in self._addresses]
         self.follow()
 
     def follow(self) -> bool:
-        """Copy the weights as they are now.
+        """Copy the current weights.
 
         Returns:
-            Whether the policy is otherwise what it was; if not, nothing is copied.
+            Whether the policy is otherwise unchanged; if not, nothing is copied.
         """
         if self._watch.changed() or [address() for address in self._addresses] != self._places:
             return False
-        for memory, there in self._groups:
-            memory.copy_(torch.cat(there))
+        for memory, sources in self._groups:
+            memory.copy_(torch.cat(sources))
         return True

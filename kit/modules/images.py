@@ -17,27 +17,27 @@ Kernels = Sequence[Sequence[int]]
 """Channels, kernel size and stride of each convolution."""
 
 NATURE: Kernels = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
-"""The convolutions of Mnih et al. (2015); a hidden layer of 512 follows, with relu throughout."""
+"""Convolutions of Mnih et al. (2015), followed by a hidden layer of 512 units; all with ReLU."""
 
 
 def is_image(spec: Any) -> bool:
-    """Whether a spec is of images: bytes ``[num_envs, ...]`` with three or four dimensions each."""
+    """Return whether a spec describes uint8 images, ``[num_envs, ...]``, optionally stacked."""
     bytes_ = isinstance(spec, Bounded) and spec.dtype == torch.uint8
     return bytes_ and len(spec.shape) in (4, 5)
 
 
 class Convolutions(nn.Module):
-    """Convolutions with relu over images of bytes, which become numbers in [0, 1] here.
+    """Convolutions with ReLU over uint8 images, which are scaled to [0, 1].
 
     Args:
-        shape: of an image, ``[channels, height, width]``, or channels last where there are at most
-            four. Stacked frames are in front: ``[frames, height, width, channels]``, or channels
-            before height where there are at most four.
+        shape: shape of an image, ``[channels, height, width]``, or channels-last if the last
+            dimension is at most 4. Stacked frames have a leading dimension ``frames``, and the same
+            rule applies to their channels (``[frames, height, width, channels]`` if ambiguous).
         layers: channels, kernel size and stride of each convolution.
-        orthogonal: whether weights start orthogonal with gain sqrt(2), and biases at zero.
+        orthogonal: whether to initialise weights orthogonally (gain sqrt(2)) and biases to zero.
 
     Attributes:
-        out_features: width of the output.
+        out_features: size of the output.
 
     Raises:
         SettingError: if the images are too small for the layers.
@@ -54,9 +54,9 @@ class Convolutions(nn.Module):
         convolutions: list[nn.Module] = []
         for out, kernel, stride in layers:
             if kernel > min(height, width):
-                why = f"are too large for images of shape {list(shape)}"
-                works = "use smaller kernels and strides, such as [[16,3,2],[16,3,1]]"
-                raise SettingError("convolutions", [list(layer) for layer in layers], why, works)
+                reason = f"The kernels are too large for images of shape {list(shape)}"
+                hint = "Use smaller kernels and strides, such as [[16,3,2],[16,3,1]]"
+                raise SettingError("convolutions", [*map(list, layers)], reason, hint)
             layer = nn.Conv2d(channels, out, kernel, stride)
             if orthogonal:
                 nn.init.orthogonal_(layer.weight, 2**0.5)
@@ -68,28 +68,28 @@ class Convolutions(nn.Module):
         self.out_features = channels * height * width
 
     def forward(self, image: Tensor) -> Tensor:
-        """Return ``[..., out_features]``."""
+        """Return the flattened features, ``[..., out_features]``."""
         leading = image.shape[: image.ndim - self._ndim]
         rows = image.reshape(math.prod(leading), *image.shape[len(leading) :])
         if self._last:
             rows = rows.movedim(-1, -3)
         if self._stacked:
             rows = rows.flatten(1, 2)
-        # With channels last in memory, training takes two thirds of the time (CPU, minibatch 256).
+        # The channels-last memory format makes training 1.5 times faster (CPU, minibatch 256).
         pixels = rows.to(torch.float32, memory_format=torch.channels_last) / 255
         return self.layers(pixels).reshape(*leading, self.out_features)  # type: ignore[no-any-return]
 
 
 class Mixed(nn.Module):
-    """Joins images, each through convolutions of its own, and all other inputs into one vector.
+    """Applies separate convolutions to each image and concatenates them with all other inputs.
 
     Args:
-        specs: spec of each input, each with the environment's batch dimension in front.
+        specs: spec of each input, with a leading batch dimension of environments.
         layers: see :class:`Convolutions`.
         orthogonal: see :class:`Convolutions`.
 
     Attributes:
-        out_features: width of the vector.
+        out_features: size of the output vector.
     """
 
     is_vector = False
@@ -106,7 +106,7 @@ class Mixed(nn.Module):
         self.out_features = sum(widths) + self.flatten.out_features
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Return ``[..., out_features]``."""
+        """Return the joined vector, ``[..., out_features]``."""
         images = [value for value, image in zip(inputs, self._images) if image]
         others = [value for value, image in zip(inputs, self._images) if not image]
         parts = [network(value) for network, value in zip(self.convolutions, images)]

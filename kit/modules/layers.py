@@ -1,4 +1,4 @@
-"""Layers that PyTorch lacks, or that TorchRL has otherwise: noise on weights, renormalisation."""
+"""Noisy linear layers and batch renormalisation, which differ from TorchRL's implementations."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class NoisyLinear(nn.Module):
     """A linear layer with factorised Gaussian noise on its weights (Fortunato et al. 2018, eq. 9).
 
     ``y = (mu_w + sigma_w eps_w) x + mu_b + sigma_b eps_b`` with ``eps_w = f(eps_out) f(eps_in)^T``
-    and ``f(x) = sign(x) sqrt(abs(x))``. Noise is drawn with each call, for the whole batch, where
-    TorchRL's ``NoisyLinear`` keeps it until it is reset: so each action and each of the networks in
-    a loss has noise of its own (section 3.1), and there is none to save. Without exploration
-    (``set_exploration_type``) the layer is ``mu_w x + mu_b``.
+    and ``f(x) = sign(x) sqrt(abs(x))``. Each call draws noise for the whole batch, so each action
+    and each network of a loss has independent noise (section 3.1). TorchRL's ``NoisyLinear``
+    instead keeps its noise until it is reset. No noise needs to be saved. Without exploration
+    (``set_exploration_type``) the layer computes ``mu_w x + mu_b``.
 
     Args:
         in_features: size of inputs.
@@ -36,7 +36,7 @@ class NoisyLinear(nn.Module):
         self.bias_sigma = nn.Parameter(torch.full((out_features,), scale))
 
     def forward(self, value: Tensor) -> Tensor:
-        """Return ``[..., out_features]``."""
+        """Return the noisy linear transformation, ``[..., out_features]``."""
         mean = functional.linear(value, self.weight_mu, self.bias_mu)
         if exploration_type() not in (ExplorationType.RANDOM, None):
             return mean
@@ -51,22 +51,22 @@ class NoisyLinear(nn.Module):
 class BatchRenorm(nn.Module):
     """Batch renormalisation (Ioffe 2017, algorithm 1) of the last dimension.
 
-    In training ``y = weight ((x - mean) / std r + d) + bias`` with mean and deviation of the batch,
-    and the constants ``r = clip(std / running_std)``, ``d = clip((mean - running_mean) /
-    running_std)``; in evaluation the running statistics normalise. During ``warmup_steps`` r is 1
-    and d is 0: batch normalisation.
+    Training computes ``y = weight ((x - mean) / std r + d) + bias`` with the batch's mean and
+    standard deviation and the constants ``r = clip(std / running_std)`` and ``d = clip((mean -
+    running_mean) / running_std)``. Evaluation uses the running statistics. During ``warmup_steps``,
+    r is 1 and d is 0, which is batch normalisation.
 
-    In TorchRL's ``BatchRenorm1d`` the warm-up continues: after two times ``warmup_steps`` it counts
-    both corrections twice, after three times three times. Here it ends. Running statistics and the
-    number of batches are buffers, which checkpoints hold.
+    In TorchRL's ``BatchRenorm1d`` the corrections continue to grow after the warm-up: they are
+    doubled after ``2 * warmup_steps`` and tripled after ``3 * warmup_steps``. Here they do not.
+    Running statistics and the number of batches are buffers, so checkpoints include them.
 
     Args:
         features: size of the last dimension.
         momentum: weight of a batch in the running statistics.
-        eps: added to variances.
-        max_r: largest r; the smallest is its reciprocal.
-        max_d: largest absolute d.
-        warmup_steps: batches that are normalised by their own statistics alone.
+        eps: constant added to variances.
+        max_r: upper bound of r; the lower bound is its reciprocal.
+        max_d: upper bound of the absolute value of d.
+        warmup_steps: number of batches that are normalised only by their own statistics.
     """
 
     running_mean: Tensor
@@ -93,7 +93,7 @@ class BatchRenorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(features))
 
     def forward(self, value: Tensor) -> Tensor:
-        """Normalise ``[..., features]``; in training, take the batch into the statistics."""
+        """Normalise ``[..., features]`` and, in training, update the running statistics."""
         running_std = (self.running_var + self.eps).sqrt()
         if not self.training:
             scale = self.weight / running_std
@@ -101,7 +101,7 @@ class BatchRenorm(nn.Module):
         batch = tuple(range(value.ndim - 1))
         mean = value.mean(batch)
         centred = value - mean
-        var = centred.square().mean(batch)  # torch.var takes 25 times as long
+        var = centred.square().mean(batch)  # 25 times faster than torch.var
         std = (var + self.eps).sqrt()
         with torch.no_grad():
             warm = self.batches < self.warmup_steps
@@ -116,7 +116,7 @@ class BatchRenorm(nn.Module):
 
 @contextlib.contextmanager
 def in_training(network: object, mode: bool) -> Iterator[None]:
-    """Put a module into training or evaluation mode, and each part back into the mode it was in."""
+    """Set a module's training mode temporarily, and restore each submodule's mode afterwards."""
     if not isinstance(network, nn.Module):
         yield
         return
@@ -125,5 +125,5 @@ def in_training(network: object, mode: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        for part, training in before:  # some may be frozen
+        for part, training in before:  # some submodules may be frozen in evaluation mode
             part.training = training

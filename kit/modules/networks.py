@@ -1,4 +1,4 @@
-"""Networks that read observations."""
+"""Multilayer perceptrons that read observations of any supported space."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from kit.steps.errors import one_of, whole_number
 
 
 class SigmoidTanh(nn.Module):
-    """The hyperbolic tangent computed by the sigmoid: ``tanh(x) = 2 sigmoid(2 x) - 1``.
+    """The hyperbolic tangent, computed as ``tanh(x) = 2 sigmoid(2 x) - 1``.
 
-    Equal up to rounding (absolute error below 3e-7 in float32). PyTorch's kernels for CPUs need a
-    third of the time of its ``tanh``, which pays where thousands of rows pass at once.
+    Equal to tanh up to rounding (absolute error below 3e-7 in float32). PyTorch's CPU kernels are
+    three times faster than for ``tanh``, which matters for batches of thousands of rows.
     """
 
     def forward(self, value: Tensor) -> Tensor:
@@ -28,7 +28,7 @@ class SigmoidTanh(nn.Module):
 
 
 Layers = Callable[[int], Sequence[nn.Module]]
-"""Makes layers for a given width, such as dropout and normalisation."""
+"""Factory of extra layers for a given size, such as dropout and normalisation."""
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
@@ -41,20 +41,20 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 class Flatten(nn.Module):
-    """Joins observations (and actions) into one vector: numbers as they are, choices one-hot.
+    """Concatenates observations (and actions) into one vector, with discrete values one-hot.
 
     Args:
-        specs: spec of each input, in the order in which they are passed; each with the
-            environment's batch dimension in front.
+        specs: spec of each input, in the order of ``forward``, with a leading batch dimension of
+            environments.
 
     Attributes:
-        out_features: width of the vector.
-        choices: of each input, how many choices each of its numbers has; ``None``: it has none.
-        parts: widths of what is joined, and whether it is one choice.
-        is_vector: whether there is one input, and it is the vector, of floating-point numbers.
+        out_features: size of the vector.
+        choices: number of choices of each entry of each input; ``None`` for numeric inputs.
+        parts: size of each concatenated part, and whether it is a one-hot vector.
+        is_vector: whether the only input is already a floating-point vector.
 
     Raises:
-        SettingError: if a spec is of a kind that has no place in a vector.
+        SettingError: if a spec is not supported.
     """
 
     def __init__(self, specs: Sequence[Any]) -> None:
@@ -74,7 +74,7 @@ class Flatten(nn.Module):
         )
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Return ``[..., out_features]``."""
+        """Return the concatenated vector, ``[..., out_features]``."""
         parts: list[Tensor] = []
         for value, choices, shape in zip(inputs, self.choices, self._shapes):
             leading = value.shape[: value.ndim - len(shape)]
@@ -88,41 +88,42 @@ class Flatten(nn.Module):
 
 
 def one_hot(choice: Tensor, classes: int) -> Tensor:
-    """One-hot numbers ``[..., classes]`` of integers ``[...]``; PyTorch's read them on the host."""
-    places = torch.arange(classes, device=choice.device)
-    return (choice.unsqueeze(-1) == places).float()
+    """Return one-hot vectors ``[..., classes]``; PyTorch's function reads indices on the host."""
+    indices = torch.arange(classes, device=choice.device)
+    return (choice.unsqueeze(-1) == indices).float()
 
 
 def _choices(spec: Any) -> list[int] | None:
-    """Numbers of choices of an integer input; ``None`` for numbers."""
-    # TorchRL derives Binary and MultiCategorical from Categorical.
+    """Return the number of choices of each entry of an integer input; ``None`` for numbers."""
+    # Binary and MultiCategorical come first because they are subclasses of Categorical.
     if isinstance(spec, (Bounded, Unbounded, Binary)):
         return None
     if isinstance(spec, MultiCategorical):
         return [int(count) for count in spec.nvec.reshape(-1, spec.shape[-1])[0]]
     if isinstance(spec, Categorical):
         return [int(spec.n)]
-    raise SettingError("observation", type(spec).__name__, "is a spec that no network here reads")
+    reason = "No network supports this kind of spec"
+    raise SettingError("observation", type(spec).__name__, reason)
 
 
 class FlattenMLP(nn.Module):
-    """A multilayer perceptron over inputs joined by :class:`Flatten`.
+    """A multilayer perceptron over inputs that :class:`Flatten` concatenates.
 
     Args:
-        specs: specs of the inputs, joined by :class:`Flatten`; or the module that joins them.
-        out_features: width of the output; ``None`` ends with the last hidden layer's activation.
-        hidden_sizes: widths of the hidden layers.
-        activation: name of ``ACTIVATIONS``.
-        orthogonal: whether weights start orthogonal, with gain sqrt(2) and ``out_gain`` at the end,
-            and biases at zero (Andrychowicz et al. 2021, section 3.2). Otherwise they start as
-            PyTorch's do.
-        out_gain: gain of the output layer, where weights start orthogonal.
-        before: layers between each hidden linear layer and its activation.
-        after: layers after the joined inputs and after each activation.
-        layer: makes a linear layer of given widths; ``None``: PyTorch's.
+        specs: specs of the inputs for :class:`Flatten`, or a module that joins the inputs.
+        out_features: size of the output layer; ``None``: no output layer.
+        hidden_sizes: hidden layer sizes.
+        activation: a key of ``ACTIVATIONS``.
+        orthogonal: whether to initialise weights orthogonally (gain sqrt(2), ``out_gain`` in the
+            output layer) and biases to zero (Andrychowicz et al. 2021, section 3.2); otherwise
+            PyTorch's initialisation is used.
+        out_gain: gain of the output layer's orthogonal weights.
+        before: factory of layers between each hidden linear layer and its activation.
+        after: factory of layers after the joined inputs and after each activation.
+        layer: factory of linear layers with given sizes; ``None``: ``nn.Linear``.
 
     Attributes:
-        out_features: width of the output.
+        out_features: size of the output.
 
     Raises:
         SettingError: if the activation is unknown or a size is not positive.
@@ -165,17 +166,17 @@ class FlattenMLP(nn.Module):
         self.out_features = width
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Return ``[..., out_features]``."""
+        """Return the network's output, ``[..., out_features]``."""
         return self.layers(self.flatten(*inputs))  # type: ignore[no-any-return]
 
     def body_parameters(self) -> list[nn.Parameter]:
-        """Parameters of all layers but the output layer."""
+        """Return the parameters of all layers except the output layer."""
         head = list(self.layers[-1].parameters()) if self.has_output else []
         return [p for p in self.parameters() if all(p is not other for other in head)]
 
 
 def linear(in_features: int, out_features: int, gain: float | None = None) -> nn.Linear:
-    """Return a linear layer, orthogonal with ``gain`` and without bias at first if one is given."""
+    """Create a linear layer; with ``gain``, weights are orthogonal and biases zero."""
     layer = nn.Linear(in_features, out_features)
     if gain is not None:
         nn.init.orthogonal_(layer.weight, gain)
@@ -186,40 +187,39 @@ def linear(in_features: int, out_features: int, gain: float | None = None) -> nn
 def parameter_groups(
     loss: nn.Module, networks: Sequence[nn.Module], learning_rate: float, body_factor: float = 1.0
 ) -> list[dict[str, Any]]:
-    """Parameters of a loss for an optimiser, with another learning rate for hidden layers.
+    """Return an optimiser's parameter groups, with a separate learning rate for hidden layers.
 
     Args:
-        loss: whose parameters are trained.
-        networks: of :func:`~kit.modules.make_actor` and its like, which know their hidden layers.
-        learning_rate: of output layers and of everything else.
-        body_factor: factor of the learning rate of hidden layers; 1: there is one group.
+        loss: loss module whose parameters are trained.
+        networks: networks created by :func:`~kit.modules.make_actor` and similar functions.
+        learning_rate: learning rate of output layers and all other parameters.
+        body_factor: learning-rate multiplier of hidden layers; 1: use a single group.
 
     Raises:
-        SettingError: if there is a factor, and no hidden layer.
+        SettingError: if ``body_factor`` is not 1 and there are no hidden layers.
     """
     parameters = list(loss.parameters())
     modules: list[Any] = [module for network in networks for module in network.modules()]
     found = [m.body_parameters() for m in modules if hasattr(m, "body_parameters")]
-    body = {id(p) for own in found for p in own} if body_factor != 1.0 else set()
+    body = {id(p) for params in found for p in params} if body_factor != 1.0 else set()
     groups = [
         {"params": [p for p in parameters if id(p) not in body], "lr": learning_rate},
         {"params": [p for p in parameters if id(p) in body], "lr": learning_rate * body_factor},
     ]
     if body_factor != 1.0 and not groups[1]["params"]:
-        why = "has no effect: there are no hidden layers"
-        raise SettingError("backbone_lr_scale", body_factor, why, [1.0])
+        reason = "The networks have no hidden layers"
+        raise SettingError("backbone_lr_scale", body_factor, reason, [1.0])
     return [group for group in groups if group["params"]]
 
 
 def drop_log_prob(actor: Any, loss: nn.Module) -> Any:
-    """The policy that acts, without outputs that the loss computes by itself.
+    """Return the acting policy without log-probabilities, if the loss computes them itself.
 
-    They are log-probabilities and parameters of distributions, a tenth of the time of a run whose
-    batches are short. ``A2CLoss`` does not read them; any other loss may, and its policy is the
-    actor as it is.
+    Computing log-probabilities and distribution parameters takes a tenth of a run with short
+    batches. Only ``A2CLoss`` never reads them; for other losses, the actor is returned unchanged.
 
     Args:
-        actor: of :func:`~kit.modules.make_actor`; its outputs change in place.
-        loss: that is minimised.
+        actor: policy from :func:`~kit.modules.make_actor`; its outputs are changed in place.
+        loss: loss that trains the policy.
     """
     return actor.select_out_keys(*actor.dist_sample_keys) if type(loss) is A2CLoss else actor

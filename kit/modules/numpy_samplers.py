@@ -1,4 +1,4 @@
-"""Random numbers and NumPy arithmetic by which an action is chosen from a network's columns."""
+"""Sample actions with NumPy from a network's outputs and PyTorch's random numbers."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ Array = NDArray[Any]
 
 _32_BITS, _24_BITS = 2**32 - 1, 2**24 - 1
 
-# A function of a module is looked up at every use.
+# Module-level names save an attribute lookup per call.
 add, exp, maximum, minimum, multiply, tanh = (
     np.add, np.exp, np.maximum, np.minimum, np.multiply, np.tanh
 )  # fmt: skip
 
 
 class Sampler:
-    """Chooses actions from the columns of the network.
+    """Base class of samplers, which choose actions from the outputs of a network.
 
     Args:
-        head: says which distribution they are parameters of.
-        num_envs: rows.
+        head: head that defines the action's distribution.
+        num_envs: number of rows.
 
     Attributes:
-        shape: of the random numbers of a time step, ``[num_envs, ...]``.
-        actions: shape of the actions of a time step, ``[num_envs, ...]``.
-        dtype: of actions.
-        at_once: whether one call draws for many time steps what a call for each draws.
-        draws_any: whether actions depend on random numbers at all.
+        shape: shape of one time step's random numbers, ``[num_envs, ...]``.
+        actions: shape of one time step's actions, ``[num_envs, ...]``.
+        dtype: dtype of actions.
+        at_once: whether drawing many time steps in one call yields the same numbers.
+        draws_any: whether actions depend on random numbers.
     """
 
     fill: Callable[..., Tensor] = Tensor.normal_
@@ -54,15 +54,15 @@ class Sampler:
         return type(self), self.shape
 
     def refresh(self) -> None:
-        """Compute functions of the parameters; once per batch."""
+        """Update values derived from the parameters; called once per batch."""
 
     def noise(self, steps: int) -> Array:
-        """Draw the noise of samples, ``[steps, num_envs, ...]``, in the order of the steps."""
+        """Draw the noise of ``steps`` time steps, ``[steps, num_envs, ...]``, in order."""
         return self._draw(steps, self.at_once).numpy()  # type: ignore[no-any-return]
 
     def _draw(self, steps: int, at_once: bool) -> Tensor:
         if at_once:
-            # With other memory in between, or PyTorch draws many at once in another order.
+            # Non-contiguous, because PyTorch fills contiguous memory in a different order.
             apart = torch.empty(steps, *self.shape, 2)[..., 0]
             return type(self).fill(apart).contiguous()
         whole = torch.empty(steps, *self.shape)
@@ -71,22 +71,22 @@ class Sampler:
         return whole
 
     def sample(self, columns: Array, noise: Array, out: Array | None) -> Array:
-        """Return actions, ``[num_envs, ...]``.
+        """Return sampled actions, ``[num_envs, ...]``.
 
         Args:
-            columns: of the network, unchanged until the next time step.
+            columns: outputs of the network; must not change until the next time step.
             noise: random numbers of this time step.
-            out: where they are written; ``None``: to an array of their own.
+            out: output array; ``None``: allocate an array.
         """
         raise NotImplementedError
 
     def likeliest(self, columns: Array, out: Array | None) -> Array:
-        """Return the likeliest actions, ``[num_envs, ...]``."""
+        """Return the most probable actions, ``[num_envs, ...]``."""
         raise NotImplementedError
 
 
 class _Categorical(Sampler):
-    """The winner of an exponential race, as :class:`~kit.modules.distributions.Categorical`."""
+    """Exponential race, as in :class:`~kit.modules.distributions.Categorical`."""
 
     fill = Tensor.exponential_
     dtype = np.intp
@@ -106,7 +106,7 @@ class _Categorical(Sampler):
 
 
 class _Normal(Sampler):
-    """Mean plus deviation times noise; the deviation is the same in all states."""
+    """Mean plus noise times a state-independent standard deviation."""
 
     def refresh(self) -> None:
         self._scale = self.head.log_scale.detach().exp().numpy()[None]
@@ -119,15 +119,15 @@ class _Normal(Sampler):
 
 
 class _TanhNormal(Sampler):
-    """A normal distribution squashed to the bounds, as TorchRL's ``TanhNormal``."""
+    """Normal distribution squashed to the action bounds, as in TorchRL's ``TanhNormal``."""
 
     def __init__(self, head: Any, num_envs: int) -> None:
         super().__init__(head, num_envs)
         low, high = (head.keywords[name].numpy() for name in ("low", "high"))
         self._middle, self._half = (high + low)[None] / 2, (high - low)[None] / 2
         self._bounds = self._middle.item(0), self._half.item(0)
-        self._limit = np.float32(1 - torch.finfo(torch.float32).resolution)  # TorchRL's safe tanh
-        # Python computes one number faster than NumPy an array of one.
+        self._limit = np.float32(1 - torch.finfo(torch.float32).resolution)  # as in TorchRL's tanh
+        # For a single number, Python's math is faster than NumPy.
         self._single = num_envs * head.size == 1
 
     def _squashed(self, value: Array, out: Array | None) -> Array:
@@ -138,7 +138,7 @@ class _TanhNormal(Sampler):
         return add(value, self._middle, value)  # type: ignore[no-any-return]
 
     def _one(self, columns: Array, noise: Array, out: Array | None) -> Array:
-        """Sample a single number."""
+        """Sample a single number with Python's math."""
         (mean, raw), head, limit = columns[0].tolist(), self.head, float(self._limit)
         deviation = math.exp(head.middle + head.half_range * math.tanh(raw))
         value = math.tanh(mean + deviation * noise.item())
@@ -163,12 +163,12 @@ class _TanhNormal(Sampler):
 
 
 class EpsilonGreedySampler(Sampler):
-    """The choice of the largest column or, with probability epsilon, one drawn uniformly.
+    """Greedy choice that is replaced by a uniformly drawn choice with probability epsilon.
 
     Args:
-        noise: TorchRL's ``EGreedyModule``, which says what epsilon is; ``None``: never at random.
-        num_envs: rows.
-        choices: columns.
+        noise: TorchRL's ``EGreedyModule``, which holds epsilon; ``None``: always greedy.
+        num_envs: number of rows.
+        choices: number of choices.
     """
 
     dtype = np.int64
@@ -179,15 +179,15 @@ class EpsilonGreedySampler(Sampler):
         self.shape, self.actions = (2, num_envs), (num_envs,)
 
     def refresh(self) -> None:
-        """Read epsilon."""
+        """Read epsilon from the noise module."""
         if self.draws_any:
             self._epsilon = np.float32(self.head.eps.item())
 
     def noise(self, steps: int) -> Array:
-        """Draw chances and choices, as the module does: for each step the ones, then the others.
+        """Draw exploration probabilities and then choices for each step, as the module does.
 
-        The module draws each from 32 bits of PyTorch's generator. Here whole words of 64 are drawn
-        at once, which takes a twentieth of the time.
+        The module uses 32 bits of PyTorch's generator per number. Drawing all bits at once as
+        64-bit words is twenty times faster.
         """
         words = torch.empty(steps * self.actions[0], dtype=torch.int64).random_(-(2**63), None)
         drawn = words.numpy()
@@ -198,7 +198,7 @@ class EpsilonGreedySampler(Sampler):
         return noise
 
     def sample(self, columns: Array, noise: Array, out: Array | None) -> Array:
-        """Return choices, ``[num_envs]``."""
+        """Return epsilon-greedy choices, ``[num_envs]``."""
         action: Array = columns.argmax(-1, out)
         chance, choice = noise
         if len(chance) == 1:
@@ -214,13 +214,13 @@ class EpsilonGreedySampler(Sampler):
 
 
 class ScaledSampler(Sampler):
-    """An action scaled to its bounds by tanh, with Gaussian noise, clipped to the bounds.
+    """Action scaled to its bounds by a tanh, plus Gaussian noise, clipped to the bounds.
 
     Args:
-        head: centre and half range of the bounds.
-        num_envs: rows.
-        noise: :class:`~kit.modules.exploration.GaussianNoise`; ``None``: there is none.
-        bounds: smallest and largest action; ``None``: it is not clipped.
+        head: head that holds centre and half range of the bounds.
+        num_envs: number of rows.
+        noise: :class:`~kit.modules.exploration.GaussianNoise`; ``None``: no noise.
+        bounds: smallest and largest action; ``None``: noisy actions are not clipped.
     """
 
     def __init__(
@@ -233,10 +233,10 @@ class ScaledSampler(Sampler):
         self._centre, self._half = (scaled[n].numpy()[None] for n in ("centre", "half_range"))
 
     def refresh(self) -> None:
-        """Read mean and deviation of the noise."""
+        """Read the mean and standard deviation of the noise."""
         if self.draws_any:
             sigma, mean = self._noise.sigma.item(), self._noise.mean.item()
-            std = self._noise.std.numpy().astype(np.float64)  # a number, or one for each dimension
+            std = self._noise.std.numpy().astype(np.float64)  # a scalar, or one per dimension
             self._scale, self._shift = np.float32(sigma * std), np.float32(sigma * mean)
 
     def sample(self, columns: Array, noise: Array, out: Array | None) -> Array:
@@ -260,4 +260,4 @@ OF_DISTRIBUTIONS: dict[Any, type[Sampler]] = {
     Normal: _Normal,
     TanhNormal: _TanhNormal,
 }
-"""What samples the actions of a distribution."""
+"""Sampler class of each supported distribution."""

@@ -1,4 +1,4 @@
-"""Particles: networks of one structure with weights of their own, which run in one batched pass."""
+"""Particles: networks of equal structure with separate weights, run in a single batched pass."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from kit.steps import SettingError, StepPlan
 
 
 class Particles(nn.Module):
-    """Networks whose parameters are stacked, ``[particles, ...]``.
+    """Networks of equal structure with stacked parameters, ``[particles, ...]``.
 
-    The rows of its inputs are as many blocks of consecutive rows as there are particles, and each
-    block passes the particle of its number. Where rows do not divide, as in an evaluation of 10
-    episodes by 4 particles, some blocks have a row more than others.
+    The rows of the inputs are split into one block of consecutive rows per particle, and each
+    particle processes its block. If rows do not divide evenly, such as 10 evaluation episodes by 4
+    particles, some blocks have an extra row.
 
     Args:
-        networks: one for each particle.
+        networks: one network per particle.
 
     Attributes:
-        count: of the particles.
-        network: the structure, with the stacked parameters.
+        count: number of particles.
+        network: the network with stacked parameters.
     """
 
     def __init__(self, networks: Sequence[nn.Module]) -> None:
@@ -42,18 +42,18 @@ class Particles(nn.Module):
             setattr(self.network.get_submodule(path), last, nn.Parameter(stacked))
 
     def forward(self, *inputs: Tensor) -> Any:
-        """Return the outputs of the particles, of each for its rows of inputs ``[rows, ...]``."""
+        """Return the particles' outputs for their rows of the inputs ``[rows, ...]``."""
         rows, count = inputs[0].shape[0], self.count
         each = -(-rows // count)
         blocks, place = inputs, None
-        if each * count > rows:  # shorter blocks end with zeros
+        if each * count > rows:  # pad shorter blocks with zeros
             row = torch.arange(rows, device=inputs[0].device)
             number = particle_of(row, rows, count)
             place = number * each + row - (number * rows + count - 1) // count
             zeros = (one.new_zeros(each * count, *one.shape[1:]) for one in inputs)
             blocks = tuple(zero.index_copy(0, place, one) for zero, one in zip(zeros, inputs))
         blocks = tuple(one.reshape(count, each, *one.shape[1:]) for one in blocks)
-        # By path: a functional loss of TorchRL puts parameters where named_parameters sees none.
+        # Looked up by path, as TorchRL's functional losses hide parameters from named_parameters.
         parameters = {name: operator.attrgetter(name)(self.network) for name in self._names}
         one = functools.partial(functional_call, self.network)
         found = torch.vmap(one)(parameters, blocks)
@@ -64,43 +64,43 @@ class Particles(nn.Module):
 
 
 def particle_of(row: Any, rows: int, particles: int) -> Any:
-    """The particle that a row belongs to, of a number or of a tensor of numbers."""
+    """Return the index of the particle that processes a row; ``row`` is an int or a tensor."""
     return row * particles // rows
 
 
 def make_particles(
     make: Callable[[], tuple[Any, ...]], count: int, plan: StepPlan
 ) -> tuple[Any, ...]:
-    """Make the same networks several times and stack them.
+    """Create a tuple of networks ``count`` times and stack each network into particles.
 
     Args:
-        make: makes networks of TensorDict modules, such as an actor and a critic, which may share
-            some; the initial weights of each call are those of one particle.
-        count: of the particles.
-        plan: of the run, whose environments and minibatches are divided among the particles.
+        make: function that creates a tuple of TensorDict modules, such as an actor and a critic,
+            which may share modules. Each call provides the initial weights of one particle.
+        count: number of particles.
+        plan: step plan; its environments and minibatches are divided among the particles.
 
     Raises:
-        SettingError: if they do not divide evenly, or a network is recurrent.
+        SettingError: if the plan does not divide evenly, or a network is recurrent.
     """
     _check(plan, count)
-    made = [make() for _ in range(count)]
+    networks = [make() for _ in range(count)]
     stacked: set[int] = set()
-    for same in zip(*([m for network in one for m in network.modules()] for one in made)):
+    for same in zip(*([m for part in one for m in part.modules()] for one in networks)):
         first = same[0]
         if hasattr(first, "burn_in"):
-            why = "has a hidden state, which particles do not have"
-            raise SettingError("recurrent", type(first).__name__, why, [None])
+            reason = "Particles do not support a hidden state"
+            raise SettingError("recurrent", type(first).__name__, reason, [None])
         leaf = isinstance(first, TensorDictModule) and not isinstance(first, TensorDictSequential)
         if leaf and id(first) not in stacked:
             first.module = Particles([module.module for module in same])
             stacked.add(id(first))
-    return made[0]
+    return networks[0]
 
 
 def _check(plan: StepPlan, count: int) -> None:
-    """Refuse a plan whose minibatches do not give each particle as many transitions."""
+    """Raise SettingError if minibatches do not have equally many transitions per particle."""
     size = plan.minibatch_size or 0
-    for is_uneven, field, value, works in (
+    for is_uneven, field, value, hint in (
         (plan.collects_episodes, "steps.steps_per_env", None, 64),
         (plan.num_envs % count, "env.num_envs", plan.num_envs, count),
         (size % count, "steps.minibatch_size", size, max(size - size % count, count)),
@@ -108,5 +108,5 @@ def _check(plan: StepPlan, count: int) -> None:
         (plan.last_minibatch == "carry", "steps.last_minibatch", "carry", "smaller"),
     ):
         if is_uneven:
-            why = f"does not divide batches evenly among {count} particles"
-            raise SettingError(field, value, why, [works])
+            reason = f"Batches cannot be divided evenly among {count} particles"
+            raise SettingError(field, value, reason, [hint])

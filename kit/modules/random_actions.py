@@ -1,4 +1,4 @@
-"""Random actions, drawn ahead where that changes none of them."""
+"""Random actions, drawn ahead for several steps if this does not change the actions."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from kit.envs.spaces import Arrays, Key, Leaf
 Tensors = dict[Key, Tensor]
 
 _AHEAD = 128
-"""Random actions that are drawn at once, at most."""
+"""Maximum number of time steps for which random actions are drawn at once."""
 
 
 class HasActionSpec(Protocol):
-    """What has to be known of an environment to act in it."""
+    """Environment attributes that random actions depend on."""
 
     num_envs: int
     observation_leaves: list[Leaf]
@@ -26,7 +26,7 @@ class HasActionSpec(Protocol):
 
 
 def draw_alike(*ways: Callable[[], Sequence[Tensor]]) -> bool:
-    """Whether ways of drawing use PyTorch's random numbers alike; these stay as they are."""
+    """Return whether functions draw equal numbers from PyTorch's RNG, and restore its state."""
     with torch.random.fork_rng(devices=[]):
         before, found = torch.get_rng_state(), []
         for draw in ways:
@@ -36,10 +36,10 @@ def draw_alike(*ways: Callable[[], Sequence[Tensor]]) -> bool:
 
 
 class RandomActions:
-    """Actions drawn from the action spec, many time steps at once where that is the same.
+    """Random actions drawn from the action spec, for many time steps at once if possible.
 
     Args:
-        env: whose actions they are; where it has an ``action_mask``, allowed ones are drawn.
+        env: the environment; if it has an ``action_mask``, only allowed actions are drawn.
     """
 
     def __init__(self, env: HasActionSpec) -> None:
@@ -47,17 +47,17 @@ class RandomActions:
         self._keys = [leaf.key for leaf in env.action_leaves]
         masks = (leaf.key for leaf in env.observation_leaves if leaf.is_action_mask)
         self._mask = next(masks, None)
-        self._ahead: list[Tensors] = []  # the next one last
+        self._ahead: list[Tensors] = []  # in reverse order
         self._alike: bool | None = None
 
     def begin(self, steps: int, left: int) -> None:
-        """Draw actions for the next ``steps`` time steps, of ``left`` that will be random."""
+        """Draw actions for the next ``steps`` of the ``left`` remaining random time steps."""
         missing = steps - len(self._ahead)
         if self._mask is not None or missing <= 0:
             return
         if self._alike is None:
             self._alike = draw_alike(lambda: self._drawn(3), lambda: self._drawn(1, 1, 1))
-        if self._alike:  # so that one-step batches do not pay for a spec each
+        if self._alike:  # amortises the cost of a draw over one-step batches
             missing = max(missing, min(left - len(self._ahead), _AHEAD))
         self._ahead = self._draw(missing)[::-1] + self._ahead
 
@@ -71,7 +71,7 @@ class RandomActions:
         return [row[key] for row in rows for key in self._keys]
 
     def __call__(self, observation: Arrays) -> Tensors:
-        """Return the actions of one time step, ``[num_envs, ...]``."""
+        """Return the actions of the next time step, ``[num_envs, ...]``."""
         if self._ahead:
             return self._ahead.pop()
         spec = self._env.full_action_spec
@@ -81,18 +81,18 @@ class RandomActions:
                 spec[key].update_mask(torch.from_numpy(observation[self._mask]).bool())
         try:
             drawn = spec.rand()
-        except RuntimeError:  # a state allows none, which is a fault once the batch is looked at
+        except RuntimeError:  # a mask allows no action; the collector reports this failure later
             drawn = self._env.full_action_spec.rand()
         return {key: drawn.get(key) for key in self._keys}
 
     def clear(self) -> None:
-        """Forget what was drawn ahead."""
+        """Discard the actions drawn ahead."""
         self._ahead = []
 
     def state_dict(self) -> list[Any]:
-        """Return random numbers drawn ahead, step by step."""
+        """Return the actions drawn ahead, by time step."""
         return [[row[key].clone() for key in self._keys] for row in self._ahead]
 
     def load_state_dict(self, state_dict: list[Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore the actions of :meth:`state_dict`."""
         self._ahead = [dict(zip(self._keys, row)) for row in state_dict]

@@ -1,4 +1,4 @@
-"""Recurrent networks that read nothing on the host."""
+"""Recurrent networks that never synchronise with the device."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ _STATES = {
     "lstm": ["recurrent_state_h", "recurrent_state_c"],
     "gru": ["recurrent_state"],
 }
-"""Keys of the hidden state, as in TorchRL."""
+"""Keys of the hidden state, as in TorchRL's modules."""
 
 
 class Recurrent(TensorDictModuleBase):
-    """Hidden layers, then one LSTM or GRU layer; it writes ``features``.
+    """Hidden layers followed by one LSTM or GRU layer; writes ``features``.
 
-    TorchRL's ``LSTMModule`` and ``GRUModule`` ask on the host whether an episode has begun, so they
-    cannot be recorded. This module has PyTorch's weights and results, and multiplies the hidden
-    state by 0 where ``is_init`` is true.
+    TorchRL's ``LSTMModule`` and ``GRUModule`` check on the host whether an episode has started, so
+    they cannot be traced. This module has the weights and results of PyTorch's layers. It resets
+    the hidden state by multiplication where ``is_init`` is true.
 
-    Called with rows ``[num_envs]``, it makes one time step: it reads the hidden state
-    ``[num_envs, 1, hidden_size]`` (zero where there is none) and writes the next one under
-    ``("next", key)``. Called with sequences ``[sequences, steps]``, it begins each with the hidden
-    state in its first row, and writes none.
+    With input of batch size ``[num_envs]``, the module computes one time step. It reads the hidden
+    state ``[num_envs, 1, hidden_size]`` (zeros if missing) and writes the next hidden state under
+    ``("next", key)``. With sequences ``[sequences, steps]``, it starts each sequence from the
+    hidden state of its first step and writes no hidden state.
 
     Args:
-        in_keys: of the observations.
-        network: from observations to a vector of ``out_features``; the hidden layers.
+        in_keys: keys of the observations.
+        network: hidden layers, from observations to a vector of ``out_features``.
         kind: ``lstm`` or ``gru``.
-        hidden_size: width of the recurrent layer.
-        burn_in: steps at the beginning of each sequence after which gradients do not flow back.
+        hidden_size: hidden size of the recurrent layer.
+        burn_in: initial steps of each sequence through which no gradients flow.
 
     Attributes:
-        out_features: width of ``features``.
-        cell: PyTorch's layer, whose weights are used.
+        out_features: size of ``features``.
+        cell: PyTorch's recurrent layer, which holds the weights.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Recurrent(TensorDictModuleBase):
                 nn.init.orthogonal_(parameter)
             else:
                 nn.init.zeros_(parameter)
-        if kind == "lstm":  # forget gates start open (Jozefowicz et al. 2015, section 2.2)
+        if kind == "lstm":  # forget gates are open initially (Jozefowicz et al. 2015, section 2.2)
             forget: Any = self.cell.bias_ih_l0
             nn.init.ones_(forget[hidden_size : 2 * hidden_size])
         self.out_features = hidden_size
@@ -75,7 +75,7 @@ class Recurrent(TensorDictModuleBase):
         self.out_keys = ["features", *(("next", key) for key in self.states)]
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Write ``features``, and the next hidden state of rows."""
+        """Write ``features`` and, for single time steps, the next hidden state."""
         value = self.network(*map(tensordict.get, self._observed))
         is_sequence = tensordict.ndim == 2
         if not is_sequence:
@@ -93,7 +93,7 @@ class Recurrent(TensorDictModuleBase):
         return tensordict.set("features", features.squeeze(1))
 
     def _first(self, state: Tensor | None, value: Tensor) -> Tensor:
-        """Hidden state before the first step, ``[rows, hidden_size]``."""
+        """Return the hidden state before the first step, ``[rows, hidden_size]``."""
         if state is None:
             return value.new_zeros(value.shape[0], self.out_features)
         return state.reshape(value.shape[0], -1, self.out_features)[:, 0]
@@ -101,7 +101,7 @@ class Recurrent(TensorDictModuleBase):
     def _unrolled(
         self, value: Tensor, keep: Tensor, hidden: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
-        """Features ``[rows, steps, hidden_size]`` and the last hidden state."""
+        """Return features ``[rows, steps, hidden_size]`` and the last hidden state."""
         cell = self.cell
         step = _lstm_step if self.kind == "lstm" else _gru_step
         inputs = linear(value, cell.weight_ih_l0, cell.bias_ih_l0).unbind(1)
@@ -116,24 +116,24 @@ class Recurrent(TensorDictModuleBase):
         return torch.stack(outputs, dim=1), hidden
 
     def make_tensordict_primer(self) -> TensorDictPrimer:
-        """First hidden state, for collectors of TorchRL, which need it as a transform."""
+        """Return the transform that provides TorchRL's collectors with the initial hidden state."""
         spec = Unbounded((1, self.out_features))
         return TensorDictPrimer({key: spec.clone() for key in self.states}, expand_specs=True)
 
     def body_parameters(self) -> list[nn.Parameter]:
-        """All parameters: there is no output layer."""
+        """Return all parameters, as there is no output layer."""
         return list(self.parameters())
 
 
 def _lstm_step(seen: Tensor, recurrence: Tensor, h: Tensor, c: Tensor) -> list[Tensor]:
-    """Hidden state and cell after a step (Hochreiter and Schmidhuber 1997, with forget gate)."""
+    """Return the next hidden and cell state (Hochreiter and Schmidhuber 1997, with forget gate)."""
     i, f, g, o = (seen + recurrence).chunk(4, dim=-1)
     c = f.sigmoid() * c + i.sigmoid() * g.tanh()
     return [o.sigmoid() * c.tanh(), c]
 
 
 def _gru_step(seen: Tensor, recurrence: Tensor, h: Tensor) -> list[Tensor]:
-    """Hidden state after a step (Cho et al. 2014, as PyTorch has it)."""
+    """Return the next hidden state (Cho et al. 2014, in PyTorch's variant)."""
     (seen_r, seen_z, seen_n), (r, z, n) = seen.chunk(3, dim=-1), recurrence.chunk(3, dim=-1)
     r, z = (seen_r + r).sigmoid(), (seen_z + z).sigmoid()
     n = (seen_n + r * n).tanh()
@@ -141,11 +141,11 @@ def _gru_step(seen: Tensor, recurrence: Tensor, h: Tensor) -> list[Tensor]:
 
 
 def check_sequences(sequence_length: int | None, burn_in: int = 0) -> None:
-    """Refuse sequences without a step to train on after ``burn_in``, or with one step alone."""
+    """Raise SettingError if sequences have a single step, or no step to train on after burn-in."""
     if sequence_length is None or sequence_length < 2:
-        why = "leaves a recurrent network single steps, through which it learns to keep nothing"
-        hint = "it is a setting of the kit's own steps, not of those in another library's words"
-        raise SettingError("steps.sequence_length", sequence_length, why, [16], hint)
+        reason = "A recurrent network cannot learn to use its hidden state from single steps"
+        hint = "sequence_length is a setting of the kit's step format only"
+        raise SettingError("steps.sequence_length", sequence_length, reason, [16], hint)
     if burn_in >= sequence_length:
-        why = f"leaves no step of a sequence of {sequence_length} to train on"
-        raise SettingError("burn_in", burn_in, why, [sequence_length // 2, 0])
+        reason = f"No step remains to train on in sequences of {sequence_length} steps"
+        raise SettingError("burn_in", burn_in, reason, [sequence_length // 2, 0])

@@ -1,4 +1,4 @@
-"""A loss of actor and critic with a shared body, run once per gradient step."""
+"""Actor-critic losses that run a shared backbone once per gradient step."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from kit.config.loss import has_target_networks
 def with_shared_backbone(
     make: Callable[..., Any], networks: tuple[Any, ...], **arguments: Any
 ) -> Any:
-    """Make a loss; where actor and critic begin with the same body, it runs once for both.
+    """Create a loss that runs a backbone shared by actor and critic only once.
 
-    Losses with target networks run it by themselves: targets need a body of their own.
+    Losses with target networks run the backbone themselves, because targets need a separate copy.
     """
     body = _body_of(networks)
     if body is None:
@@ -31,7 +31,7 @@ def with_shared_backbone(
 
 
 def _body_of(networks: tuple[Any, ...]) -> Any:
-    """The first module of actor and critic, if it is one and writes ``features``."""
+    """Return the first module of actor and critic if it is shared and writes ``features``."""
     if len(networks) != 2 or not isinstance(networks[1], TensorDictSequential):
         return None
     first = getattr(networks[0], "module", [None])[0]
@@ -41,16 +41,16 @@ def _body_of(networks: tuple[Any, ...]) -> Any:
 
 
 class SharedBackbone(nn.Module):
-    """A loss of two heads on what one body writes.
+    """A loss on the outputs of a shared backbone, which runs once per minibatch.
 
-    TorchRL's losses run actor and critic one after the other, so a shared body would run twice. The
-    first ``burn_in`` steps of sequences, of a recurrent body that has them, only prepare its hidden
-    state: the loss does not see them. It sees steps of sequences as rows: TorchRL's would tell the
-    explained variance and the effective sample size of each time step alone.
+    TorchRL's losses run actor and critic separately, so a shared backbone would run twice. The
+    first ``burn_in`` steps of sequences only warm up a recurrent backbone's hidden state and are
+    not passed to the loss. Sequences are flattened, because TorchRL's losses would otherwise report
+    explained variance and effective sample size per time step.
 
     Args:
-        loss: a loss module whose networks read ``features``, and what else the body writes.
-        body: writes ``features``.
+        loss: a loss module whose networks read ``features`` and other backbone outputs.
+        body: backbone that writes ``features``.
     """
 
     def __init__(self, loss: nn.Module, body: nn.Module) -> None:
@@ -58,16 +58,16 @@ class SharedBackbone(nn.Module):
         self.body, self.loss = body, loss
 
     def forward(self, minibatch: TensorDictBase) -> TensorDictBase:
-        """Return the losses of a minibatch ``[rows]`` or ``[sequences, steps]``."""
-        seen = minibatch.select(*self.body.in_keys, strict=False)  # type: ignore[misc]
-        written = self.body(seen).exclude("next").select(*self.body.out_keys, strict=False)  # type: ignore[misc]
-        minibatch = minibatch.copy().update(written)
+        """Return the losses of a minibatch of shape ``[rows]`` or ``[sequences, steps]``."""
+        inputs = minibatch.select(*self.body.in_keys, strict=False)  # type: ignore[misc]
+        outputs = self.body(inputs).exclude("next").select(*self.body.out_keys, strict=False)  # type: ignore[misc]
+        minibatch = minibatch.copy().update(outputs)
         burn_in = getattr(self.body, "burn_in", 0)
         rows = minibatch[:, burn_in:] if burn_in else minibatch
         return self.loss(rows.reshape(-1))  # type: ignore[no-any-return]
 
     def __getattr__(self, name: str) -> Any:
-        """Coefficients and other attributes of the loss."""
+        """Return coefficients and other attributes of the wrapped loss."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -76,7 +76,7 @@ class SharedBackbone(nn.Module):
             return getattr(super().__getattr__("loss"), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set coefficients and other attributes of the loss there."""
+        """Set coefficients and other attributes on the wrapped loss."""
         loss = vars(self)["_modules"].get("loss")
-        own = name in vars(self) or hasattr(type(self), name) or not hasattr(loss, name)
-        super().__setattr__(name, value) if own else setattr(loss, name, value)
+        is_local = name in vars(self) or hasattr(type(self), name) or not hasattr(loss, name)
+        super().__setattr__(name, value) if is_local else setattr(loss, name, value)

@@ -1,4 +1,4 @@
-"""Actors whose batches hold their actions before the tanh, too."""
+"""Actors that also write their actions before the tanh, for exact log-probabilities in losses."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from kit.modules.distributions import TanhNormal
 
 
 def pre_tanh_key(action: Any) -> Any:
-    """The key of an action before the tanh: ``action_pre_tanh`` for ``action``."""
+    """Return the key of an action before the tanh, such as ``action_pre_tanh`` for ``action``."""
     if isinstance(action, str):
         return f"{action}_pre_tanh"
     return (*action[:-1], f"{action[-1]}_pre_tanh")
 
 
 class SquashedSampling(SafeProbabilisticModule):  # type: ignore[misc, unused-ignore]
-    """Samples squashed actions and writes them before the tanh, too, as ``action_pre_tanh``.
+    """Samples squashed actions and also writes them before the tanh, as ``action_pre_tanh``.
 
-    :meth:`get_dist` reads these entries, so a loss that evaluates the log-probability of stored
-    actions under the same policy gets the stored values, even if the tanh is saturated.
+    :meth:`get_dist` reads these entries, so losses compute exact log-probabilities of stored
+    actions even if the tanh is saturated.
     """
 
     @property
     def out_keys(self) -> list[Any]:
-        """Keys of actions, of log-probabilities and of actions before the tanh."""
-        one = {self._out_keys[0]: self.distribution_class}
-        kinds = self.distribution_kwargs.get("distribution_map", one)
+        """Keys of actions, log-probabilities and actions before the tanh."""
+        single = {self._out_keys[0]: self.distribution_class}
+        kinds = self.distribution_kwargs.get("distribution_map", single)
         squashed = [pre_tanh_key(key) for key, kind in kinds.items() if kind is TanhNormal]
         return [*super().out_keys, *squashed]
 
     def get_dist(self, tensordict: TensorDictBase) -> Any:
-        """Return the distribution; it knows the actions of the TensorDict before the tanh."""
+        """Return the distribution, with the TensorDict's actions before the tanh if present."""
         dist = super().get_dist(tensordict)
         for action, part in self._parts(dist).items():
             if isinstance(part, TanhNormal):
@@ -50,7 +50,7 @@ class SquashedSampling(SafeProbabilisticModule):  # type: ignore[misc, unused-ig
     build_dist_from_params = get_dist
 
     def _parts(self, dist: Any) -> dict[Any, Any]:
-        """Distributions by the keys of their actions."""
+        """Return the distribution of each action, by key."""
         if isinstance(dist, CompositeDistribution):
             return dist.dists  # type: ignore[no-any-return]
         return {self._out_keys[0]: dist}
@@ -61,7 +61,7 @@ class SquashedSampling(SafeProbabilisticModule):  # type: ignore[misc, unused-ig
         tensordict_out: TensorDictBase | None = None,
         _requires_sample: bool = True,
     ) -> TensorDictBase:
-        """Sample and write actions, before and after the tanh, and their log-probabilities."""
+        """Sample and write actions, actions before the tanh, and log-probabilities."""
         if not _requires_sample:
             return super().forward(tensordict, tensordict_out, _requires_sample=False)  # type: ignore[no-any-return]
         out = tensordict if tensordict_out is None else tensordict_out
@@ -76,12 +76,12 @@ class SquashedSampling(SafeProbabilisticModule):  # type: ignore[misc, unused-ig
 
 
 class SquashedActor(ProbabilisticActor):  # type: ignore[misc, unused-ignore]
-    """A policy that samples by :class:`SquashedSampling`.
+    """A policy that samples with :class:`SquashedSampling`.
 
     Args:
-        module: from observations to the parameters of the distributions.
-        out_keys: of the actions.
-        spec: of the action, where there is one.
+        module: module from observations to the parameters of the distributions.
+        out_keys: keys of the actions.
+        spec: spec of the action, if there is a single action.
         **sampling: further arguments of TorchRL's ``ProbabilisticActor``.
     """
 

@@ -191,7 +191,7 @@ def test_a_forward_that_is_replaced_is_called(batches):
     assert ours.policy_path.name == "numpy"
     first_action_always(ours.policy)
     assert ours.collect()["action"].tolist() == [[0] * 6] * 3
-    assert ours.policy_path.reason == "the forward of its FlattenMLP was replaced"
+    assert ours.policy_path.reason == "the forward of FlattenMLP was replaced"
 
 
 def test_a_forward_that_was_replaced_before_is_called():
@@ -229,7 +229,7 @@ def test_whole_numbers_are_observed_by_pytorch():
     env = make_env(Counting, 2)
     collector = VectorCollector(env, make_actor(env, (8,)), steps_per_env=3)
     assert collector.collect()["observation"][0].tolist() == [[0, 9], [1, 2], [1, 2]]
-    assert "not one vector of floating-point numbers" in collector.policy_path.reason
+    assert "not a single floating-point vector" in collector.policy_path.reason
 
 
 @pytest.mark.parametrize("kind", ["tanh-normal", *EXPLORING])
@@ -349,7 +349,7 @@ def test_deviations_that_are_clipped_stay_with_pytorch():
     env = make_env("Pendulum-v1", 2)
     collector = VectorCollector(env, make_actor(env, continuous="clipped_tanh_normal"))
     collector.collect()
-    assert collector.policy_path == ("program", "its log deviations are clipped")
+    assert collector.policy_path == ("program", "the policy's log standard deviations are clipped")
 
 
 def test_one_step_batches_are_never_written_again():

@@ -34,7 +34,7 @@ LEARNERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Recipe and settings."""
 
-PARTICLES = "steps.steps_per_env=None does not divide batches evenly among"
+PARTICLES = "steps.steps_per_env=None.* cannot be divided evenly among"
 REFUSED = {
     ("PPO from images", "tensor"): "needs an environment written in torch, not",
     ("SVPG", "episode"): PARTICLES,

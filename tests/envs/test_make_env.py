@@ -387,8 +387,8 @@ def test_what_cannot_be_made_is_refused(settings, message):
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (TypeError("odd"), "Own-v0: making it raised TypeError: odd"),
-        (OSError("no file"), "Own-v0: making it raised OSError: no file"),
+        (TypeError("odd"), "Own-v0: creating it raised TypeError: odd"),
+        (OSError("no file"), "Own-v0: creating it raised OSError: no file"),
     ],
 )
 @pytest.mark.parametrize("vectorization", ["sync", "native"])
@@ -423,11 +423,11 @@ class Says(Scripted):
 @pytest.mark.parametrize(
     ("said", "several", "what"),
     [
-        (None, False, "nothing as observation, its space says shape (2,)"),
-        ({"one": 1}, False, "observation of shape () as observation, its space says shape (2,)"),
-        (None, True, "nothing as one, its space says shape (2,)"),
-        (np.zeros(2), True, "nothing as one, its space says shape (2,)"),
-        ({"one": np.zeros(2)}, True, "nothing as other, its space says shape ()"),
+        (None, False, "nothing as observation, but its space has shape (2,)"),
+        ({"one": 1}, False, "observation of shape () as observation, but its space has shape (2,)"),
+        (None, True, "nothing as one, but its space has shape (2,)"),
+        (np.zeros(2), True, "nothing as one, but its space has shape (2,)"),
+        ({"one": np.zeros(2)}, True, "nothing as other, but its space has shape ()"),
     ],
 )
 def test_an_observation_that_is_not_of_its_space_is_named(said, several, what):

@@ -128,7 +128,7 @@ def test_a_saved_run_goes_on_with_new_episodes_and_says_so():
     going_on = VectorCollector(pool(), None, steps_per_env=7)
     going_on.load_state_dict(state)
     assert not going_on.exact_resume
-    assert "EnvPool does not give the state" in saving.env.not_resumable
+    assert "EnvPool cannot capture the state" in saving.env.not_resumable
     first = going_on.collect()["observation"][:, 0]
     assert (first.abs() <= 0.05).all()
     assert going_on.policy_steps == 42
@@ -159,7 +159,7 @@ def test_its_threads_end_with_it():
     ],
 )
 def test_what_needs_the_copies_one_by_one_is_refused(setting, value):
-    with pytest.raises(SettingError, match=f"{setting}.* is not possible with .*envpool"):
+    with pytest.raises(SettingError, match=f"{setting}.* is not supported with .*envpool"):
         make_env("CartPole-v1", 2, vectorization="envpool", **{setting: value})
 
 

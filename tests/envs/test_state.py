@@ -350,7 +350,7 @@ def test_environments_in_processes_of_gymnasium_go_on_when_they_were_asked_for_t
     collector.collect()
     assert env.full_state()["envs"] is None
     assert collector.collect().shape == (2, 3)
-    assert env.not_resumable == "AsyncVectorEnv does not give the state of its environments"
+    assert env.not_resumable == "AsyncVectorEnv cannot capture the state of its environments"
     collector.shutdown()
 
 
@@ -382,11 +382,11 @@ UNKNOWN = {
         lambda: collections.defaultdict(int), r"UnknownEnv\.kept is a defaultdict",
     ),
     "a partial function of an object": (
-        lambda: functools.partial(max, Kept()), r"UnknownEnv\.kept is a partial function of more",
+        lambda: functools.partial(max, Kept()), r"UnknownEnv\.kept is a partial function with",
     ),
     "an array of objects": (lambda: np.array([None]), r"UnknownEnv\.kept is an array of Python"),
     "memory of others": (
-        lambda: np.frombuffer(bytearray(8)), r"UnknownEnv\.kept shows memory of a memoryview",
+        lambda: np.frombuffer(bytearray(8)), r"UnknownEnv\.kept is a view of a memoryview",
     ),
     "what a function encloses": (lambda: (lambda lock: lambda: lock)(threading.Lock()),
                                  r"UnknownEnv\.kept's lock is a lock"),
@@ -408,7 +408,7 @@ def test_what_cannot_be_captured_is_named_by_its_path(what):
 def test_an_object_is_not_put_where_there_is_none():
     env, again = Calls(), Calls()
     again.kept = None
-    with pytest.raises(StateCaptureError, match="a NoneType is where a Kept was"):
+    with pytest.raises(StateCaptureError, match="expected a Kept, found a NoneType"):
         restore(again, capture(env))
 
 
@@ -430,7 +430,7 @@ def test_a_state_that_does_not_fit_any_more_is_said_and_episodes_begin_anew(
         after.load_state_dict(before.state_dict())
     assert same.exact_resume
     assert not other.exact_resume
-    assert other.env.not_resumable == "a str is where a Part was"
+    assert other.env.not_resumable == "expected a Part, found a str"
     batches = [one.collect()["next", "done"][0, :, 0].tolist() for one in (before, same, other)]
     assert batches == [[False, True, False], [False, True, False], [False] * 3]
     for one in (before, same, other):
@@ -575,7 +575,7 @@ def test_an_environment_with_slots_is_not_said_to_be_exact():
 
     env = make_env(Counts, 1)
     env.start()
-    assert env.full_state()["not_resumable"] == "Counts keeps its state in __slots__"
+    assert env.full_state()["not_resumable"] == "Counts stores its state in __slots__"
 
 
 # ---------------------------------------------------------------------- what environments share
@@ -657,7 +657,7 @@ def test_state_that_environments_share_is_said_and_turns_exact_resume_off(make):
     env, again = (make_env(make, 2, seed=3) for _ in "ab")
     env.start()
     state = env.full_state()
-    why = f"{SHARED[make]} changes, which all environments of a process share"
+    why = f"{SHARED[make]} is shared by all environments and has changed"
     assert state["envs"] is None
     assert state["not_resumable"] == why
     assert not again.load_full_state(state)
@@ -676,7 +676,7 @@ def test_globals_of_a_script_or_notebook_are_seen_to_change_in_other_processes_t
     )
     env = make_env(script["Counts"], 2, vectorization=vectorization)
     env.start()
-    said = "of_a_notebook.COUNT changes, which all environments of a process share"
+    said = "of_a_notebook.COUNT is shared by all environments and has changed"
     assert env.full_state()["not_resumable"] == said
     env.close()
 

@@ -298,7 +298,7 @@ def test_a_worker_that_cannot_be_started_anew_is_a_fault_with_the_reason(workers
     kill(env)
     with (
         pytest.warns(RuntimeWarning, match="SIGKILL"),
-        pytest.raises(EnvError, match="making it raised OSError: no licence"),
+        pytest.raises(EnvError, match="creating it raised OSError: no licence"),
     ):
         step(env)
 

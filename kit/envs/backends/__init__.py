@@ -1,1 +1,1 @@
-"""Ways of stepping many environments together, each writing into arrays it is given."""
+"""Backends that step a batch of environments and write the results to preallocated arrays."""

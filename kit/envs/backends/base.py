@@ -1,8 +1,8 @@
-"""Stepping many environments, each backend writing into arrays it is given.
+"""Base class of backends, which step environments and write results to preallocated arrays.
 
-All backends reset a finished env within the step that finished it: the true last observation goes
-to ``next_observation``, the first one of the next episode to ``observation``, and no policy step is
-spent or faked.
+All backends reset a finished environment within the step that finished it. The last observation is
+written to ``next_observation`` and the first observation of the next episode to ``observation``, so
+a reset uses no extra policy step.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ Mask = NDArray[np.bool_]
 
 
 class StepArrays(NamedTuple):
-    """Where one step of all envs is written; every array has ``num_envs`` rows.
+    """Output arrays for one step of all environments; every array has ``num_envs`` rows.
 
-    Where many steps are written, every array has a dimension of steps in front.
+    For several steps, every array has a leading dimension of steps.
     """
 
     next_observation: Arrays
-    """the observation that the step led to, also when it was the last of an episode."""
+    """Observations after the step, including the last observation of ended episodes."""
     observation: Arrays
-    """the observation to act on next: after a reset where an episode ended."""
+    """Observations for the next action, after a reset if the episode ended."""
     reward: NDArray[np.float32]
-    """rewards, ``[num_envs]``."""
+    """Rewards, ``[num_envs]``."""
     terminated: Mask
-    """whether the episode ended by itself, ``[num_envs]``; zeroed before the step."""
+    """Whether the episode terminated, ``[num_envs]``; must be false before the step."""
     truncated: Mask
-    """whether the episode was cut, ``[num_envs]``; zeroed before the step."""
+    """Whether the episode was truncated, ``[num_envs]``; must be false before the step."""
     env_steps: NDArray[np.int32]
-    """env steps made, ``[num_envs]``; ones before the step."""
+    """Env steps performed, ``[num_envs]``; must be 1 before the step."""
     raw_reward: NDArray[np.float32] | None = None
-    """rewards before normalisation, where they are normalised, ``[num_envs]``."""
+    """Rewards before normalisation, ``[num_envs]``; ``None`` if rewards are not normalised."""
 
     @property
     def counted(self) -> tuple[NDArray[np.float32], Mask, Mask, NDArray[np.int32]]:
-        """What episodes are counted by: rewards before normalisation, both flags, env steps."""
+        """Inputs of the episode statistics: unnormalised rewards, both end flags and env steps."""
         reward = self.reward if self.raw_reward is None else self.raw_reward
         return reward, self.terminated, self.truncated, self.env_steps
 
     def rows(self) -> Iterator[StepArrays]:
-        """Yield one after the other of many steps, as views."""
+        """Yield the single steps of an array of steps, as views."""
         raw = itertools.repeat(None) if self.raw_reward is None else self.raw_reward
         flags = self.terminated, self.truncated
         following, present = rows_of(self.next_observation), rows_of(self.observation)
@@ -59,7 +59,7 @@ class StepArrays(NamedTuple):
 
 
 def rows_of(arrays: Arrays) -> Iterator[Arrays]:
-    """Yield arrays of each step, by key; iterating takes a third of the time of indexing."""
+    """Yield the arrays of each step; iterating is three times faster than indexing."""
     if len(arrays) == 1:
         ((key, array),) = arrays.items()
         return ({key: row} for row in array)
@@ -67,22 +67,22 @@ def rows_of(arrays: Arrays) -> Iterator[Arrays]:
 
 
 class EnvBackend(ABC):
-    """Several equal environments, stepped together.
+    """A batch of identical environments that are stepped together.
 
     Attributes:
         name: id of the environment.
-        num_envs: number of envs.
+        num_envs: number of environments.
         observation_leaves: arrays of an observation.
         action_leaves: arrays of an action.
-        steps_some: whether :meth:`step` can leave envs out.
-        present: the observation of all envs before the next step.
-        uses_torch: whether environments draw random numbers of PyTorch's.
-        restarts: faults that are recovered from; the next one is raised.
-        faults: faults recovered from so far.
-        infos: numbers in the ``info`` of the last step of an episode, by number of the environment,
-            where the last call of :meth:`step` ended some; see :func:`info_numbers`.
-        tell: called with each fault recovered from; ``None``: it is a warning.
-        specs: TorchRL's specs of observation and action, where Gymnasium spaces do not say them.
+        steps_some: whether :meth:`step` supports stepping only some environments.
+        present: observations of all environments before the next step.
+        uses_torch: whether environments draw from PyTorch's global random generator.
+        restarts: number of failures to recover from; further failures raise.
+        faults: number of failures recovered from so far.
+        infos: numeric ``info`` entries of episodes that ended in the last :meth:`step`, by index of
+            the environment; see :func:`info_numbers`.
+        tell: callback for each failure recovered from; ``None``: emit a warning.
+        specs: TorchRL's specs of observation and action, if Gymnasium spaces cannot express them.
     """
 
     name: str
@@ -113,60 +113,59 @@ class EnvBackend(ABC):
     def reset(
         self, observation: Arrays, seeds: Sequence[int] | None = None, mask: Mask | None = None
     ) -> None:
-        """Start new episodes in all envs, or in those of ``mask``, and write their observations.
+        """Reset all environments, or those of ``mask``, and write their first observations.
 
         Args:
-            observation: written to.
-            seeds: one for each env; ``None`` continues with the envs' own random numbers.
-            mask: envs to reset.
+            observation: output arrays.
+            seeds: one seed per environment; ``None``: the random generators continue.
+            mask: environments to reset; ``None``: all.
         """
 
     @abstractmethod
     def step(self, actions: Arrays, result: StepArrays, active: Mask | None = None) -> Mask | None:
-        """Take one step in every env, or in those of ``active``.
+        """Perform one step in all environments, or in those of ``active``.
 
-        An env that is left out keeps its observation, with no reward and no env step. So does one
-        that was rebuilt, but its episode is truncated, a new one has begun, and the env step
-        that failed is counted.
+        An inactive environment keeps its observation, with zero reward and no env step. So does an
+        environment that is rebuilt after a failure, except that its episode is truncated, a new
+        episode starts, and the failed env step is counted.
 
         Args:
-            actions: one row for each env.
-            result: written to.
-            active: envs to step; only where ``steps_some``.
+            actions: one row per environment.
+            result: output arrays.
+            active: environments to step; requires ``steps_some``.
 
         Returns:
-            Envs that were rebuilt, ``None`` if there are none.
+            Mask of the rebuilt environments; ``None`` if no environment was rebuilt.
 
         Raises:
-            EnvError: if an env raises or returns something impossible, and no restart is
-                left.
+            EnvError: if an environment raises or returns invalid values, and no restart is left.
         """
 
     def full_states(self) -> list[Any]:
-        """Return the state of each env as plain values.
+        """Return the state of each environment as plain values.
 
         Raises:
-            StateCaptureError: if some environment cannot give its state.
+            StateCaptureError: if the state of an environment cannot be captured.
         """
         name = type(self).__name__.removesuffix("Backend")
-        raise StateCaptureError(f"{name} does not give the state of its environments")
+        raise StateCaptureError(f"{name} cannot capture the state of its environments")
 
     def set_full_states(self, states: list[Any]) -> None:
         """Restore the states of :meth:`full_states`."""
-        raise StateCaptureError(f"{self.name}: its environments take no state")
+        raise StateCaptureError(f"{self.name} cannot restore the state of its environments")
 
     @property
     def is_where_it_was(self) -> bool:
-        """Whether nobody else has stepped or reset the envs since the last call, if known."""
+        """Whether no other code has stepped or reset the environments; true if undetectable."""
         return True
 
     @property
     def learns(self) -> str | None:
-        """The name of a part that learns from every step, also of evaluations; usually none."""
+        """Name of a layer whose statistics also learn during evaluations; ``None`` if absent."""
         return self._learns
 
     def state_of_transforms(self) -> list[dict[str, Any]]:
-        """Return what TorchRL's transforms hold, which new episodes do not begin anew."""
+        """Return the state of TorchRL transforms that persists across episodes."""
         return []
 
     def load_state_of_transforms(self, states: list[dict[str, Any]]) -> None:
@@ -175,19 +174,19 @@ class EnvBackend(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release the envs."""
+        """Close the environments and release their resources."""
 
     def _recovered(self, fault: EnvError) -> None:
-        """Count a fault that is going to be recovered from, or raise it if no restart is left."""
+        """Count and report a failure to recover from, or raise it if no restart is left."""
         if self.faults >= self.restarts:
             raise fault
         self.faults += 1
         (self.tell or self._warn)(fault)
 
     def _warn(self, fault: EnvError) -> None:
-        text = f"{fault}; it is rebuilt, its episode truncated ({self.faults} of {self.restarts})"
+        text = f"{fault}; rebuilt it and truncated its episode ({self.faults} of {self.restarts})"
         with warnings.catch_warnings():
-            warnings.simplefilter("always", RuntimeWarning)  # each one, not the first alone
+            warnings.simplefilter("always", RuntimeWarning)  # report every failure
             warnings.warn(text, RuntimeWarning, stacklevel=4)
 
 
@@ -195,7 +194,7 @@ _OF_THE_KIT = frozenset({"env_steps", "TimeLimit.truncated", "action_mask"})
 
 
 def info_numbers(info: Mapping[str, Any]) -> dict[str, float]:
-    """Numbers and truth values in an ``info``; arrays, texts and containers are left out."""
+    """Return the numeric and boolean entries of ``info``, as floats."""
     return {
         str(name): float(value)
         for name, value in info.items()
@@ -205,11 +204,11 @@ def info_numbers(info: Mapping[str, Any]) -> dict[str, float]:
 
 
 def infos_of_arrays(info: Mapping[str, Any], ended: Mask) -> dict[int, dict[str, float]]:
-    """The same of an ``info`` of arrays, as vector environments have it.
+    """Return the numeric entries of a vector environment's ``info`` for each ended episode.
 
     Args:
-        info: arrays ``[num_envs]`` by name; ``_name`` masks the environments that have it.
-        ended: environments whose episode ended, ``[num_envs]``.
+        info: arrays ``[num_envs]`` by name; ``_name`` masks the environments that have an entry.
+        ended: whether an environment's episode ended, ``[num_envs]``.
     """
     found: dict[int, dict[str, float]] = {}
     for name, values in info.items():
@@ -222,12 +221,12 @@ def infos_of_arrays(info: Mapping[str, Any], ended: Mask) -> dict[int, dict[str,
 
 
 def derived_seed(*numbers: int) -> int:
-    """Return a seed made of whole numbers: the same in every run in which these are the same."""
+    """Return a seed derived deterministically from integers."""
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
 def hold(rows: Any, result: StepArrays, present: Arrays) -> None:
-    """Write for ``rows`` that nothing has happened: the observation stays, there is no reward."""
+    """Write a no-op transition for ``rows``: same observation, zero reward, not done."""
     for key, values in present.items():
         result.next_observation[key][rows] = values[rows]
         result.observation[key][rows] = values[rows]

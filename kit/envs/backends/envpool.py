@@ -1,4 +1,4 @@
-"""EnvPool: many equal environments in threads, written in C++."""
+"""Backend for EnvPool, which steps environments in C++ threads."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ _LIMIT_ONLY_TRUNCATES = (
     "envpool.mujoco.gym",
     "envpool.toy_text",
 )
-"""Families to which their limit means nothing else (to MiniGrid's rewards, for one, it does)."""
+"""Families in which EnvPool's step limit only truncates (MiniGrid's limit changes rewards)."""
 
 _NOT_INFO = frozenset({"env_id", "elapsed_step"})
-"""Entries of ``info`` that EnvPool always gives, and that every episode has already."""
+"""Entries of EnvPool's ``info`` that are not information about an episode."""
 
 
 class EnvPoolBackend(EnvBackend):
-    """Environments stepped by EnvPool, in synchronous mode.
+    """Environments stepped by EnvPool in synchronous mode.
 
-    EnvPool resets a finished env in the step after the last; here it is reset at once, by asking
-    for just those envs, so that no policy step is spent. A frame skip of EnvPool's own (Atari: 4)
-    is part of the environment: each policy step counts as one env step. The values of actions are
-    not checked, the state of an env cannot be captured.
+    EnvPool resets a finished environment in the following step. This backend requests the reset
+    immediately, so that it uses no policy step. EnvPool's built-in frame skip (4 for Atari) is part
+    of the environment, so each policy step counts as one env step. Actions are not checked, and the
+    state of environments cannot be captured.
 
-    Of an episode that terminates in the very step that its limit truncates, EnvPool says only that
-    it was truncated. Atari, Box2D, classic control, MuJoCo and toy text are truncated here instead,
-    so that both are said; of other families the termination in that step is lost.
+    If an episode terminates in the step that reaches its limit, EnvPool only reports truncation.
+    This backend therefore applies the limits of Atari, Box2D, classic control, MuJoCo and toy text
+    itself and reports both flags. For other families, such a termination is lost.
 
     Args:
-        id: EnvPool's id, most often Gymnasium's.
-        num_envs: number of envs.
-        seed: of all envs. EnvPool is seeded when it is made, so a new seed makes it again.
-        max_episode_steps: policy steps after which an episode is truncated; ``None``: its own.
-        kwargs: for ``envpool.make_gymnasium``: ``num_threads``, and those of the environment.
+        id: EnvPool's id, usually identical to Gymnasium's.
+        num_envs: number of environments.
+        seed: seed of all environments; a reset with another seed recreates them.
+        max_episode_steps: policy steps until truncation; ``None``: EnvPool's default.
+        kwargs: ``num_threads`` and environment options for ``envpool.make_gymnasium``.
 
     Raises:
-        SettingError: if EnvPool is not installed.
+        SettingError: if EnvPool cannot be imported.
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class EnvPoolBackend(EnvBackend):
     ) -> None:
         try:
             from envpool import make_gymnasium
-        except Exception as error:  # some releases look for files that others bring
-            why = f"needs the package envpool, which cannot be imported ({error})"
-            works = "pip install 'torchrl-kit[envpool]'"
-            raise SettingError("env.vectorization", "envpool", why, works) from None
+        except Exception as error:  # some releases import optional packages
+            reason = f"The package envpool cannot be imported ({error})"
+            hint = "Install it by: pip install 'torchrl-kit[envpool]'"
+            raise SettingError("env.vectorization", "envpool", reason, hint) from None
         self._limit = _limit_here(id, max_episode_steps)
         self._lengths = np.zeros(num_envs, np.int64)
-        theirs = max_episode_steps if self._limit is None else self._limit + 1
-        limit = {} if theirs is None else {"max_episode_steps": theirs}
+        pool_limit = max_episode_steps if self._limit is None else self._limit + 1
+        limit = {} if pool_limit is None else {"max_episode_steps": pool_limit}
         make = functools.partial(make_gymnasium, id, num_envs=num_envs, **limit)
         self._how = functools.partial(make, **(kwargs or {}))
         self._make(seed)
@@ -77,14 +77,14 @@ class EnvPoolBackend(EnvBackend):
     def _make(self, seed: int) -> None:
         self._seed = seed % 2**31
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of bounds that it rounds itself
+            warnings.simplefilter("ignore")  # EnvPool warns about rounding its own bounds
             self.pool: Any = self._how(seed=self._seed)
             self._spaces = self.pool.observation_space, self.pool.action_space
 
     def reset(
         self, observation: Arrays, seeds: Sequence[int] | None = None, mask: Mask | None = None
     ) -> None:
-        """Reset all envs, or those of ``mask``; of the seeds the first one is used."""
+        """Reset all environments, or those of ``mask``; only the first seed is used."""
         if seeds is not None and int(seeds[0]) % 2**31 != self._seed:
             self.close()
             self._make(int(seeds[0]))
@@ -95,7 +95,7 @@ class EnvPoolBackend(EnvBackend):
             observation[leaf.key][info["env_id"]] = leaf.of(first)
 
     def step(self, actions: Arrays, result: StepArrays, active: Mask | None = None) -> Mask | None:
-        """Step all envs, then reset those that finished."""
+        """Step all environments, then reset those that finished."""
         assert active is None
         converted = self.convert(actions)
         try:
@@ -114,8 +114,8 @@ class EnvPoolBackend(EnvBackend):
             result.observation[leaf.key][...] = value
         ended, self.infos = result.terminated | result.truncated, {}
         if some(ended):
-            known = {name: info[name] for name in info if name not in _NOT_INFO}
-            self.infos = infos_of_arrays(known, ended)
+            entries = {name: info[name] for name in info if name not in _NOT_INFO}
+            self.infos = infos_of_arrays(entries, ended)
             self.reset(result.observation, mask=ended)
         return None
 
@@ -123,15 +123,15 @@ class EnvPoolBackend(EnvBackend):
         """Stop EnvPool's threads."""
         with contextlib.suppress(Exception):
             self.pool.close()
-        self.pool = None  # the threads end with the last reference
+        self.pool = None  # EnvPool stops its threads when the last reference is dropped
 
 
-def _limit_here(id: str, given: int | None) -> int | None:
-    """Return the limit at which episodes are truncated here; ``None`` leaves that to EnvPool."""
+def _limit_here(id: str, limit: int | None) -> int | None:
+    """Return the step limit that this backend applies; ``None`` if EnvPool applies it."""
     import envpool
     from envpool.registration import registry
 
-    family = getattr(registry, "specs", {}).get(id, ("",))[0]  # where a release still says so
+    family = getattr(registry, "specs", {}).get(id, ("",))[0]  # not every release has specs
     if family not in _LIMIT_ONLY_TRUNCATES:
         return None
-    return int(envpool.make_spec(id).config.max_episode_steps) if given is None else given
+    return int(envpool.make_spec(id).config.max_episode_steps) if limit is None else limit

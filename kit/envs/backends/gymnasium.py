@@ -1,4 +1,4 @@
-"""Gymnasium's vector environments."""
+"""Backends for Gymnasium's vector environments."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ AutoresetMode = gym.vector.AutoresetMode
 
 
 def resets_by_mask(vector: gym.vector.VectorEnv[Any, Any, Any]) -> bool:
-    """Whether a vector environment resets when it is asked; otherwise it does in the same step.
+    """Return whether the autoreset mode is DISABLED, so that the backend resets by mask.
 
     Raises:
-        SettingError: if it spends a step on a reset, or does not say when it resets.
+        SettingError: if the mode is NEXT_STEP, or missing in the metadata.
     """
     mode, name = vector.metadata.get("autoreset_mode"), type(vector).__name__
     if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED):
-        why = f"of {name} spends a policy step on each reset, or is missing in its metadata"
-        works = ["AutoresetMode.SAME_STEP", "AutoresetMode.DISABLED"]
-        raise SettingError("autoreset_mode", mode, why, works)
+        reason = f"{name} would spend a policy step on each reset, or declares no autoreset mode"
+        modes = ["AutoresetMode.SAME_STEP", "AutoresetMode.DISABLED"]
+        raise SettingError("autoreset_mode", mode, reason, modes)
     return bool(mode == AutoresetMode.DISABLED)
 
 
 class GymnasiumBackend(EnvBackend):
-    """Any Gymnasium vector environment that resets in the same step, or lets itself be reset.
+    """A Gymnasium vector environment with autoreset mode SAME_STEP or DISABLED.
 
-    ``AsyncVectorEnv`` and ``SyncVectorEnv`` are to be made with
-    ``autoreset_mode=AutoresetMode.SAME_STEP``. One with ``DISABLED`` is reset by mask. Spaces are
-    seeded with the environments, but for those in the processes of ``AsyncVectorEnv``.
+    Create ``AsyncVectorEnv`` and ``SyncVectorEnv`` with
+    ``autoreset_mode=AutoresetMode.SAME_STEP``. With ``DISABLED``, the backend resets by mask.
+    Spaces are seeded together with the environments, except in ``AsyncVectorEnv``'s processes.
 
     Args:
         vector: the vector environment.
         name: id of the environment, for messages.
 
     Raises:
-        SettingError: if the vector environment spends a step on a reset.
+        SettingError: if the vector environment has another autoreset mode.
     """
 
     def __init__(self, vector: gym.vector.VectorEnv[Any, Any, Any], name: str = "env") -> None:
@@ -63,13 +63,13 @@ class GymnasiumBackend(EnvBackend):
     def reset(
         self, observation: Arrays, seeds: Sequence[int] | None = None, mask: Mask | None = None
     ) -> None:
-        """Reset through the vector environment."""
+        """Reset all environments, or those of ``mask``, through the vector environment."""
         options = None if mask is None or mask.all() else {"reset_mask": mask}
         seed = None if seeds is None else list(seeds)
-        if seed is not None:  # those of the vector environment first: it may hold the envs' own
+        if seed is not None:  # the vector's spaces first, as they may be those of its environments
             seed_spaces(self.vector, seed[0])
-            for env, own in zip(getattr(self.vector.unwrapped, "envs", ()), seed):
-                seed_spaces(env, own)
+            for env, env_seed in zip(getattr(self.vector.unwrapped, "envs", ()), seed):
+                seed_spaces(env, env_seed)
         try:
             first, _ = self.vector.reset(seed=seed, options=options)
         except FAULTS as error:
@@ -79,7 +79,7 @@ class GymnasiumBackend(EnvBackend):
             observation[leaf.key][rows] = leaf.of(first)[rows]
 
     def step(self, actions: Arrays, result: StepArrays, active: Mask | None = None) -> Mask | None:
-        """Step through the vector environment; put each last observation in its place."""
+        """Step the vector environment and restore the last observations of ended episodes."""
         assert active is None
         converted = self.convert(actions)
         try:
@@ -87,8 +87,8 @@ class GymnasiumBackend(EnvBackend):
         except FAULTS as error:
             raise fault_of(self.name, None, error, "step()") from error
         result.reward[...] = reward
-        for name, given in (("terminated", terminated), ("truncated", truncated)):
-            flags = np.asarray(given)
+        for name, value in (("terminated", terminated), ("truncated", truncated)):
+            flags = np.asarray(value)
             if flags.dtype != np.bool_ and not np.isin(flags, (0, 1)).all():
                 raise EnvError(self.name, None, f"returned {flags} as {name}")
             getattr(result, name)[...] = flags
@@ -110,7 +110,7 @@ class GymnasiumBackend(EnvBackend):
         return None
 
     def _put_last(self, ended: Mask, info: dict[str, Any], result: StepArrays) -> None:
-        """Replace first observations of new episodes by the last ones of those that ended."""
+        """Write the last observations of ended episodes to ``next_observation``."""
         if "final_info" in info and "env_steps" in info["final_info"]:
             result.env_steps[ended] = info["final_info"]["env_steps"][ended]
         core = self.vector.unwrapped
@@ -122,22 +122,22 @@ class GymnasiumBackend(EnvBackend):
                 _are_one_array(value, leaf.of(first[number]))
                 for leaf, value in zip(self.observation_leaves, values)
             ):
-                why = "loses last observations: the environment writes first ones to the same array"
-                raise SettingError("autoreset_mode", "SAME_STEP", why, ["DISABLED"])
+                reason = "The environment overwrites last observations with first observations"
+                raise SettingError("autoreset_mode", "SAME_STEP", reason, ["DISABLED"])
             for leaf, value in zip(self.observation_leaves, values):
                 result.next_observation[leaf.key][number] = value
 
     @property
     def learns(self) -> str | None:
-        """The wrapper of an env in this process that goes on learning, if there is one."""
+        """Name of an active normalisation wrapper around environments in this process, if any."""
         core = self.vector.unwrapped
         return learning_layer(core.envs[0]) if isinstance(core, gym.vector.SyncVectorEnv) else None
 
     def full_states(self) -> list[Any]:
-        """Capture the envs of ``SyncVectorEnv``; other vector environments cannot be captured."""
+        """Return the state of each environment; only ``SyncVectorEnv`` is supported."""
         if not isinstance(self.vector, gym.vector.SyncVectorEnv):
             name = type(self.vector).__name__
-            raise StateCaptureError(f"{name} does not give the state of its environments")
+            raise StateCaptureError(f"{name} cannot capture the state of its environments")
         return [capture(*pair) for pair in zip(self.vector.envs, self._since_made)]
 
     def set_full_states(self, states: list[Any]) -> None:
@@ -157,19 +157,19 @@ def _are_one_array(one: Any, other: Any) -> bool:
 
 
 class NativeBackend(GymnasiumBackend):
-    """An environment's own vector environment, whose state is captured as a whole."""
+    """A vector environment registered for an id, whose state is captured as a whole."""
 
     def full_states(self) -> list[Any]:
-        """Capture the vector environment; one state stands for all envs."""
+        """Return a list with the state of the whole vector environment."""
         return [capture(self.vector.unwrapped)]
 
     def set_full_states(self, states: list[Any]) -> None:
-        """Restore the one state."""
+        """Restore the state of the whole vector environment."""
         restore(self.vector.unwrapped, states[0])
 
 
 class _SameStepCartPole(gym.vector.VectorWrapper):  # type: ignore[misc, unused-ignore]
-    """Gymnasium's vector CartPole, which resets one step late, made to reset when asked."""
+    """Gymnasium's vector CartPole with autoreset mode DISABLED instead of NEXT_STEP."""
 
     def __init__(self, env: gym.vector.VectorEnv[Any, Any, Any]) -> None:
         super().__init__(env)
@@ -178,11 +178,11 @@ class _SameStepCartPole(gym.vector.VectorWrapper):  # type: ignore[misc, unused-
     def reset(
         self, *, seed: int | list[int] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[Any], dict[str, Any]]:
-        """Reset all envs, or those of ``options["reset_mask"]``."""
+        """Reset all environments, or those of ``options["reset_mask"]``."""
         core = self.env.unwrapped
         mask = (options or {}).get("reset_mask")
         if mask is None:
-            # One generator serves all envs, so the first seed seeds them all.
+            # The environments share a generator, so only the first seed is used.
             self.env.reset(seed=seed[0] if isinstance(seed, list) else seed)
         else:
             core.state[:, mask] = core.np_random.uniform(core.low, core.high, (4, int(mask.sum())))
@@ -194,18 +194,18 @@ class _SameStepCartPole(gym.vector.VectorWrapper):  # type: ignore[misc, unused-
 def make_native(
     spec: EnvSpec, num_envs: int, max_episode_steps: int | None, kwargs: Mapping[str, Any]
 ) -> NativeBackend:
-    """Make the environment's own vector environment.
+    """Create the vector environment that Gymnasium registers for an id.
 
     Args:
-        spec: Gymnasium's entry.
-        num_envs: number of envs.
-        max_episode_steps: policy steps after which an episode is truncated; ``None``: as
-            registered.
-        kwargs: for the environment.
+        spec: Gymnasium's spec.
+        num_envs: number of environments.
+        max_episode_steps: policy steps after which an episode is truncated; ``None``: the
+            registered limit.
+        kwargs: keyword arguments of the environment.
 
     Raises:
-        SettingError: if it spends a policy step on each reset.
-        EnvError: if there is none.
+        SettingError: if the vector environment spends a policy step on each reset.
+        EnvError: if no vector environment is registered, or its creation raises.
     """
     limit = spec.max_episode_steps if max_episode_steps is None else max_episode_steps
     limited = {} if limit is None else {"max_episode_steps": limit}

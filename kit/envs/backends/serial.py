@@ -1,4 +1,4 @@
-"""Envs in this process, stepped one after the other."""
+"""Backend that steps environments sequentially in this process."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ MakeCopy = Callable[[], gym.Env[Any, Any]]
 
 
 class SerialBackend(EnvBackend):
-    """Envs in this process, stepped one after the other: cheapest for fast environments.
+    """Steps environments sequentially in this process; the fastest backend for cheap steps.
 
     Args:
-        make: makes one env; called ``num_envs`` times.
-        num_envs: number of envs.
+        make: function that creates one environment; called ``num_envs`` times.
+        num_envs: number of environments.
         name: id of the environment, for messages.
-        restarts: faults that are recovered from: the env is rebuilt and its episode truncated.
-        first: number of the first env, where the others are elsewhere.
+        restarts: number of failures to recover from by rebuilding; further failures raise.
+        first: index of the first environment, if other processes step the preceding ones.
 
     Attributes:
-        clock: where the number of the env under way and the time it began are written, for a
-            watching process; ``None``: there is none.
+        clock: shared array for the index of the current environment and the start time of its step,
+            which a parent process reads; ``None``: not recorded.
     """
 
     clock: NDArray[np.float64] | None = None
@@ -45,26 +45,26 @@ class SerialBackend(EnvBackend):
         self.make, self.restarts, self.first = make, restarts, first
         self.envs = [make() for _ in range(num_envs)]
         if len({id(env.unwrapped) for env in self.envs}) < num_envs:
-            why = "returns the same environment again, and each of several needs its own"
-            raise SettingError("env.id", name, why, "make it inside: lambda: gym.make(...)")
+            reason = "The function must create a new environment in each call"
+            raise SettingError("env.id", name, reason, "For example, use lambda: gym.make(...)")
         self._shared = Shared(self.envs[0])
         self._since_made = [held(env) for env in self.envs]
         one = self.envs[0]
         self._describe(name, num_envs, one.observation_space, one.action_space)
         self._repeats = any(isinstance(layer, ActionRepeat) for layer in layers(one))
         leaf = self.observation_leaves[0]
-        as_it_is = not leaf.path and leaf.dtype.kind == "f"
-        # Observations of this shape are written as they are; none is of the shape "".
-        self._key, self._shape = leaf.key, leaf.shape if as_it_is else ""
+        is_float_array = not leaf.path and leaf.dtype.kind == "f"
+        # Observations of this shape are written without checks; "" never equals a shape.
+        self._key, self._shape = leaf.key, leaf.shape if is_float_array else ""
         self._numbers = range(num_envs)
         self._seeds = list(range(num_envs))
-        self._rebuilt = [0] * num_envs  # how often
+        self._rebuilt = [0] * num_envs  # number of times that each environment was rebuilt
         self._next_seeds: dict[int, int] = {}
 
     def reset(
         self, observation: Arrays, seeds: Sequence[int] | None = None, mask: Mask | None = None
     ) -> None:
-        """Reset envs one by one."""
+        """Reset all environments, or those of ``mask``, sequentially."""
         if seeds is not None:
             self._seeds = [int(seed) for seed in seeds]
         for number in range(self.num_envs):
@@ -77,17 +77,17 @@ class SerialBackend(EnvBackend):
             try:
                 if self.clock is not None:
                     self.clock[:] = self.first + number, time.monotonic()
-                own = self._next_seeds.pop(number, seed)
-                if own is not None:
-                    seed_spaces(self.envs[number], own)
-                first, _ = self.envs[number].reset(seed=own)
+                env_seed = self._next_seeds.pop(number, seed)
+                if env_seed is not None:
+                    seed_spaces(self.envs[number], env_seed)
+                first, _ = self.envs[number].reset(seed=env_seed)
                 self._write(number, first, arrays)
                 return
             except FAULTS as error:
                 self._rebuild(number, error, "reset()")
 
     def step(self, actions: Arrays, result: StepArrays, active: Mask | None = None) -> Mask | None:
-        """Step environments one by one."""
+        """Step all environments, or those of ``active``, sequentially."""
         numbers = iter(self._numbers)
         if active is not None:
             hold(~active, result, self.present)
@@ -109,7 +109,7 @@ class SerialBackend(EnvBackend):
         return recovered
 
     def _timed(self, numbers: Iterator[int]) -> Iterator[int]:
-        """Yield numbers of envs, each one's beginning noted."""
+        """Yield indices of environments and record the start time of each step."""
         assert self.clock is not None
         for number in numbers:
             self.clock[:] = self.first + number, time.monotonic()
@@ -118,10 +118,10 @@ class SerialBackend(EnvBackend):
     def _step(
         self, numbers: Iterator[int], chosen: Sequence[Any], result: StepArrays, ended: list[int]
     ) -> bool:
-        """Step environments, and write their observations to ``result.observation``.
+        """Step environments and write their observations to ``result.observation``.
 
-        Those whose episode ended are appended to ``ended``. The first failure stops the loop: its
-        environment is rebuilt, its episode truncated and appended. Return whether none failed.
+        Indices of ended episodes are appended to ``ended``. A failure stops the loop: the failed
+        environment is rebuilt and its episode truncated. Return whether no environment failed.
         """
         envs, reward, number, value = self.envs, result.reward, 0, 0.0
         observation, shape = result.observation.get(self._key), self._shape
@@ -150,7 +150,7 @@ class SerialBackend(EnvBackend):
         return True
 
     def _flag(self, number: int, name: str, value: Any) -> bool:
-        """Return a flag of an environment, or raise its fault if it is neither true nor false."""
+        """Return a flag as a bool, or raise EnvError if it is neither true nor false."""
         if value in (0, 1):
             return bool(value)
         raise EnvError(self.name, self.first + number, f"returned {value!r} as {name}")
@@ -164,7 +164,7 @@ class SerialBackend(EnvBackend):
                 value = None
             if np.shape(value) != leaf.shape or value is None:
                 what = f"{leaf.key} of shape {np.shape(value)}" if value is not None else "nothing"
-                what = f"returned {what} as {leaf.key}, its space says shape {leaf.shape}"
+                what = f"returned {what} as {leaf.key}, but its space has shape {leaf.shape}"
                 raise EnvError(self.name, self.first + number, what)
             if (wrong := leaf.misfit(value)) is not None:
                 raise EnvError(self.name, self.first + number, f"returned {wrong}")
@@ -173,7 +173,7 @@ class SerialBackend(EnvBackend):
             arrays[leaf.key][number] = value
 
     def _rebuild(self, number: int, error: BaseException, call: str) -> None:
-        """Replace an env that has failed by a new one, or raise the fault if no restart is left."""
+        """Replace a failed environment by a new one, or raise EnvError if no restart is left."""
         while True:
             self._recovered(fault_of(self.name, self.first + number, error, call))
             close_quietly(self.envs[number])
@@ -183,16 +183,16 @@ class SerialBackend(EnvBackend):
                 self.envs[number] = self.make()
                 self._since_made[number] = held(self.envs[number])
                 return
-            except FAULTS as again:
-                error, call = again, "making it"
+            except FAULTS as new_error:
+                error, call = new_error, "creating it"
 
     @property
     def learns(self) -> str | None:
-        """The wrapper that goes on learning from every step, if there is one."""
+        """Name of an active normalisation wrapper around the environments, if any."""
         return learning_layer(self.envs[0])
 
     def full_states(self) -> list[Any]:
-        """Capture env by env."""
+        """Return the state, seed and number of rebuilds of each environment."""
         self._shared.check()
         return [
             {"env": capture(env, since_made), "seed": seed, "rebuilt": rebuilt}
@@ -202,13 +202,13 @@ class SerialBackend(EnvBackend):
         ]
 
     def set_full_states(self, states: list[Any]) -> None:
-        """Restore env by env."""
+        """Restore the states of :meth:`full_states`."""
         for env, state, since_made in zip(self.envs, states, self._since_made, strict=True):
             restore(env, state["env"], since_made)
         self._seeds = [state["seed"] for state in states]
         self._rebuilt = [state["rebuilt"] for state in states]
 
     def close(self) -> None:
-        """Close every env."""
+        """Close all environments."""
         for env in self.envs:
             close_quietly(env)

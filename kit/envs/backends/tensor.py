@@ -1,4 +1,4 @@
-"""Torch environments, stepped with arrays."""
+"""Backend that steps torch environments with NumPy arrays."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from kit.envs.tensor.base import TensorEnv
 
 
 class TensorBackend(EnvBackend):
-    """Environments written in torch, with arrays in and out.
+    """Torch environments with the array interface of other backends, for any collector.
 
-    So every collector can use it; :class:`~kit.collectors.TensorCollector` takes the tensors
-    themselves.
+    :class:`~kit.collectors.TensorCollector` uses the tensors directly instead.
     """
 
     uses_torch = True
@@ -31,13 +30,13 @@ class TensorBackend(EnvBackend):
     def reset(
         self, observation: Arrays, seeds: Sequence[int] | None = None, mask: Mask | None = None
     ) -> None:
-        """Reset all envs, or those of ``mask``; one generator serves all, so the first seed."""
+        """Reset all environments, or those of ``mask``; only the first seed is used."""
         seed = None if seeds is None else int(seeds[0])
         first = self.env.reset_tensors(seed, None if mask is None else torch.from_numpy(mask))
         observation["observation"][...] = _array(first)
 
     def step(self, actions: Arrays, result: StepArrays, active: Mask | None = None) -> Mask | None:
-        """Step all envs."""
+        """Step all environments."""
         assert active is None
         action = torch.from_numpy(np.ascontiguousarray(self.convert(actions)))
         step = self.env.step_tensors(action.to(self.env.device))
@@ -48,15 +47,15 @@ class TensorBackend(EnvBackend):
         return None
 
     def full_states(self) -> list[Any]:
-        """Return the state of the environment; one stands for all envs."""
+        """Return a list with the state of the whole torch environment."""
         return [dict(self.env.state_dict())]
 
     def set_full_states(self, states: list[Any]) -> None:
-        """Restore the one state."""
+        """Restore the state of the whole torch environment."""
         self.env.load_state_dict(states[0])
 
     def close(self) -> None:
-        """There is nothing to release."""
+        """Do nothing, as torch environments hold no external resources."""
 
 
 def _array(tensor: Tensor) -> NDArray[Any]:

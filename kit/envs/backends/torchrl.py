@@ -1,4 +1,4 @@
-"""Any TorchRL environment, stepped with arrays."""
+"""Backend that steps any TorchRL environment with NumPy arrays."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ from kit.steps.errors import SettingError
 
 
 class TorchRLBackend(EnvBackend):
-    """A TorchRL environment with its transforms: ``GymEnv``, ``SerialEnv``, ``ParallelEnv``, ...
+    """A TorchRL environment with its transforms, such as ``GymEnv`` or ``ParallelEnv``.
 
-    It costs what TorchRL costs; collectors of the kit then give what they promise. An environment
-    without a batch dimension is one env. All entries of its observation specs are observations,
-    actions are as its action specs say (one-hot ones stay one-hot). Those of no dimension, as
-    TorchRL's readers of ``info`` write them, are numbers of finished episodes, too.
+    Steps are as slow as in TorchRL, but all of the kit's collectors can be used. An environment
+    without batch dimension counts as one environment. All entries of its observation specs are
+    observations. Actions follow its action specs, so one-hot actions stay one-hot. Scalar entries,
+    as written by TorchRL's ``info`` readers, are also reported for finished episodes.
 
     Attributes:
-        action_repeat: env steps of one policy step, by the frame skips found, as TorchRL does not
-            report them; an environment of the kit below the transforms does.
+        action_repeat: env steps per policy step, derived from frame-skip transforms because TorchRL
+            does not report it. A VectorEnv below the transforms reports its own env steps.
 
     Raises:
-        SettingError: if it has several batch dimensions, several rewards or ends, or an environment
-            of the kit below normalises or is below a frame skip, or a vector environment of
-            Gymnasium below spends a step on a reset.
+        SettingError: if the environment has several batch dimensions, rewards or done keys; if a
+            VectorEnv below normalises or is below a frame skip; or if a Gymnasium vector
+            environment below spends a policy step on each reset.
     """
 
     uses_torch = True
@@ -60,42 +60,41 @@ class TorchRLBackend(EnvBackend):
         self.env, self.action_repeat = env, frame_skip_of(env)
         missing = {"done", "terminated"} - set(env.full_done_spec.keys(True, True))
         if missing:
-            why = f"names other ends than those of a whole env: {sorted(missing)} are missing"
-            raise SettingError("env.done_keys", env.done_keys, why, [["done"]])
+            reason = f"The environment has no done keys named {sorted(missing)}"
+            raise SettingError("env.done_keys", env.done_keys, reason, [["done"]])
         self.num_envs = env.batch_size.numel()
         self.specs = (self._rows(env.full_observation_spec), self._rows(env.full_action_spec))
         self.observation_leaves, self.action_leaves = map(_leaves, self.specs)
-        if len(self.action_leaves) > 1:  # each is found by its own key
+        if len(self.action_leaves) > 1:  # each action is looked up by its own key
             self.action_leaves = [replace(a, path=path_of(a.key)) for a in self.action_leaves]
         self.convert = ActionConverter(None, self.action_leaves, self.num_envs)
         reward = self._rows(env.full_reward_spec)
         shapes = [tuple(reward[key].shape) for key in reward.keys(True, True)]
         if shapes != [(self.num_envs, 1)]:
-            raise SettingError(
-                "env.reward_spec", shapes, "is not one number for each copy", [(self.num_envs, 1)]
-            )
+            reason = "The environment must return one reward per environment"
+            raise SettingError("env.reward_spec", shapes, reason, [(self.num_envs, 1)])
         self._scalars = [
             leaf.key
             for leaf in self.observation_leaves
             if not leaf.shape and leaf.key != "observation"
         ]
         self._root: TensorDictBase | None = None
-        self._left: Arrays | None = None  # the last observation of an environment of the kit below
+        self._left: Arrays | None = None  # last observation of a VectorEnv below the transforms
         below = base_env_of(env)
         self._own = below if isinstance(below, VectorEnv) else None
         if isinstance(below, GymWrapper) and isinstance(below._env, gym.vector.VectorEnv):
-            # Refuses GymEnv(id, num_envs=...): a step for each reset, zeros as last observations.
+            # Rejects GymEnv(id, num_envs=...), which resets in the next step.
             resets_by_mask(below._env)
         self._shows_arrays = isinstance(below, GymWrapper) and not env.batch_dims
         if self._own is not None and self._own.normalizer is not None:
             name = "observation" if self._own.normalizer.observation else "reward"
-            why = "below transforms would go on learning in evaluations, and change returns"
-            works = "leave it out there, and give it to the outer make_env(...)"
-            raise SettingError(f"env.normalize_{name}", True, why, works)
+            reason = "Normalisation below transforms would continue to learn during evaluations"
+            hint = "Normalise in the outer make_env(...) instead"
+            raise SettingError(f"env.normalize_{name}", True, reason, hint)
         self.name = type(below).__name__ if self._own is None else self._own.name
 
     def _rows(self, spec: Composite) -> Composite:
-        """Return ``spec`` with the batch dimension of the envs."""
+        """Return ``spec`` with a batch dimension of environments."""
         if self.env.batch_dims == 1:
             return spec.clone()
         return spec.clone().expand(1, *spec.shape)
@@ -103,7 +102,7 @@ class TorchRLBackend(EnvBackend):
     def reset(
         self, observation: Arrays, seeds: Sequence[int] | None = None, mask: Mask | None = None
     ) -> None:
-        """Reset through TorchRL; of the seeds the first one is used, as TorchRL derives others."""
+        """Reset through TorchRL, which derives all seeds from the first one."""
         try:
             if seeds is not None:
                 self.env.set_seed(int(seeds[0]))
@@ -119,16 +118,16 @@ class TorchRLBackend(EnvBackend):
         self._write(self._root, observation)
 
     def step(self, actions: Arrays, result: StepArrays, active: Mask | None = None) -> Mask | None:
-        """Step through TorchRL, which resets finished envs."""
+        """Step through TorchRL, which resets finished environments."""
         assert active is None
         assert self._root is not None
-        self.convert(actions)  # refuses other shapes
-        given = self._root.copy()
+        self.convert(actions)  # raises SettingError for wrong shapes
+        inputs = self._root.copy()
         for key, values in actions.items():
             shape = self.env.full_action_spec[key].shape
-            given.set(key, torch.from_numpy(values).reshape(shape).to(self.env.device))
+            inputs.set(key, torch.from_numpy(values).reshape(shape).to(self.env.device))
         try:
-            stepped, self._root = self._step_and_reset(given)
+            stepped, self._root = self._step_and_reset(inputs)
         except FAULTS as error:
             raise fault_of(self.name, None, error, "step()") from error
         self._left = None if self._own is None else self._own.start()
@@ -148,14 +147,14 @@ class TorchRLBackend(EnvBackend):
             self.infos = infos_of_arrays(scalars, result.terminated | result.truncated)
         return None
 
-    def _step_and_reset(self, given: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
-        """As ``step_and_maybe_reset``, with a copy of the last observation.
+    def _step_and_reset(self, inputs: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
+        """Call ``step_and_maybe_reset``, but copy the last observation before the reset.
 
-        A Gymnasium environment may write the next episode's first observation to the same array.
+        Gymnasium environments may overwrite the array of the last observation in a reset.
         """
         if not self._shows_arrays:
-            return self.env.step_and_maybe_reset(given)  # type: ignore[no-any-return]
-        stepped = self.env.step(given)
+            return self.env.step_and_maybe_reset(inputs)  # type: ignore[no-any-return]
+        stepped = self.env.step(inputs)
         stepped.set("next", stepped.get("next").clone())
         present = self.env._step_mdp(stepped)
         if self.env._post_step_mdp_hooks is not None:
@@ -170,13 +169,13 @@ class TorchRLBackend(EnvBackend):
         value = tensordict.get(key).detach().cpu()
         return (value if self.env.batch_dims else value.unsqueeze(0)).numpy()
 
-    # ------------------------------------------------------------------ in and out
+    # ------------------------------------------------------------------ state
     def full_states(self) -> list[Any]:
-        """Return the state of the environments below transforms, and the present TensorDict.
+        """Return the state of the environments below transforms, and the current TensorDict.
 
         Raises:
-            StateCaptureError: if an environment below is neither Gymnasium's, in this process, nor the
-                kit's.
+            StateCaptureError: if an environment below is neither a VectorEnv nor a Gymnasium
+                environment in this process.
         """
         assert self._root is not None
         return [{"below": state_below(self.env), "root": plain_entries(self._root)}]
@@ -190,20 +189,20 @@ class TorchRLBackend(EnvBackend):
 
     @property
     def is_where_it_was(self) -> bool:
-        """Whether an environment of the kit below is; others do not say who has stepped them."""
+        """Whether no other code has stepped a VectorEnv below; true for other environments."""
         return self._own is None or self._own.is_at(self._left)
 
     @property
     def learns(self) -> str | None:
-        """The transform whose running normalisation learns from every step, if there is one.
+        """Name of an active TorchRL normalisation transform, if any.
 
-        Those of environments in other processes are not seen.
+        Transforms in other processes are not detected.
         """
         running = (one for one in transforms_of(self.env) if isinstance(one, (VecNorm, VecNormV2)))
         return next((type(one).__name__ for one in running if not one.frozen), None)
 
     def state_of_transforms(self) -> list[dict[str, Any]]:
-        """Return the state of each transform: running statistics, stacked frames, ..."""
+        """Return the state of each transform, such as running statistics or stacked frames."""
         found = []
         for one in transforms_of(self.env):
             held = {name: value for name, value in vars(one).items() if isinstance(value, Tensor)}
@@ -211,13 +210,13 @@ class TorchRLBackend(EnvBackend):
         return found + [copied(processes.state_dict()) for processes in processes_of(self.env)]
 
     def load_state_of_transforms(self, states: list[dict[str, Any]]) -> None:
-        """Restore :meth:`state_of_transforms` in place: transforms may share statistics."""
-        own = list(transforms_of(self.env))
-        for transform, state in zip(own, states):
+        """Restore :meth:`state_of_transforms` in place, as transforms may share statistics."""
+        transforms = list(transforms_of(self.env))
+        for transform, state in zip(transforms, states):
             transform.load_state_dict(filled(transform.state_dict(), state["own"]))
-            for name, value in state["held"].items():  # the horizons of RandomTruncationTransform
+            for name, value in state["held"].items():  # e.g. RandomTruncationTransform's horizons
                 setattr(transform, name, value.clone())
-        for processes, state in zip(processes_of(self.env), states[len(own) :]):
+        for processes, state in zip(processes_of(self.env), states[len(transforms) :]):
             processes.load_state_dict(filled(processes.state_dict(), state))
 
     def close(self) -> None:

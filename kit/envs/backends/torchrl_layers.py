@@ -1,4 +1,4 @@
-"""What a TorchRL environment consists of: transforms, and what is below them; the state of both."""
+"""Access the transforms and base environments of TorchRL environments, and their state."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from kit.steps.errors import SettingError
 
 
 def transforms_of(env: EnvBase) -> Iterator[Transform]:
-    """Yield all transforms of an environment in this process, one by one, the outermost last.
+    """Yield all transforms of an environment in this process, innermost first.
 
-    Those of a ``SerialEnv`` that has not been reset are not made yet.
+    A ``SerialEnv`` creates its transforms in its first reset; before that, they are not found.
     """
     if isinstance(env, TransformedEnv):
         yield from transforms_of(env.base_env)
@@ -48,7 +48,7 @@ def transforms_of(env: EnvBase) -> Iterator[Transform]:
 
 
 def _one_by_one(transform: Transform) -> Iterator[Transform]:
-    if isinstance(transform, Compose):  # whose state leaves out some of its transforms'
+    if isinstance(transform, Compose):  # its state omits some of its transforms' state
         for inner in transform:
             yield from _one_by_one(inner)
     else:
@@ -56,13 +56,12 @@ def _one_by_one(transform: Transform) -> Iterator[Transform]:
 
 
 def frame_skip_of(env: EnvBase) -> int:
-    """Env steps of one policy step: the product of all frame skips.
+    """Return the env steps per policy step, as the product of all frame skips.
 
-    Of a batch of environments one more is made to find out.
+    For a batched environment, a temporary environment is created to determine its frame skip.
 
     Raises:
-        SettingError: if actions are held above an environment of the kit, whose episodes begin
-            anew within a step.
+        SettingError: if a frame skip is above a VectorEnv, which resets within a step.
     """
     below = base_env_of(env)
     above = _one_by_one(env.transform) if isinstance(env, TransformedEnv) else ()
@@ -75,22 +74,22 @@ def frame_skip_of(env: EnvBase) -> int:
             made.close(raise_if_closed=False)
     if isinstance(below, VectorEnv):
         if held > 1:
-            why = "would step past the end of an episode, into the next one"
-            works = "give make_env(..., action_repeat=...) below in its place"
-            raise SettingError("FrameSkipTransform", held, why, works)
+            reason = "FrameSkipTransform would continue into the next episode of a VectorEnv"
+            hint = "Use make_env(..., action_repeat=...) below instead"
+            raise SettingError("FrameSkipTransform", held, reason, hint)
         return 1
-    if not getattr(type(below), "_has_frame_skip", False):  # GymEnv has, for one
+    if not getattr(type(below), "_has_frame_skip", False):  # true for GymEnv
         return held
     return held * int(below.frame_skip)
 
 
 # ---------------------------------------------------------------------- transforms
 class Normalization:
-    """What observations are normalised by in environments of TorchRL, which a policy acts by.
+    """Normalisation statistics of TorchRL environments, which a policy depends on.
 
-    The state of ``VecNorm``, ``VecNormV2`` and ``ObservationNorm``, running or fixed, and of
-    transforms that are not TorchRL's; other ones of TorchRL begin anew with an episode, or hold
-    settings. Of environments in other processes it is all that their transforms hold.
+    Includes the state of ``VecNorm``, ``VecNormV2``, ``ObservationNorm`` and custom transforms.
+    TorchRL's other transforms reset with each episode or only store settings. For environments in
+    other processes, the state of all transforms is included.
 
     Args:
         envs: environments by name, which may share statistics.
@@ -100,28 +99,29 @@ class Normalization:
         self.envs = envs
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of each environment's transforms; none of those that have not begun."""
+        """Return the state of each environment's transforms, if they have been created."""
         found = {name: self._of(env) for name, env in self.envs.items()}
         return {n: [copied(part.state_dict()) for part in parts] for n, parts in found.items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a state of :meth:`state_dict`, in place; environments that it needs begin.
+        """Restore a state of :meth:`state_dict` in place; resets environments if necessary.
 
         Raises:
-            SettingError: if it is of other transforms, or of another number of environments.
+            SettingError: if the transforms or the number of environments differ.
         """
-        works = "make the same environments with the same transforms"
+        hint = "Create the same environments with the same transforms"
         for name, env in self.envs.items():
             states = state_dict.get(name) or []
             if len(self._of(env)) < len(states):
-                env.reset()  # which makes those of SerialEnv and ParallelEnv
+                env.reset()  # creates the environments of SerialEnv and ParallelEnv
             parts = self._of(env) if states else []
             present = [part.state_dict() for part in parts]
             if len(parts) != len(states) or not all(map(_fits, present, states)):
                 names = [type(part).__name__ for part in parts]
-                raise SettingError("transforms", names, "have other statistics than saved", works)
-            for part, own, state in zip(parts, present, states):
-                part.load_state_dict(filled(own, state))
+                reason = "The saved state has statistics of different transforms"
+                raise SettingError("transforms", names, reason, hint)
+            for part, present_state, state in zip(parts, present, states):
+                part.load_state_dict(filled(present_state, state))
 
     @staticmethod
     def _of(env: EnvBase) -> list[Any]:
@@ -135,7 +135,7 @@ class Normalization:
 
 
 def normalization_of_transforms(**parts: Any) -> dict[str, Normalization]:
-    """The normalisation of what steps environments that may have transforms of TorchRL."""
+    """Return the :class:`Normalization` of parts whose environments may have transforms."""
     envs = {name: getattr(part, "env", None) for name, part in parts.items()}
     for name, env in envs.items():
         envs[name] = getattr(env.backend, "env", env) if isinstance(env, VectorEnv) else env
@@ -145,14 +145,14 @@ def normalization_of_transforms(**parts: Any) -> dict[str, Normalization]:
 
 
 def copied(value: Any) -> Any:
-    """A state with tensors of its own, without an entry of ``Hash`` that it cannot load."""
+    """Return a copy of a state, without the ``Hash`` entry that TorchRL cannot load."""
     if isinstance(value, dict):
         return {name: copied(inner) for name, inner in value.items() if name != "_repertoire"}
     return value.clone() if isinstance(value, Tensor) else value
 
 
 def _fits(present: Any, saved: Any) -> bool:
-    """Whether tensors that both states have are of the same shape."""
+    """Return whether tensors that occur in both states have equal shapes."""
     if isinstance(present, dict) and isinstance(saved, dict):
         return all(_fits(present[name], saved[name]) for name in present.keys() & saved.keys())
     both = isinstance(present, Tensor) and isinstance(saved, Tensor) and not is_lazy(present)
@@ -160,7 +160,7 @@ def _fits(present: Any, saved: Any) -> bool:
 
 
 def filled(present: Any, saved: Any) -> Any:
-    """A saved state in the tensors of the present one."""
+    """Copy a saved state into the tensors of the present state where shapes match."""
     if isinstance(saved, dict):
         now = present if isinstance(present, dict) else {}
         return {name: filled(now.get(name), inner) for name, inner in saved.items()}
@@ -171,24 +171,25 @@ def filled(present: Any, saved: Any) -> Any:
 
 
 def processes_of(env: EnvBase) -> list[ParallelEnv]:
-    """Environments in other processes, where there are any."""
+    """Return the ``ParallelEnv`` below the transforms as a list; empty if there is none."""
     below = base_env_of(env)
     return [below] if isinstance(below, ParallelEnv) and not below.is_closed else []
 
 
 # ---------------------------------------------------------------------- below transforms
 def base_env_of(env: Any) -> Any:
-    """The environment below all transforms."""
+    """Return the environment below all transforms."""
     while isinstance(env, TransformedEnv):
         env = env.base_env
     return env
 
 
 def state_below(env: EnvBase) -> dict[str, Any]:
-    """The states of what is stepped below the transforms, and what ``SerialEnv`` has seen of it.
+    """Return the states of environments below the transforms, and ``SerialEnv``'s shared data.
 
     Raises:
-        StateCaptureError: if it is neither Gymnasium's, in this process, nor the kit's.
+        StateCaptureError: if an environment is neither a VectorEnv nor a Gymnasium environment in
+            this process.
     """
     parts, serial = [_state_of(part) for part in _below(env)], _serial(env)
     shown = [plain_entries(one.shared_tensordict_parent) for one in serial]
@@ -199,7 +200,7 @@ def load_state_below(env: EnvBase, state: dict[str, Any]) -> None:
     """Restore a state of :func:`state_below`.
 
     Raises:
-        StateCaptureError: if an environment has nothing of that kind where an object was.
+        StateCaptureError: if an environment has a different kind of object at some path.
     """
     for part, saved in zip(_below(env), state["parts"], strict=True):
         if isinstance(part, VectorEnv):
@@ -212,7 +213,7 @@ def load_state_below(env: EnvBase, state: dict[str, Any]) -> None:
 
 
 def _below(env: EnvBase) -> list[Any]:
-    """Return the environments of Gymnasium or of the kit that ``env`` steps in this process."""
+    """Return the Gymnasium environments or VectorEnvs that ``env`` steps in this process."""
     below = base_env_of(env)
     if isinstance(below, VectorEnv):
         return [below]
@@ -220,14 +221,14 @@ def _below(env: EnvBase) -> list[Any]:
         return [one for inner in below._envs for one in _below(inner)]
     if isinstance(below, GymWrapper):
         return [below._env]
-    raise StateCaptureError(f"{type(below).__name__} does not give the state of its environments")
+    raise StateCaptureError(f"{type(below).__name__} cannot capture the state of its environments")
 
 
 def seed_spaces_below(env: EnvBase, seed: int) -> None:
-    """Seed the spaces of Gymnasium's environments in this process, which TorchRL does not."""
-    with contextlib.suppress(StateCaptureError):  # there are others, too
+    """Seed the spaces of Gymnasium environments in this process, which TorchRL does not do."""
+    with contextlib.suppress(StateCaptureError):  # other environments have no spaces to seed
         for number, part in enumerate(_below(env)):
-            if not isinstance(part, VectorEnv):  # which has seeded them
+            if not isinstance(part, VectorEnv):  # a VectorEnv seeds its own spaces
                 seed_spaces(part, derived_seed(seed, number))
 
 
@@ -249,16 +250,16 @@ def _state_of(part: Any) -> Any:
 
 # ---------------------------------------------------------------------- TensorDicts
 def plain_entries(tensordict: TensorDictBase) -> dict[str, Tensor]:
-    """Copies of all entries by name."""
+    """Return copies of all entries, by name."""
     return {text_of(key): value.clone() for key, value in tensordict.items(True, True)}
 
 
 def from_entries(entries: dict[str, Tensor], env: EnvBase) -> TensorDictBase:
-    """The TensorDict of :func:`plain_entries`, with the batch size and the device of ``env``."""
+    """Convert :func:`plain_entries` back to a TensorDict with batch size and device of ``env``."""
     nested = {tuple(name.split("/")): value for name, value in entries.items()}
     return TensorDict(nested, env.batch_size, device=env.device)
 
 
 def text_of(key: Key) -> str:
-    """A key as one text."""
+    """Convert a key to a string."""
     return key if isinstance(key, str) else "/".join(key)

@@ -1,8 +1,8 @@
-"""Envs in worker processes, several in each, which step at the same time.
+"""Backend that steps environments in parallel worker processes, several per process.
 
-Observations, actions and rewards are exchanged through shared memory without a name, which the
-system frees with the last process that uses it; commands and faults go through pipes. A worker
-imports no torch.
+Observations, actions and rewards are exchanged through anonymous shared memory, which the system
+frees with the last process that uses it. Commands and failures go through pipes. Workers do not
+import torch.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ from kit.steps.errors import SettingError
 _CONTEXT = multiprocessing.get_context("spawn")
 _SECONDS_TO_CLOSE = 5.0
 _SECONDS_TO_FINISH = 1.0
-"""until a process that is in a step when a run ends is ended."""
+"""Timeout for a process that is still in a step when the run ends."""
 _SECONDS_TO_LOOK = 60.0
-"""at most, between two looks at an environment that may take long."""
+"""Maximum interval between two timeout checks of a slow environment."""
 
 
 class WorkersBackend(EnvBackend):
-    """Envs in processes of their own: for environments with steps longer than a message.
+    """Steps environments in worker processes, for steps that take longer than sending a message.
 
-    Faster than Gymnasium's ``AsyncVectorEnv`` (``benchmarks/results/workers.md``), with recovery
-    from faults and the exact state of every environment.
+    Faster than Gymnasium's ``AsyncVectorEnv`` (``benchmarks/results/workers.md``). Recovers from
+    failures and captures the exact state of every environment.
 
     Args:
-        make: makes one env; sent to the workers by value.
-        num_envs: number of envs.
+        make: function that creates one environment; pickled by value for the workers.
+        num_envs: number of environments.
         name: id of the environment, for messages.
-        num_workers: processes; ``None``: as many as there are cores for, at most one per env.
-        restarts: faults recovered from: an env that raises is rebuilt, a process that dies is
-            restarted with its envs; their episodes are truncated.
-        step_timeout: seconds that one ``step`` or ``reset`` of one env may take; the process of one
-            that takes longer is killed, which is a fault like others. ``None``: no limit.
+        num_workers: number of processes; ``None``: one per core, at most ``num_envs``.
+        restarts: number of failures to recover from. An environment that raises is rebuilt, a
+            process that dies is restarted with its environments; their episodes are truncated.
+        step_timeout: timeout in seconds for one ``step`` or ``reset`` of one environment. On
+            timeout its process is killed and a failure is reported. ``None``: no limit.
 
     Raises:
         EnvError: if the processes do not start.
@@ -78,7 +78,7 @@ class WorkersBackend(EnvBackend):
         restarts: int = 0,
         step_timeout: float | None = None,
     ) -> None:
-        one = make()  # what cannot be made is refused here, not in a process
+        one = make()  # errors of the factory are raised here, not in a worker
         self._describe(name, num_envs, one.observation_space, one.action_space)
         self._learns = learning_layer(one)
         close_quietly(one)
@@ -91,7 +91,7 @@ class WorkersBackend(EnvBackend):
         pairs = itertools.pairwise(bounds)
         self._workers = [_Worker(how, memory, a, b, step_timeout) for a, b in pairs]
         self._seeds = list(range(num_envs))
-        # Before multiprocessing waits for processes at the end of this one.
+        # Must run before multiprocessing joins its processes at exit.
         self._closing = Finalize(self, _stop, (self._workers,), exitpriority=1)
         try:
             for worker in self._workers:
@@ -101,18 +101,18 @@ class WorkersBackend(EnvBackend):
         except (RuntimeError, EOFError, OSError) as error:
             self.close()
             what = error.what if isinstance(error, EnvError) else error
-            raise EnvError(name, None, f"its processes did not start: {what}") from error
+            raise EnvError(name, None, f"the worker processes did not start: {what}") from error
 
-    # ------------------------------------------------------------------ all at once
+    # ------------------------------------------------------------------ reset and step
     def reset(
         self, observation: Arrays, seeds: Sequence[int] | None = None, mask: Mask | None = None
     ) -> None:
-        """Reset the envs, all workers at once."""
+        """Reset all environments, or those of ``mask``, in all workers in parallel."""
         if seeds is not None:
             self._seeds = [int(seed) for seed in seeds]
         for worker in self._workers:
-            given = None if seeds is None else self._seeds[worker.envs]
-            worker.send("reset", given, None if mask is None else mask[worker.envs])
+            part = None if seeds is None else self._seeds[worker.envs]
+            worker.send("reset", part, None if mask is None else mask[worker.envs])
         for dead in self._receive_all():
             self._revive(dead)
         chosen: Any = ... if mask is None else mask
@@ -121,14 +121,14 @@ class WorkersBackend(EnvBackend):
         self.present = observation
 
     def step(self, actions: Arrays, result: StepArrays, active: Mask | None = None) -> Mask | None:
-        """Step the envs, all workers at once."""
+        """Step all environments, or those of ``active``, in all workers in parallel."""
         arrays = self._arrays
         for key, values in arrays.action.items():
             if actions[key].shape != values.shape:
-                self.convert(actions)  # says what is wrong
+                self.convert(actions)  # raises SettingError with the expected shape
             values[...] = actions[key]
         arrays.active[...] = True if active is None else active
-        if active is not None or self.restarts:  # workers may repeat it, as it was normalised
+        if active is not None or self.restarts:  # workers may repeat the normalised observation
             for key, values in arrays.result.observation.items():
                 values[...] = self.present[key]
         for worker in self._workers:
@@ -148,7 +148,7 @@ class WorkersBackend(EnvBackend):
         return recovered if recovered.any() else None
 
     def _receive(self, worker: _Worker) -> Any:
-        """Wait for a worker's answer, and count the faults it recovered from."""
+        """Wait for a worker's answer and count the failures it recovered from."""
         recovered, answer = worker.receive()
         for fault in recovered:
             self._recovered(fault)
@@ -157,7 +157,7 @@ class WorkersBackend(EnvBackend):
         return answer
 
     def _receive_all(self) -> list[_Worker]:
-        """Wait for all workers' answers; return the workers that have died."""
+        """Wait for the answers of all workers and return the workers that have died."""
         dead, faults = [], []
         for worker in self._workers:
             worker.answer = {}
@@ -172,7 +172,7 @@ class WorkersBackend(EnvBackend):
         return dead
 
     def _truncate(self, worker: _Worker, result: StepArrays, active: Mask | None) -> None:
-        """Close the episodes of a worker that died, and begin others in a new process."""
+        """Truncate the episodes of a worker that died and start new episodes in a new process."""
         envs = worker.envs
         hold(envs, result, self.present)
         self._revive(worker)
@@ -182,7 +182,7 @@ class WorkersBackend(EnvBackend):
             values[envs] = self._arrays.result.observation[key][envs]
 
     def _revive(self, worker: _Worker) -> None:
-        """Replace a process that died, and reset its envs; raise if no restart is left."""
+        """Replace a dead process and reset its environments, or raise if no restart is left."""
         fault = self._death(worker)
         while True:
             self._recovered(fault)
@@ -195,7 +195,7 @@ class WorkersBackend(EnvBackend):
                 return
             except (EOFError, OSError):
                 fault = self._death(worker)
-            except EnvError as error:  # it cannot be made, or reset
+            except EnvError as error:  # creating or resetting the environment failed
                 fault = error
 
     def _death(self, worker: _Worker) -> EnvError:
@@ -206,13 +206,13 @@ class WorkersBackend(EnvBackend):
         how = how_it_ended(worker.process)
         return EnvError(self.name, None, f"the process of {which} died ({how})")
 
-    # ------------------------------------------------------------------ in and out
+    # ------------------------------------------------------------------ state
     def full_states(self) -> list[Any]:
-        """Ask the workers for the states of their envs."""
+        """Return the states of all environments from the workers."""
         return [state for worker in self._workers for state in self._ask(worker, "full_states")]
 
     def set_full_states(self, states: list[Any]) -> None:
-        """Give the workers the states of their envs."""
+        """Send the states of their environments to the workers."""
         for worker in self._workers:
             self._ask(worker, "set_full_states", states[worker.envs])
         self._seeds = [state["seed"] for state in states]
@@ -225,33 +225,33 @@ class WorkersBackend(EnvBackend):
             raise self._death(worker) from error
 
     def close(self) -> None:
-        """End the processes."""
+        """Stop the worker processes."""
         self._closing()
 
 
 class _Arrays(NamedTuple):
-    """Arrays over the shared memory, a row for each env."""
+    """Arrays over shared memory, with one row per environment."""
 
     action: Arrays
     result: StepArrays
     active: Mask
     recovered: Mask
     clock: NDArray[np.float64]
-    """the env that the process steps and since when, in its first row, ``[num_envs, 2]``."""
+    """First row: index of the environment being stepped and its start time, ``[num_envs, 2]``."""
 
 
 class _SharedMemory:
-    """Memory that processes share."""
+    """Shared memory of a backend and its worker processes."""
 
     def __init__(self, num_envs: int, observation: Sequence[Leaf], action: Sequence[Leaf]) -> None:
         self.num_envs = num_envs
-        # Spaces stay here: workers know their own, and some cannot be sent.
+        # Spaces are omitted because some cannot be pickled; workers get them from environments.
         self.observation = [dataclasses.replace(leaf, space=None) for leaf in observation]
         self.action = [dataclasses.replace(leaf, space=None) for leaf in action]
         self._blocks: dict[str, Any] = {}
 
     def arrays(self, first: int, last: int) -> _Arrays:
-        """Arrays of envs ``first`` to ``last``, without the last one; made by the first call."""
+        """Return arrays of environments ``first`` to ``last - 1``; the first call allocates."""
 
         def get(name: str, dtype: Any, *shape: int) -> Any:
             whole = (self.num_envs, *shape)
@@ -276,9 +276,9 @@ class _SharedMemory:
         return _Arrays(each("action", self.action), result, *flags, clock)
 
 
-# ---------------------------------------------------------------------- processes from outside
+# ---------------------------------------------------------------------- parent side
 class _Worker:
-    """One process, seen from the outside; it has the envs from ``first`` to before ``last``."""
+    """The parent's handle of one worker process with environments ``first`` to ``last - 1``."""
 
     process: Any = None
     pipe: Connection
@@ -289,11 +289,11 @@ class _Worker:
         self.how, self.memory, self.envs = how, memory, slice(first, last)
         self.answer: dict[int, Any] = {}
         self.step_timeout, self.clock = step_timeout, memory.arrays(first, last).clock
-        self.busy = False  # a command is unanswered
-        self.hung: int | None = None  # the env for which the process was killed
+        self.busy = False  # whether a command is unanswered
+        self.hung: int | None = None  # environment whose timeout killed the process
 
     def start(self) -> None:
-        """Start the process, and have it make its envs, which it answers."""
+        """Start the process and request that it creates its environments."""
         self.end(0.0)
         self.hung, self.clock[0, 1] = None, math.inf
         self.pipe, theirs = _CONTEXT.Pipe()
@@ -305,10 +305,10 @@ class _Worker:
         self.send("make", self.how)
 
     def send(self, *message: Any) -> None:
-        """Send a command. To one that has died nothing can be sent, which is found out later.
+        """Send a command; if the process has died, :meth:`receive` raises later.
 
         Raises:
-            RuntimeError: if it was closed.
+            RuntimeError: if the backend was closed.
         """
         if self.process is None:
             raise RuntimeError("this environment was closed; make a new one")
@@ -317,10 +317,10 @@ class _Worker:
             self.pipe.send_bytes(pickle.dumps(message))
 
     def receive(self) -> tuple[list[EnvError], Any]:
-        """Return the faults recovered from, and the answer or error; wait for them.
+        """Wait for the answer; return the failures recovered from and the result or error.
 
         Raises:
-            EOFError: if the process has died, or was killed because one of its envs hangs.
+            EOFError: if the process has died, or was killed by the step timeout.
         """
         timeout = self.step_timeout
         while timeout is not None and not self.pipe.poll(min(timeout / 10, _SECONDS_TO_LOOK)):
@@ -334,7 +334,7 @@ class _Worker:
         return pickle.loads(answer)  # type: ignore[no-any-return]
 
     def end(self, seconds: float) -> None:
-        """End the process, if there is one."""
+        """End the process, if it was started."""
         if self.process is not None:
             self.pipe.close()
             end_process(self.process, seconds)
@@ -342,14 +342,14 @@ class _Worker:
 
 
 def _cores() -> int:
-    """Cores that this process may use; all, where the system (macOS) does not tell."""
+    """Return the number of usable CPU cores; all cores on systems without CPU affinity (macOS)."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def _stop(workers: Sequence[_Worker]) -> None:
-    """End all processes: ask all, then wait for each."""
+    """Ask all processes to stop, then wait for each of them."""
     began = time.monotonic()
     for worker in workers:
         if worker.process is not None:
@@ -360,7 +360,7 @@ def _stop(workers: Sequence[_Worker]) -> None:
 
 
 def how_it_ended(process: Any) -> str:
-    """The exit code of a process that has died, in words."""
+    """Return the exit code or signal of a dead process, as text."""
     process.join(_SECONDS_TO_CLOSE)
     code = process.exitcode
     return f"signal {signal.Signals(-code).name}" if code and code < 0 else f"exit code {code}"
@@ -368,16 +368,16 @@ def how_it_ended(process: Any) -> str:
 
 @contextlib.contextmanager
 def without_main() -> Iterator[None]:
-    """Hide the main module and the way this process was started while processes are spawned.
+    """Hide the main module and the start method of multiprocessing while processes are spawned.
 
-    Each would import the module again, and with it torch: seconds and half a gigabyte for every
-    env. The processes do not need it: what they make is sent by value. They would also start
-    processes in the way of this one, which of joblib's is one that they do not know.
+    A spawned process imports the main module, and with it torch, which takes seconds and half a
+    gigabyte. Workers do not need it because factories are pickled by value. A worker also inherits
+    the start method, which may be unknown there (joblib's).
 
-    Signals wait meanwhile: the processes would end by one, with a stack trace, until they leave
-    them to this one (:func:`~kit.envs.hanging.is_parents_affair`).
+    Signals are blocked meanwhile. Otherwise, they would kill a worker before it ignores them
+    (:func:`~kit.envs.hanging.is_parents_affair`).
     """
-    resource_tracker.ensure_running()  # it would unblock signals when it is started
+    resource_tracker.ensure_running()  # its start would unblock signals
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, OF_PARENT)
     main, method = sys.modules["__main__"], multiprocessing.get_start_method(allow_none=True)
     sys.modules["__main__"] = types.ModuleType("__main__")
@@ -390,11 +390,11 @@ def without_main() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
-# ---------------------------------------------------------------------- in the process
+# ---------------------------------------------------------------------- worker side
 def _serve(
     pipe: Connection, memory: _SharedMemory, first: int, last: int, in_main_thread: bool
 ) -> None:
-    """Execute the pipe's commands until ``close``, or until the other end is closed."""
+    """Execute commands from the pipe until ``close``, or until the parent closes the pipe."""
     is_parents_affair(in_main_thread)
     served = _Served(memory, first, last)
     try:
@@ -404,14 +404,14 @@ def _serve(
                 return
             pipe.send_bytes(served.answer(command, arguments))
     except (EOFError, OSError):
-        return  # the other side is gone
+        return  # the parent closed the pipe or died
     finally:
         if served.backend is not None:
             served.backend.close()
 
 
 class _Served:
-    """The envs of one process: its commands, further ones are methods of the backend."""
+    """Environments of a worker process; commands are methods of this class or of its backend."""
 
     def __init__(self, memory: _SharedMemory, first: int, last: int) -> None:
         self.first, self.last, self.arrays = first, last, memory.arrays(first, last)
@@ -419,16 +419,16 @@ class _Served:
         self.backend: Any = None
 
     def answer(self, command: str, arguments: list[Any]) -> bytes:
-        """Execute a command; return the faults recovered from, and its result or error."""
+        """Execute a command; return the failures recovered from and the result or error."""
         try:
             owner = self if hasattr(self, command) else self.backend
             value = getattr(owner, command)(*arguments)
         except (EnvError, StateCaptureError, SettingError) as error:
             value = error
-        except KeyboardInterrupt:  # of an environment: Ctrl-C is left to the parent
+        except KeyboardInterrupt:  # raised by an environment, as workers ignore Ctrl-C
             what = "raised KeyboardInterrupt in its process"
             value = EnvError(getattr(self.backend, "name", "env"), None, what)
-        except Exception as error:  # by its text, as not every one can be sent
+        except Exception as error:  # sent as text, as some exceptions cannot be pickled
             value = RuntimeError(f"{type(error).__name__}: {error}")
         self.arrays.clock[0, 1] = math.inf
         answer = pickle.dumps((self.faults, value))
@@ -436,18 +436,18 @@ class _Served:
         return answer
 
     def make(self, how: bytes) -> None:
-        """Make the envs."""
+        """Create the environments."""
         make, name, restarts, step_timeout = pickle.loads(how).fn
         try:
             count = self.last - self.first
             self.backend = SerialBackend(make, count, name, restarts=restarts, first=self.first)
         except FAULTS as error:
-            raise fault_of(name, None, error, "making it") from error
+            raise fault_of(name, None, error, "creating it") from error
         self.backend.tell = self.faults.append
         self.backend.clock = None if step_timeout is None else self.arrays.clock[0]
 
     def full_states(self) -> list[Any]:
-        """Capture the envs, and the random generators of this process."""
+        """Return the states of the environments and of the process's random generators."""
         first, *others = self.backend.full_states()
         return [{**first, "process": capture_process()}, *others]
 
@@ -456,17 +456,17 @@ class _Served:
         self.backend.set_full_states(states)
         if "process" in states[0]:
             restore_process(states[0]["process"])
-        else:  # its env was not the first of a process: there were others
+        else:  # the state was captured in a process whose first environment was another one
             seed_process(states[0]["seed"])
 
     def reset(self, seeds: Sequence[int] | None, mask: Mask | None) -> None:
-        """Begin episodes."""
+        """Reset all environments, or those of ``mask``."""
         if seeds is not None:
             seed_process(seeds[0])
         self.backend.reset(self.arrays.result.observation, seeds, mask)
 
     def step(self) -> dict[int, Any]:
-        """Take one step; return the numbers in the last ``info`` of ended episodes, by env."""
+        """Step the environments; return ``info`` numbers of ended episodes by environment."""
         result, active = self.arrays.result, self.arrays.active
         result.terminated[...] = result.truncated[...] = False
         result.env_steps[...] = 1

@@ -1,4 +1,4 @@
-"""Environments written in torch: thousands stepped at once, on any device."""
+"""Environments implemented in torch, which step thousands of copies at once on any device."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ TENSOR_ENVS: dict[str, tuple[type[TensorEnv], dict[str, Any]]] = {
     "MountainCarContinuous-v0": (MountainCarContinuous, {}),
     "Acrobot-v1": (Acrobot, {}),
 }
-"""Class and default arguments by Gymnasium's id; add your own."""
+"""Class and default arguments by Gymnasium id; can be extended with custom environments."""
 
 
 def make_tensor_env(id: str, num_envs: int, **kwargs: Any) -> TensorEnv:
-    """Make environments that Gymnasium registers as ``id``.
+    """Create a torch implementation of the Gymnasium environment ``id``.
 
     Args:
         id: a key of :data:`TENSOR_ENVS`.
-        num_envs: number of envs.
-        kwargs: arguments of :class:`TensorEnv`; a time limit of None is the registered one.
+        num_envs: number of environments.
+        kwargs: arguments of :class:`TensorEnv`; ``None`` values select the defaults.
 
     Raises:
-        SettingError: if no torch environment has this id; names those that exist, nearest first.
+        SettingError: if there is no torch implementation; the message suggests similar ids.
     """
     environment, defaults = TENSOR_ENVS[one_of("id", id, [*TENSOR_ENVS])]
-    given = {key: value for key, value in kwargs.items() if value is not None}
-    return environment(num_envs, **{**defaults, **given})
+    arguments = {key: value for key, value in kwargs.items() if value is not None}
+    return environment(num_envs, **{**defaults, **arguments})
 
 
 __all__ = [

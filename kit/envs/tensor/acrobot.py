@@ -1,4 +1,4 @@
-"""Acrobot: swing the free end of a double pendulum up with a motor in its middle joint."""
+"""Acrobot: swing up the free end of a double pendulum with a motor in the middle joint."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from torch import Tensor
 from kit.envs.tensor.base import TensorEnv
 
 GRAVITY = 9.8  # m/s^2
-LENGTH = 1.0  # m, of each link
-CENTRE = 0.5  # m, from a link's joint to its centre of mass
-MASS = 1.0  # kg, of each link
-INERTIA = 1.0 + MASS * CENTRE**2  # kg m^2, of each link around its joint
-COUPLING = MASS * LENGTH * CENTRE  # kg m^2, how much the second link loads the first
+LENGTH = 1.0  # m, length of each link
+CENTRE = 0.5  # m, distance from a link's joint to its centre of mass
+MASS = 1.0  # kg, mass of each link
+INERTIA = 1.0 + MASS * CENTRE**2  # kg m^2, inertia of each link around its joint
+COUPLING = MASS * LENGTH * CENTRE  # kg m^2, inertial coupling of the two links
 TIME_STEP = 0.2  # s
-MAX_SPIN = (4 * math.pi, 9 * math.pi)  # rad/s, of the two joints
+MAX_SPIN = (4 * math.pi, 9 * math.pi)  # rad/s, maximum angular velocity of each joint
 
 
 class Acrobot(TensorEnv):
-    """Two links hanging from a joint; every step costs 1 until the end is a link's length above it.
+    """Torch implementation of Gymnasium's ``Acrobot-v1``.
 
-    Physics: angle of the first link from hanging down and of the second from the first [rad], both
-    wrapped to plus or minus pi, and their angular velocities [rad/s]. Observation: cosine and sine
-    of both angles, both angular velocities. Actions 0, 1 and 2 give a torque of -1, 0 and 1 N m.
-
+    The reward is -1 per step until the free end is one link length above the joint. Physics: angle
+    of the first link from hanging down and of the second link relative to the first [rad], both
+    wrapped to [-pi, pi], and their angular velocities [rad/s]. Observation: cosine and sine of both
+    angles, then both angular velocities. Actions 0, 1 and 2 apply a torque of -1, 0 and 1 N m.
     Equations of motion: Sutton and Barto (1998), "Reinforcement learning: an introduction",
-    section 11.3; one Runge-Kutta step of order 4. Reference: Gymnasium's ``Acrobot-v1``.
+    section 11.3; one Runge-Kutta step of order 4.
     """
 
     state_size = 4
@@ -38,7 +38,7 @@ class Acrobot(TensorEnv):
     observation_high = (1.0, 1.0, 1.0, 1.0, *MAX_SPIN)
 
     def initial_state(self, uniform: Tensor) -> Tensor:
-        """Return everything uniform in [-0.1, 0.1)."""
+        """Return states that are uniform in [-0.1, 0.1)."""
         return uniform * 0.2 - 0.1
 
     def transition(self, physics: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -54,14 +54,14 @@ class Acrobot(TensorEnv):
         return torch.stack((first, second, spin_1, spin_2)), reward, terminated
 
     def observe(self, physics: Tensor) -> Tensor:
-        """Return cosine and sine of both angles, and both angular velocities."""
+        """Return the cosines and sines of both angles, then both angular velocities."""
         angles, spins = physics[:2], physics[2:]
         cosines, sines = angles.cos(), angles.sin()
         return torch.cat((cosines[:1], sines[:1], cosines[1:], sines[1:], spins)).T
 
 
 def _runge_kutta(physics: Tensor, torque: Tensor) -> Tensor:
-    """Integrate one time step by the classical method of order 4."""
+    """Integrate one time step with the classical Runge-Kutta method of order 4."""
     k1 = _rates(physics, torque)
     k2 = _rates(torch.add(physics, k1, alpha=TIME_STEP / 2), torque)
     k3 = _rates(torch.add(physics, k2, alpha=TIME_STEP / 2), torque)
@@ -71,7 +71,7 @@ def _runge_kutta(physics: Tensor, torque: Tensor) -> Tensor:
 
 
 def _rates(physics: Tensor, torque: Tensor) -> Tensor:
-    """Return the time derivative of the physics, ``[4, num_envs]``, in the book's symbols."""
+    """Return the time derivative of physics, ``[4, num_envs]``, with the symbols of the book."""
     first, second, spin_1, spin_2 = physics.unbind(0)
     cosine, pull = second.cos(), COUPLING * second.sin()
     d1 = 2 * COUPLING * cosine + (2 * INERTIA + MASS * LENGTH**2)
@@ -89,6 +89,6 @@ def _rates(physics: Tensor, torque: Tensor) -> Tensor:
 
 
 def _wrap(angle: Tensor) -> Tensor:
-    """Bring angles into [-pi, pi], and leave those alone that are there."""
+    """Wrap angles to [-pi, pi]; angles in this range are left unchanged."""
     turns = (angle / (2 * math.pi)).round()
     return torch.add(angle, turns, alpha=-2 * math.pi)

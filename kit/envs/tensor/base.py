@@ -1,8 +1,8 @@
-"""The base of environments written in torch: thousands of them, stepped together on any device.
+"""Base class of environments implemented in torch, which step thousands of copies at once.
 
-A subclass writes pure functions: how an episode begins, what an action does, and what the agent
-sees. Everything else (time limits, action repeat, autoreset, returns, random numbers, saving,
-TorchRL's interface) is here, and none of it reads a tensor on the host.
+A subclass implements three pure functions: initial state, transition and observation. The base
+class provides time limits, action repeat, autoreset, returns, random numbers, checkpoints and
+TorchRL's interface, without reading any tensor on the host.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from kit.steps.errors import SettingError, whole_number
 
 
 class EpisodeState(NamedTuple):
-    """The state of every env between two policy steps: all that a step reads and writes.
+    """The complete state of all environments between two policy steps.
 
     Attributes:
-        physics: the simulator's state, ``[state_size, num_envs]``. A row is one quantity of all
-            envs, so that arithmetic on it runs over contiguous memory.
-        episode_return: sum of rewards since the episode began, ``[num_envs]``.
-        episode_length: policy steps since the episode began, ``[num_envs]``, int64.
+        physics: the simulator's state, ``[state_size, num_envs]``. Each row is one quantity of all
+            environments, so that arithmetic runs on contiguous memory.
+        episode_return: sum of rewards since the episode started, ``[num_envs]``.
+        episode_length: policy steps since the episode started, ``[num_envs]``, int64.
     """
 
     physics: Tensor
@@ -41,21 +41,20 @@ class EpisodeState(NamedTuple):
 
 
 class TensorStep(NamedTuple):
-    """What one policy step of every env gives.
+    """The result of one policy step of all environments.
 
     Attributes:
-        observation: what to act on next, ``[num_envs, observation_size]``: the first observation of
-            the next episode where this one ended.
-        next_observation: what the action led to, of the same shape: the true last observation
-            where the episode ended.
+        observation: observation for the next action, ``[num_envs, observation_size]``; after an
+            episode's end, the first observation of the next episode.
+        next_observation: observation after the action, also at an episode's end; same shape.
         reward: sum over the action repeats, ``[num_envs]``.
-        terminated: whether the episode ended by its own rules, ``[num_envs]``, bool.
-        truncated: whether the time limit was reached, ``[num_envs]``, bool. Both can be true.
-        env_steps: simulator steps really made, ``[num_envs]``, int64: ``action_repeat`` or less.
-        episode_return: sum of rewards since the episode began, this step included,
-            ``[num_envs]``: the return of the episode where it ended.
-        episode_length: policy steps since the episode began, this one included, ``[num_envs]``,
-            int64: the length of the episode where it ended.
+        terminated: whether the episode terminated, ``[num_envs]``, bool.
+        truncated: whether the time limit was reached, ``[num_envs]``, bool.
+        env_steps: simulator steps performed, ``[num_envs]``, int64; at most ``action_repeat``.
+        episode_return: sum of rewards since the episode started, including this step,
+            ``[num_envs]``.
+        episode_length: policy steps since the episode started, including this step,
+            ``[num_envs]``, int64.
     """
 
     observation: Tensor
@@ -69,44 +68,44 @@ class TensorStep(NamedTuple):
 
 
 class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
-    """Equal environments, stepped together by tensor operations.
+    """A batch of identical environments, stepped together by tensor operations.
 
-    It is used in three ways, which share the same state:
+    There are three interfaces to the same state:
 
-    - :meth:`reset_tensors` and :meth:`step_tensors`: plain tensors in and out, finished envs
-      restart by themselves. They change the state in place, so they can be captured in a CUDA graph
-      (after ``graph.register_generator_state(env.generator)``).
-    - :meth:`advance`: the same step as a pure function, for tracing and compiling.
-    - ``reset`` and ``step`` of TorchRL's ``EnvBase``: TensorDicts, and TorchRL resets what is done.
+    - :meth:`reset_tensors` and :meth:`step_tensors` use plain tensors and reset finished
+      environments. They update the state in place, so a CUDA graph can capture them (after
+      ``graph.register_generator_state(env.generator)``).
+    - :meth:`advance` is the same step as a pure function, for tracing and compiling.
+    - ``reset`` and ``step`` of TorchRL's ``EnvBase`` use TensorDicts and no automatic reset.
 
-    :meth:`step_tensors`, :meth:`advance` and, on a GPU, ``step`` do not look at the values of
-    actions, which would wait for the device: give those of ``action_spec``.
+    Action values are not checked by :meth:`step_tensors`, :meth:`advance` and, on a GPU, ``step``,
+    because the check would synchronise with the device. Actions must be valid for ``action_spec``.
 
     Args:
-        num_envs: number of envs.
-        device: where they live; torch's default device if None.
-        dtype: of states, observations and rewards. ``torch.float64`` is Gymnasium's dynamics to
-            1e-12 in every step, ``torch.float32`` to 1e-5 (Acrobot at its top speeds: 5e-3).
-        max_episode_steps: policy steps after which an episode is truncated; if None, the limit
-            that Gymnasium registers, in simulator steps.
-        action_repeat: simulator steps that one action is held for; ends early with the episode.
-        seed: of the initial states of all envs; drawn from torch's global generator if None.
+        num_envs: number of environments.
+        device: device of the environments; ``None``: torch's default device.
+        dtype: dtype of states, observations and rewards. Steps agree with Gymnasium's to 1e-12 in
+            ``torch.float64`` and to 1e-5 in ``torch.float32`` (Acrobot at top speed: 5e-3).
+        max_episode_steps: policy steps after which an episode is truncated; ``None``: Gymnasium's
+            registered limit, in simulator steps.
+        action_repeat: simulator steps for which each action is repeated; stops with the episode.
+        seed: seed of the initial states; ``None``: drawn from torch's global generator.
     """
 
     state_size: ClassVar[int]
-    """quantities in the simulator's state of one env."""
+    """Number of quantities in the simulator's state of one environment."""
     uniform_size: ClassVar[int]
-    """uniform random numbers that an initial state of one env is made from."""
+    """Number of uniform random numbers that determine one initial state."""
     time_limit: ClassVar[int]
-    """simulator steps after which an episode is truncated by default."""
+    """Simulator steps after which an episode is truncated by default."""
     observation_low: ClassVar[tuple[float, ...]]
-    """smallest value of each entry of an observation; may be infinite."""
+    """Smallest value of each observation entry; may be infinite."""
     observation_high: ClassVar[tuple[float, ...]]
-    """largest value of each entry of an observation; may be infinite."""
+    """Largest value of each observation entry; may be infinite."""
     num_actions: ClassVar[int] = 0
-    """how many actions there are to choose from, integers ``[num_envs]``; 0 if continuous."""
+    """Number of discrete actions, which have the shape ``[num_envs]``; 0 if continuous."""
     action_limit: ClassVar[float] = float("inf")
-    """continuous actions are floats ``[num_envs, 1]``, clipped to plus or minus this."""
+    """Largest absolute value of continuous actions ``[num_envs, 1]``, which are clipped to it."""
 
     physics: Tensor
     episode_return: Tensor
@@ -143,30 +142,31 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
 
     @torch.no_grad()
     def _check_functions(self) -> None:
-        """Raise an error if ``transition`` changes its input, or a result could be broadcast."""
+        """Check that ``transition`` is pure and that the subclass's results have valid shapes."""
         n, name = self.num_envs, type(self).__name__
         uniform = torch.zeros((self.uniform_size, n), dtype=self.dtype, device=self.device)
         physics = self.initial_state(uniform)
-        _demand_shape(f"{name}.initial_state", physics, (self.state_size, n))
+        _check_shape(f"{name}.initial_state", physics, (self.state_size, n))
         before = physics.clone()
         later, reward, terminated = self.transition(physics, self.action_spec.zero())
         if not torch.equal(before, physics):
-            why = "is changed in place by transition, which has to return new tensors"
-            raise SettingError("physics", name, why, "change a copy: physics.clone()")
-        _demand_shape(f"{name}.transition physics", later, (self.state_size, n))
-        _demand_shape(f"{name}.transition reward", reward, (n,))
-        _demand_shape(f"{name}.transition terminated", terminated, (n,))
+            reason = "The method transition changes physics in place; it must return new tensors"
+            raise SettingError("physics", name, reason, "Change a copy: physics.clone()")
+        _check_shape(f"{name}.transition physics", later, (self.state_size, n))
+        _check_shape(f"{name}.transition reward", reward, (n,))
+        _check_shape(f"{name}.transition terminated", terminated, (n,))
         if terminated.dtype != torch.bool:
             field = f"{name}.transition terminated"
-            raise SettingError(field, terminated.dtype, "is not boolean", [torch.bool])
+            reason = "The termination flag must be boolean"
+            raise SettingError(field, terminated.dtype, reason, [torch.bool])
         seen = (n, len(self.observation_low))
-        _demand_shape(f"{name}.observe", self.observe(physics), seen)
+        _check_shape(f"{name}.observe", self.observe(physics), seen)
 
-    # What a subclass writes: pure functions that return new tensors and never branch on data.
+    # Methods for subclasses: pure functions that return new tensors and never branch on data.
 
     @abstractmethod
     def initial_state(self, uniform: Tensor) -> Tensor:
-        """Return states to begin in, ``[state_size, num_envs]``.
+        """Return initial states, ``[state_size, num_envs]``.
 
         Args:
             uniform: random numbers in [0, 1), ``[uniform_size, num_envs]``.
@@ -174,33 +174,33 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
 
     @abstractmethod
     def transition(self, physics: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Make one simulator step of every env.
+        """Perform one simulator step in all environments.
 
         Args:
-            physics: ``[state_size, num_envs]``.
-            action: ``[num_envs]`` integers, or ``[num_envs, 1]`` floats.
+            physics: current state, ``[state_size, num_envs]``.
+            action: integers ``[num_envs]``, or floats ``[num_envs, 1]``.
 
         Returns:
-            The next physics, the reward ``[num_envs]`` and whether the episode terminated
-            ``[num_envs]``, bool.
+            The next physics, the reward ``[num_envs]``, and boolean termination flags
+            ``[num_envs]``.
         """
 
     def observe(self, physics: Tensor) -> Tensor:
-        """The observation, ``[num_envs, observation_size]``: all physics; may be a view."""
+        """Return the observation, ``[num_envs, observation_size]``; by default all of physics."""
         return physics.T
 
-    # Plain tensors.
+    # Interface of plain tensors.
 
     @torch.no_grad()
     def reset_tensors(self, seed: int | None = None, mask: Tensor | None = None) -> Tensor:
-        """Begin an episode in every env, or in those of a mask.
+        """Start new episodes in all environments, or in those of ``mask``.
 
         Args:
-            seed: seeds the generator first, if given.
-            mask: which envs, ``[num_envs]``, bool; ``None``: all.
+            seed: seed for the generator; ``None``: the generator continues.
+            mask: environments to reset, ``[num_envs]``, bool; ``None``: all.
 
         Returns:
-            The present observations of all envs, ``[num_envs, observation_size]``.
+            The current observations of all environments, ``[num_envs, observation_size]``.
         """
         if seed is not None:
             self._set_seed(seed)
@@ -212,7 +212,7 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
 
     @torch.no_grad()
     def step_tensors(self, action: Tensor) -> TensorStep:
-        """Make one policy step of every env, and begin a new episode where one ended."""
+        """Perform one policy step in all environments and reset those that finished."""
         episodes, step = self.advance(self.episodes, action, self.draw_uniform())
         self._store(episodes)
         return step
@@ -220,13 +220,13 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
     def advance(
         self, episodes: EpisodeState, action: Tensor, uniform: Tensor
     ) -> tuple[EpisodeState, TensorStep]:
-        """Compute :meth:`step_tensors` as a pure function; see :meth:`draw_uniform`."""
+        """Compute :meth:`step_tensors` as a pure function of ``uniform`` (:meth:`draw_uniform`)."""
         ended, step = self._play(episodes, action)
         ongoing = self._begin(step.terminated | step.truncated, ended, uniform)
         return ongoing, step._replace(observation=self.observe(ongoing.physics))
 
     def _begin(self, ended: Tensor, episodes: EpisodeState, uniform: Tensor) -> EpisodeState:
-        """The state with new episodes where one has ended."""
+        """Return the state with new episodes in the environments of ``ended``."""
         return EpisodeState(
             torch.where(ended, self.initial_state(uniform), episodes.physics),
             episodes.episode_return.masked_fill(ended, 0.0),
@@ -234,7 +234,7 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         )
 
     def draw_uniform(self) -> Tensor:
-        """Draw the random numbers of one step from the generator, ``[uniform_size, num_envs]``."""
+        """Draw the random numbers for one step, ``[uniform_size, num_envs]``."""
         return torch.rand(
             (self.uniform_size, self.num_envs),
             generator=self.generator,
@@ -244,21 +244,21 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
 
     @property
     def episodes(self) -> EpisodeState:
-        """The present state of every env: the tensors themselves, changed by the next step."""
+        """The current state of all environments, as tensors that the next step changes in place."""
         return EpisodeState(self.physics, self.episode_return, self.episode_length)
 
     def _play(self, episodes: EpisodeState, action: Tensor) -> tuple[EpisodeState, TensorStep]:
-        """Hold the action for all its repeats; nothing restarts."""
-        # Broadcasting could accept another, and step every env with every action.
-        _demand_shape("action.shape", action, self._action_shape)
+        """Repeat the action without resetting environments that finish."""
+        # A wrong shape could broadcast and apply every action to every environment.
+        _check_shape("action.shape", action, self._action_shape)
         if self.num_actions and action.is_floating_point():
-            why = "is no type of actions that are chosen by their number"
-            raise SettingError("action.dtype", action.dtype, why, [torch.int64])
+            reason = "Discrete actions must have an integer dtype"
+            raise SettingError("action.dtype", action.dtype, reason, [torch.int64])
         physics, reward, terminated = self.transition(episodes.physics, action)
         env_steps = torch.ones_like(episodes.episode_length)
         for made in range(1, self.action_repeat):
             over = terminated
-            if self._most_env_steps % self.action_repeat:  # the limit comes inside a repeat
+            if self._most_env_steps % self.action_repeat:  # the time limit falls inside a repeat
                 before = episodes.episode_length * self.action_repeat
                 over = over | (before + made >= self._most_env_steps)
             later, more, now_terminated = self.transition(physics, action)
@@ -277,22 +277,22 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         return episodes, step
 
     def check_choice(self, action: int) -> None:
-        """Refuse an action that is not there to choose from; dynamics would take any number.
+        """Check that a discrete action is in range, as the dynamics accept any number.
 
         Raises:
-            SettingError: if it is not one of ``0`` to ``num_actions - 1``.
+            SettingError: if the action is not in ``0`` to ``num_actions - 1``.
         """
         last = max(self.num_actions - 1, 0)
         if not 0 <= action <= last:
-            why = f"is no action of the environment, which has 0 to {last}"
-            raise SettingError("action", action, why, [min(max(action, 0), last)])
+            reason = f"The environment's actions range from 0 to {last}"
+            raise SettingError("action", action, reason, [min(max(action, 0), last)])
 
     def _store(self, episodes: EpisodeState) -> None:
-        """Write the state in place, so that its memory stays the same in a captured graph."""
+        """Write the state in place, because a captured CUDA graph uses fixed memory addresses."""
         for buffer, value in zip(self.episodes, episodes):
             buffer.copy_(value)
 
-    # TorchRL's EnvBase.
+    # Interface of TorchRL's EnvBase.
 
     @torch.no_grad()
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -307,7 +307,7 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         columns["done"] = columns["terminated"] | columns["truncated"]
         columns["observation"] = step.next_observation
         result = TensorDict(columns, batch_size=self.batch_size, device=self.device)
-        if moving is not None:  # TorchRL asks that the other envs stand still.
+        if moving is not None:  # TorchRL's "_step" mask: other environments must not move
             after = EpisodeState(*(torch.where(moving, *both) for both in zip(after, before)))
             result = torch.where(moving, result, self._skip_tensordict(tensordict))
         self._store(after)
@@ -325,7 +325,7 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         self.generator.manual_seed(seed)
 
     def to(self, device: torch.device | str | int) -> TensorEnv:
-        """Move all envs; on a new device the generator starts again from its seed."""
+        """Move all environments; on a new device the generator restarts from its seed."""
         super().to(device)
         if self.generator.device != self.device:
             seed = self.generator.initial_seed()
@@ -333,7 +333,7 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         return self
 
     def gymnasium_spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
-        """Return the spaces of observation and action of one env."""
+        """Return the observation and action space of one environment."""
         kind = torch.zeros(0, dtype=self.dtype).numpy().dtype
         low, high = (np.array(b, kind) for b in (self.observation_low, self.observation_high))
         observation = gym.spaces.Box(low, high, dtype=kind.type)
@@ -346,7 +346,7 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         n, device = self.num_envs, self.device
 
         def described(space: gym.Space[Any], root: str) -> list[Leaf]:
-            """The arrays as a VectorEnv has them, but in this environment's type."""
+            """Return the arrays of a VectorEnv, but with this environment's dtype."""
             dtype = np.dtype(space.dtype)
             return [dataclasses.replace(leaf, dtype=dtype) for leaf in leaves(space, root, root)]
 
@@ -360,7 +360,7 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         flags = {name: flag.clone() for name in ("done", "terminated", "truncated")}
         self.done_spec = Composite(flags, shape=(n,), device=device)
 
-    # Saving and loading: nn.Module's state_dict, with the generator as extra state.
+    # Checkpoints: nn.Module's state_dict, with the generator as extra state.
 
     def _make_buffers(self) -> None:
         shape, device = (self.num_envs,), self.device
@@ -377,21 +377,21 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
             destination[prefix + name] = destination[prefix + name].clone()
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Return the extra state: all but the tensors of the episodes."""
+        """Return the environment's name and the generator's state."""
         return {"environment": type(self).__name__, "generator": self.generator.get_state()}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Restore the generator."""
+        """Restore the generator's state."""
         self.generator.set_state(state["generator"].cpu())
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Continue where the saved environment stood, bit by bit, in the middle of its episodes.
+        """Restore the saved state bit for bit, including open episodes.
 
         Raises:
-            SettingError: if the state is of another environment, number of envs or dtype.
-                Nothing has been changed then.
+            SettingError: if the environment, number of environments or dtype differs from the saved
+                state. The environment is then left unchanged.
         """
         physics = state_dict["physics"]
         for field, here, saved in (
@@ -400,11 +400,12 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
             ("dtype", self.dtype, physics.dtype),
         ):
             if here != saved:
-                raise SettingError(field, here, "is not that of the saved state", [saved])
+                reason = f"The saved state has {field}={saved}"
+                raise SettingError(field, here, reason, [saved])
         return super().load_state_dict(state_dict, strict=strict, assign=False)
 
 
-def _demand_shape(what: str, given: Tensor, shape: tuple[int, ...]) -> None:
-    """Refuse a result of another shape, which could be broadcast, or raise in a later step."""
-    if given.shape != shape:
-        raise SettingError(what, tuple(given.shape), "is another shape", [shape])
+def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    """Raise SettingError for a wrong shape, which could broadcast or fail in a later step."""
+    if tensor.shape != shape:
+        raise SettingError(name, tuple(tensor.shape), "The shape is wrong", [shape])

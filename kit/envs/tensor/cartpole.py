@@ -1,4 +1,4 @@
-"""CartPole: keep a pole upright by pushing the cart it stands on."""
+"""CartPole: balance a pole on a cart by pushing the cart left or right."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from kit.envs.tensor.base import TensorEnv
 
 GRAVITY = 9.8  # m/s^2
 POLE_MASS = 0.1  # kg
-TOTAL_MASS = 1.0 + POLE_MASS  # kg, with the cart
-HALF_LENGTH = 0.5  # m, from the hinge to the pole's centre of mass
+TOTAL_MASS = 1.0 + POLE_MASS  # kg, mass of cart and pole
+HALF_LENGTH = 0.5  # m, distance from the hinge to the pole's centre of mass
 FORCE = 10.0  # N
-POLE_SHARE = POLE_MASS * HALF_LENGTH / TOTAL_MASS  # m, how much the pole's spin moves the cart
+POLE_SHARE = POLE_MASS * HALF_LENGTH / TOTAL_MASS  # m, coupling of the pole's spin to the cart
 TIME_STEP = 0.02  # s
 POSITION_LIMIT = 2.4  # m
 ANGLE_LIMIT = math.radians(12.0)
 
 
 class CartPole(TensorEnv):
-    """A pole hinged to a cart; the episode terminates when it leans too far or the cart is too far.
+    """Torch implementation of Gymnasium's ``CartPole-v1``.
 
-    Physics and observation: position [m], velocity [m/s], angle from upright [rad] and angular
-    velocity [rad/s]. Action 0 pushes left, 1 pushes right. The reward is 1 for every step, the
-    last one included.
+    A pole is hinged to a cart. The episode terminates when the pole tilts too far or the cart moves
+    too far. Physics and observation: position [m], velocity [m/s], angle from upright [rad] and
+    angular velocity [rad/s]. Action 0 pushes left, action 1 pushes right. The reward is 1 for every
+    step, including the last.
 
     Equations of motion without friction: Florian (2007), "Correct equations for the dynamics of
-    the cart-pole system", (23) and (24); explicit Euler steps. Reference: Gymnasium's
-    ``CartPole-v1``.
+    the cart-pole system", (23) and (24); explicit Euler steps.
     """
 
     state_size = 4
@@ -40,11 +40,11 @@ class CartPole(TensorEnv):
     observation_high = (2 * POSITION_LIMIT, math.inf, 2 * ANGLE_LIMIT, math.inf)
 
     def initial_state(self, uniform: Tensor) -> Tensor:
-        """Return everything uniform in [-0.05, 0.05)."""
+        """Return states that are uniform in [-0.05, 0.05)."""
         return uniform * 0.1 - 0.05
 
     def transition(self, physics: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Push the cart for one time step; forces are divided by the masses they move."""
+        """Push the cart for one time step; forces are divided by the masses that they move."""
         _, velocity, angle, spin = physics.unbind(0)
         cosine, sine = angle.cos(), angle.sin()
         centrifugal = POLE_SHARE * spin * spin * sine
@@ -62,6 +62,6 @@ class CartPole(TensorEnv):
 
 
 class CartPoleV0(CartPole):
-    """The same with episodes of at most 200 steps: Gymnasium's ``CartPole-v0``."""
+    """CartPole with episodes of at most 200 steps, as in Gymnasium's ``CartPole-v0``."""
 
     time_limit = 200

@@ -1,4 +1,4 @@
-"""MountainCar: build up enough speed to drive a weak car out of a valley."""
+"""MountainCar: swing an underpowered car back and forth until it drives out of a valley."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ MAX_SPEED = 0.07  # per step
 
 
 class _Valley(TensorEnv):
-    """A car in a valley whose height is sin(3 position)."""
+    """Dynamics of a car in a valley of height sin(3 position)."""
 
     state_size = 2
     uniform_size = 1
     observation_low = (LEFT_WALL, -MAX_SPEED)
     observation_high = (RIGHT_END, MAX_SPEED)
     goal: ClassVar[float]
-    """position to reach, going forwards or standing."""
+    """Goal position, which a car reaches unless it moves backwards."""
 
     def initial_state(self, uniform: Tensor) -> Tensor:
-        """A car standing near the bottom: position uniform in [-0.6, -0.4), no velocity."""
+        """Return cars at rest near the bottom, with position uniform in [-0.6, -0.4)."""
         position = uniform[0] * 0.2 - 0.6
         return torch.stack((position, torch.zeros_like(position)))
 
     def drive(self, physics: Tensor, push: Tensor) -> tuple[Tensor, Tensor]:
-        """Drive one step; the left wall stops the car.
+        """Perform one step; the left wall stops the car.
 
         Moore (1990), "Efficient memory-based learning for robot control", as restated in Sutton
         and Barto (2018), "Reinforcement learning: an introduction", example 10.1.
 
         Args:
             physics: position and velocity, ``[2, num_envs]``.
-            push: acceleration by the motor, ``[num_envs]``.
+            push: acceleration due to the motor, ``[num_envs]``.
 
         Returns:
-            The next physics and whether the goal is reached, ``[num_envs]``.
+            The next physics, and whether the goal is reached, ``[num_envs]``.
         """
         position, velocity = physics.unbind(0)
         velocity = velocity + (push - GRAVITY * (3 * position).cos())
@@ -53,10 +53,10 @@ class _Valley(TensorEnv):
 
 
 class MountainCar(_Valley):
-    """A car in a valley with three actions; every step costs 1 until the goal is reached.
+    """Torch implementation of Gymnasium's ``MountainCar-v0``.
 
-    Physics and observation: position and velocity [per step]. Action 0 pushes left, 1 not at all,
-    2 right. Reference: Gymnasium's ``MountainCar-v0``.
+    The reward is -1 per step until the goal is reached. Physics and observation: position and
+    velocity [per step]. Actions 0, 1 and 2 push left, not at all and right.
     """
 
     time_limit = 200
@@ -64,17 +64,17 @@ class MountainCar(_Valley):
     goal = 0.5
 
     def transition(self, physics: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Drive one step."""
+        """Drive for one step."""
         push = (action.to(physics.dtype) - 1) * 0.001
         physics, reached = self.drive(physics, push)
         return physics, -torch.ones_like(push), reached
 
 
 class MountainCarContinuous(_Valley):
-    """A car in a valley with a throttle; 100 for the goal, minus a tenth of the action squared.
+    """Torch implementation of Gymnasium's ``MountainCarContinuous-v0``.
 
-    Physics and observation: position and velocity [per step]. Action: throttle, clipped to plus or
-    minus 1 for the motor but not for the cost. Reference: Gymnasium's ``MountainCarContinuous-v0``.
+    The reward is 100 at the goal, minus 0.1 times the squared action. Physics and observation:
+    position and velocity [per step]. Action: throttle; only the motor clips it to [-1, 1].
     """
 
     time_limit = 999
@@ -82,7 +82,7 @@ class MountainCarContinuous(_Valley):
     goal = 0.45
 
     def transition(self, physics: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Drive one step."""
+        """Drive for one step."""
         throttle = action.squeeze(-1).to(physics.dtype)
         physics, reached = self.drive(physics, throttle.clamp(-1, 1) * 0.0015)
         reward = 100.0 * reached.to(physics.dtype) - 0.1 * throttle.square()

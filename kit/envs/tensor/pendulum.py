@@ -1,4 +1,4 @@
-"""Pendulum: swing up a pendulum with a weak motor and hold it there."""
+"""Pendulum: swing up a pendulum with a weak motor and balance it upright."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from kit.envs.tensor.base import TensorEnv
 GRAVITY = 10.0  # m/s^2
 MASS = 1.0  # kg
 LENGTH = 1.0  # m
-INERTIA = MASS * LENGTH**2 / 3  # kg m^2, of a uniform rod around its end
+INERTIA = MASS * LENGTH**2 / 3  # kg m^2, inertia of a uniform rod around its end
 TIME_STEP = 0.05  # s
 MAX_TORQUE = 2.0  # N m
 MAX_SPIN = 8.0  # rad/s
 
 
 class Pendulum(TensorEnv):
-    """A rod on a hinge with a motor; the cost grows with the angle, the speed and the torque.
+    """Torch implementation of Gymnasium's ``Pendulum-v1``.
 
-    Physics: angle from upright [rad], which is not wrapped, and angular velocity [rad/s].
-    Observation: cosine and sine of the angle, angular velocity. Action: torque [N m], clipped to
-    plus or minus 2. Episodes are only truncated.
+    A rod on a hinge with a motor; the cost grows with angle, speed and torque. Physics: angle from
+    upright [rad], not wrapped, and angular velocity [rad/s]. Observation: cosine and sine of the
+    angle, angular velocity. Action: torque [N m], clipped to [-2, 2]. Episodes never terminate.
 
-    A uniform rod, semi-implicit Euler steps. Reference: Gymnasium's ``Pendulum-v1``.
+    A uniform rod, integrated by semi-implicit Euler steps.
     """
 
     state_size = 2
@@ -36,7 +36,7 @@ class Pendulum(TensorEnv):
     observation_high = (1.0, 1.0, MAX_SPIN)
 
     def initial_state(self, uniform: Tensor) -> Tensor:
-        """Return the angle uniform in [-pi, pi) and the angular velocity in [-1, 1)."""
+        """Return angles uniform in [-pi, pi) and angular velocities uniform in [-1, 1)."""
         angle, spin = uniform.unbind(0)
         return torch.stack((angle * (2 * math.pi) - math.pi, spin * 2 - 1))
 
@@ -54,6 +54,6 @@ class Pendulum(TensorEnv):
         return physics, -cost, torch.zeros_like(angle, dtype=torch.bool)
 
     def observe(self, physics: Tensor) -> Tensor:
-        """Return cosine and sine of the angle, and the angular velocity."""
+        """Return the cosine and sine of the angle, and the angular velocity."""
         angle, spin = physics.unbind(0)
         return torch.stack((angle.cos(), angle.sin(), spin)).T

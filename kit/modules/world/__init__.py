@@ -1,4 +1,4 @@
-"""World models of Dreamer: encoder, recurrent state-space model, decoder, heads, and acting."""
+"""Dreamer's world models: encoder, recurrent state-space model, decoder, heads and actors."""
 
 from __future__ import annotations
 

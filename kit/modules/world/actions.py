@@ -1,4 +1,4 @@
-"""Actions as a world model reads them, one-hot or numbers in [-1, 1], and who chooses them."""
+"""Encoded actions (one-hot, or scaled to [-1, 1]) and the actors of world models."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from kit.steps import SettingError
 
 
 def bounded(code: Tensor) -> Tensor:
-    """Encoded actions scaled into [-1, 1] where they are beyond, which has no further effect."""
+    """Scale encoded actions down to [-1, 1] where they exceed this range."""
     return code / code.detach().abs().clamp(min=1.0)
 
 
 class ActionCode(nn.Module):
-    """Turns an environment's actions into vectors and back.
+    """Converts an environment's actions to vectors and back.
 
-    Choices are one-hot; numbers between bounds are scaled to [-1, 1], unbounded ones stay as they
-    are, also those between bounds whose distance float32 cannot hold.
+    Discrete actions are one-hot. Bounded continuous actions are scaled to [-1, 1]. Unbounded
+    actions stay unchanged, including actions whose range overflows float32.
 
     Attributes:
-        key: of the action.
-        features: width of the vector.
-        discrete: whether actions are choices.
+        key: key of the action.
+        features: size of the vector.
+        discrete: whether actions are discrete.
 
     Raises:
-        SettingError: if the action is neither one choice nor one vector of numbers.
+        SettingError: if the action space is neither Discrete nor a one-dimensional float Box.
     """
 
     low: Tensor
@@ -44,18 +44,18 @@ class ActionCode(nn.Module):
         super().__init__()
         leaves = env.action_leaves
         if any(leaf.is_action_mask for leaf in env.observation_leaves):
-            why = "masks actions, and no world model here forbids any"
-            works = "use env.kwargs.action_mask=false, or another recipe"
-            raise SettingError("env.id", env.name, why, works)
+            reason = "World models do not support action masks"
+            hint = "Use env.kwargs.action_mask=false, or another recipe"
+            raise SettingError("env.id", env.name, reason, hint)
         space: Any = leaves[0].space if len(leaves) == 1 else None
         self.discrete = isinstance(space, spaces.Discrete)
         real = isinstance(space, spaces.Box) and leaves[0].dtype.kind == "f"
         vector = real and len(leaves[0].shape) == 1
         if not (self.discrete or vector):
             kinds = ", ".join(str(leaf.space or leaf.dtype) for leaf in leaves)
-            why = f"has actions no world model reads: {kinds}"
-            works = "use a Discrete action space, or a Box of real numbers and one dimension"
-            raise SettingError("env.id", env.name, why, works)
+            reason = f"World models do not support its action space: {kinds}"
+            hint = "Use a Discrete action space, or a one-dimensional Box of floating-point numbers"
+            raise SettingError("env.id", env.name, reason, hint)
         self.key = leaves[0].key
         low, high = torch.zeros(0), torch.zeros(0)
         if self.discrete:
@@ -63,24 +63,24 @@ class ActionCode(nn.Module):
         else:
             self.features = leaves[0].shape[0]
             low, high = torch.as_tensor(space.low).float(), torch.as_tensor(space.high).float()
-            bounded = (high - low).isfinite()  # the largest floats are no bounds to scale by
+            bounded = (high - low).isfinite()  # the range of the largest floats overflows
             low, high = (torch.where(bounded, b, s) for b, s in ((low, -1.0), (high, 1.0)))
             self.register_buffer("bounded", bounded, persistent=False)
-        # The environment's, also where weights are those of a run in another one.
+        # Not persistent, so that loading weights of another run keeps this environment's bounds.
         self.register_buffer("low", low, persistent=False)
         self.register_buffer("high", high, persistent=False)
-        # Between equal bounds there is one number alone: nothing to scale by.
+        # Equal bounds allow only one value, so there is nothing to scale.
         width = torch.where(high > low, high - low, 1.0)
         self.register_buffer("width", width, persistent=False)
 
     def encode(self, action: Tensor) -> Tensor:
-        """Vectors ``[..., features]`` of the environment's actions."""
+        """Return vectors ``[..., features]`` for the environment's actions."""
         if self.discrete:
             return one_hot(action, self.features)
         return (action - self.low) / self.width * 2 - 1
 
     def decode(self, code: Tensor) -> Tensor:
-        """The environment's actions of vectors ``[..., features]``; beyond bounds, the bounds."""
+        """Return the environment's actions for vectors ``[..., features]``, clipped to bounds."""
         if self.discrete:
             return code.argmax(-1)
         inside = torch.where(self.bounded, code.clamp(-1.0, 1.0), code)
@@ -88,13 +88,13 @@ class ActionCode(nn.Module):
 
 
 class Behaviour(nn.Module):
-    """A distribution of encoded actions for each feature vector of a world model.
+    """Base class of actors: distributions of encoded actions, given a world model's features.
 
-    Choices have a categorical distribution, numbers one that a mean and a deviation describe.
+    Discrete actions are categorical; continuous actions have a mean and a standard deviation.
 
     Args:
-        code: says what actions are.
-        network: from features to columns: logits, or means and raw deviations side by side.
+        code: encoder of actions.
+        network: network from features to logits, or to concatenated means and raw deviations.
     """
 
     def __init__(self, code: ActionCode, network: nn.Module) -> None:
@@ -103,35 +103,35 @@ class Behaviour(nn.Module):
 
     @staticmethod
     def columns(code: ActionCode) -> int:
-        """Number of columns."""
+        """Return the number of network outputs."""
         return code.features if code.discrete else 2 * code.features
 
     def forward(self, features: Tensor) -> Tensor:
-        """Columns of features ``[..., features]``: log-probabilities, or means and deviations."""
+        """Return log-probabilities, or means and standard deviations, for the features."""
         columns: Tensor = self.network(features).float()
         if self.code.discrete:
             return columns.log_softmax(-1)
         return torch.cat(self.normal(*columns.chunk(2, -1)), -1)
 
     def normal(self, mean: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:
-        """Means and deviations from the columns of the network."""
+        """Return means and standard deviations, computed from the network's outputs."""
         raise NotImplementedError
 
     def sample(self, columns: Tensor) -> Tensor:
-        """Encoded actions, ``[..., action features]``."""
+        """Return sampled encoded actions, ``[..., action features]``."""
         raise NotImplementedError
 
     def mode(self, columns: Tensor) -> Tensor:
-        """The action of the mean, or the most probable one, encoded."""
+        """Return the mean or most probable action, encoded."""
         if not self.code.discrete:
             return columns.chunk(2, -1)[0]
         return one_hot(columns.argmax(-1), columns.shape[-1])
 
 
 class LatentActor(Behaviour):
-    """The actor of DreamerV3 (Hafner et al. 2025, code), on a world model's features.
+    """DreamerV3's actor on a world model's features (Hafner et al. 2025, code).
 
-    Normal distributions have means in [-1, 1] (tanh) and deviations in [0.1, 1].
+    Normal distributions have means in [-1, 1] (tanh) and standard deviations in [0.1, 1].
     """
 
     LEAST, MOST = 0.1, 1.0
@@ -140,11 +140,11 @@ class LatentActor(Behaviour):
         super().__init__(code, Perceptron(features, size.units, 3, self.columns(code), 0.01))
 
     def normal(self, mean: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:
-        """Means and deviations from the columns of the network."""
+        """Return means and standard deviations, computed from the network's outputs."""
         return mean.tanh(), (self.MOST - self.LEAST) * torch.sigmoid(raw + 2) + self.LEAST
 
     def sample(self, columns: Tensor) -> Tensor:
-        """Encoded actions, ``[..., action features]``; gradients flow through numbers alone."""
+        """Return sampled encoded actions; only continuous actions are differentiable."""
         if self.code.discrete:
             uniform = torch.rand(columns.shape[:-1], device=columns.device)
             return sample_one_hot(columns.detach().exp(), uniform)
@@ -152,7 +152,7 @@ class LatentActor(Behaviour):
         return torch.addcmul(mean, deviation, torch.randn_like(mean))
 
     def log_prob(self, columns: Tensor, action: Tensor) -> Tensor:
-        """Log-probability of encoded actions, ``[...]``."""
+        """Return the log-probability of encoded actions, ``[...]``."""
         if self.code.discrete:
             return (columns * action).sum(-1)
         mean, deviation = columns.chunk(2, -1)
@@ -160,7 +160,7 @@ class LatentActor(Behaviour):
         return -(each + math.log(2 * math.pi) / 2).sum(-1)
 
     def entropy(self, columns: Tensor) -> Tensor:
-        """Entropy in nats, ``[...]``."""
+        """Return the entropy in nats, ``[...]``."""
         if self.code.discrete:
             return -(columns.exp() * columns).sum(-1)
         deviation = columns.chunk(2, -1)[1]

@@ -1,4 +1,4 @@
-"""An ensemble of one-step models; their disagreement is the novelty of a latent and an action."""
+"""Ensemble of one-step models whose disagreement measures the novelty of a state and action."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from kit.steps.errors import whole_number
 
 
 class Ensemble(nn.Module):
-    """Models that predict the embedding of the next observation from a latent and the action.
+    """Models that predict the embedding of the next observation from a latent and an action.
 
-    They differ in their initial weights alone (Sekar et al. 2020, section 3). All of them are
-    computed in one batched pass.
+    The models differ only in their initial weights (Sekar et al. 2020, section 3) and run in one
+    batched pass.
 
     Args:
         members: number of models, at least 2.
-        features: width of a latent's features.
-        action_features: width of an encoded action.
-        outputs: width of an embedding.
-        size: widths.
+        features: size of a latent's features.
+        action_features: size of an encoded action.
+        outputs: size of an embedding.
+        size: sizes of the networks.
 
     Raises:
-        SettingError: if there is one alone.
+        SettingError: if ``members`` is less than 2.
     """
 
     def __init__(
@@ -44,12 +44,12 @@ class Ensemble(nn.Module):
         self.out = Blocks(members, size.units, outputs, fan_in=size.units)
 
     def forward(self, features: Tensor, action: Tensor) -> Tensor:
-        """Predictions ``[members, rows, outputs]``.
+        """Return the predictions of all models, ``[members, rows, outputs]``.
 
         Args:
-            features: ``[rows, features]``.
-            action: encoded, ``[rows, action_features]``, read within [-1, 1] as by the world model:
-                what actors imagine beyond has no effect, and nothing trains its predictions.
+            features: features of latents, ``[rows, features]``.
+            action: encoded actions, ``[rows, action_features]``. They are scaled to [-1, 1] as in
+                the world model, because no data trains predictions outside this range.
         """
         value = torch.cat([features, bounded(action)], -1).expand(self.members, -1, -1)
         for layer, scale in zip(self.hidden, self.scales):
@@ -59,8 +59,8 @@ class Ensemble(nn.Module):
         return self.out(value).float()  # type: ignore[no-any-return]
 
     def disagreement(self, features: Tensor, action: Tensor) -> Tensor:
-        """Variance between the predictions, mean over outputs, ``[rows]``.
+        """Return the sample variance of the predictions, averaged over outputs, ``[rows]``.
 
-        That of a sample, whose divisor is one less than the number of models (section 3).
+        The variance uses Bessel's correction (section 3).
         """
         return self(features, action).var(0, correction=1).mean(-1)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""The world model of the first Dreamer: Gaussian latents around a GRU, ELU networks."""
+"""World model and actor of the first Dreamer, with Gaussian latents, a GRU and ELU networks."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ GAUSSIAN_SIZES = {
     "tiny": Size(128, 128, 1, 128, 8, stoch=24),
     "published": Size(200, 200, 1, 400, 32, stoch=30),
 }
-"""Widths by name; ``published`` is that of Hafner et al. 2020, the others are for one CPU core."""
+"""Network sizes by name; ``published`` is from Hafner et al. (2020), others suit one CPU core."""
 
 
 def elu_network(
     in_features: int, units: int, layers: int, out_features: int | None = None
 ) -> nn.Sequential:
-    """Linear layers with ELU between them, and at the end where there is no output layer."""
+    """Create linear layers with ELU activations; without output layer, the last layer is ELU."""
     parts: list[nn.Module] = []
     for number in range(layers):
         parts += [nn.Linear(units if number else in_features, units), nn.ELU()]
@@ -36,10 +36,10 @@ def elu_network(
 
 
 class GaussianRSSM(StateSpace):
-    """Normal stochastic states with means and deviations from networks (Hafner et al. 2020).
+    """State-space model with normally distributed stochastic states (Hafner et al. 2020).
 
-    Parameters of a state are its means and raw deviations side by side; deviations are
-    ``softplus(raw) + 0.1``.
+    The parameters of a state are concatenated means and raw standard deviations; a standard
+    deviation is ``softplus(raw) + 0.1``.
     """
 
     LEAST = 0.1
@@ -56,21 +56,21 @@ class GaussianRSSM(StateSpace):
         self.posterior_out = nn.Linear(hidden, 2 * size.stoch)
 
     def noise(self, *rows: int, device: torch.device) -> Tensor:
-        """Standard normal numbers, ``[*rows, stoch]``."""
+        """Draw standard normal noise, ``[*rows, stoch]``."""
         return torch.randn(*rows, self.stoch, device=device)
 
     def recur(self, latent: Latent, action: Tensor) -> Tensor:
-        """The next deterministic state; arguments as for any state-space model."""
+        """Return the next deterministic state; see :meth:`StateSpace.recur`."""
         joined = self.joined(torch.cat([latent.stoch, action], -1))
         return self.cell(joined, latent.deter)  # type: ignore[no-any-return]
 
     def correct(self, deter: Tensor, embedding: Tensor) -> Tensor:
-        """Parameters of the posterior."""
+        """Return the parameters of the posterior; see :meth:`StateSpace.correct`."""
         hidden = functional.elu(self.posterior_deter(deter) + embedding)
         return self.posterior_out(hidden)  # type: ignore[no-any-return]
 
     def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
-        """Reparametrised samples, ``[..., stoch]``."""
+        """Return reparametrised samples, ``[..., stoch]``."""
         mean, deviation = self._normal(parameters)
         return torch.addcmul(mean, deviation, noise)
 
@@ -79,7 +79,7 @@ class GaussianRSSM(StateSpace):
         return mean, functional.softplus(raw) + self.LEAST
 
     def divergence(self, posterior: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
-        """KL divergence of posterior and prior in nats, twice: the first Dreamer balances none."""
+        """Return the KL divergence in nats twice, as the first Dreamer has no KL balancing."""
         (mean, deviation), (other, spread) = self._normal(posterior), self._normal(prior)
         ratio = (deviation / spread).square()
         each = ratio + ((mean - other) / spread).square() - 1 - ratio.log()
@@ -88,14 +88,13 @@ class GaussianRSSM(StateSpace):
 
 
 class GaussianWorldModel(WorldModel):
-    """The world model of the first Dreamer (Hafner et al. 2020).
+    """World model of the first Dreamer (Hafner et al. 2020), with DreamerV3's image convolutions.
 
-    Vectors are read and predicted as they are, rewards are numbers. Images pass DreamerV3's
-    convolutions.
+    Vectors are encoded and predicted without symlog, and the reward head predicts a scalar.
 
     Args:
-        env: says what observations and actions are.
-        size: widths, or a name of :data:`GAUSSIAN_SIZES`.
+        env: environment that defines observations and actions.
+        size: network sizes, or a key of :data:`GAUSSIAN_SIZES`.
 
     Raises:
         SettingError: if the size is unknown, or observations are neither vectors nor images.
@@ -121,35 +120,35 @@ class GaussianWorldModel(WorldModel):
         return (predicted - target).square().sum(-1)
 
     def reward(self, features: Tensor) -> Tensor:
-        """Expected reward that arrives with a latent, ``[...]``."""
+        """Return the expected reward of the step that led to a latent, ``[...]``."""
         return self.reward_head(features).float().squeeze(-1)  # type: ignore[no-any-return]
 
     def reward_error(self, features: Tensor, reward: Tensor) -> Tensor:
-        """Half the squared error, ``[...]``: the log-likelihood of a unit normal distribution."""
+        """Return half the squared error, a unit normal's negative log-likelihood, ``[...]``."""
         return (self.reward(features) - reward).square() / 2
 
 
 class TanhActor(Behaviour):
-    """The actor of the first Dreamer: gradients flow through its samples (appendix A).
+    """Actor of the first Dreamer, whose samples are differentiable (appendix A).
 
-    Numbers have a normal distribution squashed by tanh; choices are one-hot with gradients straight
-    through to their probabilities.
+    Continuous actions have a tanh-normal distribution. Discrete actions are one-hot with
+    straight-through gradients.
     """
 
     LEAST, SCALE = 1e-4, 5.0
     RAW = math.log(math.expm1(5.0))
-    """added before the softplus, so that deviations are 5 at first."""
+    """Offset before the softplus that makes initial standard deviations 5."""
 
     def __init__(self, code: ActionCode, features: int, size: Size) -> None:
         super().__init__(code, elu_network(features, size.units, 4, self.columns(code)))
 
     def normal(self, mean: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:
-        """Means and deviations, before the tanh, from the columns of the network."""
+        """Return means and standard deviations before the tanh, from the network's outputs."""
         deviation = functional.softplus(raw + self.RAW) + self.LEAST
         return self.SCALE * torch.tanh(mean / self.SCALE), deviation
 
     def sample(self, columns: Tensor) -> Tensor:
-        """Encoded actions with gradients, ``[..., action features]``."""
+        """Return differentiable samples of encoded actions, ``[..., action features]``."""
         if self.code.discrete:
             probabilities = columns.exp()
             uniform = torch.rand(columns.shape[:-1], device=columns.device)
@@ -159,6 +158,6 @@ class TanhActor(Behaviour):
         return torch.tanh(torch.addcmul(mean, deviation, torch.randn_like(mean)))
 
     def mode(self, columns: Tensor) -> Tensor:
-        """The action of the mean, or the most probable one, encoded."""
+        """Return the squashed mean or most probable action, encoded."""
         mode = super().mode(columns)
         return mode if self.code.discrete else mode.tanh()

@@ -1,4 +1,4 @@
-"""Encoder and decoder of images."""
+"""Encoders and decoders of images for world models."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from kit.modules.world.sizes import Size
 from kit.steps import SettingError
 
 SMALLEST = 4
-"""Smallest width in pixels after the last stage."""
+"""Minimum side length in pixels after the last stage."""
 FACTORS = (2, 3, 4, 4)
-"""Channels of each stage, in multiples of ``Size.depth``; later stages as the last."""
+"""Channels of each stage in multiples of ``Size.depth``; further stages use the last factor."""
 
 
 def stages(shape: tuple[int, ...]) -> int:
-    """Halvings of an image ``[height, width, channels]`` until one side has 4 to 7 pixels.
+    """Return how often ``[height, width, channels]`` is halved until one side has 4 to 7 pixels.
 
     Raises:
-        SettingError: if it cannot be halved so.
+        SettingError: if the sides are too small or cannot be halved that often.
     """
     count = int(math.log2(max(min(shape[:2]) / SMALLEST, 1)))
     if not count or any(side % 2**count for side in shape[:2]):
-        why = "is an image whose sides are not at least 8 pixels and multiples of a power of two"
-        raise SettingError("observation", list(shape), why, "resize it to 64 x 64 x channels")
+        reason = "The image's sides must be at least 8 pixels and divisible by 2 for each stage"
+        raise SettingError("observation", list(shape), reason, "Resize it to 64 x 64 pixels")
     return count
 
 
@@ -40,7 +40,7 @@ class _Convolution(nn.Conv2d):
 
 
 class _ChannelNorm(Norm):
-    """RMSNorm over channels, then SiLU, of ``[rows, channels, height, width]``."""
+    """RMSNorm over the channels of ``[rows, channels, height, width]``, followed by SiLU."""
 
     def forward(self, value: Tensor) -> Tensor:
         return super().forward(value.movedim(1, -1)).movedim(-1, 1)
@@ -51,9 +51,10 @@ def _channels(size: Size, count: int) -> list[int]:
 
 
 class ImageEncoder(nn.Module):
-    """Stages of convolution, max-pooling, RMSNorm and SiLU (Hafner et al. 2025, code).
+    """Encodes images by stages of convolution, max-pooling, RMSNorm and SiLU.
 
-    Images are ``[height, width, channels]``; ``out_features`` is the width of their vectors.
+    See the code of Hafner et al. (2025). Images are ``[height, width, channels]``;
+    ``out_features`` is the size of the output vector.
     """
 
     def __init__(self, shape: tuple[int, ...], size: Size) -> None:
@@ -67,13 +68,13 @@ class ImageEncoder(nn.Module):
         self.out_features = widths[-1] * sides[0] * sides[1]
 
     def forward(self, image: Tensor) -> Tensor:
-        """Vectors ``[..., out_features]`` of images ``[..., height, width, channels]``."""
+        """Return vectors ``[..., out_features]`` for images ``[..., height, width, channels]``."""
         found = self.layers(image.flatten(0, -4).movedim(-1, 1) - 0.5)
         return found.reshape(*image.shape[:-3], self.out_features)  # type: ignore[no-any-return]
 
 
 class ImageDecoder(nn.Module):
-    """From features to an image ``[height, width, channels]`` in [0, 1], by upsampling."""
+    """Decodes features to an image ``[height, width, channels]`` in [0, 1] by upsampling."""
 
     def __init__(self, shape: tuple[int, ...], size: Size) -> None:
         super().__init__()
@@ -95,7 +96,7 @@ class ImageDecoder(nn.Module):
         )
 
     def forward(self, features: Tensor) -> Tensor:
-        """Images ``[..., height, width, channels]`` of features ``[..., stoch + deter]``."""
+        """Return images ``[..., height, width, channels]``, given ``[..., stoch + deter]``."""
         flat = features.reshape(-1, features.shape[-1])
         stoch, deter = flat.split([self.codes, self.size.deter], -1)  # type: ignore[no-untyped-call]
         blocks = deter.unflatten(-1, (self.size.blocks, -1)).transpose(0, 1)

@@ -1,4 +1,4 @@
-"""Layers of DreamerV3: RMSNorm, perceptrons with its initial weights, two-hot numbers."""
+"""DreamerV3's layers: RMSNorm with SiLU, perceptrons, block-diagonal layers and two-hot heads."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ NORM_EPS = 1e-4
 
 
 def symlog(value: Tensor) -> Tensor:
-    """Signed logarithm ``sign(x) ln(1 + |x|)`` (Hafner et al. 2025, eq. 9)."""
+    """Return the signed logarithm ``sign(x) ln(1 + |x|)`` (Hafner et al. 2025, eq. 9)."""
     return value.sign() * value.abs().log1p()
 
 
 def symexp(value: Tensor) -> Tensor:
-    """Inverse of :func:`symlog`: ``sign(x) (exp(|x|) - 1)``."""
+    """Return ``sign(x) (exp(|x|) - 1)``, the inverse of :func:`symlog`."""
     return value.sign() * value.abs().expm1()
 
 
 class NormSiLU(torch.autograd.Function):
-    """``silu(n * w)`` of ``n = x / sqrt(mean(x^2) + eps)``, in few passes over memory."""
+    """Fused RMSNorm and SiLU: ``silu(n * w)`` with ``n = x / sqrt(mean(x^2) + eps)``."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, weight: Tensor, eps: Tensor) -> Tensor:
-        """RMSNorm over the last dimension (Zhang and Sennrich 2019, eq. 4), then SiLU."""
+        """Apply RMSNorm over the last dimension (Zhang and Sennrich 2019, eq. 4), then SiLU."""
         norm = torch.linalg.vector_norm(value, dim=-1, keepdim=True)
         scale = torch.addcmul(eps, norm, norm, value=1 / len(weight)).rsqrt()
         normal = value * scale
@@ -37,44 +37,44 @@ class NormSiLU(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
-        """With ``g`` of ``n * w``: ``scale (g w - n mean(g n w))``, and ``g n`` of the weight."""
+        """Return ``scale (g w - n mean(g n w))`` for x and ``g n`` for w; g is SiLU's gradient."""
         normal, scale, scaled, weight = ctx.saved_tensors
         gradient = torch.ops.aten.silu_backward(gradients[0], scaled)
         product = gradient * normal
         total = (product @ weight).unsqueeze(-1)
-        own = torch.addcmul(gradient * weight, normal, total, value=-1 / len(weight)) * scale
-        return own, product.flatten(0, -2).sum(0), None
+        result = torch.addcmul(gradient * weight, normal, total, value=-1 / len(weight)) * scale
+        return result, product.flatten(0, -2).sum(0), None
 
 
 def init_weight(weight: Tensor, fan_in: int, scale: float = 1.0) -> None:
-    """Draw from a normal distribution truncated at two deviations, of variance ``1 / fan_in``."""
-    deviation = 1.1368 / math.sqrt(fan_in)  # truncation makes the variance smaller
+    """Initialise weights with variance ``1 / fan_in``, normal and truncated at two deviations."""
+    deviation = 1.1368 / math.sqrt(fan_in)  # compensates for the variance lost by truncation
     with torch.no_grad():
         nn.init.trunc_normal_(weight, std=deviation, a=-2 * deviation, b=2 * deviation)
         weight.mul_(scale)
 
 
 class Dense(nn.Linear):
-    """A linear layer with DreamerV3's initial weights, times ``scale``, and biases of 0."""
+    """A linear layer with zero biases and DreamerV3's initial weights, multiplied by ``scale``."""
 
     def __init__(self, in_features: int, out_features: int, scale: float = 1.0) -> None:
         self._scale = scale
         super().__init__(in_features, out_features)
 
     def reset_parameters(self) -> None:
-        """Draw initial weights."""
+        """Initialise the weights and biases."""
         init_weight(self.weight, self.in_features, self._scale)
         nn.init.zeros_(self.bias)
 
 
 class Blocks(nn.Module):
-    """A linear layer of blocks that do not mix, on ``[blocks, rows, in_features]``.
+    """A block-diagonal linear layer with inputs ``[blocks, rows, in_features]``.
 
     Args:
         blocks: number of blocks.
-        in_features: width of a block's input.
-        out_features: width of a block's output.
-        fan_in: inputs of the whole layer, for its initial weights.
+        in_features: input size of a block.
+        out_features: output size of a block.
+        fan_in: number of inputs that determines the scale of initial weights.
     """
 
     def __init__(self, blocks: int, in_features: int, out_features: int, fan_in: int) -> None:
@@ -84,7 +84,7 @@ class Blocks(nn.Module):
         init_weight(self.weight, fan_in)
 
     def forward(self, value: Tensor) -> Tensor:
-        """``[blocks, rows, out_features]``."""
+        """Return the outputs, ``[blocks, rows, out_features]``."""
         return torch.baddbmm(self.bias, value, self.weight)
 
 
@@ -99,19 +99,19 @@ class Norm(nn.Module):
         self.register_buffer("eps", torch.tensor(NORM_EPS), persistent=False)
 
     def forward(self, value: Tensor) -> Tensor:
-        """Normalised and activated, of the same shape."""
+        """Return the normalised and activated input."""
         return NormSiLU.apply(value.float(), self.weight, self.eps)  # type: ignore[no-untyped-call, no-any-return]
 
 
 class Perceptron(nn.Sequential):
-    """Layers of a linear map, RMSNorm and SiLU; a linear map at the end where it has an output.
+    """Hidden layers of a linear map, RMSNorm and SiLU, with an optional linear output layer.
 
     Args:
-        in_features: width of the input.
-        units: width of the hidden layers.
+        in_features: size of the input.
+        units: size of the hidden layers.
         layers: number of hidden layers.
-        out_features: width of the output; ``None`` ends with the last hidden layer.
-        out_scale: factor of the output's initial weights; 0 begins with outputs of 0.
+        out_features: size of the output layer; ``None``: no output layer.
+        out_scale: multiplier of the output layer's initial weights; 0: initial outputs are 0.
     """
 
     def __init__(
@@ -131,27 +131,27 @@ class Perceptron(nn.Sequential):
 
 
 class _Bins(Dense):
-    """A linear layer for logits of an odd number of bins, with initial weights of 0.
+    """A linear layer for the logits of an odd number of bins, with zero initial weights.
 
-    It has one output more, which is -inf: products and exponentials are slow on odd widths.
+    An additional output of -inf makes the size even, which is faster for matrix products.
     """
 
     def __init__(self, in_features: int, bins: int) -> None:
         super().__init__(in_features, bins, 0.0)
 
     def forward(self, value: Tensor) -> Tensor:
-        """Logits ``[..., bins + 1]``."""
+        """Return the logits, ``[..., bins + 1]``."""
         weight = functional.pad(self.weight, (0, 0, 0, 1))
         bias = functional.pad(self.bias, (0, 1), value=-torch.inf)
         return functional.linear(value, weight, bias)
 
 
 class TwoHot(nn.Module):
-    """Numbers as distributions over bins that are spaced exponentially (Hafner et al. 2025, eq. 8).
+    """Scalars as distributions over exponentially spaced bins (Hafner et al. 2025, eq. 8).
 
     Attributes:
-        bins: their values, ``[255]``: ``symexp`` of equal distances from -20 to 20, exactly
-            symmetric around 0.
+        bins: values of the bins, ``[255]``: ``symexp`` of equally spaced values from -20 to 20,
+            exactly symmetric around 0.
     """
 
     bins: Tensor
@@ -162,28 +162,28 @@ class TwoHot(nn.Module):
         self.register_buffer("bins", torch.cat([below, -below[:-1].flip(0)]))
 
     def head(self, features: int, units: int, layers: int) -> nn.Module:
-        """A network to logits ``[..., bins + 1]``; at first its numbers are 0."""
+        """Create a network that predicts logits ``[..., bins + 1]``; its initial mean is 0."""
         hidden = Perceptron(features, units, layers)
         return nn.Sequential(*hidden, _Bins(units, len(self.bins)))
 
     def mean(self, logits: Tensor) -> Tensor:
-        """Expected number, ``[...]`` of logits ``[..., bins]``, after which others are -inf.
+        """Return the mean, ``[...]``, of logits ``[..., bins]``; further logits must be -inf.
 
-        The first probability, which equal logits have in common, is taken from all: their number
-        is exactly 0 though bins reach 4.85e8, since bins add up to 0.
+        The first probability is subtracted from all probabilities. This is exact because the bins
+        sum to 0, and yields exactly 0 for equal logits although bins reach 4.85e8.
         """
         weights = logits.float().softmax(-1)[..., : len(self.bins)]
-        with torch.autocast(logits.device.type, enabled=False):  # bins are far apart in 16 bits
+        with torch.autocast(logits.device.type, enabled=False):  # float16 is too coarse for bins
             return (weights - weights[..., :1]) @ self.bins
 
     def loss(self, logits: Tensor, *targets: Tensor) -> Tensor:
-        """Sum of the cross entropies with several targets, ``[...]``.
+        """Return the sum of cross entropies with several two-hot targets, ``[...]``.
 
-        A target's distribution is on the two bins next to it, so that its mean is the target.
+        A target is distributed over its two neighbouring bins, so that the mean is the target.
 
         Args:
-            logits: ``[..., bins]``, after which others are -inf.
-            *targets: numbers, ``[...]``; outside of the bins as the outermost.
+            logits: logits ``[..., bins]``; further logits must be -inf.
+            *targets: scalars, ``[...]``, clipped to the range of the bins.
         """
         target = torch.stack(targets, -1)
         place = torch.searchsorted(self.bins, target, right=True).sub(1)
@@ -196,10 +196,10 @@ class TwoHot(nn.Module):
 
 
 def sample_one_hot(probabilities: Tensor, uniform: Tensor) -> Tensor:
-    """One-hot samples by inverting cumulative probabilities.
+    """Return one-hot samples by inverting cumulative probabilities.
 
     Args:
-        probabilities: ``[..., classes]``.
+        probabilities: class probabilities, ``[..., classes]``.
         uniform: random numbers in [0, 1), ``[...]``.
     """
     classes = probabilities.shape[-1]

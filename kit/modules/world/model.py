@@ -1,4 +1,4 @@
-"""The world model of DreamerV3 and its critic."""
+"""DreamerV3's world model and critic."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from kit.steps import SettingError
 
 
 class WorldModel(nn.Module):
-    """Encoder, recurrent state-space model, decoder and heads of reward and continuation.
+    """Encoder, recurrent state-space model, decoder, and heads for reward and continuation.
 
-    Vectors are read and predicted in symlog space, images are scaled to [0, 1] (Hafner et al. 2025,
-    eqs. 3 and 9). Choices are read one-hot and predicted by their probabilities, as in the authors'
-    code.
+    Vectors are encoded and predicted in symlog space, and images are scaled to [0, 1] (Hafner et
+    al. 2025, eqs. 3 and 9). Discrete observations are one-hot and predicted by a categorical
+    distribution, as in the authors' code.
 
     Args:
-        env: says what observations and actions are.
-        size: widths of all networks.
+        env: environment that defines observations and actions.
+        size: sizes of the networks.
 
     Attributes:
-        features: width of a latent's features.
-        embedding: width of an encoded observation.
+        features: size of a latent's features.
+        embedding: size of an encoded observation.
 
     Raises:
         SettingError: if an observation is neither a vector nor an image.
@@ -43,9 +43,9 @@ class WorldModel(nn.Module):
         super().__init__()
         for leaf in env.observation_leaves:
             if len(leaf.shape) not in (0, 1) and not _is_image(leaf):
-                works = "give vectors, or images [height, width, channels] of uint8"
-                why = f"is neither a vector nor an image: {leaf.dtype} {list(leaf.shape)}"
-                raise SettingError("observation", leaf.key, why, works)
+                hint = "Use vectors, or images [height, width, channels] of uint8"
+                reason = f"World models do not support {leaf.dtype} with shape {list(leaf.shape)}"
+                raise SettingError("observation", leaf.key, reason, hint)
         self.size = size
         self.code = ActionCode(env)
         self.vectors = [leaf.key for leaf in env.observation_leaves if not _is_image(leaf)]
@@ -68,11 +68,11 @@ class WorldModel(nn.Module):
         self._make_heads()
 
     def _network(self, in_features: int, layers: int, out_features: int | None = None) -> nn.Module:
-        """A network between vectors."""
+        """Create a network between vectors, with an optional output layer."""
         return Perceptron(in_features, self.size.units, layers, out_features)
 
     def _state_space(self, embedding: int) -> StateSpace:
-        """The state-space model, on encoded observations of this width."""
+        """Create the state-space model for observation embeddings of size ``embedding``."""
         return RSSM(self.size, self.code.features, embedding)
 
     def _make_heads(self) -> None:
@@ -82,16 +82,16 @@ class WorldModel(nn.Module):
         self.continuation_head: nn.Module = Perceptron(self.features, units, 1, 1)
 
     def _scaled(self, vector: Tensor) -> Tensor:
-        """Vectors as they are read and predicted."""
+        """Transform vectors before they are encoded or predicted."""
         return symlog(vector)
 
     @property
     def observation_keys(self) -> list[Any]:
-        """Keys of the observations that it reads."""
+        """Keys of the observations that the model reads."""
         return [*self.vectors, *self.images]
 
     def targets(self, tensordict: TensorDictBase) -> list[Tensor]:
-        """Observations as they are encoded and predicted: one vector, then images, ``[..., *]``."""
+        """Return the inputs of the encoders: all vectors joined, then each image, ``[..., *]``."""
         found = []
         if self.vectors:
             vectors = [
@@ -103,21 +103,21 @@ class WorldModel(nn.Module):
 
     @property
     def encoders(self) -> list[nn.Module]:
-        """Encoders of the entries of :meth:`targets`."""
+        """Encoders in the order of :meth:`targets`."""
         return [*([self.encoder] if self.vectors else []), *self.image_encoders]
 
     def encode(self, targets: list[Tensor], encoders: Iterable[nn.Module] | None = None) -> Tensor:
-        """Embeddings ``[..., embedding]`` of :meth:`targets`.
+        """Return the embeddings of :meth:`targets`, ``[..., embedding]``.
 
         Args:
-            targets: observations.
-            encoders: used in place of :attr:`encoders`.
+            targets: observations from :meth:`targets`.
+            encoders: encoders to use instead of :attr:`encoders`.
         """
         parts = [encoder(one) for encoder, one in zip(encoders or self.encoders, targets)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
     def reconstruction_error(self, features: Tensor, targets: list[Tensor]) -> Tensor:
-        """Errors of the predicted observations, summed over their entries, ``[...]``."""
+        """Return the errors of the predicted observations, summed over entries, ``[...]``."""
         images = zip(self.image_decoders, targets[1:] if self.vectors else targets)
         errors = [
             (decoder(features) - image).square().flatten(features.ndim - 1).sum(-1)
@@ -129,37 +129,37 @@ class WorldModel(nn.Module):
         return total
 
     def _vector_error(self, predicted: Tensor, target: Tensor) -> Tensor:
-        """Squared errors of numbers and cross entropies of choices, ``[...]``."""
+        """Return the squared errors of numbers plus cross entropies of choices, ``[...]``."""
         widths = [width for width, _ in self.flatten.parts]
         columns = zip(torch.split(predicted, widths, -1), torch.split(target, widths, -1))
         errors = [
-            -(seen * made.log_softmax(-1)).sum(-1) if choice else (made - seen).square().sum(-1)
-            for (made, seen), (_, choice) in zip(columns, self.flatten.parts)
+            -(seen * out.log_softmax(-1)).sum(-1) if choice else (out - seen).square().sum(-1)
+            for (out, seen), (_, choice) in zip(columns, self.flatten.parts)
         ]
         total: Tensor = sum(errors[1:], errors[0])
         return total
 
     # ------------------------------------------------------------------ heads
     def reward(self, features: Tensor) -> Tensor:
-        """Expected reward that arrives with a latent, ``[...]``."""
+        """Return the expected reward of the step that led to a latent, ``[...]``."""
         return self.two_hot.mean(self.reward_head(features))
 
     def continuation(self, features: Tensor) -> Tensor:
-        """Probability of continuing times the discount, ``[...]``."""
+        """Return the probability of continuing, times the discount, ``[...]``."""
         return self.continuation_head(features).float().squeeze(-1).sigmoid()  # type: ignore[no-any-return]
 
     def reward_error(self, features: Tensor, reward: Tensor) -> Tensor:
-        """Cross entropy with the two-hot reward, ``[...]``."""
+        """Return the cross entropy with the two-hot reward, ``[...]``."""
         return self.two_hot.loss(self.reward_head(features), reward)
 
     def continuation_error(self, features: Tensor, continuation: Tensor) -> Tensor:
-        """Binary cross entropy with the discounted continuation, ``[...]``."""
+        """Return the binary cross entropy with the discounted continuation, ``[...]``."""
         logits = self.continuation_head(features).squeeze(-1)
         return functional.binary_cross_entropy_with_logits(logits, continuation, reduction="none")
 
 
 class LatentCritic(nn.Module):
-    """A distribution of returns for each latent, as two-hot logits."""
+    """Critic that predicts a distribution of returns for each latent, as two-hot logits."""
 
     def __init__(self, features: int, size: Size) -> None:
         super().__init__()
@@ -167,26 +167,26 @@ class LatentCritic(nn.Module):
         self.network = self.two_hot.head(features, size.units, 3)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Logits, ``[..., bins + 1]``; the last is -inf."""
+        """Return the logits, ``[..., bins + 1]``; the last logit is -inf."""
         return self.network(features)  # type: ignore[no-any-return]
 
 
 def make_world_model(env: Any, size: str | Size = "tiny", latents: int | None = None) -> WorldModel:
-    """Make a world model of an environment.
+    """Create a world model for an environment.
 
     Args:
-        env: one that :func:`~kit.envs.make_env` made.
-        size: name of :data:`~kit.modules.world.SIZES`, or widths of your own.
-        latents: discrete latents; ``None``: as many as the size has.
+        env: environment from :func:`~kit.envs.make_env`.
+        size: key of :data:`~kit.modules.world.SIZES`, or custom sizes.
+        latents: number of discrete latents; ``None``: the size's default.
 
     Raises:
-        SettingError: if observations or actions are of a kind it cannot predict.
+        SettingError: if the observation or action space is not supported.
     """
     return WorldModel(env, size_of(size, latents=latents))
 
 
 def make_critic(world_model: WorldModel) -> LatentCritic:
-    """Make a critic on the features of a world model."""
+    """Create a critic on the features of a world model."""
     return LatentCritic(world_model.features, world_model.size)
 
 

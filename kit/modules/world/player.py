@@ -1,4 +1,4 @@
-"""Acting with a world model: filter the observations, then choose."""
+"""Policy that filters observations with a world model and acts on the latent."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from kit.modules.world.rssm import Latent
 
 
 class Player(TensorDictModuleBase):  # type: ignore[misc, unused-ignore]
-    """A recurrent policy: the latent of the world model is its hidden state.
+    """A recurrent policy whose hidden state is the latent of a world model.
 
-    Reads the observations, the latent and the action of the step before; writes ``action`` and the
-    next hidden state (under private keys, which no batch keeps). Actions are sampled where
-    the exploration type is random, and are the mean or the most probable one otherwise.
+    Reads the observations, the latent and the previous action. Writes ``action`` and the next
+    hidden state, under private keys that batches omit. Actions are sampled if the exploration type
+    is random; otherwise they are the mean or the most probable action.
 
     Args:
-        world_model: filters observations.
-        actor: chooses.
-        exploration_noise: standard deviation of what is added to sampled actions, which stay in
-            [-1, 1] of their range; choices take none.
-        stored_latents: whether the latent is also written under ``"latent"``, for the replay.
+        world_model: world model that filters observations.
+        actor: actor on the latent's features.
+        exploration_noise: standard deviation of noise added to sampled continuous actions, which
+            are then clipped to [-1, 1] of their range.
+        stored_latents: whether to also write the latent under ``"latent"``, for replay.
 
     Attributes:
-        stored: what the replay keeps of a latent that is not known, by name; empty: nothing.
+        stored: replay entries for an unknown latent, by name; empty if latents are not stored.
     """
 
     DETER, STOCH, ACTION = "_deter", "_stoch", "_previous_action"
@@ -55,14 +55,14 @@ class Player(TensorDictModuleBase):  # type: ignore[misc, unused-ignore]
         self.out_keys += [("latent", name) for name in self.stored]
 
     def make_tensordict_primer(self) -> TensorDictPrimer:
-        """The hidden state with which episodes begin: zeros."""
+        """Return the transform that initialises the hidden state of episodes to zeros."""
         rssm = self.world_model.rssm
         widths = (rssm.deter, rssm.stoch, rssm.action_features)
         specs = {key: Unbounded((width,)) for key, width in zip(self.HIDDEN, widths)}
         return TensorDictPrimer(specs, expand_specs=True)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Write the action and the hidden state of the next step."""
+        """Write the action and the next hidden state."""
         model = self.world_model
         before = Latent(tensordict.get(self.DETER), tensordict.get(self.STOCH))
         embedding = model.encode(model.targets(tensordict))
@@ -81,7 +81,7 @@ class Player(TensorDictModuleBase):  # type: ignore[misc, unused-ignore]
         return tensordict
 
     def remember(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Take the action that is there now for the one that is executed."""
+        """Store the TensorDict's current action as the action that is executed."""
         code = self.world_model.code
         return tensordict.set(("next", self.ACTION), code.encode(tensordict.get(code.key)))
 

@@ -1,4 +1,4 @@
-"""Recurrent state-space models: filtering, imagination, and the discrete one of DreamerV3."""
+"""Recurrent state-space models for filtering and imagination, including DreamerV3's RSSM."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from kit.modules.world.sizes import Size
 
 
 class Latent(NamedTuple):
-    """The state of a world model."""
+    """The latent state of a world model."""
 
     deter: Tensor
-    """deterministic, ``[..., deter]``."""
+    """Deterministic state, ``[..., deter]``."""
     stoch: Tensor
-    """stochastic, ``[..., stoch]``: one-hot samples side by side, or numbers."""
+    """Stochastic state, ``[..., stoch]``: concatenated one-hot samples, or numbers."""
 
     @property
     def features(self) -> Tensor:
-        """Input of heads, actor and critic, ``[..., stoch + deter]``."""
+        """Input features of heads, actor and critic, ``[..., stoch + deter]``."""
         return torch.cat([self.stoch, self.deter], -1)
 
     def newest(self, time_steps: int) -> Latent:
-        """The last time steps of ``[time, sequences, ...]`` as rows, ``[rows, ...]``; 0: all."""
+        """Flatten the last ``time_steps`` of ``[time, sequences, ...]`` to rows; 0 means all."""
         return Latent(*(part[-time_steps:].flatten(0, 1) for part in self))
 
 
 class StateSpace(nn.Module):
-    """A recurrent state-space model, for filtering and imagination.
+    """Base class of recurrent state-space models, for filtering and imagination.
 
-    Whatever does not depend on the step before is computed for all time steps at once.
+    Values that do not depend on the previous step are computed for all time steps at once.
 
     Attributes:
-        deter: width of the deterministic state.
-        stoch: width of the stochastic state.
-        action_features: width of an encoded action.
-        features: width of a latent's features.
-        posterior_embedding: projects encoded observations.
-        prior: parameters of the next stochastic state, from the deterministic one.
+        deter: size of the deterministic state.
+        stoch: size of the stochastic state.
+        action_features: size of an encoded action.
+        features: size of a latent's features.
+        posterior_embedding: projection of encoded observations.
+        prior: network from the deterministic state to the parameters of the prior.
     """
 
     deter: int
@@ -54,16 +54,16 @@ class StateSpace(nn.Module):
 
     @property
     def features(self) -> int:
-        """Width of a latent's features."""
+        """Size of a latent's features."""
         return self.deter + self.stoch
 
     def initial(self, *rows: int, device: torch.device | None = None) -> Latent:
-        """Latents of zeros, ``[*rows, ...]``."""
+        """Return latents of zeros, ``[*rows, ...]``."""
         widths = (self.deter, self.stoch)
         return Latent(*(torch.zeros(*rows, width, device=device) for width in widths))
 
     def packed(self, latent: Latent) -> dict[str, Tensor]:
-        """Latents as a replay keeps them, by name, with the flag that they are known."""
+        """Return the replay-buffer entries of latents by name, including a validity flag."""
         known = torch.ones_like(latent.deter[..., :1], dtype=torch.bool)
         return {
             "deter": latent.deter.detach().half(),
@@ -72,61 +72,61 @@ class StateSpace(nn.Module):
         }
 
     def unpacked(self, packed: Mapping[str, Tensor]) -> Latent:
-        """The latents of :meth:`packed`."""
+        """Convert the result of :meth:`packed` back to latents."""
         return Latent(packed["deter"].float(), packed["stoch"])
 
     def noise(self, *rows: int, device: torch.device) -> Tensor:
-        """Random numbers that samples of ``rows`` states need, ``[*rows, ...]``."""
+        """Draw the random numbers for sampling ``rows`` of states, ``[*rows, ...]``."""
         raise NotImplementedError
 
     def action(self, action: Tensor) -> Tensor:
-        """Project encoded actions, ``[..., action_features]``."""
+        """Return the projection of encoded actions ``[..., action_features]``."""
         return action
 
     def recur(self, latent: Latent, action: Tensor) -> Tensor:
-        """The next deterministic state.
+        """Return the next deterministic state.
 
         Args:
-            latent: ``[rows, ...]``.
-            action: projected, ``[rows, ...]``.
+            latent: current latent, ``[rows, ...]``.
+            action: projected action, ``[rows, ...]``.
         """
         raise NotImplementedError
 
     def correct(self, deter: Tensor, embedding: Tensor) -> Tensor:
-        """Parameters of the posterior, from the deterministic state and projected observations."""
+        """Return the posterior's parameters, given the state and projected observation."""
         raise NotImplementedError
 
     def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
-        """Stochastic states ``[..., stoch]``, through which gradients flow."""
+        """Return differentiable samples of the stochastic state, ``[..., stoch]``."""
         raise NotImplementedError
 
     def divergence(self, posterior: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
-        """KL divergences of dynamics and representation in nats, summed over latents, ``[...]``.
+        """Return the dynamics and representation KL divergences in nats, summed over latents.
 
-        The first moves the prior towards the posterior, the second the posterior towards the prior
-        (Hafner et al. 2025, eq. 5, before free nats).
+        The first divergence only trains the prior and the second one only the posterior (Hafner et
+        al. 2025, eq. 5, before free nats). Both have shape ``[...]``.
 
         Args:
-            posterior: parameters, ``[..., *]``.
-            prior: parameters of the same shape.
+            posterior: parameters of the posterior, ``[..., *]``.
+            prior: parameters of the prior, of the same shape.
         """
         raise NotImplementedError
 
     def imagine(self, latent: Latent, action: Tensor, noise: Tensor) -> Latent:
-        """The next latent by the prior; arguments as in :meth:`recur` and :meth:`sample`."""
+        """Return the next latent from the prior; see :meth:`recur` and :meth:`sample`."""
         deter = self.recur(latent, action)
         return Latent(deter, self.sample(self.prior(deter), noise))
 
     def observe(
         self, start: Latent, previous_action: Tensor, embedding: Tensor, is_init: Tensor
     ) -> tuple[Latent, Tensor]:
-        """Filter sequences; where an episode begins, latent and action are zero before it.
+        """Filter sequences; latent and action are reset to zero at the start of each episode.
 
         Args:
             start: latent before the first time step, ``[rows, ...]``.
-            previous_action: encoded, ``[time, rows, action_features]``.
+            previous_action: encoded previous actions, ``[time, rows, action_features]``.
             embedding: encoded observations, ``[time, rows, embedding]``.
-            is_init: whether a time step begins an episode, ``[time, rows]``.
+            is_init: whether a time step starts an episode, ``[time, rows]``.
 
         Returns:
             Latents ``[time, rows, ...]`` and the parameters of their posteriors.
@@ -148,11 +148,10 @@ class StateSpace(nn.Module):
 
 
 class RSSM(StateSpace):
-    """Predicts the next latent from the latent and the action, and corrects it by the observation.
+    """DreamerV3's state-space model, with categorical latents and a block-diagonal GRU.
 
-    The recurrence is a GRU whose weights are block-diagonal; latents are categorical, with 1 % of
-    uniform probability mixed in and gradients passed straight through samples (Hafner et al. 2025,
-    eqs. 1, 4 and appendix).
+    Class probabilities are mixed with 1 % of uniform probability, and gradients pass straight
+    through samples (Hafner et al. 2025, eqs. 1, 4 and appendix).
     """
 
     UNIFORM = 0.01
@@ -184,52 +183,52 @@ class RSSM(StateSpace):
         self.posterior_out = Dense(hidden, codes)
 
     def packed(self, latent: Latent) -> dict[str, Tensor]:
-        """As for any state-space model, with the numbers of the classes."""
+        """Return replay-buffer entries, with class indices instead of one-hot samples."""
         codes = latent.stoch.view(*latent.stoch.shape[:-1], self.size.stoch, self.size.classes)
         return {**super().packed(latent), "stoch": codes.argmax(-1).short()}
 
     def unpacked(self, packed: Mapping[str, Tensor]) -> Latent:
-        """The latents of :meth:`packed`."""
+        """Convert the result of :meth:`packed` back to latents."""
         codes = one_hot(packed["stoch"], self.size.classes)
         return Latent(packed["deter"].float(), codes.flatten(-2))
 
     def noise(self, *rows: int, device: torch.device) -> Tensor:
-        """Uniform random numbers in [0, 1), ``[*rows, latents]``."""
+        """Draw uniform random numbers in [0, 1), ``[*rows, latents]``."""
         return torch.rand(*rows, self.size.stoch, device=device)
 
     def action(self, action: Tensor) -> Tensor:
-        """Project encoded actions ``[..., action_features]``, scaled into [-1, 1] if beyond."""
+        """Return the projection of encoded actions, scaled to [-1, 1] if they exceed this range."""
         return self.from_action(bounded(action))  # type: ignore[no-any-return]
 
     def recur(self, latent: Latent, action: Tensor) -> Tensor:
-        """The next deterministic state; arguments as for any state-space model."""
+        """Return the next deterministic state; see :meth:`StateSpace.recur`."""
         deter, blocks = latent.deter, self.size.blocks
         rows = len(deter)
         joined = torch.cat([self.from_deter(deter), self.from_stoch(latent.stoch), action], -1)
-        own, shared = (
+        state, shared = (
             part.view(rows, blocks, -1).transpose(0, 1) for part in (deter, self.mix_joined(joined))
         )
-        mixed = torch.baddbmm(shared, own, self.mix)
+        mixed = torch.baddbmm(shared, state, self.mix)
         mixed = self.mix_norm(mixed.transpose(0, 1).reshape(rows, -1))
         gates = self.gates(mixed.view(rows, blocks, -1).transpose(0, 1))
         reset, candidate, update = gates.float().chunk(3, -1)
-        # PyTorch's sigmoid is slow on strided numbers, and three times as fast as its tanh:
-        # tanh(x) = 2 sigmoid(2 x) - 1.
+        # PyTorch's sigmoid is slow on strided tensors, and three times faster than its tanh.
+        # The code therefore uses contiguous tensors and tanh(x) = 2 sigmoid(2 x) - 1.
         kept = torch.sigmoid(reset.contiguous()) * candidate
         candidate = 2 * torch.sigmoid(2 * kept) - 1
-        following = torch.lerp(own, candidate, torch.sigmoid(update - 1))
+        following = torch.lerp(state, candidate, torch.sigmoid(update - 1))
         return following.transpose(0, 1).reshape(rows, -1)
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """Class probabilities ``[..., stoch, classes]`` with uniform ones mixed in."""
+        """Return class probabilities, mixed with uniform ones, ``[..., stoch, classes]``."""
         size = self.size
-        # Classes lie first in memory: PyTorch is slow at a softmax over few neighbours.
+        # Classes are moved to the first dimension, as softmax over few adjacent values is slow.
         classes = logits.float().reshape(-1, size.classes).t().softmax(0)
         mixed = (1 - self.UNIFORM) * classes + self.UNIFORM / size.classes
         return mixed.t().view(*logits.shape[:-1], size.stoch, size.classes)
 
     def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
-        """One-hot samples side by side, with gradients straight through to the probabilities.
+        """Return concatenated one-hot samples with straight-through gradients.
 
         Args:
             parameters: logits, ``[..., stoch]``.
@@ -242,12 +241,12 @@ class RSSM(StateSpace):
         return sampled.flatten(-2)
 
     def correct(self, deter: Tensor, embedding: Tensor) -> Tensor:
-        """Logits of the posterior, from the deterministic state and a projected observation."""
+        """Return the posterior's logits, given the state and projected observation."""
         hidden = self.posterior_norm(self.posterior_deter(deter) + embedding)
         return self.posterior_out(hidden)  # type: ignore[no-any-return]
 
     def divergence(self, posterior: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
-        """As for any state-space model, of logits ``[..., stoch]``."""
+        """Return the KL divergences for logits ``[..., stoch]``; see :class:`StateSpace`."""
         p, q = self.probabilities(posterior), self.probabilities(prior)
         return _kl(p.detach(), q), _kl(p, q.detach())
 

@@ -1,4 +1,4 @@
-"""Sizes of DreamerV3's networks."""
+"""Sizes of DreamerV3's networks, from 'nano' to '400m'."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from kit.steps.errors import one_of, whole_number
 
 @dataclass(frozen=True)
 class Size:
-    """Widths of all networks (Hafner et al. 2025, table of model sizes)."""
+    """Layer sizes of all networks (Hafner et al. 2025, table of model sizes)."""
 
     deter: int
-    """Width of the deterministic state."""
+    """Size of the deterministic state."""
     hidden: int
-    """Width of the projections around the recurrence."""
+    """Size of the projections around the recurrence."""
     classes: int
-    """Classes of each discrete latent."""
+    """Number of classes of each discrete latent."""
     units: int
-    """Width of encoder, decoder and heads."""
+    """Hidden size of encoder, decoder and heads."""
     depth: int
-    """Channels of the first stage for images; later ones have 2, 3, 4, 4 times as many."""
+    """Base number of image channels; stages have 2, 3, 4 and 4 times as many."""
     stoch: int = 32
     """Number of discrete latents."""
     blocks: int = 8
-    """Blocks of the recurrence."""
+    """Number of diagonal blocks in the recurrence."""
 
     @property
     def bytes_stored(self) -> int:
-        """Bytes of a latent as a replay buffer keeps it."""
+        """Number of bytes that a replay buffer needs to store one latent."""
         return 2 * (self.deter + self.stoch) + 1
 
 
@@ -44,21 +44,21 @@ SIZES = {
     "200m": Size(8192, 1024, 64, 1024, 64),
     "400m": Size(12288, 1536, 96, 1536, 96),
 }
-"""By name: parameters with images, from 1m on as published; nano and tiny are for one CPU core."""
+"""Sizes by number of parameters, as published; nano and tiny suit a single CPU core."""
 
 
 def size_of(
     size: str | Size, sizes: Mapping[str, Size] = SIZES, latents: int | None = None
 ) -> Size:
-    """The widths of a named size.
+    """Return the network sizes of a named size.
 
     Args:
-        size: its name, or widths.
-        sizes: by name.
-        latents: discrete latents; ``None``: as many as the size has.
+        size: name of a size, or custom sizes.
+        sizes: sizes by name.
+        latents: number of discrete latents; ``None``: the size's default.
 
     Raises:
-        SettingError: if there is no such size, or there are no latents.
+        SettingError: if the size is unknown, or ``latents`` is less than 1.
     """
     if not isinstance(size, Size):
         size = sizes[one_of("size", size, [*sizes])]
