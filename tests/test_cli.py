@@ -30,7 +30,7 @@ def test_explain_says_what_will_happen(kit):
     assert text.startswith("sheeprl 0.8.4, sac (off-policy)")
     assert "num_envs=4" in text
     assert "4,952" in text
-    assert "- The last iteration with random actions already trains." in text
+    assert "- The last iteration with random actions also trains." in text
 
 
 def test_explain_reads_a_file_of_the_library(kit):
@@ -145,7 +145,7 @@ def test_words_lists_the_vocabularies(kit):
         ("explain sheeprl replay_rato=1", "what works: replay_ratio"),
         ("explain sb3 train_freq=0", "train_freq=0 is less than 1; what works: 1."),
         ("explain sb3 n_envs", "cannot be read"),
-        ("explain sb3 n_envs=1 junk", "is not of the form name=value"),
+        ("explain sb3 n_envs=1 junk", "Settings have the form name=value"),
         ("translate sb3 --to shee", "dialect='shee' is not known"),
         ("diff sb3 n_envs=4", "does not name two dialects"),
         ("words sb4", "dialect='sb4' is not known; what works: sb3"),

@@ -68,8 +68,7 @@ class Dialect(ForeignSteps):
     """Recipe settings that the library fixes without a field, per algorithm."""
 
     algo: str | None = extra_field()
-    """Algorithm of the library, or a family: ``on_policy``, ``off_policy``, ``offline``; ``None``:
-    inferred from the settings."""
+    """Algorithm, or a family: ``on_policy``, ``off_policy``, ``offline``; ``None``: inferred."""
     version: str = extra_field(default="")
     """Version of the library; empty: the first of ``VERSIONS``."""
     library_defaults: bool = extra_field(default=False)
@@ -116,7 +115,7 @@ class Dialect(ForeignSteps):
 
     @classmethod
     def _same_as(cls, algo: str) -> dict[str, str]:
-        """Map the fields that an algorithm uses to the plan settings of equal value."""
+        """Map the fields that an algorithm uses to plan settings of equal value."""
         used = {f.name: f.metadata.get("plan") for f in fields(cls) if cls.applies(f.name, algo)}
         return {name: plan for name, plan in used.items() if plan}
 
@@ -168,7 +167,7 @@ class Dialect(ForeignSteps):
         if given.startswith(found) or self.ALGORITHMS[given] == found:
             return given
         reason = f"The algorithm of this recipe is {algo}"
-        raise SettingError("algo", self.algo, reason, f"Omit it, or use a recipe for {given}")
+        raise SettingError("algo", self.algo, reason, f"Omit algo, or use a recipe for {given}")
 
     def implied_algorithm(self) -> str:
         """Return the algorithm that the given settings imply without naming it."""
@@ -260,7 +259,7 @@ class Dialect(ForeignSteps):
     @staticmethod
     @abstractmethod
     def _from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields nearest to ``plan`` that have no plan setting of equal value.
+        """Return the fields nearest to ``plan`` that are not copied from a plan setting.
 
         Args:
             plan: plan to express.
@@ -291,7 +290,7 @@ class Dialect(ForeignSteps):
 
     @classmethod
     def counting_fields(cls, algo: str) -> frozenset[str]:
-        """Return the library's fields that count for an algorithm or family."""
+        """Return the library's fields that determine step counts for an algorithm or family."""
         used = {f.name for f in fields(cls) if not f.kw_only and cls.applies(f.name, algo)}
         return frozenset(used - set(uses(cls)) - set(cls.GROUPS))
 
@@ -307,7 +306,7 @@ class Dialect(ForeignSteps):
         for name in given.idle_settings(self.algo):
             reason = f"The field has no effect for {self.algo} in {self.LIBRARY}"
             applicable = ", ".join(sorted(self.counting_fields(str(self.algo))))
-            hint = f"Omit it. Fields that count: {applicable}"
+            hint = f"Omit {name}. Fields that determine step counts: {applicable}"
             raise SettingError(name, getattr(given, name), reason, hint)
 
     # ------------------------------------------------------------------ in and out
@@ -358,10 +357,11 @@ class Dialect(ForeignSteps):
     def _unknown(cls, name: str, value: Any) -> SettingError:
         """Return the error for an unknown setting, with its new name or similar names."""
         last = name.rpartition(".")[2]
-        reason = f"{cls.LIBRARY} has no such setting"
+        reason = f"The {cls.NAME} dialect has no such setting"
         near = close_to(last, sorted({*cls.names(), *cls.PATHS}))
         if last in cls.RENAMED:
-            reason, near = f"{cls.LIBRARY} {cls().version} renamed it", [cls.RENAMED[last]]
+            reason = f"The setting has another name in {cls.LIBRARY} {cls().version}"
+            near = [cls.RENAMED[last]]
         return SettingError(name, value, reason, near or f"See `kit steps words {cls.NAME}`")
 
 
@@ -399,10 +399,10 @@ def steps_of_training(plan: StepPlan) -> int:
 
 
 def step_by_step(plan: StepPlan) -> StepPlan:
-    """Convert a plan of whole episodes to single steps with evenly spread gradient steps.
+    """Convert a plan that collects whole episodes to a plan that collects single steps.
 
-    The gradient steps of a prefill iteration become pretraining. All other plans are returned
-    unchanged.
+    Gradient steps are spread evenly, and those of a prefill iteration become pretraining. All other
+    plans are returned unchanged.
 
     Raises:
         SettingError: if the episode length is unknown.

@@ -1,15 +1,14 @@
-"""Maps fields of other libraries that do not count to the settings of a recipe.
+"""Mapping of other libraries' settings, such as learning rates, to the settings of a recipe.
 
 Each dialect field has one of three uses:
 
-- ``counts``: the field determines the plan.
+- ``counts``: the field determines step counts of the plan.
 - ``acts``: the field maps to a recipe setting, such as ``lr`` of nip to ``learning_rate``.
 - ``refused``: recipes do not support the field.
 
 A field is mapped if it was given or differs from the library's default. Otherwise the recipe keeps
-its own default, and the run table lists the differences. It also lists fixed behaviour of the
-library that no field configures. With ``library_defaults``, all of these values replace defaults of
-the recipe, but not settings that were given.
+its own default, and the run table lists differences, also of fixed behaviour without a field. With
+``library_defaults``, these values replace recipe settings that were not given.
 """
 
 from __future__ import annotations
@@ -85,13 +84,12 @@ def changed(settings: Dialect) -> dict[str, Any]:
 def typed(settings: Dialect) -> set[str]:
     """Return the names of the fields that were given, with dotted names in groups.
 
-    If all fields were passed, as in a saved run, the fields that the user gave are unknown.
+    A saved run passes all fields, so none of them is considered as given.
     """
     groups = {f"{name}.": getattr(settings, name) for name in settings.GROUPS}
     names = set()
     for prefix, group in {"": settings, **groups}.items():
-        all_fields = {f.name for f in dataclasses.fields(group)}
-        given = given_fields(group)
+        given, all_fields = given_fields(group), {f.name for f in dataclasses.fields(group)}
         names |= {f"{prefix}{name}" for name in given if given < all_fields}
     return names
 
@@ -150,7 +148,7 @@ def map_fields(
         raise SettingError("library_defaults", True, reason, f"Also set algo={' or '.join(near)}")
     defaults = type(config)() if resolved.library_defaults else None
     values: dict[str, Any] = {}
-    default_values: dict[str, Any] = {}  # from fields that were given with the library's default
+    default_values: dict[str, Any] = {}
     for name, use in _select_uses(resolved).items():
         if name in differing:
             values |= _map_field(name, differing[name], use, resolved, config)
@@ -202,7 +200,7 @@ def _map_defaults(
             values |= {name: v for name, v in theirs.items() if _setting(config, name)}
             continue
         here = f"here {use.setting}={ours[0]}"
-        if ours == [value]:  # equal numbers with different definitions
+        if ours == [value]:  # The values are equal, but their definitions differ.
             here = f"equals {use.setting}={theirs[use.setting]}, here {ours[0]}"
         unmapped.append(f"{name}={value} ({here})")
     return values, unmapped
@@ -211,7 +209,7 @@ def _map_defaults(
 def _map_implicit_defaults(
     resolved: Dialect, values: Collection[str], config: Any, defaults: Any
 ) -> tuple[dict[str, Any], list[str]]:
-    """Do the same as :func:`_map_defaults` for library behaviour that no field configures."""
+    """Do the same as :func:`_map_defaults` for fixed library behaviour without a field."""
     applied, unmapped = {}, []
     implicit = resolved.IMPLICIT_DEFAULTS.get(str(resolved.algo), {})
     if hasattr(config, "convolutions"):
@@ -247,7 +245,7 @@ def uncounted(settings: Dialect) -> dict[str, Any]:
 def differing_meanings(source: Dialect, target: Dialect) -> dict[str, tuple[Any, Any]]:
     """Return recipe settings that two libraries configure differently, defaults included.
 
-    The values of both libraries are keyed by the name of the recipe setting.
+    Both values are keyed by the name of the recipe setting.
     """
     ours, theirs = _translate_fields(source), _translate_fields(target)
     pairs = ((name, ours[name], theirs[name]) for name in ours if name in theirs)
@@ -302,14 +300,11 @@ def _map_field(
 
 
 def _can_map(name: str, use: MapsTo | Unsupported, resolved: Dialect, config: Any) -> bool:
-    """Return whether a field that was given with the library's default can be mapped.
-
-    A feature that is off by default needs no setting in a recipe that does not have it.
-    """
+    """Return whether a given default can be mapped; disabled features need no recipe setting."""
     value = flat(resolved)[name]
-    if isinstance(use, Unsupported):
-        return False
-    if value is None and _translate_value(use, value, resolved) is None:
+    if isinstance(use, Unsupported) or (
+        value is None and not _translate_value(use, None, resolved)
+    ):
         return False
     return bool(_setting(config, use.setting)) or value not in (None, False)
 

@@ -181,8 +181,7 @@ class CleanRL(WrappedDialect):
     target_kl: float | None = mapped(
         "target_kl", None, lambda value, _: value / 1.5, only=ON_POLICY
     )
-    """KL divergence above which an update stops after an epoch (PPO); the kit stops above 1.5 times
-    its ``target_kl``."""
+    """KL divergence at which an update stops after an epoch (PPO)."""
     tau: float = mapped("tau", only=OFF_POLICY)
     """Polyak coefficient of the target networks (off-policy)."""
     alpha: float = mapped("initial_alpha", None, _fixed_alpha, only=_SACS)

@@ -146,7 +146,7 @@ class Dreamer(Dialect):
 
 @dataclass
 class DreamerPaper(Dialect):
-    """Algorithm 1 of the first paper: one episode, then ``collect_interval`` updates."""
+    """Algorithm 1 of the first Dreamer paper, which alternates one episode and several updates."""
 
     NAME = "dreamer-paper"
     LIBRARY = "the first Dreamer paper"
@@ -246,7 +246,7 @@ class TransitionRatio(CountingRule):
         self.prev: float | None = None
 
     def advance(self, policy_steps: int) -> int:
-        """Collect ``policy_steps`` transitions and return the due gradient steps."""
+        """Count ``policy_steps`` transitions and return the due gradient steps."""
         due = 0
         for _ in range(policy_steps):
             self.transitions += 1

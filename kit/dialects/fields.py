@@ -1,4 +1,4 @@
-"""Declarations of dialect fields: a field counts, maps to a recipe setting, or is unsupported."""
+"""Field declarations of dialects, with the plan or recipe setting that each field sets."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ class MapsTo:
     family: str | None = None
     """Algorithm family in which the field maps to the setting; ``None``: all families."""
     otherwise: MapsTo | Unsupported | None = None
-    """Use of the field in other families; ``None``: the field counts."""
+    """Use of the field in other families; ``None``: the field determines step counts."""
     also: MapsTo | None = None
     """Second recipe setting, which is set unless its value is ``None``."""
 
 
 def count_field(plan: str = "", default: Any = None, *, only: Any = ()) -> Any:
-    """Declare a field that determines the plan.
+    """Declare a field that determines step counts of the plan.
 
     Args:
         plan: plan setting with the same value; empty if the plan is computed from the field.

@@ -107,7 +107,7 @@ def _configured(cls: type[Dialect], configs: Mapping[str, Any]) -> dict[str, Any
             continue
         choice = selected[group]
         if not isinstance(choice, str) or choice not in options:
-            reason = f"{cls.LIBRARY} has no such configuration"
+            reason = f"The {cls.NAME} dialect has no such configuration"
             raise SettingError(group, choice, reason, nearest_first(choice, [*options])[:3])
         for name, value in options[choice].items():
             if name in cls.CONFIGS and name != group:

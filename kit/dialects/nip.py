@@ -88,13 +88,11 @@ class Nip(WrappedDialect):
     PATHS: ClassVar = {"trainer": "algo"}
 
     frames_per_batch: PositiveInt | None = 1000
-    """Frames per iteration over all environments; ``None``: ``rollouts_per_iteration *
-    steps_per_env_per_iteration``."""
+    """Frames per iteration over all environments; ``None``: computed from the rollouts."""
     rollouts_per_iteration: PositiveInt | None = None
     """Rollouts per iteration if ``frames_per_batch`` is ``None``; ``None``: size of the dataset."""
     steps_per_env_per_iteration: PositiveInt | None = None
-    """Frames per environment and iteration, a divisor of ``frames_per_batch`` that determines the
-    number of environments; ``None``: ``max_message_rounds``."""
+    """Frames per environment and iteration; ``None``: ``max_message_rounds``."""
     num_iterations: NonNegativeInt = 1000
     """Number of iterations; the run has ``num_iterations * frames_per_batch`` frames."""
     num_epochs: NonNegativeInt = 4
@@ -110,14 +108,13 @@ class Nip(WrappedDialect):
     loss_critic_type: Literal["l1", "l2", "smooth_l1"] = mapped("critic_loss", "smooth_l1")
     """Critic loss: ``l1``, ``l2`` or ``smooth_l1``."""
     clip_value: float | bool | None = mapped("clip_value", False, _clip_value)
-    """Clip range of the value; ``True``: the policy's clip range; ``False`` or ``None``: no
-    clipping. nip itself treats ``True`` as 1 and ``False`` as 0."""
+    """Clip range of the value; ``True``: the policy's range; ``False`` or ``None``: no clipping."""
     normalize_observations: bool = mapped("env.normalize_observation", True)
     """Whether observations are normalised with statistics of random actions before training."""
     num_normalization_steps: NonNegativeInt = unsupported(
         "Use steps.num_normalization_steps of the kit, which is part of the total", 1000
     )
-    """Frames for these statistics per key, in both the training and the test environment."""
+    """Normalisation frames per key, in both the training and the test environment."""
     gamma: float = mapped("gamma", 0.9)
     """Discount factor per step."""
     lmbda: float = mapped("gae_lambda", 0.95)

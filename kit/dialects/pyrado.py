@@ -114,8 +114,7 @@ class GAE(GivenFields):
     standardizer: Literal["RunningStandardizer"] | None = mapped(
         "advantage_norm", None, lambda value, _: "running" if value else None
     )
-    """``RunningStandardizer``: statistics of all previous advantages; ``None``: statistics per
-    batch."""
+    """``RunningStandardizer``: statistics of all advantages; ``None``: statistics per batch."""
     max_grad_norm: float | None = mapped("max_grad_norm", None, _critic_norm, also=_EPOCHS)
     """Maximum gradient norm of the separate critic updates (PPO); ``None``: no clipping."""
     lr: float = mapped("critic_learning_rate", 5e-4, _of_critic("lr"), also=_EPOCHS)
@@ -164,16 +163,13 @@ class Pyrado(WrappedDialect):
     num_init_memory_steps: NonNegativeInt | None = count_field(only=OFF_POLICY)
     """Minimum random steps of the warm-up, in whole rollouts; ``None``: ``memory_size``."""
     num_updates_per_step: NonNegativeInt | None = count_field(only=OFF_POLICY)
-    """Gradient steps per iteration; ``None``: ``ceil(min_steps / env_max_steps)``, or
-    ``min_rollouts`` without ``min_steps``."""
+    """Gradient steps per iteration; ``None``: derived from ``min_steps`` or ``min_rollouts``."""
     target_update_intvl: PositiveInt = mapped("target_update_every", only=OFF_POLICY)
     """Gradient steps between target updates; pyrado also updates after the first gradient step."""
     eval_intvl: PositiveInt = count_field(default=100, only=OFF_POLICY)
-    """Iterations between evaluations of 100 rollouts, which precede the update; ignored with a
-    logger."""
+    """Iterations between evaluations of 100 rollouts before the update; unused with a logger."""
     use_trained_policy_for_refill: bool = count_field(default=False, only=OFF_POLICY)
-    """Whether the exploration policy refills the memory after a reset, instead of random
-    actions."""
+    """Whether the policy refills the memory after a reset, instead of random actions."""
     num_workers: PositiveInt = unsupported("Use env.vectorization=async", 4)
     """Number of sampling processes, which does not affect the samples."""
     num_particles: PositiveInt = count_field(default=1, only="svpg")
@@ -199,8 +195,7 @@ class Pyrado(WrappedDialect):
     eps_init: float = mapped("epsilon_start", 1.0, only="dql")
     """Initial probability of a random action (DQL)."""
     eps_schedule_gamma: float | None = mapped("epsilon_decay", only="dql", also=_FLOOR)
-    """Decay factor per iteration of the difference between epsilon and 0.05 (DQL); ``None``: the
-    recipe's schedule. pyrado requires a value."""
+    """Decay of ``epsilon - 0.05`` per iteration (DQL); ``None``: the recipe's schedule."""
     eps_clip: float = mapped("clip_epsilon", 0.1, only=_CLIPPED)
     """Clip range of the probability ratio (PPO, PPO2)."""
     vfcn_coeff: float = mapped("critic_coeff", 0.5, lambda value, _: value / 2, only=_JOINT)
@@ -212,8 +207,7 @@ class Pyrado(WrappedDialect):
     )
     """Initial standard deviation of the actions."""
     max_grad_norm: float | None = mapped("max_grad_norm", None, _norm)
-    """Maximum gradient norm of the policy, in PPO2 also of the critic; ``None``: default of the
-    algorithm."""
+    """Maximum gradient norm of the policy, in PPO2 also of the critic; ``None``: default."""
     lr: float = mapped("learning_rate")
     """Learning rate."""
     lr_scheduler: str | None = unsupported("Use lr_schedule")
@@ -221,8 +215,7 @@ class Pyrado(WrappedDialect):
     lr_scheduler_hparam: dict[str, Any] | None = unsupported("Use lr_schedule")
     """Arguments of the learning-rate scheduler."""
     logger_print_intvl: PositiveInt | None = extra_field(only=OFF_POLICY)
-    """``print_intvl`` of a custom logger, which replaces ``eval_intvl`` in value-based
-    algorithms."""
+    """``print_intvl`` of a custom logger, which replaces ``eval_intvl``."""
     env_max_steps: PositiveInt | None = extra_field()
     """Maximum rollout length in steps (``env.max_steps``)."""
     episode_length: PositiveInt | None = extra_field()

@@ -164,8 +164,7 @@ class SB3(WrappedDialect):
     total_timesteps: NonNegativeInt = 1_000_000
     """Timesteps of the run, rounded up to whole rollouts; the argument of ``learn``."""
     n_steps: PositiveInt = mapped("n_step", family=OFF_POLICY)
-    """Vector steps per rollout (PPO, A2C): ``n_steps * n_envs`` timesteps; steps of an n-step
-    return (off-policy)."""
+    """Vector steps per rollout (PPO, A2C), or steps of an n-step return (off-policy)."""
     batch_size: PositiveInt = count_field(only=("ppo", OFF_POLICY))
     """Transitions per minibatch (not A2C); the last minibatch of an epoch may be smaller."""
     n_epochs: PositiveInt = count_field(only="ppo")
@@ -175,8 +174,7 @@ class SB3(WrappedDialect):
     gradient_steps: Annotated[int, Limits(-LARGEST, LARGEST)] = count_field(only=OFF_POLICY)
     """Gradient steps after each rollout, independent of ``n_envs``; negative: one per timestep."""
     learning_starts: NonNegativeInt = count_field(only=OFF_POLICY)
-    """Timesteps with random actions, rounded up to vector steps; training begins strictly after
-    them."""
+    """Timesteps with random actions; training begins strictly after them."""
     buffer_size: PositiveInt = mapped(
         "buffer_size", None, lambda value, sb3: of_each_env(value, sb3.n_envs), only=OFF_POLICY
     )
@@ -196,12 +194,11 @@ class SB3(WrappedDialect):
     )
     """Type of action noise in RL Zoo; only ``normal`` is supported (TD3, DDPG)."""
     noise_std: float | None = mapped("exploration_noise", only=("td3", "ddpg"))
-    """Standard deviation of the action noise in RL Zoo for actions in [-1, 1]; ``None``: no
-    noise."""
+    """Standard deviation of RL Zoo's action noise for actions in [-1, 1]; ``None``: no noise."""
     learning_rate: Any = mapped(
         "learning_rate", None, _first_of("learning_rate"), also=MapsTo("lr_schedule", _schedule)
     )
-    """Learning rate; a text such as ``lin_1e-3`` (RL Zoo) decreases it linearly to zero."""
+    """Learning rate; ``lin_1e-3`` (RL Zoo) decreases it linearly to zero."""
     policy: Literal["MlpPolicy", "CnnPolicy", "MultiInputPolicy"] | None = unsupported(
         "Recipes build networks like MlpPolicy; use hidden_sizes", accepted=("MlpPolicy",)
     )
@@ -212,8 +209,7 @@ class SB3(WrappedDialect):
         lambda value, settings: _net_arch(value, settings)[0],
         also=MapsTo("critic_hidden_sizes", _critic_hidden_sizes),
     )
-    """Policy arguments such as ``{net_arch: [64, 64]}`` for the hidden sizes. A run rejects texts
-    such as ``dict(...)`` of RL Zoo."""
+    """Hidden sizes: ``{net_arch: [64, 64]}``; runs reject RL Zoo texts such as ``dict(...)``."""
     gamma: float = mapped("gamma")
     """Discount factor."""
     gae_lambda: float = mapped("gae_lambda", only=ON_POLICY)
@@ -225,8 +221,7 @@ class SB3(WrappedDialect):
         only="ppo",
         also=MapsTo("clip_schedule", _schedule),
     )
-    """Clip range of the probability ratio (PPO); a text such as ``lin_0.2`` decreases it
-    linearly."""
+    """Clip range of the probability ratio (PPO); ``lin_0.2`` decreases it linearly."""
     clip_range_vf: float | None = unsupported(
         "Use clip_value, which takes the maximum of clipped and unclipped loss",
         only="ppo",
@@ -252,8 +247,7 @@ class SB3(WrappedDialect):
     target_entropy: Any = mapped(
         "target_entropy", None, lambda value, _: None if value == "auto" else value, only="sac"
     )
-    """Target entropy of SAC for actions in [-1, 1]; ``auto``: minus the number of action
-    dimensions."""
+    """Target entropy for actions in [-1, 1] (SAC); ``auto``: minus the action dimensions."""
     use_sde: bool = unsupported(
         "Recipes sample independent noise per action", False, only=(ON_POLICY, "sac")
     )

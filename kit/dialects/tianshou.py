@@ -63,7 +63,7 @@ def _capacity(given: int, settings: Any) -> int:
 
 
 def _neutral_field(neutral: str, default: Any, only: tuple[str, ...] = (), **more: Any) -> Any:
-    """Declare a field of :class:`Sampling` that counts, with its name in both generations."""
+    """Declare a field that determines step counts, with its name in :class:`Sampling`."""
     return field(default=default, metadata={"neutral": neutral, "only": only, **more})
 
 
@@ -79,15 +79,14 @@ class TianshouSettings(Dialect):
     CANNOT: ClassVar = {"world_size": (1, "tianshou trains in a single process")}
 
     batch_size: PositiveInt | None = _neutral_field("batch_size", 64)
-    """Transitions per minibatch; ``None``: the collected batch (on-policy) or the whole buffer
-    (off-policy; undocumented in 2.x)."""
+    """Transitions per minibatch; ``None``: the collected batch, or the whole buffer
+    (off-policy)."""
     num_test_envs: PositiveInt = unsupported("Evaluations use one environment per episode", 1)
     """Number of test environments."""
     buffer_size: PositiveInt = _neutral_field(
         "buffer", BUFFER_SIZE, use=MapsTo("buffer_size", _capacity, OFF_POLICY)
     )
-    """Capacity of the replay buffer in transitions, rounded up to a multiple of the
-    environments."""
+    """Capacity of the replay buffer, rounded up to a multiple of the number of environments."""
     start_timesteps: NonNegativeInt = _neutral_field("start", 0, _COLLECTING)
     """Environment steps before training, which belong to no epoch."""
     start_timesteps_random: bool = _neutral_field("start_random", False, _COLLECTING)
@@ -103,8 +102,7 @@ class TianshouSettings(Dialect):
     replay_buffer_stack_num: PositiveInt = mapped(
         "stacked_frames", 1, _stacked, family=OFF_POLICY, otherwise=_ON_POLICY_BATCH
     )
-    """Number of frames that the buffer stacks; must equal the environment's stack with
-    ``save_only_last_obs``."""
+    """Number of frames that the buffer stacks, equal to the environment's stack."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -122,7 +120,7 @@ class TianshouSettings(Dialect):
         return {neutral: getattr(self, field) for neutral, field in self.neutral().items()}
 
     def implied_algorithm(self) -> str:
-        """Return the implied family; settings for gradient steps per sample imply off-policy."""
+        """Return the algorithm family that the given settings imply."""
         settings = self.by_neutral_name()
         off_policy = settings["per_sample"] != 1.0 or settings["repeat"] is None
         return OFF_POLICY if off_policy or settings["start_random"] is True else ON_POLICY
@@ -160,8 +158,7 @@ class Tianshou(TianshouSettings):
     SECTIONS = frozenset({"", "sampling_config", "sampling"})
 
     num_epochs: NonNegativeInt = _neutral_field("epochs", 100)
-    """Number of epochs; the run has ``num_epochs * ceil(step_per_epoch / c) * c`` environment
-    steps."""
+    """Number of epochs of ``ceil(step_per_epoch / c)`` training steps."""
     step_per_epoch: PositiveInt = _neutral_field("epoch_steps", 30000)
     """Environment steps per epoch, rounded up to whole training steps."""
     num_train_envs: PositiveInt = _neutral_field("envs", -1)
@@ -171,12 +168,11 @@ class Tianshou(TianshouSettings):
     num_test_episodes: PositiveInt = _neutral_field("test_episodes", 1)
     """Episodes per test over all test environments."""
     step_per_collect: PositiveInt = _neutral_field("collect", 2048, _COLLECTING)
-    """Environment steps per training step, rounded up to a multiple of the environments."""
+    """Environment steps per training step, rounded up to a multiple of ``num_train_envs``."""
     repeat_per_collect: int | None = _neutral_field("repeat", 1, (ON_POLICY,))
     """Passes over the collected batch (on-policy)."""
     update_per_step: float = _neutral_field("per_sample", 1.0, (OFF_POLICY,))
-    """Gradient steps per collected step (off-policy). A training step has ``round(update_per_step *
-    c)`` gradient steps, rounded half to even; 0 is invalid."""
+    """Gradient steps per collected step (off-policy), rounded half to even per training step."""
     stop_rew: float | None = extra_field(use=MapsTo("stop_at_return"))
     """Mean test return that ends the run after an epoch (``stop_fn``)."""
     test_return: float | None = extra_field()
@@ -214,7 +210,8 @@ class Tianshou2(TianshouSettings):
     test_step_num_episodes: NonNegativeInt = _neutral_field("test_episodes", -1)
     """Episodes per test; -1: one per test environment. tianshou fails with 0."""
     collection_step_num_env_steps: PositiveInt = _neutral_field("collect", 2048, _COLLECTING)
-    """Environment steps per training step, rounded up to a multiple of the environments."""
+    """Environment steps per training step, rounded up to a multiple of the number of
+    environments."""
     collection_step_num_episodes: PositiveInt | None = count_field(only=_COLLECTING)
     """Episodes per training step; tianshou ignores this setting and fails."""
     test_in_training: bool = unsupported(
@@ -374,7 +371,7 @@ class Sampling:
             yield "Offline epochs count gradient steps and collect nothing."
             return
         if self.collected != self.collect:
-            yield f"A collection is {self.collected} steps, a multiple of the environments."
+            yield f"A collection is {self.collected} steps, a multiple of {self.envs} environments."
         epoch = self.trainings_per_epoch * self.collected
         if epoch != self.epoch_steps:
             yield f"An epoch is {epoch:,} steps in {self.trainings_per_epoch:,} whole collections."

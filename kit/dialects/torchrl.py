@@ -58,8 +58,7 @@ class TorchRL(Dialect):
     frame_skip: PositiveInt = count_field("action_repeat", 1)
     """Env steps per policy step, as counted by the trainer."""
     init_random_frames: int | None = None
-    """Frames with random actions, rounded up to whole batches. The collector counts policy steps,
-    and the trainer counts env steps before training."""
+    """Frames with random actions and before training, rounded up to whole batches."""
     optim_steps_per_batch: NonNegativeInt | None = None
     """Maximum number of minibatches per epoch; ``None``: until the sampler is exhausted."""
     num_epochs: NonNegativeInt = 1
@@ -67,13 +66,11 @@ class TorchRL(Dialect):
     batch_size: PositiveInt = count_field()
     """Transitions per minibatch; ``None``: ``frames_per_batch``."""
     buffer_size: PositiveInt = mapped("buffer_size", family=OFF_POLICY)
-    """Capacity of the replay buffer in transitions; ``None``: a batch, or a million with random
-    sampling."""
+    """Capacity of the replay buffer in transitions; ``None``: depends on the algorithm."""
     sampler: Literal["random", "without_replacement"] = count_field()
     """``random`` or ``without_replacement``; ``None``: depends on the algorithm."""
     iterate: bool = count_field()
-    """Whether an epoch iterates over the buffer once; ``None``: on-policy if neither ``sampler``
-    nor ``optim_steps_per_batch`` is set."""
+    """Whether an epoch iterates over the buffer once; ``None``: depends on other settings."""
     drop_last: bool = False
     """Whether a smaller last minibatch is dropped."""
     num_envs: PositiveInt = extra_field("num_envs", 1)
@@ -82,7 +79,7 @@ class TorchRL(Dialect):
     """Policy steps after which a transform truncates an episode."""
 
     def implied_algorithm(self) -> str:
-        """Return the implied family; sampling without replacement implies on-policy."""
+        """Return the algorithm family that the given settings imply."""
         return ON_POLICY if self.sampler == WITHOUT or self.iterate is True else OFF_POLICY
 
     def _defaults(self) -> Mapping[str, Any]:
@@ -341,7 +338,7 @@ class GrowingSampler(CountingRule):
         epochs, rows = self.epochs, self._rows(self.iteration)
         self.iteration += 1
         if self._rows(self.iteration) != rows:
-            if self._ends_unseen(rows):  # The first epoch ends the old pass and draws nothing.
+            if self._ends_unseen(rows):  # The next epoch only detects the end of the old pass.
                 epochs -= 1
                 self.attempts += 1
             self.epochs_drawn = 0

@@ -312,7 +312,7 @@ def test_copies_of_a_target_between_two_trainings_are_one():
         assert map_fields(given, dqn.Config(), "dqn")[0] == {"target_update_every": every}
     soft = SB3(algo="dqn", target_update_interval=1, gradient_steps=4, tau=0.5)
     assert map_fields(soft, dqn.Config(), "dqn")[0] == {"target_update_every": 1, "tau": 0.5}
-    assert "come before all gradient steps of that rollout" in " ".join(soft.notes())
+    assert "come before all gradient steps of the rollout" in " ".join(soft.notes())
 
 
 @pytest.mark.parametrize("interval", [401, 407])
@@ -329,7 +329,7 @@ def test_a_target_period_between_two_gradient_steps_is_refused_with_the_nearest(
 def test_the_target_period_of_sac_counts_anew_in_each_rollout(steps, interval, every):
     given = SB3(algo="sac", train_freq=10, gradient_steps=steps, target_update_interval=interval)
     assert map_fields(given, dqn.Config(), "sac")[0] == {"target_update_every": every}
-    assert "restarts in each call of train()" in " ".join(given.notes())
+    assert "restarts in each call to train()" in " ".join(given.notes())
 
 
 def test_a_target_period_of_sac_that_does_not_divide_a_rollout_is_no_period():
@@ -526,7 +526,7 @@ def test_what_nip_and_sheeprl_do_without_a_word_is_told_and_taken_if_asked_for(
     given, recipe, taken
 ):
     algo = recipe.__name__.rpartition(".")[2]
-    told = lines_of(given, recipe.Config(), algo).partition("has no word for it: ")[2]
+    told = lines_of(given, recipe.Config(), algo).partition("but different here: ")[2]
     assert told.count("(here") == len(taken)
     assert all(f"{name}={value} (here" in told for name, value in taken.items())
     given.library_defaults = True

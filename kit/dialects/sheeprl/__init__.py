@@ -125,13 +125,11 @@ class Sheeprl(Dialect):
     total_steps: NonNegativeInt = count_field()
     """Policy steps of the run in all processes, rounded down to whole iterations."""
     exploration_steps: NonNegativeInt = count_field(default=0, only=P2E)
-    """Policy steps of Plan2Explore's exploration agent; documented, but not implemented in any
-    version. 0: actual steps of the code."""
+    """Policy steps of Plan2Explore's exploration agent; 0: as implemented in the code."""
     max_episode_steps: int | None = None
     """Policy steps after which an episode is truncated; ``None`` or less than 1: never."""
     learning_starts: NonNegativeInt = count_field(only=OFF_POLICY)
-    """Random policy steps in all processes, rounded down to whole iterations; the last of these
-    iterations also trains."""
+    """Random policy steps in all processes; the last iteration with random steps also trains."""
     per_rank_pretrain_steps: NonNegativeInt = count_field(only=OFF_POLICY)
     """Gradient steps per process in the first training; depends on the version."""
     replay_ratio: float = count_field(only=OFF_POLICY)
@@ -161,8 +159,7 @@ class Sheeprl(Dialect):
     share_data: bool = unsupported("Each process trains on its own data", False, only=ON_POLICY)
     """Whether processes gather and split the collected data; does not affect counts."""
     buffer_size: PositiveInt | None = mapped("buffer_size", None, _capacity, family=OFF_POLICY)
-    """Total capacity of the replay buffers in transitions (``buffer.size``), rounded down to a
-    multiple of the environments."""
+    """Total capacity of the replay buffers in transitions (``buffer.size``)."""
     buffer_checkpoint: bool = unsupported(
         "Checkpoints contain the replay buffer", True, accepted=(True,), only=OFF_POLICY
     )
@@ -194,8 +191,7 @@ class Sheeprl(Dialect):
     vf_coef: float = mapped("critic_coeff", only=ON_POLICY)
     """Value loss coefficient (PPO, A2C)."""
     max_grad_norm: float = mapped("max_grad_norm", None, _norm, only=ON_POLICY)
-    """Maximum gradient norm (PPO, A2C); 0: no clipping. A2C sums the gradient over the transitions
-    of a process, and recipes average it."""
+    """Maximum norm of the gradient, which A2C sums over transitions (PPO, A2C); 0: no clipping."""
     dense_units: PositiveInt = mapped("hidden_sizes", None, _hidden_sizes, only=ON_POLICY)
     """Size of the hidden layers (PPO, A2C)."""
     mlp_layers: NonNegativeInt = mapped("hidden_sizes", None, _hidden_sizes, only=ON_POLICY)
@@ -349,8 +345,8 @@ class Sheeprl(Dialect):
                 f"sheeprl {self.version} would train after {after} time steps per environment and "
                 f"cannot sample sequences of per_rank_sequence_length={sequence}"
             )
-            works = [sequence * self.policy_steps_per_iteration]
-            raise SettingError("learning_starts", self.learning_starts, reason, works)
+            minimum = sequence * self.policy_steps_per_iteration
+            raise SettingError("learning_starts", self.learning_starts, reason, [minimum])
 
     def _before_ratio(self, random: int, iterations: int) -> dict[str, Any]:
         """Return plan settings of 0.5.0, in which each algorithm has a separate loop.
@@ -399,7 +395,7 @@ class Sheeprl(Dialect):
         return "sheeprl-0.5.7"
 
     def ratio(self) -> SheeprlRatio:
-        """Return a new instance of the library's ratio, even if the plan counts exact fractions."""
+        """Return a new instance of the library's counting rule."""
         ratio = counting_rule(self.resolved().rule())(self.to_plan())
         assert isinstance(ratio, SheeprlRatio)
         return ratio

@@ -52,7 +52,7 @@ class SheeprlRatio(CountingRule):
         self.prev = prev
 
     def advance(self, policy_steps: int) -> int:
-        """Collect ``policy_steps`` in each collecting process and return the due gradient steps."""
+        """Count ``policy_steps`` in each collecting process and return the due gradient steps."""
         self.steps += policy_steps * self.processes
         return self.ask(self.steps / self.divisor)
 
@@ -128,7 +128,7 @@ def _ratio(plan: PlannedCounts) -> float:
 
 
 def _current(plan: PlannedCounts, argument: str) -> SheeprlRatio:
-    """Return the rule of 0.8.4; ``sheeprl:steps`` or ``sheeprl:steps,prev`` resumes a saved run."""
+    """Return the rule of 0.8.4; ``sheeprl:steps`` or ``sheeprl:steps,prev`` continue a saved run."""
     steps, _, prev = argument.partition(",")
     try:
         start, previous = int(steps or 0), float(prev) if prev else None
