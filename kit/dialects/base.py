@@ -221,7 +221,8 @@ class Dialect(ForeignSteps):
             same = cls._same_as(str(algo) if algo in cls.ALGORITHMS else family)
             try:
                 candidate = cls(
-                    **{n: getattr(plan, of) for n, of in same.items()} | cls._from(plan, fixed)
+                    **{n: getattr(plan, of) for n, of in same.items()}
+                    | cls._fields_for(plan, fixed)
                 )
                 for name, value in settings.items():
                     setattr(candidate, name, value)
@@ -253,12 +254,12 @@ class Dialect(ForeignSteps):
 
     @staticmethod
     def _algorithms_for(plan: StepPlan) -> Iterable[str | None]:
-        """Return the algorithms to try in order; ``None``: :meth:`_from` chooses the algorithm."""
+        """Return the algorithms to try in order; ``None``: chosen by :meth:`_fields_for`."""
         return [None]
 
     @staticmethod
     @abstractmethod
-    def _from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def _fields_for(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields nearest to ``plan`` that are not copied from a plan setting.
 
         Args:

@@ -289,7 +289,7 @@ def _map_field(
     value, ours = flat(resolved)[name], _setting(config, use.setting)
     if not ours:
         reason = f"This recipe has no {use.setting}, which {resolved.LIBRARY} would set"
-        raise SettingError(name, value, reason, "Omit it, or use a recipe with this setting")
+        raise SettingError(name, value, reason, f"Omit {name}, or use a recipe with {use.setting}")
     theirs = use.value(value, resolved)
     if ours[0] != theirs and _is_given(config, use.setting, ours, type(config)()):
         reason = f"The setting of {resolved.LIBRARY} contradicts {use.setting}={show(ours[0])}"

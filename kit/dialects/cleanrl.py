@@ -15,8 +15,8 @@ from kit.dialects.fields import (
     count_field,
     linear_or_constant,
     mapped,
-    of_each_env,
     range_or_none,
+    round_down_to_envs,
     unsupported,
 )
 from kit.steps.errors import SettingError
@@ -139,7 +139,10 @@ class CleanRL(WrappedDialect):
     batch_size: PositiveInt = count_field("minibatch_size", only=OFF_POLICY)
     """Transitions per minibatch (off-policy)."""
     buffer_size: PositiveInt = mapped(
-        "buffer_size", None, lambda value, args: of_each_env(value, args.num_envs), only=OFF_POLICY
+        "buffer_size",
+        None,
+        lambda value, args: round_down_to_envs(value, args.num_envs),
+        only=OFF_POLICY,
     )
     """Capacity of the replay buffer in transitions, rounded down to a multiple of ``num_envs``."""
     policy_frequency: PositiveInt = mapped("policy_delay", only=_DELAYED)
@@ -233,7 +236,7 @@ class CleanRL(WrappedDialect):
         }
 
     @staticmethod
-    def _from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def _fields_for(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
         if plan.on_policy:
             size = plan.minibatch_size or plan.frames_per_batch
             return {

@@ -102,7 +102,7 @@ class Dreamer(Dialect):
         }
 
     @staticmethod
-    def _from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def _fields_for(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
         plan = step_by_step(plan)
         size, length = plan.minibatch_size or 16, plan.sequence_length or 1
         # Transitions beyond one batch before the first training are the context of the sequences.
@@ -196,7 +196,7 @@ class DreamerPaper(Dialect):
         }
 
     @staticmethod
-    def _from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def _fields_for(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
         if plan.episode_length is None:
             reason = "The plan has no fixed episode length"
             raise SettingError("episode_length", None, reason, "Set episode_length")

@@ -89,7 +89,7 @@ def make(cls: type[Dialect], given: Mapping[str, Any], path: str | None = None) 
     groups = cls.CONFIGS.keys() & settings.keys() - {"algo"}
     configs = {name: settings.pop(name) for name in groups}
     if path is None:
-        return cls(**_configured(cls, configs) | cls.named(settings))
+        return cls(**_settings_of_configs(cls, configs) | cls.named(settings))
     if "exp" in configs:
         reason = "An experiment cannot be combined with a config file"
         raise SettingError("exp", configs["exp"], reason, "Omit exp or the file")
@@ -98,7 +98,7 @@ def make(cls: type[Dialect], given: Mapping[str, Any], path: str | None = None) 
     return cls(**from_file | cls.named(settings))
 
 
-def _configured(cls: type[Dialect], configs: Mapping[str, Any]) -> dict[str, Any]:
+def _settings_of_configs(cls: type[Dialect], configs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of selected config options, such as ``{"env": "atari"}``."""
     settings: dict[str, Any] = {}
     selected = dict(configs)
@@ -136,8 +136,8 @@ def read(
         SettingError: if the file cannot be read, has no settings, or needs a ``choice``.
     """
     content = load(path)
-    values = flat(_chosen(content, cls, choice, path))
-    resolved = {name: _resolved(value, values) for name, value in values.items()}
+    values = flat(_select_section(content, cls, choice, path))
+    resolved = {name: _resolve(value, values) for name, value in values.items()}
     # Missing values and unresolved interpolations are skipped.
     complete = {n: v for n, v in resolved.items() if v != "???" and not str(v).startswith("${")}
     settings, _ = cls.placed(complete)
@@ -145,8 +145,8 @@ def read(
         names = sorted(cls.names())[:8]
         raise SettingError("file", str(path), f"The file has no settings of {cls.LIBRARY}", names)
     options, _ = _read_options(cls, content)
-    configured = _configured(cls, options | dict(configs or {}))
-    algo = configured.pop("algo", None) or _algorithm(cls, path)
+    configured = _settings_of_configs(cls, options | dict(configs or {}))
+    algo = configured.pop("algo", None) or _algorithm_in_name(cls, path)
     return ({"algo": algo} if algo else {}) | configured | settings
 
 
@@ -156,7 +156,7 @@ MANY = 12
 
 def left_unread(cls: type[Dialect], path: Path, choice: str | None = None) -> dict[str, Any]:
     """Return the settings of a file that match no field; if there are many, only similar names."""
-    _, unread = cls.placed(flat(_chosen(load(path), cls, choice, path)))
+    _, unread = cls.placed(flat(_select_section(load(path), cls, choice, path)))
     if cls.CONFIGS and "defaults" in unread:
         _, unread["defaults"] = _read_options(cls, unread)
         unread = {name: value for name, value in unread.items() if value != []}
@@ -199,7 +199,7 @@ def load(path: Path) -> dict[str, Any]:
     return content
 
 
-def _chosen(
+def _select_section(
     content: dict[str, Any], cls: type[Dialect], choice: str | None, path: Path
 ) -> dict[str, Any]:
     """Return the section for ``choice`` of a file with one section per environment (RL Zoo)."""
@@ -218,7 +218,7 @@ def _chosen(
     raise SettingError("env", choice, reason, nearest_first(choice, [*groups])[:6])
 
 
-def _resolved(value: Any, values: Mapping[str, Any]) -> Any:
+def _resolve(value: Any, values: Mapping[str, Any]) -> Any:
     """Resolve an interpolation such as ``${algo.rollout_steps}`` if its target exists."""
     for _ in range(8):
         match = _INTERPOLATION.match(value) if isinstance(value, str) else None
@@ -246,7 +246,7 @@ def _read_options(
     return options, others
 
 
-def _algorithm(cls: type[Dialect], path: Path) -> str | None:
+def _algorithm_in_name(cls: type[Dialect], path: Path) -> str | None:
     """Return the algorithm in a file name."""
     configs = cls.CONFIGS.get("algo", {})
     word = r"(?<![a-z0-9]){}(?![a-z0-9])"

@@ -230,7 +230,7 @@ class Nip(WrappedDialect):
             raise SettingError("algo", "reinforce", reason, ["vanilla_ppo", "spg"])
 
     @staticmethod
-    def _from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def _fields_for(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
         evaluates = plan.evaluations_after(plan.iterations) > 0
         batches, left = divmod(plan.evaluation_episodes, plan.num_envs)
         single = plan.minibatches_per_epoch == 1 and (plan.update_epochs or 0) <= 1

@@ -48,7 +48,7 @@ _IMPLICIT: dict[str, dict[str, Any]] = {
 }
 
 
-def _of_critic(name: str) -> Callable[[Any, Any], Any]:
+def _critic_setting(name: str) -> Callable[[Any, Any], Any]:
     """Return a converter for settings of the separate critic updates."""
 
     def value_of(value: Any, settings: Any) -> Any:
@@ -60,13 +60,13 @@ def _of_critic(name: str) -> Callable[[Any, Any], Any]:
     return value_of
 
 
-def _epochs(value: Any, settings: Any) -> int:
+def _critic_epochs(value: Any, settings: Any) -> int:
     """Return the epochs of the separate critic updates."""
-    epochs = _of_critic("num_epoch")(value, settings)
+    epochs = _critic_setting("num_epoch")(value, settings)
     return whole_number("critic.num_epoch", epochs, at_least=1)
 
 
-def _norm(value: Any, settings: Any) -> Any:
+def _shared_norm(value: Any, settings: Any) -> Any:
     """Return the maximum gradient norm.
 
     Recipes clip all optimisers with the same norm, including the separate critic optimiser (PPO).
@@ -83,10 +83,12 @@ _CLIPPED_ALONE = {"ppo2": "each network", "a2c": "the policy", "sac": "the polic
 
 
 def _critic_norm(value: Any, settings: Any) -> Any:
-    return _norm(_of_critic("max_grad_norm")(value, settings), settings)
+    return _shared_norm(_critic_setting("max_grad_norm")(value, settings), settings)
 
 
-_EPOCHS = MapsTo("critic_epochs", lambda _, settings: _epochs(settings.critic.num_epoch, settings))
+_EPOCHS = MapsTo(
+    "critic_epochs", lambda _, settings: _critic_epochs(settings.critic.num_epoch, settings)
+)
 """Also sets ``critic_epochs``, because settings of the critic need a separate optimiser."""
 
 _FLOOR = MapsTo("epsilon_end", lambda decay, settings: settings.eps_init if decay == 1 else 0.05)
@@ -101,10 +103,10 @@ class GAE(GivenFields):
     """Discount factor per step."""
     lamda: float = mapped("gae_lambda", 0.95)
     """Lambda of the generalised advantage estimate: bias (0) or variance (1)."""
-    num_epoch: NonNegativeInt = mapped("critic_epochs", 10, _epochs)
+    num_epoch: NonNegativeInt = mapped("critic_epochs", 10, _critic_epochs)
     """Passes over the collected rollouts per critic update."""
     batch_size: PositiveInt = mapped(
-        "critic_minibatch_size", 64, _of_critic("batch_size"), also=_EPOCHS
+        "critic_minibatch_size", 64, _critic_setting("batch_size"), also=_EPOCHS
     )
     """Transitions per minibatch of the critic."""
     standardize_adv: bool = mapped(
@@ -117,7 +119,7 @@ class GAE(GivenFields):
     """``RunningStandardizer``: statistics of all advantages; ``None``: statistics per batch."""
     max_grad_norm: float | None = mapped("max_grad_norm", None, _critic_norm, also=_EPOCHS)
     """Maximum gradient norm of the separate critic updates (PPO); ``None``: no clipping."""
-    lr: float = mapped("critic_learning_rate", 5e-4, _of_critic("lr"), also=_EPOCHS)
+    lr: float = mapped("critic_learning_rate", 5e-4, _critic_setting("lr"), also=_EPOCHS)
     """Learning rate of the critic."""
     lr_scheduler: str | None = unsupported("Use lr_schedule")
     """Learning-rate scheduler with one step per epoch."""
@@ -206,7 +208,7 @@ class Pyrado(WrappedDialect):
         "initial_log_std", 1.0, lambda value, _: log(value), only=ON_POLICY
     )
     """Initial standard deviation of the actions."""
-    max_grad_norm: float | None = mapped("max_grad_norm", None, _norm)
+    max_grad_norm: float | None = mapped("max_grad_norm", None, _shared_norm)
     """Maximum gradient norm of the policy, in PPO2 also of the critic; ``None``: default."""
     lr: float = mapped("learning_rate")
     """Learning rate."""
@@ -332,7 +334,7 @@ class Pyrado(WrappedDialect):
 
     # ------------------------------------------------------------------ from a plan
     @staticmethod
-    def _from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def _fields_for(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
         fields: dict[str, Any] = {
             "max_iter": plan.iterations,
             "batch_size": plan.minibatch_size,

@@ -13,7 +13,14 @@ from math import gcd
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from kit.dialects.base import OFF_POLICY, ON_POLICY, RAW, WrappedDialect, trains
-from kit.dialects.fields import MapsTo, count_field, extra_field, mapped, of_each_env, unsupported
+from kit.dialects.fields import (
+    MapsTo,
+    count_field,
+    extra_field,
+    mapped,
+    round_down_to_envs,
+    unsupported,
+)
 from kit.steps.errors import LARGEST, Limits, SettingError, one_of, real_number, whole_number
 from kit.steps.plan import StepPlan
 from kit.steps.schema import NonNegativeInt, PositiveInt
@@ -90,24 +97,24 @@ def _target_period(value: Any, settings: Any) -> int:
     return int(steps)
 
 
-def _alpha(value: Any, settings: Any = None) -> float:
+def _initial_alpha(value: Any, settings: Any = None) -> float:
     """Return the entropy coefficient of SAC, which is the initial value for ``auto_0.1``."""
     name, _, first = str(value).partition("_")
     if name != "auto":
         return real_number("ent_coef", value)
-    return _read("ent_coef", value, first or "1", "auto_0.1")
+    return _parse_number("ent_coef", value, first or "1", "auto_0.1")
 
 
-def _first_of(field: str) -> Callable[[Any, Any], float]:
+def _initial_value_of(field: str) -> Callable[[Any, Any], float]:
     """Return a converter for the initial value of a number or a schedule such as ``lin_1e-3``."""
 
     def first(value: Any, settings: Any) -> float:
-        return _read(field, value, str(value).removeprefix("lin_"), "lin_0.001")
+        return _parse_number(field, value, str(value).removeprefix("lin_"), "lin_0.001")
 
     return first
 
 
-def _read(field: str, value: Any, number: str, example: str) -> float:
+def _parse_number(field: str, value: Any, number: str, example: str) -> float:
     """Parse the number in the text of a setting."""
     try:
         return float(number)
@@ -176,7 +183,10 @@ class SB3(WrappedDialect):
     learning_starts: NonNegativeInt = count_field(only=OFF_POLICY)
     """Timesteps with random actions; training begins strictly after them."""
     buffer_size: PositiveInt = mapped(
-        "buffer_size", None, lambda value, sb3: of_each_env(value, sb3.n_envs), only=OFF_POLICY
+        "buffer_size",
+        None,
+        lambda value, sb3: round_down_to_envs(value, sb3.n_envs),
+        only=OFF_POLICY,
     )
     """Capacity of the replay buffer in transitions, rounded down to a multiple of ``n_envs``."""
     target_update_interval: PositiveInt = mapped(
@@ -196,7 +206,10 @@ class SB3(WrappedDialect):
     noise_std: float | None = mapped("exploration_noise", only=("td3", "ddpg"))
     """Standard deviation of RL Zoo's action noise for actions in [-1, 1]; ``None``: no noise."""
     learning_rate: Any = mapped(
-        "learning_rate", None, _first_of("learning_rate"), also=MapsTo("lr_schedule", _schedule)
+        "learning_rate",
+        None,
+        _initial_value_of("learning_rate"),
+        also=MapsTo("lr_schedule", _schedule),
     )
     """Learning rate; ``lin_1e-3`` (RL Zoo) decreases it linearly to zero."""
     policy: Literal["MlpPolicy", "CnnPolicy", "MultiInputPolicy"] | None = unsupported(
@@ -217,7 +230,7 @@ class SB3(WrappedDialect):
     clip_range: Any = mapped(
         "clip_epsilon",
         None,
-        _first_of("clip_range"),
+        _initial_value_of("clip_range"),
         only="ppo",
         also=MapsTo("clip_schedule", _schedule),
     )
@@ -233,7 +246,7 @@ class SB3(WrappedDialect):
         "entropy_coeff",
         only=(ON_POLICY, "sac"),
         family=ON_POLICY,
-        otherwise=MapsTo("initial_alpha", _alpha, also=_FIXED),
+        otherwise=MapsTo("initial_alpha", _initial_alpha, also=_FIXED),
     )
     """Entropy coefficient; ``auto`` or ``auto_0.1`` (SAC): trained from 1 or 0.1."""
     vf_coef: float = mapped("critic_coeff", only=ON_POLICY)
@@ -273,15 +286,17 @@ class SB3(WrappedDialect):
             self.train_freq = tuple(self.train_freq)
 
     def resolved(self, algo: str | None = None) -> Self:
-        """Return a validated copy with defaults filled in; validates schedules and entropies too."""
+        """Return a validated copy with defaults filled in, also for schedules and entropies."""
         resolved = super().resolved(algo)
         for name in ("learning_rate", "clip_range"):
             value = getattr(resolved, name)
             if value is not None and not callable(value):
-                real_number(name, _first_of(name)(value, resolved))
+                real_number(name, _initial_value_of(name)(value, resolved))
         if resolved.ent_coef is not None:
             on_policy = resolved.family == ON_POLICY
-            real_number("ent_coef", resolved.ent_coef if on_policy else _alpha(resolved.ent_coef))
+            real_number(
+                "ent_coef", resolved.ent_coef if on_policy else _initial_alpha(resolved.ent_coef)
+            )
         if resolved.target_entropy not in (None, "auto"):
             real_number("target_entropy", resolved.target_entropy)
         return resolved
@@ -362,7 +377,7 @@ class SB3(WrappedDialect):
 
     # ------------------------------------------------------------------ from a plan
     @staticmethod
-    def _from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def _fields_for(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
         fields: dict[str, Any] = {"total_timesteps": plan.total_policy_steps}
         every = plan.evaluation_every
         if plan.evaluation_every_iterations:

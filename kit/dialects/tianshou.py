@@ -39,7 +39,7 @@ def _stores_next(ignored: bool, settings: Any) -> bool:
     return not ignored
 
 
-def _stacked(given: Any, settings: Any) -> int:
+def _stack_size(given: Any, settings: Any) -> int:
     """Return the number of stacked frames if only the newest frame is stored."""
     frames, newest = settings.replay_buffer_stack_num, settings.replay_buffer_save_only_last_obs
     if frames > 1 and not newest:
@@ -96,11 +96,11 @@ class TianshouSettings(Dialect):
     )
     """Whether the buffer omits next observations."""
     replay_buffer_save_only_last_obs: bool = mapped(
-        "stacked_frames", False, _stacked, family=OFF_POLICY, otherwise=_ON_POLICY_BATCH
+        "stacked_frames", False, _stack_size, family=OFF_POLICY, otherwise=_ON_POLICY_BATCH
     )
     """Whether the buffer stores only the last of stacked frames."""
     replay_buffer_stack_num: PositiveInt = mapped(
-        "stacked_frames", 1, _stacked, family=OFF_POLICY, otherwise=_ON_POLICY_BATCH
+        "stacked_frames", 1, _stack_size, family=OFF_POLICY, otherwise=_ON_POLICY_BATCH
     )
     """Number of frames that the buffer stacks, equal to the environment's stack."""
 
@@ -138,7 +138,7 @@ class TianshouSettings(Dialect):
         return self.sampling().plan()
 
     @classmethod
-    def _from(cls, plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def _fields_for(cls, plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
         values = _settings_for(plan)
         fields = {field: values[neutral] for neutral, field in cls.neutral().items()}
         return fields | {"algo": settings.get("algo", values["family"])}
@@ -251,14 +251,14 @@ class Tianshou2(TianshouSettings):
         return super().sampling()
 
 
-def _renamed(old: type[Any], new: type[Any]) -> dict[str, str]:
+def _map_renamed_fields(old: type[Any], new: type[Any]) -> dict[str, str]:
     """Map the field names of one generation to different names in the other generation."""
     names, others = old.neutral(), new.neutral()
     return {name: others[n] for n, name in names.items() if others.get(n, name) != name}
 
 
-Tianshou.RENAMED = _renamed(Tianshou2, Tianshou)
-Tianshou2.RENAMED = _renamed(Tianshou, Tianshou2)
+Tianshou.RENAMED = _map_renamed_fields(Tianshou2, Tianshou)
+Tianshou2.RENAMED = _map_renamed_fields(Tianshou, Tianshou2)
 
 
 @dataclass(kw_only=True)
@@ -284,19 +284,19 @@ class Sampling:
     """Whether the first test after an epoch ends the run."""
 
     # ------------------------------------------------------------------ counts
-    def up(self, steps: int) -> int:
+    def round_up(self, steps: int) -> int:
         """Round ``steps`` up to a multiple of the number of environments."""
         return -(-steps // self.envs) * self.envs
 
     @property
     def capacity(self) -> int:
         """Capacity of the replay buffer in transitions."""
-        return self.up(self.buffer)
+        return self.round_up(self.buffer)
 
     @property
     def collected(self) -> int:
         """Environment steps per collection."""
-        return self.up(self.collect)
+        return self.round_up(self.collect)
 
     @property
     def trainings_per_epoch(self) -> int:
@@ -341,14 +341,14 @@ class Sampling:
         if offline:
             return plan | {"steps_per_env": 0, "gradient_steps_per_iteration": self.epoch_steps}
         plan |= {"num_envs": self.envs, "steps_per_env": self.collected // self.envs}
-        plan |= {"random_steps": 0, "prefill_steps": self.up(self.start)}
+        plan |= {"random_steps": 0, "prefill_steps": self.round_up(self.start)}
         plan["prefill_random"] = self.start_random
         if self.family == ON_POLICY:
             return plan | self._on_policy()
         return plan | {"gradient_steps_per_iteration": self.gradient_steps()}
 
     def _on_policy(self) -> dict[str, Any]:
-        start = self.up(self.start)
+        start = self.round_up(self.start)
         rows = self.collected + start
         newest = None
         if self.capacity < rows:
@@ -398,7 +398,7 @@ class Sampling:
     def _start_notes(self) -> Iterator[str]:
         if not self.start:
             return
-        yield f"The environments are reset after {self.up(self.start):,} steps of start_timesteps."
+        yield f"Environments are reset after {self.round_up(self.start):,} start_timesteps."
         if self.family == ON_POLICY:
             yield "The steps of start_timesteps are part of the first batch."
 

@@ -58,7 +58,7 @@ class TorchRL(Dialect):
     frame_skip: PositiveInt = count_field("action_repeat", 1)
     """Env steps per policy step, as counted by the trainer."""
     init_random_frames: int | None = None
-    """Frames with random actions and before training, rounded up to whole batches."""
+    """Frames with random actions before training, rounded up to whole batches."""
     optim_steps_per_batch: NonNegativeInt | None = None
     """Maximum number of minibatches per epoch; ``None``: until the sampler is exhausted."""
     num_epochs: NonNegativeInt = 1
@@ -183,7 +183,7 @@ class TorchRL(Dialect):
 
     # ------------------------------------------------------------------ from a plan
     @staticmethod
-    def _from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def _fields_for(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
         fields = {
             "algo": settings.get("algo", ON_POLICY if plan.on_policy else OFF_POLICY),
             "frames_per_batch": plan.frames_per_batch,
@@ -338,7 +338,7 @@ class GrowingSampler(CountingRule):
         epochs, rows = self.epochs, self._rows(self.iteration)
         self.iteration += 1
         if self._rows(self.iteration) != rows:
-            if self._ends_unseen(rows):  # The next epoch only detects the end of the old pass.
+            if self._ended_at_limit(rows):  # The next epoch only detects the end of the old pass.
                 epochs -= 1
                 self.attempts += 1
             self.epochs_drawn = 0
@@ -356,7 +356,7 @@ class GrowingSampler(CountingRule):
     def _sampler(self, rows: int) -> IteratedSampler:
         return IteratedSampler(rows // self.size, self.limit, epochs=1)
 
-    def _ends_unseen(self, rows: int) -> bool:
+    def _ended_at_limit(self, rows: int) -> bool:
         """Return whether the last epoch drew exactly the last minibatch of a pass."""
         full, left = divmod(rows // self.size, self.limit)
         return full > 0 and not left and self.epochs_drawn % (full + 1) == full

@@ -26,8 +26,8 @@ from kit.dialects.fields import (
     count_field,
     linear_or_constant,
     mapped,
-    of_each_env,
     range_or_none,
+    round_down_to_envs,
     unsupported,
 )
 from kit.dialects.sheeprl.defaults import (
@@ -77,7 +77,7 @@ def _hidden_sizes(value: Any, settings: Any) -> list[int]:
 
 def _capacity(value: Any, settings: Any) -> int:
     """Return the total capacity of the buffers of all environments."""
-    return of_each_env(value, settings.num_envs * settings.processes)
+    return round_down_to_envs(value, settings.num_envs * settings.processes)
 
 
 @dataclass
@@ -159,7 +159,7 @@ class Sheeprl(Dialect):
     share_data: bool = unsupported("Each process trains on its own data", False, only=ON_POLICY)
     """Whether processes gather and split the collected data; does not affect counts."""
     buffer_size: PositiveInt | None = mapped("buffer_size", None, _capacity, family=OFF_POLICY)
-    """Total capacity of the replay buffers in transitions (``buffer.size``)."""
+    """Total replay capacity in transitions (``buffer.size``), rounded down per environment."""
     buffer_checkpoint: bool = unsupported(
         "Checkpoints contain the replay buffer", True, accepted=(True,), only=OFF_POLICY
     )
@@ -290,7 +290,7 @@ class Sheeprl(Dialect):
             "random_steps": 0 if "finetuning" in str(self.algo) else min(random, iterations) * each,
             "minibatch_size": self.per_rank_batch_size,
             "sequence_length": sequence,
-            "exploration_steps": self._explored(iterations, first),
+            "exploration_steps": self._count_exploration_steps(iterations, first),
         }
         if self.algo == "sac_decoupled":
             plan["minibatch_size"] *= self.world_size - 1
@@ -300,7 +300,7 @@ class Sheeprl(Dialect):
             return plan | self._before_ratio(random, iterations)
         return plan | self._replay_ratio(first, sequence, iterations)
 
-    def _explored(self, iterations: int, first: int) -> int:
+    def _count_exploration_steps(self, iterations: int, first: int) -> int:
         """Return the policy steps of the exploration agent.
 
         The exploration agent acts in all of an exploration run, and in a fine-tuning run until the
@@ -426,7 +426,7 @@ class Sheeprl(Dialect):
         return ["sac", "droq", "sac_ae", "sac_decoupled"]
 
     @staticmethod
-    def _from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def _fields_for(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the nearest fields; the plan's counting rule determines the default version."""
         algo, version = settings["algo"], settings.get("version")
         plan = step_by_step(plan)

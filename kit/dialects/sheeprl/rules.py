@@ -128,7 +128,7 @@ def _ratio(plan: PlannedCounts) -> float:
 
 
 def _current(plan: PlannedCounts, argument: str) -> SheeprlRatio:
-    """Return the rule of 0.8.4; ``sheeprl:steps`` or ``sheeprl:steps,prev`` continue a saved run."""
+    """Return the rule of 0.8.4; ``sheeprl:steps`` and ``sheeprl:steps,prev`` resume a run."""
     steps, _, prev = argument.partition(",")
     try:
         start, previous = int(steps or 0), float(prev) if prev else None
