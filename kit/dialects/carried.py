@@ -134,9 +134,8 @@ def map_fields(
         lines for the run table.
 
     Raises:
-        SettingError: if a field contradicts a recipe setting that was given or changed, or the
-            recipe has no corresponding setting, or ``library_defaults`` is set and the library does
-            not have the algorithm.
+        SettingError: if the recipe has no such setting or a contradictory value, or the library
+            has no defaults for the algorithm.
     """
     resolved, differing = given.resolved(algo), changed(given)
     given_names = typed(given) | differing.keys()
@@ -148,16 +147,14 @@ def map_fields(
         raise SettingError("library_defaults", True, reason, f"Also set algo={' or '.join(near)}")
     defaults = type(config)() if resolved.library_defaults else None
     values: dict[str, Any] = {}
-    default_values: dict[str, Any] = {}
+    restated: dict[str, Any] = {}
     for name, use in _select_uses(resolved).items():
         if name in differing:
             values |= _map_field(name, differing[name], use, resolved, config)
         elif name in given_names and _can_map(name, use, resolved, config):
-            default_values |= _map_field(name, flat(given)[name], use, resolved, config)
-    unneeded = {
-        n for n, v in default_values.items() if n not in values and _setting(config, n) == [v]
-    }
-    values = {**values, **default_values, **values}
+            restated |= _map_field(name, flat(given)[name], use, resolved, config)
+    unneeded = {n for n, v in restated.items() if n not in values and _setting(config, n) == [v]}
+    values = {**values, **restated, **values}
     library_values, unmapped = (
         ({}, []) if is_stand_in else _map_defaults(resolved, given_names, config, defaults)
     )

@@ -16,7 +16,7 @@ from kit.dialects.fields import (
     linear_or_constant,
     mapped,
     range_or_none,
-    round_down_to_envs,
+    round_to_envs,
     unsupported,
 )
 from kit.steps.errors import SettingError
@@ -139,10 +139,7 @@ class CleanRL(WrappedDialect):
     batch_size: PositiveInt = count_field("minibatch_size", only=OFF_POLICY)
     """Transitions per minibatch (off-policy)."""
     buffer_size: PositiveInt = mapped(
-        "buffer_size",
-        None,
-        lambda value, args: round_down_to_envs(value, args.num_envs),
-        only=OFF_POLICY,
+        "buffer_size", None, lambda size, args: round_to_envs(size, args.num_envs), only=OFF_POLICY
     )
     """Capacity of the replay buffer in transitions, rounded down to a multiple of ``num_envs``."""
     policy_frequency: PositiveInt = mapped("policy_delay", only=_DELAYED)
@@ -181,9 +178,7 @@ class CleanRL(WrappedDialect):
     """Value loss coefficient (PPO); the loss is half the mean squared error."""
     max_grad_norm: float = mapped("max_grad_norm", only=ON_POLICY)
     """Maximum gradient norm (PPO)."""
-    target_kl: float | None = mapped(
-        "target_kl", None, lambda value, _: value / 1.5, only=ON_POLICY
-    )
+    target_kl: float | None = mapped("target_kl", None, lambda kl, _: kl / 1.5, only=ON_POLICY)
     """KL divergence at which an update stops after an epoch (PPO)."""
     tau: float = mapped("tau", only=OFF_POLICY)
     """Polyak coefficient of the target networks (off-policy)."""

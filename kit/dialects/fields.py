@@ -22,7 +22,7 @@ def range_or_none(value: Any, settings: Any) -> Any:
     return None if value is False else value
 
 
-def round_down_to_envs(transitions: int, envs: int) -> int:
+def round_to_envs(transitions: int, envs: int) -> int:
     """Round a replay capacity down to the same number of transitions per environment."""
     return max(transitions // envs, 1) * envs
 

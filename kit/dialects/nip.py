@@ -1,8 +1,7 @@
 """Settings of nip (https://github.com/SamAdamDay/neural-interactive-proofs).
 
-nip counts frames, which are policy steps. ``Nip`` has the fields of ``RlTrainerParameters`` with
-their order, defaults and methods: ``to_dict``, ``from_dict``, ``get`` and
-``construct_test_params``.
+nip counts frames, which are policy steps. ``Nip`` has the fields, defaults and methods of
+``RlTrainerParameters``: ``to_dict``, ``from_dict``, ``get`` and ``construct_test_params``.
 """
 
 from __future__ import annotations

@@ -13,14 +13,7 @@ from math import gcd
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from kit.dialects.base import OFF_POLICY, ON_POLICY, RAW, WrappedDialect, trains
-from kit.dialects.fields import (
-    MapsTo,
-    count_field,
-    extra_field,
-    mapped,
-    round_down_to_envs,
-    unsupported,
-)
+from kit.dialects.fields import MapsTo, count_field, extra_field, mapped, round_to_envs, unsupported
 from kit.steps.errors import LARGEST, Limits, SettingError, one_of, real_number, whole_number
 from kit.steps.plan import StepPlan
 from kit.steps.schema import NonNegativeInt, PositiveInt
@@ -97,7 +90,7 @@ def _target_period(value: Any, settings: Any) -> int:
     return int(steps)
 
 
-def _initial_alpha(value: Any, settings: Any = None) -> float:
+def _alpha(value: Any, settings: Any = None) -> float:
     """Return the entropy coefficient of SAC, which is the initial value for ``auto_0.1``."""
     name, _, first = str(value).partition("_")
     if name != "auto":
@@ -105,7 +98,7 @@ def _initial_alpha(value: Any, settings: Any = None) -> float:
     return _parse_number("ent_coef", value, first or "1", "auto_0.1")
 
 
-def _initial_value_of(field: str) -> Callable[[Any, Any], float]:
+def _start_value(field: str) -> Callable[[Any, Any], float]:
     """Return a converter for the initial value of a number or a schedule such as ``lin_1e-3``."""
 
     def first(value: Any, settings: Any) -> float:
@@ -183,10 +176,7 @@ class SB3(WrappedDialect):
     learning_starts: NonNegativeInt = count_field(only=OFF_POLICY)
     """Timesteps with random actions; training begins strictly after them."""
     buffer_size: PositiveInt = mapped(
-        "buffer_size",
-        None,
-        lambda value, sb3: round_down_to_envs(value, sb3.n_envs),
-        only=OFF_POLICY,
+        "buffer_size", None, lambda value, sb3: round_to_envs(value, sb3.n_envs), only=OFF_POLICY
     )
     """Capacity of the replay buffer in transitions, rounded down to a multiple of ``n_envs``."""
     target_update_interval: PositiveInt = mapped(
@@ -206,10 +196,7 @@ class SB3(WrappedDialect):
     noise_std: float | None = mapped("exploration_noise", only=("td3", "ddpg"))
     """Standard deviation of RL Zoo's action noise for actions in [-1, 1]; ``None``: no noise."""
     learning_rate: Any = mapped(
-        "learning_rate",
-        None,
-        _initial_value_of("learning_rate"),
-        also=MapsTo("lr_schedule", _schedule),
+        "learning_rate", None, _start_value("learning_rate"), also=MapsTo("lr_schedule", _schedule)
     )
     """Learning rate; ``lin_1e-3`` (RL Zoo) decreases it linearly to zero."""
     policy: Literal["MlpPolicy", "CnnPolicy", "MultiInputPolicy"] | None = unsupported(
@@ -230,7 +217,7 @@ class SB3(WrappedDialect):
     clip_range: Any = mapped(
         "clip_epsilon",
         None,
-        _initial_value_of("clip_range"),
+        _start_value("clip_range"),
         only="ppo",
         also=MapsTo("clip_schedule", _schedule),
     )
@@ -246,7 +233,7 @@ class SB3(WrappedDialect):
         "entropy_coeff",
         only=(ON_POLICY, "sac"),
         family=ON_POLICY,
-        otherwise=MapsTo("initial_alpha", _initial_alpha, also=_FIXED),
+        otherwise=MapsTo("initial_alpha", _alpha, also=_FIXED),
     )
     """Entropy coefficient; ``auto`` or ``auto_0.1`` (SAC): trained from 1 or 0.1."""
     vf_coef: float = mapped("critic_coeff", only=ON_POLICY)
@@ -291,12 +278,10 @@ class SB3(WrappedDialect):
         for name in ("learning_rate", "clip_range"):
             value = getattr(resolved, name)
             if value is not None and not callable(value):
-                real_number(name, _initial_value_of(name)(value, resolved))
+                real_number(name, _start_value(name)(value, resolved))
         if resolved.ent_coef is not None:
             on_policy = resolved.family == ON_POLICY
-            real_number(
-                "ent_coef", resolved.ent_coef if on_policy else _initial_alpha(resolved.ent_coef)
-            )
+            real_number("ent_coef", resolved.ent_coef if on_policy else _alpha(resolved.ent_coef))
         if resolved.target_entropy not in (None, "auto"):
             real_number("target_entropy", resolved.target_entropy)
         return resolved

@@ -27,7 +27,7 @@ from kit.dialects.fields import (
     linear_or_constant,
     mapped,
     range_or_none,
-    round_down_to_envs,
+    round_to_envs,
     unsupported,
 )
 from kit.dialects.sheeprl.defaults import (
@@ -77,7 +77,7 @@ def _hidden_sizes(value: Any, settings: Any) -> list[int]:
 
 def _capacity(value: Any, settings: Any) -> int:
     """Return the total capacity of the buffers of all environments."""
-    return round_down_to_envs(value, settings.num_envs * settings.processes)
+    return round_to_envs(value, settings.num_envs * settings.processes)
 
 
 @dataclass
