@@ -93,7 +93,7 @@ def test_translate_to_the_kit_always_says_how_long_the_run_is(kit):
 def test_translate_lists_what_does_not_count(kit):
     given = "translate sb3 algo=ppo learning_rate=0.001 use_sde=true"
     text = kit(f"{given} --to cleanrl gamma=0.9")
-    made, left_out = text.split("Not translated, because these settings do not count")
+    made, left_out = text.split("Not translated, because these settings do not affect step counts")
     assert "  gamma=0.9\n" in made
     assert left_out.startswith("\n- learning_rate=0.001\n- use_sde=True\n\n")
     data = json.loads(kit(f"{given} --to cleanrl --json"))

@@ -158,7 +158,7 @@ def map_fields(
     library_values, unmapped = (
         ({}, []) if is_stand_in else _map_defaults(resolved, given_names, config, defaults)
     )
-    values = {**values, **library_values, **values}  # given fields take precedence
+    values = {**values, **library_values, **values}  # Given fields take precedence.
     implicit_values, implicit = _map_implicit_defaults(resolved, values, config, defaults)
     values = {n: v for n, v in {**values, **implicit_values}.items() if n not in unneeded}
     lines = []
@@ -290,7 +290,7 @@ def _map_field(
     theirs = use.value(value, resolved)
     if ours[0] != theirs and _is_given(config, use.setting, ours, type(config)()):
         reason = f"The setting of {resolved.LIBRARY} contradicts {use.setting}={show(ours[0])}"
-        raise SettingError(name, given, reason, "Set only one of them")
+        raise SettingError(name, given, reason, f"Set only {name} or {use.setting}")
     if use.also is None or use.also.value(value, resolved) is None:
         return {use.setting: theirs}
     return {use.setting: theirs, **_map_field(name, given, use.also, resolved, config)}

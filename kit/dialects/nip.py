@@ -117,7 +117,7 @@ class Nip(WrappedDialect):
     gamma: float = mapped("gamma", 0.9)
     """Discount factor per step."""
     lmbda: float = mapped("gae_lambda", 0.95)
-    """Lambda of the generalised advantage estimate: bias (0) or variance (1)."""
+    """Lambda of the generalised advantage estimate; 0: most bias, 1: most variance."""
     body_lr_factor: LrFactors = None  # type: ignore[assignment]  # set in __post_init__
     """Learning-rate factors of the backbone: ``LrFactors``, or a mapping of its settings."""
     use_shared_body: bool = mapped("shared_backbone", True)

@@ -79,7 +79,7 @@ def _shared_norm(value: Any, settings: Any) -> Any:
 
 
 _CLIPPED_ALONE = {"ppo2": "each network", "a2c": "the policy", "sac": "the policy"}
-"""Networks whose gradients pyrado clips separately, instead of per optimiser as in recipes."""
+"""Networks whose gradients ``max_grad_norm`` clips, if they differ from an optimiser's."""
 
 
 def _critic_norm(value: Any, settings: Any) -> Any:
@@ -102,7 +102,7 @@ class GAE(GivenFields):
     gamma: float = mapped("gamma", 0.99)
     """Discount factor per step."""
     lamda: float = mapped("gae_lambda", 0.95)
-    """Lambda of the generalised advantage estimate: bias (0) or variance (1)."""
+    """Lambda of the generalised advantage estimate; 0: most bias, 1: most variance."""
     num_epoch: NonNegativeInt = mapped("critic_epochs", 10, _critic_epochs)
     """Passes over the collected rollouts per critic update."""
     batch_size: PositiveInt = mapped(
@@ -248,7 +248,7 @@ class Pyrado(WrappedDialect):
     def warm_up_steps(self) -> int:
         """Minimum number of warm-up steps, which are collected in whole rollouts."""
         if self.memory_size is None:
-            raise SettingError("memory_size", None, "Value-based algorithms need a size", [10**6])
+            raise SettingError("memory_size", None, "Value-based algorithms need a memory", [10**6])
         if self.num_init_memory_steps is None:
             return self.memory_size
         return max(min(self.num_init_memory_steps, self.memory_size), self.batch_size)

@@ -79,7 +79,7 @@ def _target_period(value: Any, settings: Any) -> int:
     timesteps: int = max(value // envs, 1) * envs  # whole vector steps
     if settings.tau == 1:  # Repeated copies between two trainings have no effect.
         timesteps = max(timesteps, rollout)
-    if updates <= 0:  # one gradient step per timestep, or no training
+    if updates <= 0:  # The run makes one gradient step per timestep or never trains.
         return timesteps
     steps = Fraction(timesteps * updates, rollout)
     if steps.denominator != 1:
@@ -91,7 +91,7 @@ def _target_period(value: Any, settings: Any) -> int:
 
 
 def _alpha(value: Any, settings: Any = None) -> float:
-    """Return the entropy coefficient of SAC, which is the initial value for ``auto_0.1``."""
+    """Return SAC's entropy coefficient, which is 0.1 for both ``0.1`` and ``auto_0.1``."""
     name, _, first = str(value).partition("_")
     if name != "auto":
         return real_number("ent_coef", value)

@@ -32,7 +32,7 @@ class Translation:
     typed: dict[str, Any] = field(default_factory=dict)
     """Source settings as typed, including settings at their defaults."""
     left_out: dict[str, Any] = field(default_factory=dict)
-    """Changed source settings that do not count and are not translated."""
+    """Changed source settings that do not affect step counts and are not translated."""
 
     def text(self) -> str:
         """Return the translation as text."""
@@ -43,7 +43,7 @@ class Translation:
         parts += ["", f"{target.LIBRARY} {target.version} ({target.algo})"]
         parts += [f"  {name}={shown(value)}" for name, value in self.settings().items()]
         if self.left_out:
-            parts += ["", "Not translated, because these settings do not count"]
+            parts += ["", "Not translated, because these settings do not affect step counts"]
             parts += [f"- {name}={shown(value)}" for name, value in self.left_out.items()]
         if other := self.other_settings():
             names = getattr(self.source, "LIBRARY", "kit"), target.LIBRARY

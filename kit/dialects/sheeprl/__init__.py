@@ -60,7 +60,7 @@ def _anneal(value: Any, settings: Any) -> str:
 def _clip_value(value: Any, settings: Any) -> Any:
     """Return the clip range of the value; versions up to 0.5.7 are not supported."""
     if value and settings.version in ("0.5.7", "0.5.0"):
-        reason = f"Recipes use the maximum of clipped and unclipped loss, unlike {settings.version}"
+        reason = f"sheeprl {settings.version} uses only the clipped value loss, unlike recipes"
         raise SettingError("clip_vloss", value, reason, [False], "or version=0.8.4")
     return range_or_none(value, settings)
 
