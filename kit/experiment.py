@@ -50,7 +50,7 @@ from kit.config.loss import RecipeLoss, preserve_state
 from kit.config.parts import Replacements, check_parts, check_replaced, check_update
 from kit.config.plain import check, differences
 from kit.config.plan import AnyConfig, make_plan
-from kit.dialects.carried import caveats, take
+from kit.dialects.carried import apply_to_config, caveats
 from kit.envs import VectorEnv, make_env
 from kit.envs.errors import EnvError
 from kit.envs.state import seed_process
@@ -126,7 +126,7 @@ class Experiment:
         self.algorithm = algorithm or self.name
         check(cfg)
         differing = differences(cfg, FREE_TO_DIFFER)
-        applied = take(cfg.steps, cfg, self.algorithm, cfg.FAMILY)
+        applied = apply_to_config(cfg.steps, cfg, self.algorithm, cfg.FAMILY)
         check(cfg)
         checks.check_advantage_norm(cfg)
         usable_device(device=cfg.device)

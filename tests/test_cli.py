@@ -35,7 +35,7 @@ def test_explain_says_what_will_happen(kit):
     assert text.startswith("sheeprl 0.8.4, sac (off-policy)")
     assert "num_envs=4" in text
     assert "4,952" in text
-    assert "- The last iteration with random actions already trains." in text
+    assert "- The last iteration with random actions also trains." in text
 
 
 def test_explain_reads_a_file_of_the_library(kit):
@@ -98,7 +98,7 @@ def test_translate_to_the_kit_always_says_how_long_the_run_is(kit):
 def test_translate_lists_what_does_not_count(kit):
     given = "translate sb3 algo=ppo learning_rate=0.001 use_sde=true"
     text = kit(f"{given} --to cleanrl gamma=0.9")
-    made, left_out = text.split("Does not count, and is not translated")
+    made, left_out = text.split("Not translated, because these settings do not affect step counts")
     assert "  gamma=0.9\n" in made
     assert left_out.startswith("\n- learning_rate=0.001\n- use_sde=True\n\n")
     data = json.loads(kit(f"{given} --to cleanrl --json"))
@@ -150,7 +150,7 @@ def test_words_lists_the_vocabularies(kit):
         ("explain sheeprl replay_rato=1", "Try: replay_ratio"),
         ("explain sb3 train_freq=0", "train_freq=0 is less than 1. Try: 1."),
         ("explain sb3 n_envs", "cannot be read"),
-        ("explain sb3 n_envs=1 junk", "is not of the form name=value"),
+        ("explain sb3 n_envs=1 junk", "Settings have the form name=value"),
         ("translate sb3 --to shee", "dialect='shee' is not known"),
         ("diff sb3 n_envs=4", "Two dialects are needed. Example: kit steps diff"),
         ("words sb4", "dialect='sb4' is not known. Try: sb3"),

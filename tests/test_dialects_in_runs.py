@@ -122,20 +122,20 @@ def test_learning_rate_and_discounts_of_nip_reach_optimizer_and_advantages() -> 
     assert float(trainer.advantage.gamma) == 0.5
     assert float(trainer.advantage.lmbda) == 0.25
     assert trainer.clip_norm == 2.0
-    assert "taken from nip: learning_rate=0.5, max_grad_norm=2.0, gamma=0.5" in trainer.plan.table()
+    assert "set from nip: learning_rate=0.5, max_grad_norm=2.0, gamma=0.5" in trainer.plan.table()
     trainer.run()
 
 
 def test_the_hidden_layers_of_nip_learn_at_a_rate_of_their_own() -> None:
     factors = {"actor": 0.5, "critic": 0.5}
-    trainer = ppo.build(small(ppo, Nip(**NIP, lr=0.01, backbone_lr_scale=factors)))
+    trainer = ppo.build(small(ppo, Nip(**NIP, lr=0.01, body_lr_factor=factors)))
     rates = [float(group["lr"]) for group in trainer.optimizer.param_groups]
     assert rates == pytest.approx([0.01, 0.005])
     trainer.run()
-    with raises_setting("backbone_lr_scale.actor"):
-        ppo.build(small(ppo, Nip(**NIP, backbone_lr_scale={"actor": 0.5})))
-    told = " ".join(Nip(**NIP, backbone_lr_scale=factors).notes())
-    assert "backbone_lr_scale acts here; nip's agents have factors of their own" in told
+    with raises_setting("body_lr_factor.actor"):
+        ppo.build(small(ppo, Nip(**NIP, body_lr_factor={"actor": 0.5})))
+    told = " ".join(Nip(**NIP, body_lr_factor=factors).notes())
+    assert "body_lr_factor applies to the recipe; in nip each agent has separate factors" in told
 
 
 @pytest.mark.parametrize(("given", "clipped"), [(0.4, 0.4), (True, 0.2), (False, None)])
@@ -281,7 +281,7 @@ def test_the_settings_of_the_run_are_those_it_trained_with_and_a_resume_keeps_th
     assert (saved["learning_rate"], saved["gamma"]) == (0.5, 0.5)
     assert saved["steps"]["lr"] == 0.5
     assert saved["env"]["num_envs"] == 32 // 8
-    assert "taken from nip: learning_rate=0.5, gamma=0.5" in (run / "plan.txt").read_text()
+    assert "set from nip: learning_rate=0.5, gamma=0.5" in (run / "plan.txt").read_text()
     again: list[Any] = []
 
     def build(cfg: Any) -> Any:

@@ -20,7 +20,7 @@ from kit.config import GivenFields, OnPolicyConfig
 from kit.config.plain import check, differences, from_plain, to_plain
 from kit.config.plan import make_plan
 from kit.dialects import SB3, Nip
-from kit.dialects.carried import carry, take
+from kit.dialects.carried import apply_to_config, map_fields
 from kit.experiment import EnvConfig, OffPolicySteps, OnPolicySteps
 from kit.runs.recipe import Recipe
 from kit.steps import SettingError, StepPlan
@@ -252,31 +252,31 @@ NIP = {"num_iterations": 2, "frames_per_batch": 128, "steps_per_env_per_iteratio
 
 def test_given_default_of_another_library_acts() -> None:
     same = {"use_shared_body": True, "anneal_lr": False}
-    assert carry(Nip(**NIP), ppo.Config(), "ppo")[0] == {}
+    assert map_fields(Nip(**NIP), ppo.Config(), "ppo")[0] == {}
     values = {"shared_backbone": True, "lr_schedule": "constant"}
-    assert carry(Nip(**NIP, **same), ppo.Config(), "ppo")[0] == values
-    assert carry(replace(Nip(**NIP), **same), ppo.Config(), "ppo")[0] == values
+    assert map_fields(Nip(**NIP, **same), ppo.Config(), "ppo")[0] == values
+    assert map_fields(replace(Nip(**NIP), **same), ppo.Config(), "ppo")[0] == values
     assigned = Nip(**NIP)
     assigned.anneal_lr = False
-    assert carry(assigned, ppo.Config(), "ppo")[0] == {"lr_schedule": "constant"}
+    assert map_fields(assigned, ppo.Config(), "ppo")[0] == {"lr_schedule": "constant"}
     as_file = from_plain(ppo.Config, {"steps": {"dialect": "nip", **NIP, **same}})
-    assert carry(as_file.steps, as_file, "ppo")[0] == values
+    assert map_fields(as_file.steps, as_file, "ppo")[0] == values
     words = [f"steps.{n}={written(v)}" for n, v in {**NIP, **same}.items()]
     typed = as_typed(ppo.Config, "steps=nip", *words)
-    assert carry(typed.steps, typed, "ppo")[0] == values
+    assert map_fields(typed.steps, typed, "ppo")[0] == values
     assert typed == ppo.Config(steps=Nip(**NIP, **same))
 
 
 def test_given_default_of_a_group_of_another_library_acts() -> None:
     config = ppo.Config(backbone_lr_scale=0.5)
-    with raises_setting("backbone_lr_scale.actor"):
-        carry(Nip(**NIP, backbone_lr_scale={"actor": 1.0}), config, "ppo")
+    with raises_setting("body_lr_factor.actor"):
+        map_fields(Nip(**NIP, body_lr_factor={"actor": 1.0}), config, "ppo")
 
 
 def test_given_default_contradicts_a_given_setting_of_the_recipe() -> None:
     for steps, rate in (Nip(**NIP, lr=0.5), 5e-4), (Nip(**NIP, lr=0.003), 0.1):
         with raises_setting("lr"):
-            carry(steps, ppo.Config(steps=steps, learning_rate=rate), "ppo")
+            map_fields(steps, ppo.Config(steps=steps, learning_rate=rate), "ppo")
     assert ppo.Config().learning_rate == 5e-4
     config = ppo.Config(steps=Nip(**{**NIP, "frames_per_batch": 64}), env=EnvConfig(num_envs=8))
     with raises_setting("env.num_envs"):
@@ -284,24 +284,24 @@ def test_given_default_contradicts_a_given_setting_of_the_recipe() -> None:
 
 
 def test_given_default_of_another_library_needs_a_setting_of_the_recipe() -> None:
-    carry(Nip(**NIP, clip_value=False), a2c.Config(), "on_policy")  # off, as in the recipe
+    map_fields(Nip(**NIP, clip_value=False), a2c.Config(), "on_policy")  # off, as in the recipe
     with raises_setting("exploration_fraction"):
-        carry(SB3(algo="dqn", exploration_fraction=0.1), sac.Config(), "dqn")
+        map_fields(SB3(algo="dqn", exploration_fraction=0.1), sac.Config(), "dqn")
 
 
 def test_saved_settings_of_another_library_do_not_act_by_their_defaults() -> None:
     config = ppo.Config(steps=Nip(**NIP, lr=0.5), seed=3)
-    take(config.steps, config, "ppo")
+    apply_to_config(config.steps, config, "ppo")
     saved = to_plain(config)
     again = from_plain(ppo.Config, saved)
-    take(again.steps, again, "ppo")
+    apply_to_config(again.steps, again, "ppo")
     assert to_plain(again) == saved
 
 
 def test_library_defaults_leave_a_given_setting() -> None:
     steps = SB3(algo="dqn", library_defaults=True)
-    assert carry(steps, dqn.Config(), "dqn")[0]["tau"] == 1.0
-    assert "tau" not in carry(steps, dqn.Config(tau=dqn.Config().tau), "dqn")[0]
+    assert map_fields(steps, dqn.Config(), "dqn")[0]["tau"] == 1.0
+    assert "tau" not in map_fields(steps, dqn.Config(tau=dqn.Config().tau), "dqn")[0]
 
 
 # ---------------------------------------------------------------------- the list of a run

@@ -22,7 +22,7 @@ import recipes.ppo
 import recipes.sac
 from kit.cli.launch import main
 from kit.dialects import DIALECTS, Pyrado
-from kit.dialects.carried import carry
+from kit.dialects.carried import map_fields
 from kit.runs.saved_runs import find_run
 from tests.short_runs import one_line
 
@@ -240,7 +240,7 @@ def test_a_preset_sets_what_it_says_and_overrides_win(recipe, name):
 
 def test_pyrados_preset_is_what_its_words_mean():
     config = settings_from(recipes.a2c, "preset=pyrado")
-    assert carry(Pyrado(algo="a2c"), config, "a2c") == ({}, [])  # no default that does not act
+    assert map_fields(Pyrado(algo="a2c"), config, "a2c") == ({}, [])  # no default that does not act
     assert config.optimizer == "rmsprop"
 
 

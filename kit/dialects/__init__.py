@@ -1,6 +1,6 @@
-"""Settings in the words of other libraries, each a dataclass that makes a plan and back.
+"""Settings of other libraries, as dataclasses that convert to and from a plan.
 
-Importing this imports no dialect; each is imported when it is asked for.
+Dialects are imported on first access.
 
 Examples:
     >>> from kit.dialects import Tianshou
@@ -23,7 +23,7 @@ __all__ = ["DIALECTS", "as_plan", "dialect"]
 _PATHS = [*DIALECTS.values(), "kit.dialects.base:Dialect", "kit.dialects.pyrado:GAE",
           "kit.dialects.nip:RlTrainerParameters", "kit.dialects.nip:LrFactors"]  # fmt: skip
 _MODULES = {path.partition(":")[2]: path.partition(":")[0] for path in _PATHS}
-"""Modules of the classes by name."""
+"""Module of each lazily imported class."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The base of all dialects: settings, the plan they make, its inverse, and caveats."""
+"""Base class of dialects: settings, conversion to and from a plan, and caveats."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any, ClassVar, Self
 
-from kit.dialects.fields import fact, uses
+from kit.dialects.fields import extra_field, uses
 from kit.steps.errors import SettingError, close_to, one_of
 from kit.steps.foreign import ForeignSteps
 from kit.steps.plan import StepPlan
@@ -20,63 +20,59 @@ from kit.steps.values import same_value
 ON_POLICY, OFF_POLICY, OFFLINE = "on_policy", "off_policy", "offline"
 
 COUNTS_AS = {ON_POLICY: "ppo", OFF_POLICY: "sac"}
-"""The algorithm as which a family is counted, for recipes that a library does not have."""
+"""Stand-in algorithm per family, for recipes whose algorithm a library does not have."""
 
 RAW: dict[str, Any] = {"env.normalize_observation": False, "env.normalize_reward": False}
-"""Entries of ``IMPLICIT_DEFAULTS`` for a library that normalises neither observations nor rewards."""
+"""Implicit defaults of a library that normalises neither observations nor rewards."""
 
 Difference = tuple[str, Any, Any]
-"""A setting of a plan, its wanted value, and the nearest one of the dialect."""
+"""Name of a plan setting, its value in the plan, and the nearest value of the dialect."""
 
 
 @dataclass
 class Dialect(ForeignSteps):
-    """Settings in the words of another library.
+    """Base class for the settings of another library.
 
-    The fields of a dialect are those of the library, with its names, defaults and rounding, and
-    as keyword arguments a few facts that a plan needs and that the library has from elsewhere: the
-    algorithm, the version, the length of an episode.
+    The fields have the library's names, defaults and rounding. Keyword-only fields are facts that a
+    plan needs and that the library configures elsewhere: algorithm, version, episode length.
     """
 
     LIBRARY: ClassVar[str]
-    """name of the library."""
+    """Name of the library."""
     VERSIONS: ClassVar[Mapping[str, str]]
-    """versions of the library's code by name, each in one sentence; the first is the default."""
+    """Supported versions of the library with a short description; the first is the default."""
     ALGORITHMS: ClassVar[Mapping[str, str]]
-    """algorithms and their family."""
+    """Algorithms of the library and their families."""
     ALIASES: ClassVar[Mapping[str, str]] = {}
-    """other names of algorithms."""
+    """Alternative names of algorithms."""
     IMPLIED: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """algorithms, and the fields of which any implies them if given; without fields: otherwise."""
+    """Fields that imply an algorithm if any of them is given; no fields: always implied."""
     DEFAULTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """defaults of algorithms, for fields that are ``None``."""
+    """Defaults per algorithm for fields that are ``None``."""
     TOTAL: ClassVar[str] = ""
-    """field with the policy steps asked for, which the run rounds to whole iterations."""
+    """Field with the requested policy steps, which a run rounds to whole iterations."""
     CANNOT: ClassVar[Mapping[str, tuple[Any, str]]] = {}
-    """properties of plans, with the only value that can be expressed and why."""
+    """Plan properties with a fixed value in this library: the value and the reason."""
     RENAMED: ClassVar[Mapping[str, str]] = {}
-    """names in other versions of the library, and those in this one."""
+    """Field names of other library versions and their names in this version."""
     GROUPS: ClassVar[Mapping[str, type]] = {}
-    """fields that are groups of settings themselves, and their classes."""
+    """Fields that contain a group of settings, and the classes of these groups."""
     SECTIONS: ClassVar[frozenset[str]] = frozenset({""})
-    """groups of the library's configuration files that have its fields."""
+    """Sections of the library's config files that contain the fields."""
     PATHS: ClassVar[Mapping[str, str]] = {}
-    """dotted names in its configuration files, where they differ from the fields."""
+    """Dotted names in config files that differ from the field names."""
     CONFIGS: ClassVar[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {}
-    """groups of its configuration files of which one is chosen (``env=atari``), their choices, and
-    the fields that each choice sets, or its choices in later groups."""
+    """Config groups (``env=atari``), their options, and the settings of each option."""
 
     IMPLICIT_DEFAULTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """settings of recipes that the library has no field for, as it has them, by algorithm."""
+    """Recipe settings that the library fixes without a field, per algorithm."""
 
-    algo: str | None = fact()
-    """algorithm, in the library's spelling, or a family: ``on_policy``, ``off_policy``,
-    ``offline``; ``None``: inferred from the settings."""
-    version: str = fact(default="")
-    """version of the library; the first of ``VERSIONS``, if it is empty."""
-    library_defaults: bool = fact(default=False)
-    """whether a run has the library's defaults in place of the recipe's, as far as the recipe has
-    such a setting and it was not given."""
+    algo: str | None = extra_field()
+    """Algorithm, or a family: ``on_policy``, ``off_policy``, ``offline``; ``None``: inferred."""
+    version: str = extra_field(default="")
+    """Version of the library; empty: the first of ``VERSIONS``."""
+    library_defaults: bool = extra_field(default=False)
+    """Whether library defaults replace the recipe defaults of settings that were not given."""
 
     def __post_init__(self) -> None:
         if self.version == "":
@@ -84,329 +80,333 @@ class Dialect(ForeignSteps):
 
     # ------------------------------------------------------------------ to a plan
     def to_plan(self, algo: str | None = None, *, strict: bool = False) -> StepPlan:
-        """The plan of these settings.
+        """Return the plan of these settings.
 
         Args:
-            algo: algorithm or family, in place of the field ``algo``.
-            strict: whether settings without effect for the algorithm are refused; otherwise
+            algo: algorithm or family, instead of the field ``algo``.
+            strict: whether settings without effect for the algorithm raise an error; otherwise
                 :meth:`idle_settings` lists them.
 
         Raises:
             SettingError: if a setting is invalid, or the library itself would fail.
         """
-        made = self.resolved(algo)
+        resolved = self.resolved(algo)
         if strict:
-            made._refuse_idle(self)
+            resolved._reject_idle(self)
         same = {"final_evaluation": False} | {
-            plan: getattr(made, name) for name, plan in made._same_as(str(made.algo)).items()
+            plan: getattr(resolved, name)
+            for name, plan in resolved._same_as(str(resolved.algo)).items()
         }
         try:
-            plan = StepPlan(**same | made._plan())
+            plan = StepPlan(**same | resolved._plan())
         except SettingError as error:
             if hasattr(self, error.field):
                 raise
-            why = f"follows from the settings of {self.LIBRARY} and {error.why}"
-            raise SettingError(error.field, error.value, why, error.works, error.hint) from None
-        asked = getattr(made, self.TOTAL) if self.TOTAL and plan.is_exact else None
+            reason = f"{error.why} (the value follows from the settings of {self.LIBRARY})"
+            raise SettingError(error.field, error.value, reason, error.works, error.hint) from None
+        asked = getattr(resolved, self.TOTAL) if self.TOTAL and plan.is_exact else None
         if asked not in (None, plan.total_policy_steps):
             plan.asked["total_policy_steps"] = asked
         return plan
 
     @abstractmethod
     def _plan(self) -> dict[str, Any]:
-        """The plan's settings, beyond those that fields say as they are."""
+        """Return the plan settings that are computed from several fields."""
 
     @classmethod
     def _same_as(cls, algo: str) -> dict[str, str]:
-        """Fields with an effect in an algorithm, and the plan's settings that they are as it is."""
-        named = {f.name: f.metadata.get("plan") for f in fields(cls) if cls.applies(f.name, algo)}
-        return {name: plan for name, plan in named.items() if plan}
+        """Map the fields that an algorithm uses to plan settings of equal value."""
+        used = {f.name: f.metadata.get("plan") for f in fields(cls) if cls.applies(f.name, algo)}
+        return {name: plan for name, plan in used.items() if plan}
 
     def resolved(self, algo: str | None = None) -> Self:
-        """A copy with the algorithm's defaults filled in and every number checked.
+        """Return a validated copy with the algorithm's defaults filled in.
 
         Raises:
             SettingError: if a setting is invalid.
         """
-        made = copy.copy(self)
-        made.version = one_of("version", str(self.version), list(self.VERSIONS))  # 1.0 is a name
-        made.algo = self._algorithm(algo if algo is not None else self.algo)
-        for name, value in made._defaults().items():
-            if getattr(made, name) is None:
-                setattr(made, name, value)
-        check_types(made)
+        resolved = copy.copy(self)
+        # The command line parses version=1.0 as a number.
+        resolved.version = one_of("version", str(self.version), list(self.VERSIONS))
+        resolved.algo = self._algorithm(algo if algo is not None else self.algo)
+        for name, value in resolved._defaults().items():
+            if getattr(resolved, name) is None:
+                setattr(resolved, name, value)
+        check_types(resolved)
         for group in self.GROUPS:
-            setattr(made, group, copy.copy(getattr(made, group)))
-            check_types(getattr(made, group), f"{group}.")
-        return made
+            setattr(resolved, group, copy.copy(getattr(resolved, group)))
+            check_types(getattr(resolved, group), f"{group}.")
+        return resolved
 
     def _algorithm(self, algo: Any) -> str:
         if algo is None:
             return self.implied_algorithm()
         if isinstance(algo, str) and algo in self.ALGORITHMS:
             return algo
-        known = [*self.ALGORITHMS, *sorted(set(self.ALGORITHMS.values()))]
-        if isinstance(algo, str):  # "DiscreteSAC" is discrete_sac
-            meant = {_letters(name): name for name in known} | dict(self.ALIASES)
-            algo = meant.get(_letters(algo), algo)
-        return one_of("algo", algo, known)
+        names = [*self.ALGORITHMS, *sorted(set(self.ALGORITHMS.values()))]
+        if isinstance(algo, str):  # "DiscreteSAC" matches discrete_sac
+            by_letters = {_letters(name): name for name in names} | dict(self.ALIASES)
+            algo = by_letters.get(_letters(algo), algo)
+        return one_of("algo", algo, names)
 
     def algorithm_for(self, algo: str | None, family: str | None) -> str | None:
-        """The algorithm of a recipe, or its family if the library does not have it.
+        """Return the library's algorithm for a recipe, or the recipe's algorithm family.
 
-        Settings may name a variant of it, such as ``ppo2``.
+        The settings may name a variant of the recipe's algorithm, such as ``ppo2``.
 
         Raises:
-            SettingError: if they name another one.
+            SettingError: if the settings name a different algorithm.
         """
         found = algo
         if family is not None and algo not in self.ALGORITHMS:
             found = self.ALIASES.get(_letters(str(algo)), family)
-        said = "" if self.algo is None else self._algorithm(self.algo)
-        if said not in self.ALGORITHMS or found is None or found == said:
+        given = "" if self.algo is None else self._algorithm(self.algo)
+        if given not in self.ALGORITHMS or found is None or found == given:
             return found
-        # Of an algorithm that the library lacks only the family is known.
-        if said.startswith(found) or self.ALGORITHMS[said] == found:
-            return said
-        why = f"is not the algorithm of this recipe, {algo}"
-        raise SettingError("algo", self.algo, why, f"leave it out, or use a recipe for {said}")
+        # ``found`` is a family if the library does not have the recipe's algorithm.
+        if given.startswith(found) or self.ALGORITHMS[given] == found:
+            return given
+        reason = f"The algorithm of this recipe is {algo}"
+        raise SettingError("algo", self.algo, reason, f"Omit algo, or use a recipe for {given}")
 
     def implied_algorithm(self) -> str:
-        """The algorithm that the given settings imply, without its name."""
+        """Return the algorithm that the given settings imply without naming it."""
         for algo, names in self.IMPLIED.items():
             if not names or any(getattr(self, name) is not None for name in names):
                 return algo
         return next(iter(self.ALGORITHMS))
 
     def _defaults(self) -> Mapping[str, Any]:
-        """Defaults of fields that are ``None``, for this algorithm and version."""
+        """Return the defaults of this algorithm and version for fields that are ``None``."""
         return self.DEFAULTS.get(COUNTS_AS.get(str(self.algo), str(self.algo)), {})
 
     @property
     def family(self) -> str:
-        """Family of the algorithm: ``on_policy``, ``off_policy`` or ``offline``."""
+        """Algorithm family: ``on_policy``, ``off_policy`` or ``offline``."""
         algorithm = self._algorithm(self.algo)
         return self.ALGORITHMS.get(algorithm, algorithm)
 
     # ------------------------------------------------------------------ from a plan
     @classmethod
     def from_plan(cls, plan: StepPlan, **settings: Any) -> Self:
-        """Settings that make ``plan``.
+        """Return the settings that result in ``plan``.
 
         Args:
-            plan: the run to express.
-            **settings: fields to fix: the algorithm, the version, settings besides counts.
+            plan: plan to express.
+            **settings: fields to fix, such as the algorithm or the version.
 
         Raises:
-            SettingError: if the library cannot express the plan; it names the setting and why.
+            SettingError: if the library cannot express the plan.
         """
-        made, differences = cls.nearest(plan, **settings)
+        nearest, differences = cls.nearest(plan, **settings)
         if differences:
-            name, wanted, can = differences[0]
-            why = f"cannot be expressed in {cls.LIBRARY}; the nearest value is {can}"
-            raise SettingError(name, wanted, why)
-        return made
-
-    @classmethod
-    def nearest(cls, plan: StepPlan, **settings: Any) -> tuple[Self, list[Difference]]:
-        """The settings nearest to ``plan``, and the differences of their plan.
-
-        Raises:
-            SettingError: if no settings of this library come near.
-        """
-        cls._refuse(plan)
-        nearest, refusal = None, None
-        given = settings.get("algo")
-        family = ON_POLICY if plan.on_policy else OFF_POLICY
-        for algo in [given] if given else cls._algorithms_for(plan):
-            kept = {**settings, "algo": algo} if algo else settings
-            same = cls._same_as(str(algo) if algo in cls.ALGORITHMS else family)
-            try:
-                made = cls(
-                    **{n: getattr(plan, of) for n, of in same.items()} | cls._from(plan, kept)
-                )
-                for name, value in settings.items():
-                    setattr(made, name, value)
-                differences = differing_settings(plan, made.to_plan())
-            except SettingError as error:
-                refusal = refusal or error
-                continue
-            if not differences:
-                return made, []
-            nearest = nearest or (made, differences)
-        if nearest is None:
-            assert refusal is not None
-            raise refusal
+            name, wanted, closest = differences[0]
+            reason = f"{cls.LIBRARY} cannot express this value; the nearest value is {closest}"
+            raise SettingError(name, wanted, reason)
         return nearest
 
     @classmethod
-    def _refuse(cls, plan: StepPlan) -> None:
-        """Refuse plans far from any settings of this library."""
+    def nearest(cls, plan: StepPlan, **settings: Any) -> tuple[Self, list[Difference]]:
+        """Return the settings nearest to ``plan``, and the differences from ``plan``.
+
+        Raises:
+            SettingError: if no settings of this library are close to the plan.
+        """
+        cls._check_expressible(plan)
+        nearest, first_error = None, None
+        given = settings.get("algo")
+        family = ON_POLICY if plan.on_policy else OFF_POLICY
+        for algo in [given] if given else cls._algorithms_for(plan):
+            fixed = {**settings, "algo": algo} if algo else settings
+            same = cls._same_as(str(algo) if algo in cls.ALGORITHMS else family)
+            try:
+                candidate = cls(
+                    **{n: getattr(plan, of) for n, of in same.items()}
+                    | cls._fields_for(plan, fixed)
+                )
+                for name, value in settings.items():
+                    setattr(candidate, name, value)
+                differences = differing_settings(plan, candidate.to_plan())
+            except SettingError as error:
+                first_error = first_error or error
+                continue
+            if not differences:
+                return candidate, []
+            nearest = nearest or (candidate, differences)
+        if nearest is None:
+            assert first_error is not None
+            raise first_error
+        return nearest
+
+    @classmethod
+    def _check_expressible(cls, plan: StepPlan) -> None:
+        """Raise an error if no settings of this library are close to ``plan``."""
         if plan.iterations is None:
-            why = f"is open, and {cls.LIBRARY} needs it"
-            raise SettingError("iterations", None, why, "give it")
-        for name, (wanted, why) in cls.CANNOT.items():
+            reason = f"{cls.LIBRARY} needs a fixed number of iterations"
+            raise SettingError("iterations", None, reason, "Set iterations")
+        for name, (wanted, reason) in cls.CANNOT.items():
             if getattr(plan, name) != wanted:
                 episodes = "steps_per_env" if wanted else "min_episodes"
                 names = {"on_policy": "update_epochs", "collects_episodes": episodes}
                 shown = names.get(name, name)
-                why = f"cannot be expressed in {cls.LIBRARY}: {why}"
-                raise SettingError(shown, getattr(plan, shown), why)
+                reason = f"{cls.LIBRARY} cannot express this value: {reason}"
+                raise SettingError(shown, getattr(plan, shown), reason)
 
     @staticmethod
     def _algorithms_for(plan: StepPlan) -> Iterable[str | None]:
-        """Algorithms to try, in order; ``None``: the choice of :meth:`_from`."""
+        """Return the algorithms to try in order; ``None``: chosen by :meth:`_fields_for`."""
         return [None]
 
     @staticmethod
     @abstractmethod
-    def _from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields nearest to ``plan``, beyond those that say it as it is.
+    def _fields_for(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields nearest to ``plan`` that are not copied from a plan setting.
 
         Args:
-            plan: the run to express.
-            settings: fields that are fixed.
+            plan: plan to express.
+            settings: fixed fields.
         """
 
     # ------------------------------------------------------------------ caveats
     def notes(self, algo: str | None = None) -> list[str]:
-        """Caveats of these settings, a sentence each.
+        """Return the caveats of these settings, one sentence each.
 
         Args:
-            algo: algorithm or family, in place of the field ``algo``.
+            algo: algorithm or family, instead of the field ``algo``.
         """
         return [*self.resolved(algo)._notes(self.to_plan(algo))]
 
     @abstractmethod
     def _notes(self, plan: StepPlan) -> Iterable[str]:
-        """Caveats of resolved settings."""
+        """Yield the caveats of resolved settings."""
 
     @classmethod
     def applies(cls, name: str, algo: str) -> bool:
-        """Whether a field has an effect in an algorithm or a family."""
+        """Return whether an algorithm or family uses a field."""
         meta = cls.__dataclass_fields__[name.partition(".")[0]].metadata
-        only, named = meta.get("only"), {algo, cls.ALGORITHMS.get(algo, algo)}
+        only, names = meta.get("only"), {algo, cls.ALGORITHMS.get(algo, algo)}
         if "use" not in meta:
-            named.add(COUNTS_AS.get(algo, algo))
-        return not only or not named.isdisjoint(only)
+            names.add(COUNTS_AS.get(algo, algo))
+        return not only or not names.isdisjoint(only)
 
     @classmethod
     def counting_fields(cls, algo: str) -> frozenset[str]:
-        """Fields of the library itself that count in an algorithm or a family."""
-        own = {f.name for f in fields(cls) if not f.kw_only and cls.applies(f.name, algo)}
-        return frozenset(own - set(uses(cls)) - set(cls.GROUPS))
+        """Return the library's fields that determine step counts for an algorithm or family."""
+        used = {f.name for f in fields(cls) if not f.kw_only and cls.applies(f.name, algo)}
+        return frozenset(used - set(uses(cls)) - set(cls.GROUPS))
 
     def idle_settings(self, algo: str | None = None) -> list[str]:
-        """Changed fields without effect for the algorithm."""
+        """Return the changed fields without effect for the algorithm."""
         algorithm = self._algorithm(algo if algo is not None else self.algo)
         default = {**vars(self.unchanged()), "version": self.version}
         idle = [name for name in default if not self.applies(name, algorithm)]
         return [name for name in idle if not same_value(getattr(self, name), default[name])]
 
-    def _refuse_idle(self, given: Dialect) -> None:
-        """Refuse changed fields of ``given`` without effect; ``self`` is resolved."""
+    def _reject_idle(self, given: Dialect) -> None:
+        """Raise an error if a changed field of ``given`` has no effect; ``self`` is resolved."""
         for name in given.idle_settings(self.algo):
-            why = f"has no effect for {self.algo} in {self.LIBRARY}"
+            reason = f"The field has no effect for {self.algo} in {self.LIBRARY}"
             applicable = ", ".join(sorted(self.counting_fields(str(self.algo))))
-            works = f"leave it out; fields that count: {applicable}"
-            raise SettingError(name, getattr(given, name), why, works)
+            hint = f"Omit {name}. Fields that determine step counts: {applicable}"
+            raise SettingError(name, getattr(given, name), reason, hint)
 
     # ------------------------------------------------------------------ in and out
     def unchanged(self) -> Self:
-        """The library's defaults, as they follow from these settings."""
+        """Return the library's defaults, including defaults that depend on these settings."""
         return type(self)()
 
     @classmethod
     def names(cls) -> list[str]:
-        """The names of the fields."""
+        """Return the names of the fields."""
         return [f.name for f in fields(cls)]
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> Self:
-        """Make the dialect from settings by name; raises errors as :meth:`named`."""
+        """Create the dialect from settings by name; raises the errors of :meth:`named`."""
         return cls(**cls.named(settings))
 
     @classmethod
     def named(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings under the names of the dialect's fields; groups of it stay groups.
+        """Map setting names to dialect fields. Groups are kept as mappings.
 
         Raises:
-            SettingError: if a name means no field; the nearest spelling comes first.
+            SettingError: if no field has the name; the nearest spelling comes first.
         """
-        made, others = cls.placed({str(n).replace("-", "_"): v for n, v in settings.items()})
-        for name, value in others.items():
+        by_field, unmatched = cls.placed({str(n).replace("-", "_"): v for n, v in settings.items()})
+        for name, value in unmatched.items():
             raise cls._unknown(name, value)
-        return made
+        return by_field
 
     @classmethod
     def placed(cls, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Map dotted names of the library's configuration to fields; also return the others."""
-        made: dict[str, Any] = {}
-        others: dict[str, Any] = {}
+        """Map dotted config names to dialect fields; also return the unmatched names."""
+        by_field: dict[str, Any] = {}
+        unmatched: dict[str, Any] = {}
         for name, value in values.items():
             section, _, last = name.rpartition(".")
-            own = last if section in cls.SECTIONS and last in cls.names() else None
+            by_section = last if section in cls.SECTIONS and last in cls.names() else None
             group, _, rest = name.partition(".")
-            if field := cls.PATHS.get(name, own):
-                made[field] = value
+            if field := cls.PATHS.get(name, by_section):
+                by_field[field] = value
             elif rest and group in cls.GROUPS:
-                made.setdefault(group, {})[rest] = value
+                by_field.setdefault(group, {})[rest] = value
             else:
-                others[name] = value
-        return made, others
+                unmatched[name] = value
+        return by_field, unmatched
 
     @classmethod
     def _unknown(cls, name: str, value: Any) -> SettingError:
-        """The error of an unknown setting, with its name in this version or the nearest one."""
-        last, known = name.rpartition(".")[2], sorted({*cls.names(), *cls.PATHS})
-        why = f"is no setting of {cls.LIBRARY} that is known here"
-        near = close_to(last, known)
+        """Return the error for an unknown setting, with its new name or similar names."""
+        last = name.rpartition(".")[2]
+        reason = f"The {cls.NAME} dialect has no such setting"
+        near = close_to(last, sorted({*cls.names(), *cls.PATHS}))
         if last in cls.RENAMED:
-            why, near = f"is not a setting of {cls.LIBRARY} {cls().version}", [cls.RENAMED[last]]
-        return SettingError(name, value, why, near or f"see `kit steps words {cls.NAME}`")
+            reason = f"The setting has another name in {cls.LIBRARY} {cls().version}"
+            near = [cls.RENAMED[last]]
+        return SettingError(name, value, reason, near or f"See `kit steps words {cls.NAME}`")
 
 
 @dataclass
 class WrappedDialect(Dialect):
-    """A dialect of a library without action repeat and time limits of its own."""
+    """Base class for libraries where wrappers apply action repeat and time limits."""
 
-    action_repeat: PositiveInt = fact("action_repeat", 1)
-    """env steps one action is held for; the environment's business."""
-    max_episode_steps: PositiveInt | None = fact("max_episode_steps")
-    """policy steps after which an episode is truncated; the environment's business."""
+    action_repeat: PositiveInt = extra_field("action_repeat", 1)
+    """Env steps per action; configured in the environment."""
+    max_episode_steps: PositiveInt | None = extra_field("max_episode_steps")
+    """Policy steps after which an episode is truncated; configured in the environment."""
 
 
 def _letters(name: str) -> str:
-    """The letters and digits of an algorithm's name: ``Discrete-SAC`` is ``discretesac``."""
+    """Return the letters and digits of an algorithm name: ``Discrete-SAC`` is ``discretesac``."""
     return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
 # ---------------------------------------------------------------------- plans
 def trains(plan: StepPlan) -> bool:
-    """Whether an exact plan reaches ``learning_starts``."""
+    """Return whether an exact plan reaches ``learning_starts``."""
     return plan.first_training_iteration <= plan.iterations
 
 
 def ratio_of(plan: StepPlan) -> Fraction:
-    """Gradient steps per policy step of an off-policy plan, however it says them."""
+    """Return the gradient steps per policy step of an off-policy plan."""
     if plan.replay_ratio is not None:
         return plan.replay_ratio
     return Fraction(plan.gradient_steps_per_iteration or 0, max(plan.frames_per_batch, 1))
 
 
 def steps_of_training(plan: StepPlan) -> int:
-    """Gradient steps of an iteration that trains, of an off-policy plan; 0 if none does."""
+    """Return the gradient steps per training iteration of an off-policy plan (0: no training)."""
     return round(ratio_of(plan) * plan.frames_per_batch) if trains(plan) else 0
 
 
 def step_by_step(plan: StepPlan) -> StepPlan:
-    """A plan of whole episodes with its gradient steps spread over the policy steps.
+    """Convert a plan that collects whole episodes to a plan that collects single steps.
 
-    Those of the first iteration, if it collects a prefill, become pretraining, and each later
-    episode's are due as its policy steps are made. Other plans are returned as they are.
+    Gradient steps are spread evenly, and those of a prefill iteration become pretraining. All other
+    plans are returned unchanged.
 
     Raises:
-        SettingError: if the episodes are of unknown length.
+        SettingError: if the episode length is unknown.
     """
     if not plan.collects_episodes or plan.on_policy:
         return plan

@@ -1,7 +1,7 @@
-"""CleanRL (https://github.com/vwxyzjn/cleanrl): each algorithm is a single file.
+"""CleanRL (https://github.com/vwxyzjn/cleanrl), where each algorithm is a single file.
 
-Its unit is the global step: a policy step in PPO, and a vector step in the off-policy files, which
-count from 0 and train strictly after ``learning_starts``.
+CleanRL counts global steps: policy steps in PPO and vector steps in the off-policy files. The
+off-policy files count from 0 and train strictly after ``learning_starts``.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 
 from kit.dialects.base import OFF_POLICY, ON_POLICY, RAW, WrappedDialect
 from kit.dialects.fields import (
-    acts,
-    counts,
+    count_field,
     linear_or_constant,
-    of_each_env,
+    mapped,
     range_or_none,
-    refused,
+    round_to_envs,
+    unsupported,
 )
 from kit.steps.errors import SettingError
 from kit.steps.plan import StepPlan
@@ -41,7 +41,7 @@ _DQN: dict[str, Any] = {
     "learning_rate": 2.5e-4, "gamma": 0.99, "tau": 1.0, "start_e": 1, "end_e": 0.05,
     "exploration_fraction": 0.5,
 }
-_TD3: dict[str, Any] = {  # its targets follow the policy
+_TD3: dict[str, Any] = {  # The targets are updated with the policy.
     name: value for name, value in _SAC.items() if name != "target_network_frequency"
 } | {"learning_starts": 25_000, "learning_rate": 3e-4, "exploration_noise": 0.1}
 _DEFAULTS = {
@@ -71,36 +71,38 @@ _ONE_RATE = (ON_POLICY, *_DQNS, *(name for name in _DELAYED if name not in _SACS
 
 
 _NETWORKS: dict[str, Any] = {"hidden_sizes": [64, 64], "activation": "tanh"}
-_OF_CRITICS: dict[str, Any] = {**RAW, "n_step": 1, "max_grad_norm": None, "activation": "relu"}
-_OF_DQN = {**_OF_CRITICS, "double_dqn": False, "dueling": False, "lr_schedule": "constant"}
-_UNSAID: dict[str, dict[str, Any]] = {
+_CRITICS: dict[str, Any] = {**RAW, "n_step": 1, "max_grad_norm": None, "activation": "relu"}
+_DQN_IMPLICIT = {**_CRITICS, "double_dqn": False, "dueling": False, "lr_schedule": "constant"}
+_IMPLICIT: dict[str, dict[str, Any]] = {
     "ppo": RAW | _NETWORKS,
     "ppo_continuous_action": dict.fromkeys(RAW, True) | _NETWORKS,
     "ppo_atari": RAW | {"hidden_sizes": [512], "activation": "relu"},
-    "dqn": _OF_DQN | {"hidden_sizes": [120, 84]},
-    "dqn_atari": _OF_DQN | {"hidden_sizes": [512]},
-} | {name: _OF_CRITICS | {"hidden_sizes": [256, 256]} for name in _DELAYED}
+    "dqn": _DQN_IMPLICIT | {"hidden_sizes": [120, 84]},
+    "dqn_atari": _DQN_IMPLICIT | {"hidden_sizes": [512]},
+} | {name: _CRITICS | {"hidden_sizes": [256, 256]} for name in _DELAYED}
 
 
 def _target_period(value: Any, args: Any) -> int:
-    """Gradient steps between target updates, from steps."""
+    """Convert the interval between target updates from steps to gradient steps."""
     every = args.train_frequency or 1
     if value % every:
-        why, works = f"is not a multiple of train_frequency={every}", max(value // every, 1) * every
-        raise SettingError("target_network_frequency", value, why, [works])
+        reason = f"The value must be a multiple of train_frequency={every}"
+        multiple = max(value // every, 1) * every
+        raise SettingError("target_network_frequency", value, reason, [multiple])
     return int(value // every)
 
 
 def _fixed_alpha(value: Any, args: Any) -> Any:
-    """The entropy coefficient, which CleanRL reads where it is not learnt."""
+    """Return the entropy coefficient, which CleanRL ignores with ``autotune``."""
     if args.autotune is not False:
-        raise SettingError("alpha", value, "is learnt, from 1", "use autotune=false as well")
+        reason = "With autotune, alpha is trained and always starts at 1"
+        raise SettingError("alpha", value, reason, "Also set autotune=false")
     return value
 
 
 @dataclass
 class CleanRL(WrappedDialect):
-    """``Args`` of CleanRL's files; ``None`` stands for the default of the file."""
+    """``Args`` of CleanRL's files; ``None``: default of the file."""
 
     NAME = "cleanrl"
     LIBRARY = "CleanRL"
@@ -113,92 +115,91 @@ class CleanRL(WrappedDialect):
         "sac": ("learning_starts", "batch_size", "policy_frequency"),
     }
     DEFAULTS: ClassVar = _DEFAULTS
-    IMPLICIT_DEFAULTS: ClassVar = _UNSAID
+    IMPLICIT_DEFAULTS: ClassVar = _IMPLICIT
     TOTAL = "total_timesteps"
     CANNOT: ClassVar = {
-        "world_size": (1, "each file is one process"),
-        "collects_episodes": (False, "it collects steps"),
+        "world_size": (1, "each file runs in a single process"),
+        "collects_episodes": (False, "it collects steps instead of whole episodes"),
     }
 
-    total_timesteps: NonNegativeInt = counts()
-    """policy steps (PPO), rounded down to whole batches; steps of all environments (off-policy)."""
-    num_envs: PositiveInt = counts("num_envs")
-    """environments; DQN and DDPG have one."""
-    num_steps: PositiveInt = counts("steps_per_env", only=ON_POLICY)
-    """policy steps of each environment in one batch (PPO)."""
-    num_minibatches: PositiveInt = counts(only=ON_POLICY)
-    """minibatches of a batch (PPO): each has ``num_envs * num_steps // num_minibatches`` steps."""
-    update_epochs: NonNegativeInt = counts("update_epochs", only=ON_POLICY)
-    """passes over a batch (PPO)."""
-    train_frequency: PositiveInt = counts(only=_DQNS)
-    """steps between gradient steps (DQN): one at each multiple, counted from 0."""
-    learning_starts: NonNegativeInt = counts(only=OFF_POLICY)
-    """steps with random actions; training begins strictly after them."""
-    batch_size: PositiveInt = counts("minibatch_size", only=OFF_POLICY)
-    """transitions in a minibatch (off-policy)."""
-    buffer_size: PositiveInt = acts(
-        "buffer_size", None, lambda value, args: of_each_env(value, args.num_envs), only=OFF_POLICY
+    total_timesteps: NonNegativeInt = count_field()
+    """Policy steps, rounded down to whole batches (PPO); vector steps (off-policy)."""
+    num_envs: PositiveInt = count_field("num_envs")
+    """Number of environments; DQN and DDPG support only one."""
+    num_steps: PositiveInt = count_field("steps_per_env", only=ON_POLICY)
+    """Policy steps of each environment in a batch (PPO)."""
+    num_minibatches: PositiveInt = count_field(only=ON_POLICY)
+    """Minibatches per batch (PPO), with ``num_envs * num_steps // num_minibatches`` steps each."""
+    update_epochs: NonNegativeInt = count_field("update_epochs", only=ON_POLICY)
+    """Passes over a batch (PPO)."""
+    train_frequency: PositiveInt = count_field(only=_DQNS)
+    """Steps between gradient steps (DQN), which are made at multiples counted from 0."""
+    learning_starts: NonNegativeInt = count_field(only=OFF_POLICY)
+    """Steps with random actions; training begins strictly after them."""
+    batch_size: PositiveInt = count_field("minibatch_size", only=OFF_POLICY)
+    """Transitions per minibatch (off-policy)."""
+    buffer_size: PositiveInt = mapped(
+        "buffer_size", None, lambda size, args: round_to_envs(size, args.num_envs), only=OFF_POLICY
     )
-    """transitions in the replay buffer, rounded down to equally many of each environment."""
-    policy_frequency: PositiveInt = acts("policy_delay", only=_DELAYED)
-    """gradient steps of the critic per visit to the actor (SAC, TD3, DDPG)."""
-    exploration_noise: float = acts("exploration_noise", only=(*_TD3S, *_DDPGS))
-    """deviation of the noise on actions, in units of half their range (TD3, DDPG)."""
-    policy_noise: float = acts("policy_noise", only=_TD3S)
-    """deviation of the noise on target actions, in these units (TD3)."""
-    noise_clip: float = acts("noise_clip", only=_TD3S)
-    """largest noise on target actions, in these units (TD3)."""
-    target_network_frequency: PositiveInt = acts(
+    """Capacity of the replay buffer in transitions, rounded down to a multiple of ``num_envs``."""
+    policy_frequency: PositiveInt = mapped("policy_delay", only=_DELAYED)
+    """Critic gradient steps per policy update (SAC, TD3, DDPG)."""
+    exploration_noise: float = mapped("exploration_noise", only=(*_TD3S, *_DDPGS))
+    """Standard deviation of the action noise in units of half the action range (TD3, DDPG)."""
+    policy_noise: float = mapped("policy_noise", only=_TD3S)
+    """Standard deviation of the target action noise in units of half the action range (TD3)."""
+    noise_clip: float = mapped("noise_clip", only=_TD3S)
+    """Bound of the target action noise in units of half the action range (TD3)."""
+    target_network_frequency: PositiveInt = mapped(
         "target_update_every", None, _target_period, only=(*_DQNS, *_SACS)
     )
-    """steps between target updates (DQN, SAC); those of TD3 and DDPG follow the actor's."""
-    learning_rate: float = acts("learning_rate", only=_ONE_RATE)
-    """learning rate (all but SAC)."""
-    policy_lr: float = refused("use learning_rate: one for all networks", only=_SACS)
-    """learning rate of the policy (SAC)."""
-    q_lr: float = refused("use learning_rate: one for all networks", only=_SACS)
-    """learning rate of critics and entropy coefficient (SAC)."""
-    anneal_lr: bool = acts("lr_schedule", None, linear_or_constant, only=ON_POLICY)
-    """whether the learning rate falls linearly (PPO), to one iteration's share."""
-    gamma: float = acts("gamma")
-    """discount."""
-    gae_lambda: float = acts("gae_lambda", only=ON_POLICY)
-    """weight of longer advantage estimates (PPO)."""
-    norm_adv: bool = acts("normalize_advantage", only=ON_POLICY)
-    """whether advantages are normalised in each minibatch (PPO)."""
-    clip_coef: float = acts("clip_epsilon", only=ON_POLICY)
-    """clipping range of the probability ratio (PPO)."""
-    clip_vloss: bool = acts("clip_value", None, range_or_none, only=ON_POLICY)
-    """whether the value is clipped, too, in the same range (PPO)."""
-    ent_coef: float = acts("entropy_coeff", only=ON_POLICY)
-    """weight of the entropy (PPO)."""
-    vf_coef: float = acts("critic_coeff", None, lambda value, _: value / 2, only=ON_POLICY)
-    """weight of the value loss, which is half a mean of squares (PPO)."""
-    max_grad_norm: float = acts("max_grad_norm", only=ON_POLICY)
-    """largest norm of the gradient (PPO)."""
-    target_kl: float | None = acts("target_kl", None, lambda value, _: value / 1.5, only=ON_POLICY)
-    """KL divergence beyond which, not 1.5 times of it as in the kit, an update stops, asked after
-    each epoch (PPO)."""
-    tau: float = acts("tau", only=OFF_POLICY)
+    """Steps between target updates (DQN, SAC); TD3 and DDPG update targets with the policy."""
+    learning_rate: float = mapped("learning_rate", only=_ONE_RATE)
+    """Learning rate (all algorithms except SAC)."""
+    policy_lr: float = unsupported("Use learning_rate, which applies to all networks", only=_SACS)
+    """Learning rate of the policy (SAC)."""
+    q_lr: float = unsupported("Use learning_rate, which applies to all networks", only=_SACS)
+    """Learning rate of critics and entropy coefficient (SAC)."""
+    anneal_lr: bool = mapped("lr_schedule", None, linear_or_constant, only=ON_POLICY)
+    """Whether the learning rate decreases linearly to ``1 / iterations`` of its value (PPO)."""
+    gamma: float = mapped("gamma")
+    """Discount factor."""
+    gae_lambda: float = mapped("gae_lambda", only=ON_POLICY)
+    """Lambda of the generalised advantage estimate (PPO)."""
+    norm_adv: bool = mapped("normalize_advantage", only=ON_POLICY)
+    """Whether advantages are normalised per minibatch (PPO)."""
+    clip_coef: float = mapped("clip_epsilon", only=ON_POLICY)
+    """Clip range of the probability ratio (PPO)."""
+    clip_vloss: bool = mapped("clip_value", None, range_or_none, only=ON_POLICY)
+    """Whether the value is clipped with the same range (PPO)."""
+    ent_coef: float = mapped("entropy_coeff", only=ON_POLICY)
+    """Entropy coefficient (PPO)."""
+    vf_coef: float = mapped("critic_coeff", None, lambda value, _: value / 2, only=ON_POLICY)
+    """Value loss coefficient (PPO); the loss is half the mean squared error."""
+    max_grad_norm: float = mapped("max_grad_norm", only=ON_POLICY)
+    """Maximum gradient norm (PPO)."""
+    target_kl: float | None = mapped("target_kl", None, lambda kl, _: kl / 1.5, only=ON_POLICY)
+    """KL divergence at which an update stops after an epoch (PPO)."""
+    tau: float = mapped("tau", only=OFF_POLICY)
     """Polyak coefficient of the target networks (off-policy)."""
-    alpha: float = acts("initial_alpha", None, _fixed_alpha, only=_SACS)
-    """fixed entropy coefficient (SAC without autotune)."""
-    autotune: bool = acts("fixed_alpha", None, lambda learnt, _: not learnt, only=_SACS)
-    """whether the entropy coefficient is learnt (SAC)."""
-    start_e: float = acts("epsilon_start", only=_DQNS)
-    """first epsilon (DQN)."""
-    end_e: float = acts("epsilon_end", only=_DQNS)
-    """last epsilon (DQN)."""
-    exploration_fraction: float = acts("exploration_share", only=_DQNS)
-    """share of the run in which epsilon falls (DQN)."""
+    alpha: float = mapped("initial_alpha", None, _fixed_alpha, only=_SACS)
+    """Fixed entropy coefficient (SAC without ``autotune``)."""
+    autotune: bool = mapped("fixed_alpha", None, lambda autotune, _: not autotune, only=_SACS)
+    """Whether the entropy coefficient is trained (SAC)."""
+    start_e: float = mapped("epsilon_start", only=_DQNS)
+    """Initial epsilon (DQN)."""
+    end_e: float = mapped("epsilon_end", only=_DQNS)
+    """Final epsilon (DQN)."""
+    exploration_fraction: float = mapped("exploration_share", only=_DQNS)
+    """Fraction of the run in which epsilon decreases (DQN)."""
 
     def _plan(self) -> dict[str, Any]:
         if self.family == ON_POLICY:
             return self._ppo()
         if self.num_envs != 1 and self.algo in (*_DQNS, *_DDPGS):
             name = str(self.algo).partition("_")[0].upper()
-            why = f"is not supported by CleanRL's {name}"
-            raise SettingError("num_envs", self.num_envs, why, [1])
+            reason = f"CleanRL's {name} supports a single environment only"
+            raise SettingError("num_envs", self.num_envs, reason, [1])
         return self._dqn() if self.algo in _DQNS else self._sac()
 
     def _ppo(self) -> dict[str, Any]:
@@ -207,10 +208,10 @@ class CleanRL(WrappedDialect):
         return {"iterations": self.total_timesteps // batch, "minibatch_size": size}
 
     def _dqn(self) -> dict[str, Any]:
-        """Trains at each multiple of ``train_frequency`` greater than ``learning_starts``.
+        """Return the plan settings of a run that trains at multiples of ``train_frequency``.
 
-        Steps are counted from 0, so that the first such multiple is collected as the step after
-        it. A ratio that is counted from ``train_frequency - 1`` steps before is due there.
+        Steps count from 0, so a multiple is collected as the following step. A replay ratio that
+        counts from ``train_frequency - 1`` steps earlier has its first gradient step at this point.
         """
         every = self.train_frequency
         first = (self.learning_starts // every + 1) * every
@@ -230,7 +231,7 @@ class CleanRL(WrappedDialect):
         }
 
     @staticmethod
-    def _from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def _fields_for(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
         if plan.on_policy:
             size = plan.minibatch_size or plan.frames_per_batch
             return {
@@ -238,7 +239,7 @@ class CleanRL(WrappedDialect):
                 "total_timesteps": plan.total_policy_steps,
                 "num_minibatches": max(plan.frames_per_batch // size, 1),
             }
-        made = {
+        fields = {
             "total_timesteps": plan.total_policy_steps // plan.num_envs,
             "batch_size": plan.minibatch_size or 256,
         }
@@ -248,14 +249,14 @@ class CleanRL(WrappedDialect):
             if algo.startswith("dqn"):
                 every = ratio.denominator
                 first = max(starts + every - 3, 0)
-                return made | {"algo": algo, "train_frequency": every, "learning_starts": first}
-        return made | {"algo": algo or "sac", "learning_starts": max(starts - 2, 0)}
+                return fields | {"algo": algo, "train_frequency": every, "learning_starts": first}
+        return fields | {"algo": algo or "sac", "learning_starts": max(starts - 2, 0)}
 
     def _notes(self, plan: StepPlan) -> Iterator[str]:
         if self.family == ON_POLICY:
             left = self.total_timesteps - plan.total_policy_steps
             if left:
-                yield f"{left:,} of total_timesteps do not fill a batch: never played."
+                yield f"The last {left:,} timesteps do not fill a batch and are not collected."
             rows = plan.frames_per_batch
             if rows % (rows // self.num_minibatches):
                 yield f"num_minibatches does not divide {rows} steps: a smaller minibatch is added."
@@ -265,23 +266,23 @@ class CleanRL(WrappedDialect):
         dqn = self.algo in _DQNS
         first = plan.policy_steps_after(plan.first_training_iteration)
         first += self.train_frequency - 1 if dqn else 0
-        yield f"Training begins strictly after learning_starts: with policy step {first:,}."
+        yield f"Training begins strictly after learning_starts, at policy step {first:,}."
         if self.num_envs > 1:
             yield f"Steps are vector steps: the run has {plan.total_policy_steps:,} policy steps."
         yield from self._target_notes(first - 1, self.train_frequency if dqn else 1)
         if dqn:
-            yield "Random actions come from epsilon-greedy exploration and are not counted."
-            yield "Its loss is the mean of squared errors, that of recipes the Huber loss."
+            yield "Random actions of epsilon-greedy exploration are not counted."
+            yield "CleanRL uses the mean of squared errors as its loss; recipes use the Huber loss."
 
     def _target_notes(self, first: int, every: int) -> Iterator[str]:
-        """When recipes first update targets, if they differ; from global step ``first`` on."""
+        """Yield a note if recipes make their first target update at another step than CleanRL."""
         period = self.target_network_frequency
-        if period is None or period % every:  # a recipe says so
+        if period is None or period % every:  # The recipe raises an error.
             return
         updated = first // self.num_envs + period - every
         if updated % period:
             yield (
-                f"target_network_frequency: recipes count the {period // every:,} gradient steps, "
-                f"and update the targets first at global step {updated:,}, not at a multiple of "
+                f"target_network_frequency: recipes count {period // every:,} gradient steps and "
+                f"update the targets first at global step {updated:,}, not at a multiple of "
                 f"{period:,}."
             )

@@ -1,4 +1,4 @@
-"""The counts of a plan, iteration by iteration and in total."""
+"""Text and JSON explanations of a plan: counts per iteration, totals and caveats."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ _COUNTS = {name: label for name, label in COUNTS.items() if name != "env_steps"}
 
 @dataclass
 class Explanation:
-    """A plan, the settings it comes from, and caveats."""
+    """A plan with its settings and caveats."""
 
     plan: StepPlan
-    """the run."""
+    """Plan of the run."""
     title: str
-    """library, version and algorithm."""
+    """Library, version and algorithm."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """settings that are not at their default."""
+    """Settings that differ from their defaults."""
     notes: list[str] = field(default_factory=list)
-    """caveats of the settings."""
+    """Caveats of the settings."""
 
     def text(self, iterations: int = 12) -> str:
-        """The explanation as text, in which so many ``iterations`` are listed."""
-        said = " ".join(f"{name}={shown(value)}" for name, value in self.settings.items())
+        """Return the explanation as text with at most ``iterations`` listed iterations."""
+        settings = " ".join(f"{name}={shown(value)}" for name, value in self.settings.items())
         parts = [self.title, ""]
-        if said:
-            parts += [fill(said, _WIDTH, initial_indent="  ", subsequent_indent="  "), ""]
+        if settings:
+            parts += [fill(settings, _WIDTH, initial_indent="  ", subsequent_indent="  "), ""]
         parts.append(plan_text(self.plan))
         if self.plan.is_exact and self.plan.iterations:
-            parts += ["", "Iteration by iteration, then in total: policy steps, gradient steps"]
+            parts += ["", "Counts per iteration, and cumulative policy and gradient steps"]
             parts += [iteration_table(self.plan, iterations)]
         if self.notes:
             parts += ["", "Caveats"]
@@ -45,7 +45,7 @@ class Explanation:
         return "\n".join(parts)
 
     def to_dict(self, iterations: int = 12) -> dict[str, Any]:
-        """The explanation as plain values (JSON)."""
+        """Return the explanation as JSON-compatible values."""
         plan, rows = self.plan, None
         if plan.is_exact:
             rows = [iteration_row(plan, k) for k in listed(plan, iterations) if k is not None]
@@ -60,77 +60,77 @@ class Explanation:
 
 
 def explain(settings: Dialect | StepPlan) -> Explanation:
-    """Explain the settings of a library, or a plan.
+    """Explain the settings of a library or a plan.
 
     Raises:
-        SettingError: if the settings make no plan.
+        SettingError: if the settings are invalid.
     """
     if isinstance(settings, StepPlan):
-        return Explanation(settings, "A plan of the kit")
+        return Explanation(settings, "kit plan")
     plan = settings.to_plan()
-    made = settings.resolved()
-    family = made.family.replace("_", "-")
-    algorithm = family if made.algo == made.family else f"{made.algo} ({family})"
+    resolved = settings.resolved()
+    family = resolved.family.replace("_", "-")
+    algorithm = family if resolved.algo == resolved.family else f"{resolved.algo} ({family})"
     notes = [
-        f"{name}={getattr(settings, name)} has no effect for {made.algo} in {made.LIBRARY}."
+        f"{name}={getattr(settings, name)} has no effect for {resolved.algo} in {resolved.LIBRARY}."
         for name in settings.idle_settings()
     ]
     notes += settings.notes()
-    title = f"{made.LIBRARY} {made.version}, {algorithm}"
+    title = f"{resolved.LIBRARY} {resolved.version}, {algorithm}"
     return Explanation(plan, title, changed(settings), notes)
 
 
 def plan_text(plan: StepPlan) -> str:
-    """The table of a plan, which says so if it is too long to simulate."""
+    """Return the table of a plan, with a note if the plan is too long to simulate."""
     if not plan.is_exact or can_count(plan):
         return plan_table(plan)
-    why = f"counting={plan.counting} has to be simulated step by step, which is too long here."
-    return f"{plan_table(plan)}\n{why}"
+    note = f"counting={plan.counting} must be simulated step by step; this plan is too long."
+    return f"{plan_table(plan)}\n{note}"
 
 
 def totals(plan: StepPlan) -> dict[str, str]:
-    """The totals of a run, as far as they are known beforehand."""
-    known, other = planned_counts(plan), "?" if plan.is_exact else "not known in advance"
+    """Return the totals of a run by label; ``?`` or a note if a total is unknown."""
+    counts, unknown = planned_counts(plan), "?" if plan.is_exact else "not known in advance"
     if not plan.is_exact:
-        del known["policy_steps"]
-    return {label: known.get(name, other) for name, label in _COUNTS.items()}
+        del counts["policy_steps"]
+    return {label: counts.get(name, unknown) for name, label in _COUNTS.items()}
 
 
 def listed(plan: StepPlan, most: int) -> list[int | None]:
-    """The iterations to list: the first, those around the first training, the last.
+    """Return the iterations to list: the first, the last and those around the first training.
 
-    ``None`` stands for a gap.
+    ``None`` marks a gap.
     """
     last, first = plan.iterations, min(plan.first_training_iteration, plan.iterations)
     if last <= most:
         return list(range(1, last + 1))
     near = max(most - 4, 1)
     chosen = {1, 2, last} | set(range(max(first - 1, 1), min(first + near, last + 1)))
-    made: list[int | None] = []
+    iterations: list[int | None] = []
     for k in sorted(chosen):
-        before = made[-1] if made else 0
+        before = iterations[-1] if iterations else 0
         if before is not None and k > before + 1:
-            made.append(None)
-        made.append(k)
-    return made
+            iterations.append(None)
+        iterations.append(k)
+    return iterations
 
 
 def iteration_row(plan: StepPlan, iteration: int) -> dict[str, Any]:
-    """The counts of one iteration, and the totals at its end; 0 is the start of the run."""
+    """Return the counts of an iteration and the totals after it; iteration 0 is the start."""
     before = plan.policy_steps_after(iteration - 1) if iteration > 1 else 0
     after = plan.policy_steps_after(iteration)
-    near = can_count(plan) or can_follow(plan, iteration, FOLLOWED // 10)
-    done = plan.gradient_steps_after(iteration) if near else None
-    steps = plan.gradient_steps(iteration) if near and iteration else done
+    can_simulate = can_count(plan) or can_follow(plan, iteration, FOLLOWED // 10)
+    done = plan.gradient_steps_after(iteration) if can_simulate else None
+    steps = plan.gradient_steps(iteration) if can_simulate and iteration else done
     whole_buffer = not plan.on_policy and plan.minibatch_size is None
-    counted = near and iteration and not whole_buffer
-    sizes = plan.minibatch_counts(iteration) if counted else {}
+    has_sizes = can_simulate and iteration and not whole_buffer
+    sizes = plan.minibatch_counts(iteration) if has_sizes else {}
     return {
         "iteration": iteration,
         "policy_steps": after - before,
         "random_policy_steps": plan.random_steps_until(after) - plan.random_steps_until(before),
         "gradient_steps": None if steps is None else steps * plan.world_size,
-        "minibatches": sizes if near else None,
+        "minibatches": sizes if can_simulate else None,
         "evaluations": plan.evaluations(iteration),
         "total_policy_steps": after,
         "total_gradient_steps": None if done is None else done * plan.world_size,
@@ -138,7 +138,7 @@ def iteration_row(plan: StepPlan, iteration: int) -> dict[str, Any]:
 
 
 def iteration_table(plan: StepPlan, most: int) -> str:
-    """The iterations to list, as a text table."""
+    """Return the listed iterations as a text table."""
     header = ("iteration", "collects", "random", "updates", "evaluates", "collected", "updated")
     start = iteration_row(plan, 0)
     begins = start["evaluations"] or start["policy_steps"]
@@ -148,7 +148,7 @@ def iteration_table(plan: StepPlan, most: int) -> str:
             rows.append(["..."] + [""] * 6)
             continue
         row = iteration_row(plan, k)
-        if k == 1:  # without what is collected before it
+        if k == 1:  # Subtract the steps that were collected before the first iteration.
             for count in ("policy_steps", "random_policy_steps"):
                 row[count] -= start[count]
         del row["minibatches"]
@@ -159,13 +159,13 @@ def iteration_table(plan: StepPlan, most: int) -> str:
 
 
 def plain(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings as JSON values."""
-    kept = (int, float, str, dict, list)
-    return {n: value if isinstance(value, kept) else str(value) for n, value in settings.items()}
+    """Convert settings to JSON values."""
+    types = (int, float, str, dict, list)
+    return {n: value if isinstance(value, types) else str(value) for n, value in settings.items()}
 
 
 def shown(value: Any) -> str:
-    """A setting as one would type it."""
+    """Return a setting's value as a user would type it."""
     if isinstance(value, float) and value.is_integer() and abs(value) >= 100:
         return str(int(value))
     return str(value)

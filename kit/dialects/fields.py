@@ -1,4 +1,4 @@
-"""The fields of a dialect: each counts, acts as a setting of the recipe, or is refused."""
+"""Field declarations of dialects, with the plan or recipe setting that each field sets."""
 
 from __future__ import annotations
 
@@ -8,96 +8,97 @@ from functools import cache
 from typing import Any
 
 
-def _as_it_is(value: Any, settings: Any) -> Any:
+def _identity(value: Any, settings: Any) -> Any:
     return value
 
 
 def linear_or_constant(value: Any, settings: Any) -> str:
-    """The schedule of a flag such as ``anneal_lr``."""
+    """Return the schedule for a flag such as ``anneal_lr``."""
     return "linear" if value else "constant"
 
 
 def range_or_none(value: Any, settings: Any) -> Any:
-    """The clip range of the value: ``True`` is the policy's, as in recipes, ``False`` none."""
+    """Return the clip range of the value: ``True`` means the policy's range, ``False`` none."""
     return None if value is False else value
 
 
-def of_each_env(transitions: int, envs: int) -> int:
-    """Transitions that a replay buffer holds which has equally many of each environment."""
+def round_to_envs(transitions: int, envs: int) -> int:
+    """Round a replay capacity down to the same number of transitions per environment."""
     return max(transitions // envs, 1) * envs
 
 
 @dataclass(frozen=True)
-class Refused:
-    """The use of a field without a setting in recipes: only the library's default is accepted."""
+class Unsupported:
+    """Marks a field without a recipe setting, which must keep the library's default."""
 
-    why: str
-    """the alternative to use."""
+    alternative: str
+    """Alternative to the field, or the reason why recipes have no such setting."""
     accepted: tuple[Any, ...] = ()
-    """further accepted values: those of recipes."""
+    """Additional accepted values, which match the behaviour of recipes."""
 
 
 @dataclass(frozen=True)
-class Acts:
-    """The use of a field that sets a recipe's setting."""
+class MapsTo:
+    """Maps a field to a recipe setting."""
 
     setting: str
-    """name of the recipe's setting; dotted in a group: ``env.normalize_reward``."""
-    value: Callable[[Any, Any], Any] = _as_it_is
-    """its value, from that of the field and all settings of the library."""
+    """Name of the recipe setting; dotted in a group: ``env.normalize_reward``."""
+    value: Callable[[Any, Any], Any] = _identity
+    """Function of the field's value and all library settings that returns the setting's value."""
     family: str | None = None
-    """family of algorithms in which it acts; ``None``: all."""
-    otherwise: Acts | Refused | None = None
-    """its use in other families; ``None``: it counts."""
-    also: Acts | None = None
-    """a second setting that it sets, where its value for that is not ``None``."""
+    """Algorithm family in which the field maps to the setting; ``None``: all families."""
+    otherwise: MapsTo | Unsupported | None = None
+    """Use of the field in other families; ``None``: the field determines step counts."""
+    also: MapsTo | None = None
+    """Second recipe setting, which is set unless its value is ``None``."""
 
 
-def counts(plan: str = "", default: Any = None, *, only: Any = ()) -> Any:
-    """A field that counts.
+def count_field(plan: str = "", default: Any = None, *, only: Any = ()) -> Any:
+    """Declare a field that determines step counts of the plan.
 
     Args:
-        plan: the plan's setting that it is as it is, both ways; none, if the plan follows in
-            another way.
-        default: of the library; ``None`` where the algorithm decides.
-        only: family or algorithms in which it has an effect; none: all.
+        plan: plan setting with the same value; empty if the plan is computed from the field.
+        default: default of the library; ``None`` if the default depends on the algorithm.
+        only: family or algorithms that use the field; empty: all.
     """
     return _field(default, only, plan=plan)
 
 
-def acts(
+def mapped(
     setting: str,
     default: Any = None,
-    value: Callable[[Any, Any], Any] = _as_it_is,
+    value: Callable[[Any, Any], Any] = _identity,
     *,
     only: Any = (),
     family: str | None = None,
-    otherwise: Acts | Refused | None = None,
-    also: Acts | None = None,
+    otherwise: MapsTo | Unsupported | None = None,
+    also: MapsTo | None = None,
 ) -> Any:
-    """A field that :class:`Acts`; ``default`` and ``only`` as for :func:`counts`."""
-    return _field(default, only, use=Acts(setting, value, family, otherwise, also))
+    """Declare a field that :class:`MapsTo` a recipe setting; see also :func:`count_field`."""
+    return _field(default, only, use=MapsTo(setting, value, family, otherwise, also))
 
 
-def refused(why: str, default: Any = None, *, accepted: Any = (), only: Any = ()) -> Any:
-    """A field that is :class:`Refused`; ``default`` and ``only`` as for :func:`counts`."""
-    return _field(default, only, use=Refused(why, accepted))
+def unsupported(
+    alternative: str, default: Any = None, *, accepted: Any = (), only: Any = ()
+) -> Any:
+    """Declare an :class:`Unsupported` field; see also :func:`count_field`."""
+    return _field(default, only, use=Unsupported(alternative, accepted))
 
 
-def fact(plan: str = "", default: Any = None, *, only: Any = (), use: Any = None) -> Any:
-    """A field that a plan needs and that the library has from elsewhere; else as :func:`counts`."""
+def extra_field(plan: str = "", default: Any = None, *, only: Any = (), use: Any = None) -> Any:
+    """Declare a keyword-only field that the library itself configures elsewhere."""
     return _field(default, only, kw_only=True, plan=plan, **({"use": use} if use else {}))
 
 
-def _field(default: Any, only: Any, kw_only: bool = False, **meaning: Any) -> Any:
-    meaning["only"] = (only,) if isinstance(only, str) else only
-    return field(default=default, kw_only=kw_only, metadata=meaning)
+def _field(default: Any, only: Any, kw_only: bool = False, **metadata: Any) -> Any:
+    metadata["only"] = (only,) if isinstance(only, str) else only
+    return field(default=default, kw_only=kw_only, metadata=metadata)
 
 
 @cache
-def uses(cls: type[Any]) -> Mapping[str, Acts | Refused]:
-    """The fields of a dialect that act or are refused, with dotted names in groups."""
-    named = {f.name: f for f in fields(cls)}
+def uses(cls: type[Any]) -> Mapping[str, MapsTo | Unsupported]:
+    """Return the mapped and unsupported fields of a dialect, with dotted names in groups."""
+    by_name = {f.name: f for f in fields(cls)}
     for group, inner in cls.GROUPS.items():
-        named |= {f"{group}.{f.name}": f for f in fields(inner)}
-    return {name: f.metadata["use"] for name, f in named.items() if "use" in f.metadata}
+        by_name |= {f"{group}.{f.name}": f for f in fields(inner)}
+    return {name: f.metadata["use"] for name, f in by_name.items() if "use" in f.metadata}

@@ -1,8 +1,7 @@
-"""The vocabulary of neural-interactive-proofs (https://github.com/SamAdamDay/neural-interactive-proofs).
+"""Settings of nip (https://github.com/SamAdamDay/neural-interactive-proofs).
 
-Its unit is the frame, the policy step here. ``Nip`` has every field of ``RlTrainerParameters``, in
-its order and with its defaults, and the manner of its parameter classes: ``to_dict``,
-``from_dict``, ``get`` and ``construct_test_params``.
+nip counts frames, which are policy steps. ``Nip`` has the fields, defaults and methods of
+``RlTrainerParameters``: ``to_dict``, ``from_dict``, ``get`` and ``construct_test_params``.
 """
 
 from __future__ import annotations
@@ -12,7 +11,14 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, Self
 
 from kit.dialects.base import ON_POLICY, WrappedDialect
-from kit.dialects.fields import acts, counts, fact, linear_or_constant, range_or_none, refused
+from kit.dialects.fields import (
+    count_field,
+    extra_field,
+    linear_or_constant,
+    mapped,
+    range_or_none,
+    unsupported,
+)
 from kit.steps.errors import SettingError, check_fields, real_number
 from kit.steps.given import GivenFields
 from kit.steps.plan import StepPlan
@@ -20,26 +26,26 @@ from kit.steps.schema import NonNegativeInt, PositiveInt
 
 
 def _one_factor(value: Any, settings: Any) -> float:
-    """The factor of the hidden layers, which actor and critic share."""
+    """Return the learning-rate factor of the hidden layers, which actor and critic share."""
     factors = settings.body_lr_factor
     if factors.actor != factors.critic:
-        why = f"differs from body_lr_factor.critic={factors.critic}: here they have one factor"
-        raise SettingError("body_lr_factor.actor", factors.actor, why, [factors.critic])
+        reason = f"Recipes have one factor, but body_lr_factor.critic={factors.critic} differs"
+        raise SettingError("body_lr_factor.actor", factors.actor, reason, [factors.critic])
     return float(value)
 
 
 def _clip_value(value: Any, settings: Any) -> Any:
-    """The clip range of the value; the code takes 1 for ``True`` and 0 for ``False``."""
+    """Return the clip range of the value; nip treats ``True`` as 1 and ``False`` as 0."""
     return range_or_none(bool(value) if value in (0, 1) else value, settings)
 
 
-# The parameters of PPO are those of another class there, `CommonPpoParameters`, at their defaults.
+# Defaults of nip's `CommonPpoParameters`.
 _PPO: dict[str, Any] = {
     "env.normalize_reward": False, "clip_epsilon": 0.2, "critic_coeff": 1.0,
     "entropy_coeff": 0.001, "normalize_advantage": True, "target_kl": None,
     "clip_schedule": "constant", "entropy_schedule": "constant",
 }  # fmt: skip
-_UNSAID: dict[str, dict[str, Any]] = {
+_IMPLICIT: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("vanilla_ppo", "ppo"), _PPO),
     **{name: {"env.normalize_reward": False} for name in ("spg", "reinforce")},
 }
@@ -47,15 +53,15 @@ _UNSAID: dict[str, dict[str, Any]] = {
 
 @dataclass
 class LrFactors(GivenFields):
-    """Factors of the learning rate."""
+    """Learning-rate factors."""
 
-    actor: float = acts("body_lr_factor", 1.0, _one_factor)
-    """factor of the actor's learning rate."""
-    critic: float = acts("body_lr_factor", 1.0, _one_factor)
-    """factor of the critic's learning rate."""
+    actor: float = mapped("backbone_lr_scale", 1.0, _one_factor)
+    """Factor of the actor's learning rate."""
+    critic: float = mapped("backbone_lr_scale", 1.0, _one_factor)
+    """Factor of the critic's learning rate."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, with the name of the class under ``_type``."""
+        """Return plain values with the class name under ``_type``."""
         return {"actor": self.actor, "critic": self.critic, "_type": "LrFactors"}
 
 
@@ -66,74 +72,70 @@ class Nip(WrappedDialect):
     NAME = "nip"
     LIBRARY = "nip"
     VERSIONS: ClassVar = {
-        "ccb3561": "the code of ccb3561 with torchrl 0.4.0; an epoch is as many minibatches as are "
-        "full, and the smaller one opens the next epoch",
+        "ccb3561": "code of ccb3561 with torchrl 0.4.0; an epoch has only full minibatches, and "
+        "the remainder is the first minibatch of the next epoch",
     }
     ALGORITHMS: ClassVar = dict.fromkeys(("vanilla_ppo", "spg", "reinforce", "ppo"), ON_POLICY)
     CANNOT: ClassVar = {
-        "world_size": (1, "it is one process"),
-        "collects_episodes": (False, "an iteration is a number of frames"),
-        "on_policy": (True, "all its trainers are on-policy"),
+        "world_size": (1, "nip runs in a single process"),
+        "collects_episodes": (False, "nip collects a fixed number of frames per iteration"),
+        "on_policy": (True, "all trainers of nip are on-policy"),
     }
     GROUPS: ClassVar = {"body_lr_factor": LrFactors}
-    IMPLICIT_DEFAULTS: ClassVar = _UNSAID
+    IMPLICIT_DEFAULTS: ClassVar = _IMPLICIT
     SECTIONS = frozenset({"", "rl", "protocol_common"})
     PATHS: ClassVar = {"trainer": "algo"}
 
     frames_per_batch: PositiveInt | None = 1000
-    """frames of one iteration, over all environments; ``None``: ``rollouts_per_iteration *
-    steps_per_env_per_iteration``."""
+    """Frames per iteration over all environments; ``None``: computed from the rollouts."""
     rollouts_per_iteration: PositiveInt | None = None
-    """rollouts of one iteration, if ``frames_per_batch`` is ``None``; ``None``: as many as the
-    dataset has points."""
+    """Rollouts per iteration if ``frames_per_batch`` is ``None``; ``None``: size of the dataset."""
     steps_per_env_per_iteration: PositiveInt | None = None
-    """frames of each environment in one iteration, a factor of ``frames_per_batch``, which makes
-    the number of environments; ``None``: ``max_message_rounds``."""
+    """Frames per environment and iteration; ``None``: ``max_message_rounds``."""
     num_iterations: NonNegativeInt = 1000
-    """iterations; ``num_iterations * frames_per_batch`` frames in total."""
+    """Number of iterations; the run has ``num_iterations * frames_per_batch`` frames."""
     num_epochs: NonNegativeInt = 4
-    """update epochs of one iteration."""
-    minibatch_size: PositiveInt = counts("minibatch_size", 64)
-    """frames in a minibatch."""
-    lr: float = acts("learning_rate", 0.003)
-    """learning rate."""
-    anneal_lr: bool = acts("lr_schedule", False, linear_or_constant)
-    """whether the learning rate falls linearly, to ``lr / num_iterations`` in the last one."""
-    max_grad_norm: float = acts("max_grad_norm", 1.0)
-    """largest norm of the gradients."""
-    loss_critic_type: Literal["l1", "l2", "smooth_l1"] = acts("critic_loss", "smooth_l1")
-    """loss of the critic: ``l1``, ``l2`` or ``smooth_l1``."""
-    clip_value: float | bool | None = acts("clip_value", False, _clip_value)
-    """clip range of the value; ``True``: that of the policy; ``False`` or ``None``: none. The code
-    takes 1 for ``True`` and 0 for ``False``."""
-    normalize_observations: bool = acts("env.normalize_observation", True)
-    """whether observations are normalised, with statistics of random actions before training."""
-    num_normalization_steps: NonNegativeInt = refused(
-        "use steps.num_normalization_steps of the kit, where it is part of the total", 1000
+    """Update epochs per iteration."""
+    minibatch_size: PositiveInt = count_field("minibatch_size", 64)
+    """Frames per minibatch."""
+    lr: float = mapped("learning_rate", 0.003)
+    """Learning rate."""
+    anneal_lr: bool = mapped("lr_schedule", False, linear_or_constant)
+    """Whether the learning rate decreases linearly to ``lr / num_iterations``."""
+    max_grad_norm: float = mapped("max_grad_norm", 1.0)
+    """Maximum gradient norm."""
+    loss_critic_type: Literal["l1", "l2", "smooth_l1"] = mapped("critic_loss", "smooth_l1")
+    """Critic loss: ``l1``, ``l2`` or ``smooth_l1``."""
+    clip_value: float | bool | None = mapped("clip_value", False, _clip_value)
+    """Clip range of the value; ``True``: the policy's range; ``False`` or ``None``: no clipping."""
+    normalize_observations: bool = mapped("env.normalize_observation", True)
+    """Whether observations are normalised with statistics of random actions before training."""
+    num_normalization_steps: NonNegativeInt = unsupported(
+        "Use steps.num_normalization_steps of the kit, which is part of the total", 1000
     )
-    """frames for these statistics: for each key, and in the train and the test environments."""
-    gamma: float = acts("gamma", 0.9)
-    """discount factor per step."""
-    lmbda: float = acts("gae_lambda", 0.95)
-    """trade-off of the generalised advantage estimate between bias (0) and variance (1)."""
-    body_lr_factor: LrFactors = None  # type: ignore[assignment]  # filled in
-    """factors of the learning rate of the body: ``LrFactors``, or a dict of its settings."""
-    use_shared_body: bool = acts("shared_backbone", True)
-    """whether actor and critic share a body."""
+    """Normalisation frames per key, in both the training and the test environment."""
+    gamma: float = mapped("gamma", 0.9)
+    """Discount factor per step."""
+    lmbda: float = mapped("gae_lambda", 0.95)
+    """Lambda of the generalised advantage estimate; 0: most bias, 1: most variance."""
+    body_lr_factor: LrFactors = None  # type: ignore[assignment]  # set in __post_init__
+    """Learning-rate factors of the backbone: ``LrFactors``, or a mapping of its settings."""
+    use_shared_body: bool = mapped("shared_backbone", True)
+    """Whether actor and critic share a backbone."""
     num_test_iterations: NonNegativeInt = 10
-    """batches of the test, once after training, each of ``frames_per_batch`` frames."""
-    max_message_rounds: PositiveInt | None = fact()
-    """greatest length of an episode (``protocol.max_message_rounds``), in frames."""
-    min_message_rounds: NonNegativeInt = fact(default=0)
-    """least length of an episode, in frames."""
-    dataset_size: PositiveInt | None = fact()
-    """points in the training dataset."""
-    test_dataset_size: PositiveInt | None = fact()
-    """points in the test dataset."""
-    num_normalization_keys: PositiveInt = fact(default=2)
-    """observation keys that are normalised: 3 with a linear message space, else 2."""
-    test_run: bool = fact(default=False)
-    """whether every loop ends after one pass: one iteration, one minibatch."""
+    """Batches of ``frames_per_batch`` frames in the test after training."""
+    max_message_rounds: PositiveInt | None = extra_field()
+    """Maximum episode length in frames (``protocol.max_message_rounds``)."""
+    min_message_rounds: NonNegativeInt = extra_field(default=0)
+    """Minimum episode length in frames."""
+    dataset_size: PositiveInt | None = extra_field()
+    """Size of the training dataset."""
+    test_dataset_size: PositiveInt | None = extra_field()
+    """Size of the test dataset."""
+    num_normalization_keys: PositiveInt = extra_field(default=2)
+    """Number of normalised observation keys: 3 with a linear message space, else 2."""
+    test_run: bool = extra_field(default=False)
+    """Whether every loop ends after one pass: one iteration with one minibatch."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -141,47 +143,48 @@ class Nip(WrappedDialect):
             factors = _settings(LrFactors, self.body_lr_factor or {}, "body_lr_factor.")
             self.body_lr_factor = LrFactors(**factors)
 
-    # ------------------------------------------------------------------ what follows from them
+    # ------------------------------------------------------------------ derived counts
     def steps_of_each(self) -> int:
-        """Frames of each environment in one iteration.
+        """Return the frames per environment and iteration.
 
         Raises:
-            SettingError: if they do not divide ``frames_per_batch``.
+            SettingError: if the frames do not divide ``frames_per_batch``.
         """
         steps = self.steps_per_env_per_iteration or self.max_message_rounds
         if steps is None:
-            why = "stands for max_message_rounds, which is not known"
-            raise SettingError("steps_per_env_per_iteration", None, why, "give one of them")
+            reason = "The default is max_message_rounds, which is not set"
+            hint = "Set steps_per_env_per_iteration or max_message_rounds"
+            raise SettingError("steps_per_env_per_iteration", None, reason, hint)
         frames = self.frames_per_batch or 0
         if frames % steps:
-            whole = max(frames // steps, 1)
-            why = f"is not a multiple of the {steps} frames of each environment"
-            works = [whole * steps, (whole + 1) * steps]
-            raise SettingError("frames_per_batch", frames, why, works)
+            envs = max(frames // steps, 1)
+            reason = f"The value must be a multiple of the {steps} frames per environment"
+            multiples = [envs * steps, (envs + 1) * steps]
+            raise SettingError("frames_per_batch", frames, reason, multiples)
         return steps
 
     def frames(self, dataset_size: int | None) -> int:
-        """Frames of one iteration with a dataset of so many points."""
+        """Return the frames per iteration for a dataset size."""
         if self.frames_per_batch is not None:
             return self.frames_per_batch
         rollouts = self.rollouts_per_iteration or dataset_size
         if rollouts is None:
-            why = "stands for the size of the dataset, which is not known"
-            works = "give it, frames_per_batch or dataset_size"
-            raise SettingError("rollouts_per_iteration", None, why, works)
+            reason = "The default is the size of the dataset, which is not set"
+            hint = "Set rollouts_per_iteration, frames_per_batch or dataset_size"
+            raise SettingError("rollouts_per_iteration", None, reason, hint)
         return rollouts * self.steps_of_each()
 
     def test_rollouts(self) -> int:
-        """Rollouts of the test after training: one of each environment in each test batch."""
+        """Return the rollouts of the test: one rollout per environment and test batch."""
         size = self.test_dataset_size or self.dataset_size
         batches = min(self.num_test_iterations, 1) if self.test_run else self.num_test_iterations
         return batches * (self.frames(size) // self.steps_of_each())
 
     def normalization_frames(self, num_envs: int, episode_length: int) -> tuple[int, int]:
-        """Batched steps and frames that normalisation takes in one of two environments.
+        """Return the vector steps and frames of normalisation in one of two environments.
 
-        For each key rollouts of all environments are made, each until the first episode ends,
-        until there are ``num_normalization_steps`` frames.
+        For each key, all environments are rolled out until the first episode ends. This is repeated
+        until ``num_normalization_steps`` frames are reached.
         """
         if not self.normalize_observations:
             return 0, 0
@@ -192,9 +195,9 @@ class Nip(WrappedDialect):
         return batched, batched * num_envs
 
     def learning_rate(self, iteration: int) -> float:
-        """Learning rate of ``iteration`` (from 1)."""
-        share = 1 - (iteration - 1) / self.num_iterations if self.anneal_lr else 1.0
-        return real_number("lr", self.lr) * share
+        """Return the learning rate of ``iteration`` (from 1)."""
+        scale = 1 - (iteration - 1) / self.num_iterations if self.anneal_lr else 1.0
+        return real_number("lr", self.lr) * scale
 
     # ------------------------------------------------------------------ counts and caveats
     def _plan(self) -> dict[str, Any]:
@@ -216,23 +219,23 @@ class Nip(WrappedDialect):
     def _check(self, steps: int) -> None:
         rounds = self.max_message_rounds
         if rounds is not None and steps < max(self.min_message_rounds, 1):
-            why = (
-                f"is less than the {self.min_message_rounds} rounds of an episode, and nip fails "
-                "in an iteration without a finished one"
+            reason = (
+                f"Episodes have at least {self.min_message_rounds} rounds, and nip fails in an "
+                "iteration without a complete episode"
             )
-            raise SettingError("steps_per_env_per_iteration", steps, why, [rounds])
+            raise SettingError("steps_per_env_per_iteration", steps, reason, [rounds])
         if self.algo == "reinforce":
-            why = "fails in nip: its reward-to-go finds no end of an episode"
-            raise SettingError("algo", "reinforce", why, ["vanilla_ppo", "spg"])
+            reason = "REINFORCE of nip fails, because its reward-to-go finds no episode end"
+            raise SettingError("algo", "reinforce", reason, ["vanilla_ppo", "spg"])
 
     @staticmethod
-    def _from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def _fields_for(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
         evaluates = plan.evaluations_after(plan.iterations) > 0
         batches, left = divmod(plan.evaluation_episodes, plan.num_envs)
         single = plan.minibatches_per_epoch == 1 and (plan.update_epochs or 0) <= 1
         frames: dict[str, Any] = {"frames_per_batch": plan.frames_per_batch}
         if evaluates and (left or (single and batches > 1)):
-            # One batch of all points of another dataset has as many episodes as are wanted.
+            # A test batch has one episode per point of the test dataset.
             frames = {"frames_per_batch": None, "dataset_size": plan.num_envs}
             frames["test_dataset_size"] = plan.evaluation_episodes
             batches = 1
@@ -249,76 +252,77 @@ class Nip(WrappedDialect):
     def _notes(self, plan: StepPlan) -> Iterator[str]:
         frames, size = plan.frames_per_batch, self.minibatch_size
         envs, each = plan.num_envs, plan.steps_per_env
-        yield f"{envs} environments follow from {frames} frames of {each} each."
+        yield f"{frames} frames with {each} per environment result in {envs} environments."
         if self.frames_per_batch is not None and self.rollouts_per_iteration is not None:
-            yield "rollouts_per_iteration is ignored where frames_per_batch is given."
+            yield "rollouts_per_iteration is ignored if frames_per_batch is given."
         if frames % size and plan.last_minibatch == "carry":
             yield (
-                f"An epoch is {frames // size} minibatches, not a pass: the smaller one of "
-                f"{frames % size} opens the next epoch, and later epochs straddle two permutations."
+                f"An epoch has {frames // size} full minibatches instead of a whole pass. The "
+                f"remaining {frames % size} frames start the next epoch, so later epochs mix two "
+                "permutations."
             )
         if self.body_lr_factor is not None:
-            yield "body_lr_factor acts here; nip's agents have factors of their own."
+            yield "body_lr_factor applies to the recipe; in nip each agent has separate factors."
         rounds = self.max_message_rounds
         if self.normalize_observations:
             yield (
-                "Statistics of observations are fixed before training; those of recipes go on, up "
-                "to num_normalization_steps of the kit if that is given."
+                "nip fixes the observation statistics before training. Recipes keep updating them, "
+                "up to the kit's num_normalization_steps if it is set."
             )
         if rounds is not None and self.normalize_observations:
             batched, total = self.normalization_frames(plan.num_envs, rounds)
             yield (
-                f"num_normalization_steps={self.num_normalization_steps} is a minimum for each of "
-                f"{self.num_normalization_keys} keys in each of two environments: {total:,} frames "
-                f"of {batched:,} steps in each, if every episode lasts {rounds} rounds."
+                f"num_normalization_steps={self.num_normalization_steps} is a minimum per key and "
+                f"environment. With {self.num_normalization_keys} keys and episodes of {rounds} "
+                f"rounds, each of two environments has {total:,} frames in {batched:,} steps."
             )
         if self.anneal_lr:
             yield "anneal_lr ends at lr / num_iterations in the last iteration, not at 0."
         if not self.num_test_iterations:
-            yield "num_test_iterations=0 trains as planned; nip fails afterwards, in its test."
+            yield "num_test_iterations=0 trains as planned, but nip fails in the test afterwards."
         elif self.num_test_iterations:
             yield (
-                f"The test comes once, after training, and still samples its actions: "
-                f"{self.num_test_iterations} batches of {frames} frames, not whole episodes."
+                f"The test runs once after training with sampled actions. It has "
+                f"{self.num_test_iterations} batches of {frames} frames instead of whole episodes."
             )
 
-    # ------------------------------------------------------------------ nip's own manner
+    # ------------------------------------------------------------------ nip's parameter API
     def to_dict(self) -> dict[str, Any]:
-        """The parameters as plain values, with the name of the class under ``_type``."""
-        made = {f.name: getattr(self, f.name) for f in fields(self) if not f.kw_only}
+        """Return the parameters as plain values with the class name under ``_type``."""
+        params = {f.name: getattr(self, f.name) for f in fields(self) if not f.kw_only}
         if isinstance(self.body_lr_factor, LrFactors):
-            made["body_lr_factor"] = self.body_lr_factor.to_dict()
-        return made | {"_type": "RlTrainerParameters"}
+            params["body_lr_factor"] = self.body_lr_factor.to_dict()
+        return params | {"_type": "RlTrainerParameters"}
 
     @classmethod
     def from_dict(cls, params_dict: Mapping[str, Any], ignore_extra_keys: bool = False) -> Self:
-        """The parameters of a dictionary that :meth:`to_dict` made.
+        """Create the parameters from a dictionary returned by :meth:`to_dict`.
 
         Args:
             params_dict: parameters by name.
-            ignore_extra_keys: whether names that are no parameter are left out.
+            ignore_extra_keys: whether to ignore unknown names.
 
         Raises:
-            SettingError: if a name is no parameter, or ``_type`` another class.
+            SettingError: if a name is unknown.
         """
         return cls(**_settings(cls, params_dict, ignore_extra_keys=ignore_extra_keys))
 
     def get(self, address: str) -> Any:
-        """The value at a dotted address, such as ``body_lr_factor.actor``.
+        """Return the value at a dotted address, such as ``body_lr_factor.actor``.
 
         Raises:
-            KeyError: if there is nothing at the address.
+            KeyError: if the address does not exist.
         """
         value: Any = self
         for name in address.split("."):
             if name not in getattr(value, "__dataclass_fields__", ()):
-                raise KeyError(f"Nothing is at the address {address!r}.")
+                raise KeyError(f"The address {address!r} does not exist.")
             value = getattr(value, name)
         return value
 
     @classmethod
     def construct_test_params(cls) -> Self:
-        """Small parameters for a test: one iteration of two environments."""
+        """Return small parameters for a test: one iteration of two environments."""
         return cls(
             frames_per_batch=16,
             steps_per_env_per_iteration=8,
@@ -333,14 +337,14 @@ class Nip(WrappedDialect):
 def _settings(
     cls: type, values: Mapping[str, Any], prefix: str = "", ignore_extra_keys: bool = False
 ) -> dict[str, Any]:
-    """The settings in a dictionary that may name the type of its parameter class."""
+    """Return the settings of a dictionary without the names of its type and package."""
     settings = dict(values)
     for extra in ("_type", "_package_version", "_package_name"):
         settings.pop(extra, None)
     if ignore_extra_keys:
-        known = {f.name for f in fields(cls)}
-        return {name: value for name, value in settings.items() if name in known}
-    check_fields(settings, cls, "is no parameter", prefix)
+        names = {f.name for f in fields(cls)}
+        return {name: value for name, value in settings.items() if name in names}
+    check_fields(settings, cls, f"{cls.__name__} has no such parameter", prefix)
     return settings
 
 

@@ -1,9 +1,9 @@
-"""The vocabulary of pyrado, the Python side of SimuRLacra (https://github.com/famura/SimuRLacra).
+"""Settings of pyrado, the Python part of SimuRLacra (https://github.com/famura/SimuRLacra).
 
-Its unit is the step or sample, the policy step here, and it collects whole rollouts (episodes)
-until its minima are met. A value-based algorithm makes its first iteration with a warm-up of
-random actions. ``Pyrado`` has the settings of all its step-based algorithms, whose classes are
-A2C, PPO, PPO2, DQL, SAC and SVPG; ``GAE`` has those of the advantage estimator that a critic is.
+pyrado counts steps or samples, which are policy steps. It collects whole rollouts (episodes) until
+a minimum is reached. The first iteration of value-based algorithms is a warm-up with random
+actions. ``Pyrado`` has the settings of the classes A2C, PPO, PPO2, DQL, SAC and SVPG. ``GAE`` has
+the settings of pyrado's advantage estimator, which includes the critic.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from math import log
 from typing import Annotated, Any, ClassVar, Literal
 
 from kit.dialects.base import OFF_POLICY, ON_POLICY, RAW, WrappedDialect
-from kit.dialects.fields import Acts, acts, counts, fact, refused
+from kit.dialects.fields import MapsTo, count_field, extra_field, mapped, unsupported
 from kit.steps.errors import Limits, SettingError, check_fields, real_number, whole_number
 from kit.steps.given import GivenFields
 from kit.steps.plan import StepPlan
 from kit.steps.schema import NonNegativeInt, PositiveInt
 
 EVALUATION_ROLLOUTS = 100
-"""Rollouts of one evaluation of a value-based algorithm."""
+"""Rollouts per evaluation of a value-based algorithm."""
 
 _CLIPPED, _JOINT = ("ppo", "ppo2"), ("ppo2", "a2c", "svpg")
 _DEFAULTS: dict[str, dict[str, Any]] = {
@@ -35,9 +35,10 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 _ON_POLICY = RAW | {
-    "lr_schedule": "constant", "max_grad_norm": None, "critic_loss": "l2", "advantage_norm": "batch",
+    "lr_schedule": "constant", "max_grad_norm": None, "critic_loss": "l2",
+    "advantage_norm": "batch",
 }  # fmt: skip
-_UNSAID: dict[str, dict[str, Any]] = {
+_IMPLICIT: dict[str, dict[str, Any]] = {
     "a2c": _ON_POLICY | {"optimizer": "rmsprop"},
     "ppo": _ON_POLICY | {"entropy_coeff": 0.0, "clip_value": None, "target_kl": None},
     "ppo2": _ON_POLICY | {"clip_value": True, "target_kl": None},
@@ -47,92 +48,94 @@ _UNSAID: dict[str, dict[str, Any]] = {
 }
 
 
-def _of_critic(name: str) -> Callable[[Any, Any], Any]:
-    """The value of a setting of the critic's own updates."""
+def _critic_setting(name: str) -> Callable[[Any, Any], Any]:
+    """Return a converter for settings of the separate critic updates."""
 
     def value_of(value: Any, settings: Any) -> Any:
         if settings.algo != "ppo":
-            why = f"has no effect in {settings.algo}, whose critic learns with the policy"
-            raise SettingError(f"critic.{name}", value, why, "leave it out")
+            reason = f"In {settings.algo}, the policy's optimiser also trains the critic"
+            raise SettingError(f"critic.{name}", value, reason, f"Omit critic.{name}")
         return value
 
     return value_of
 
 
-def _epochs(value: Any, settings: Any) -> int:
-    """Passes of the critic's own updates."""
-    own = _of_critic("num_epoch")(value, settings)
-    return whole_number("critic.num_epoch", own, at_least=1)
+def _critic_epochs(value: Any, settings: Any) -> int:
+    """Return the epochs of the separate critic updates."""
+    epochs = _critic_setting("num_epoch")(value, settings)
+    return whole_number("critic.num_epoch", epochs, at_least=1)
 
 
-def _norm(value: Any, settings: Any) -> Any:
-    """The largest norm of gradients.
+def _shared_norm(value: Any, settings: Any) -> Any:
+    """Return the maximum gradient norm.
 
-    Recipes have one for each optimiser: of the critic's own (PPO) it is the policy's, too.
+    Recipes clip all optimisers with the same norm, including the separate critic optimiser (PPO).
     """
     policy, critic = settings.max_grad_norm, settings.critic.max_grad_norm
     if settings.algo == "ppo" and policy != critic:
-        why = f"is the policy's, and critic.max_grad_norm={critic} the critic's: recipes have one"
-        raise SettingError("max_grad_norm", policy, why, "give both the same value")
+        reason = f"Recipes have one norm for both optimisers, but critic.max_grad_norm={critic}"
+        raise SettingError("max_grad_norm", policy, reason, "Use the same value for both")
     return value
 
 
 _CLIPPED_ALONE = {"ppo2": "each network", "a2c": "the policy", "sac": "the policy"}
-"""Whose gradients ``max_grad_norm`` clips where these are not those of an optimiser."""
+"""Networks whose gradients ``max_grad_norm`` clips, if they differ from an optimiser's."""
 
 
 def _critic_norm(value: Any, settings: Any) -> Any:
-    return _norm(_of_critic("max_grad_norm")(value, settings), settings)
+    return _shared_norm(_critic_setting("max_grad_norm")(value, settings), settings)
 
 
-_EPOCHS = Acts("critic_epochs", lambda _, settings: _epochs(settings.critic.num_epoch, settings))
-"""What gives the critic an optimiser of its own in recipes, for settings of it."""
+_EPOCHS = MapsTo(
+    "critic_epochs", lambda _, settings: _critic_epochs(settings.critic.num_epoch, settings)
+)
+"""Also sets ``critic_epochs``, because settings of the critic need a separate optimiser."""
 
-_FLOOR = Acts("epsilon_end", lambda factor, given: given.eps_init if factor == 1 else 0.05)
-"""What epsilon approaches: ``eps_final`` of pyrado's exploration, which DQL leaves as it is."""
+_FLOOR = MapsTo("epsilon_end", lambda decay, settings: settings.eps_init if decay == 1 else 0.05)
+"""Final epsilon: ``eps_final`` of pyrado's exploration strategy, which DQL does not change."""
 
 
 @dataclass
 class GAE(GivenFields):
-    """Settings of pyrado's critic, which has an optimiser of its own (not so in PPO2 and A2C)."""
+    """Settings of pyrado's critic, which has a separate optimiser except in PPO2 and A2C."""
 
-    gamma: float = acts("gamma", 0.99)
-    """discount factor per step."""
-    lamda: float = acts("gae_lambda", 0.95)
-    """trade-off between bias (0) and variance (1)."""
-    num_epoch: NonNegativeInt = acts("critic_epochs", 10, _epochs)
-    """passes over the collected rollouts in one update of the critic."""
-    batch_size: PositiveInt = acts(
-        "critic_minibatch_size", 64, _of_critic("batch_size"), also=_EPOCHS
+    gamma: float = mapped("gamma", 0.99)
+    """Discount factor per step."""
+    lamda: float = mapped("gae_lambda", 0.95)
+    """Lambda of the generalised advantage estimate; 0: most bias, 1: most variance."""
+    num_epoch: NonNegativeInt = mapped("critic_epochs", 10, _critic_epochs)
+    """Passes over the collected rollouts per critic update."""
+    batch_size: PositiveInt = mapped(
+        "critic_minibatch_size", 64, _critic_setting("batch_size"), also=_EPOCHS
     )
-    """transitions in a minibatch of the critic."""
-    standardize_adv: bool = acts(
-        "normalize_advantage", True, lambda value, given: value or given.algo == "ppo2"
+    """Transitions per minibatch of the critic."""
+    standardize_adv: bool = mapped(
+        "normalize_advantage", True, lambda value, settings: value or settings.algo == "ppo2"
     )
-    """whether advantages get mean 0 and standard deviation 1; in PPO2 they always do."""
-    standardizer: Literal["RunningStandardizer"] | None = acts(
+    """Whether advantages are standardised; PPO2 always standardises advantages."""
+    standardizer: Literal["RunningStandardizer"] | None = mapped(
         "advantage_norm", None, lambda value, _: "running" if value else None
     )
-    """``RunningStandardizer``: of all advantages so far; ``None``: of those of each batch."""
-    max_grad_norm: float | None = acts("max_grad_norm", None, _critic_norm, also=_EPOCHS)
-    """largest norm of the gradients of the critic's own updates (PPO); ``None``: any."""
-    lr: float = acts("critic_learning_rate", 5e-4, _of_critic("lr"), also=_EPOCHS)
-    """learning rate."""
-    lr_scheduler: str | None = refused("use anneal")
-    """learning-rate scheduler, one step per epoch."""
-    lr_scheduler_hparam: dict[str, Any] | None = refused("use anneal")
-    """settings of the scheduler."""
+    """``RunningStandardizer``: statistics of all advantages; ``None``: statistics per batch."""
+    max_grad_norm: float | None = mapped("max_grad_norm", None, _critic_norm, also=_EPOCHS)
+    """Maximum gradient norm of the separate critic updates (PPO); ``None``: no clipping."""
+    lr: float = mapped("critic_learning_rate", 5e-4, _critic_setting("lr"), also=_EPOCHS)
+    """Learning rate of the critic."""
+    lr_scheduler: str | None = unsupported("Use lr_schedule")
+    """Learning-rate scheduler with one step per epoch."""
+    lr_scheduler_hparam: dict[str, Any] | None = unsupported("Use lr_schedule")
+    """Arguments of the learning-rate scheduler."""
 
 
 @dataclass
 class Pyrado(WrappedDialect):
-    """Settings of pyrado's step-based algorithms; ``None`` stands for the algorithm's default."""
+    """Settings of pyrado's step-based algorithms; ``None``: default of the algorithm."""
 
     NAME = "pyrado"
     LIBRARY = "pyrado"
     VERSIONS: ClassVar = {
-        "7c48d66": "the code of July 2021 (fork fdamken/SimuRLacra)",
-        "05cfa26": "the code of famura/SimuRLacra with use_trained_policy_for_refill",
+        "7c48d66": "code of July 2021 (fork fdamken/SimuRLacra)",
+        "05cfa26": "code of famura/SimuRLacra with use_trained_policy_for_refill",
     }
     ALGORITHMS: ClassVar = {
         **dict.fromkeys(("ppo", "ppo2", "a2c", "svpg"), ON_POLICY),
@@ -141,91 +144,86 @@ class Pyrado(WrappedDialect):
     ALIASES: ClassVar = {"dqn": "dql"}
     IMPLIED: ClassVar = {"sac": ("memory_size", "num_init_memory_steps", "num_updates_per_step")}
     DEFAULTS: ClassVar = _DEFAULTS
-    CANNOT: ClassVar = {"collects_episodes": (True, "it collects rollouts")}
+    CANNOT: ClassVar = {"collects_episodes": (True, "it collects whole rollouts")}
     GROUPS: ClassVar = {"critic": GAE}
-    IMPLICIT_DEFAULTS: ClassVar = _UNSAID
+    IMPLICIT_DEFAULTS: ClassVar = _IMPLICIT
 
     max_iter: int = 1
-    """iterations, each a collection and an update phase; 0 and less train nothing."""
-    min_rollouts: PositiveInt | None = counts("min_episodes")
-    """whole rollouts of one collection, at least."""
-    min_steps: PositiveInt | None = counts("min_steps")
-    """steps of one collection of whole rollouts, at least; with ``min_rollouts`` both hold."""
-    num_epoch: NonNegativeInt = counts(only=_CLIPPED)
-    """passes over the collected rollouts in one update of the policy (PPO, PPO2)."""
-    batch_size: PositiveInt = counts()
-    """transitions in a minibatch; the last one of a pass is smaller."""
+    """Number of iterations with a collection and an update phase each; 0 or less: no training."""
+    min_rollouts: PositiveInt | None = count_field("min_episodes")
+    """Minimum number of whole rollouts per collection."""
+    min_steps: PositiveInt | None = count_field("min_steps")
+    """Minimum number of steps per collection of whole rollouts; combines with ``min_rollouts``."""
+    num_epoch: NonNegativeInt = count_field(only=_CLIPPED)
+    """Passes over the collected rollouts per policy update (PPO, PPO2)."""
+    batch_size: PositiveInt = count_field()
+    """Transitions per minibatch; the last minibatch of a pass may be smaller."""
     critic: GAE = field(default_factory=GAE, metadata={"only": (ON_POLICY,)})
-    """settings of the critic."""
-    memory_size: PositiveInt | None = acts("buffer_size", only=OFF_POLICY)
-    """transitions in the replay memory; the newest are kept."""
-    num_init_memory_steps: NonNegativeInt | None = counts(only=OFF_POLICY)
-    """steps of the warm-up with random actions, in whole rollouts; ``None``: ``memory_size``."""
-    num_updates_per_step: NonNegativeInt | None = counts(only=OFF_POLICY)
-    """gradient steps of one iteration; ``None``: ``ceil(min_steps / env_max_steps)``, or
-    ``min_rollouts`` without ``min_steps``."""
-    target_update_intvl: PositiveInt = acts("target_update_every", only=OFF_POLICY)
-    """gradient steps between target updates; pyrado also makes one after the first."""
-    eval_intvl: PositiveInt = counts(default=100, only=OFF_POLICY)
-    """iterations between evaluations of 100 rollouts, before the update, the first one included;
-    ignored if a logger is passed."""
-    use_trained_policy_for_refill: bool = counts(default=False, only=OFF_POLICY)
-    """whether the memory is filled by the exploring policy, not at random, after a reset."""
-    num_workers: PositiveInt = refused("it changes no sample: use env.vectorization=async", 4)
-    """processes that sample; samples are the same for any number."""
-    num_particles: PositiveInt = counts(default=1, only="svpg")
-    """particles (SVPG), each an A2C of its own."""
-    horizon: int | None = refused("pyrado does not use it", only="svpg")
-    """steps of a particle (SVPG); unused."""
-    temperature: float | None = refused("recipes.svpg has it, without whole rollouts", only="svpg")
-    """temperature of SVPG."""
-    gamma: float = acts("gamma", 0.99, only=OFF_POLICY)
-    """discount factor of value-based algorithms, per step."""
-    tau: float = acts(
+    """Settings of the critic."""
+    memory_size: PositiveInt | None = mapped("buffer_size", only=OFF_POLICY)
+    """Capacity of the replay memory in transitions; the newest are kept."""
+    num_init_memory_steps: NonNegativeInt | None = count_field(only=OFF_POLICY)
+    """Minimum random steps of the warm-up, in whole rollouts; ``None``: ``memory_size``."""
+    num_updates_per_step: NonNegativeInt | None = count_field(only=OFF_POLICY)
+    """Gradient steps per iteration; ``None``: derived from ``min_steps`` or ``min_rollouts``."""
+    target_update_intvl: PositiveInt = mapped("target_update_every", only=OFF_POLICY)
+    """Gradient steps between target updates; pyrado also updates after the first gradient step."""
+    eval_intvl: PositiveInt = count_field(default=100, only=OFF_POLICY)
+    """Iterations between evaluations of 100 rollouts before the update; unused with a logger."""
+    use_trained_policy_for_refill: bool = count_field(default=False, only=OFF_POLICY)
+    """Whether the policy refills the memory after a reset, instead of random actions."""
+    num_workers: PositiveInt = unsupported("Use env.vectorization=async", 4)
+    """Number of sampling processes, which does not affect the samples."""
+    num_particles: PositiveInt = count_field(default=1, only="svpg")
+    """Number of particles (SVPG), each of which is an A2C agent."""
+    horizon: int | None = unsupported("pyrado does not use this setting", only="svpg")
+    """Steps per particle (SVPG); unused."""
+    temperature: float | None = unsupported("Use recipes.svpg without a dialect", only="svpg")
+    """Temperature (SVPG)."""
+    gamma: float = mapped("gamma", 0.99, only=OFF_POLICY)
+    """Discount factor per step (value-based algorithms)."""
+    tau: float = mapped(
         "tau", 0.995, lambda value, _: round(1 - real_number("tau", value), 12), only="sac"
     )
-    """share of the target that a soft target update keeps (SAC)."""
-    ent_coeff_init: float = acts("initial_alpha", 0.2, only="sac")
-    """first weight of the entropy (SAC)."""
-    learn_ent_coeff: bool = acts("fixed_alpha", True, lambda learn, _: not learn, only="sac")
-    """whether that weight is learnt, by an optimiser of its own (SAC)."""
-    standardize_rew: bool = acts("standardize_reward", True, only="sac")
-    """whether rewards get mean 0 and standard deviation 1 (SAC)."""
-    rew_scale: float = acts("reward_scale", 1.0, only="sac")
-    """factor of the rewards (SAC)."""
-    eps_init: float = acts("epsilon_start", 1.0, only="dql")
-    """first probability of a random action (DQL)."""
-    eps_schedule_gamma: float | None = acts("epsilon_decay", only="dql", also=_FLOOR)
-    """factor per iteration of what that probability has above 0.05 (DQL), which pyrado asks for;
-    ``None``: the recipe's schedule."""
-    eps_clip: float = acts("clip_epsilon", 0.1, only=_CLIPPED)
-    """clip range of the probability ratio (PPO, PPO2)."""
-    vfcn_coeff: float = acts("critic_coeff", 0.5, lambda value, _: value / 2, only=_JOINT)
-    """weight of the value loss, which is half a mean of squares (PPO2, A2C)."""
-    entropy_coeff: float = acts("entropy_coeff", 1e-3, only=_JOINT)
-    """weight of the entropy (PPO2, A2C)."""
-    std_init: Annotated[float, Limits(0, open=True)] = acts(
+    """Fraction of the target network that a soft update keeps (SAC)."""
+    ent_coeff_init: float = mapped("initial_alpha", 0.2, only="sac")
+    """Initial entropy coefficient (SAC)."""
+    learn_ent_coeff: bool = mapped("fixed_alpha", True, lambda learn, _: not learn, only="sac")
+    """Whether the entropy coefficient is trained with a separate optimiser (SAC)."""
+    standardize_rew: bool = mapped("standardize_reward", True, only="sac")
+    """Whether rewards are standardised (SAC)."""
+    rew_scale: float = mapped("reward_scale", 1.0, only="sac")
+    """Reward scale (SAC)."""
+    eps_init: float = mapped("epsilon_start", 1.0, only="dql")
+    """Initial probability of a random action (DQL)."""
+    eps_schedule_gamma: float | None = mapped("epsilon_decay", only="dql", also=_FLOOR)
+    """Decay of ``epsilon - 0.05`` per iteration (DQL); ``None``: the recipe's schedule."""
+    eps_clip: float = mapped("clip_epsilon", 0.1, only=_CLIPPED)
+    """Clip range of the probability ratio (PPO, PPO2)."""
+    vfcn_coeff: float = mapped("critic_coeff", 0.5, lambda value, _: value / 2, only=_JOINT)
+    """Value loss coefficient (PPO2, A2C); the loss is half the mean squared error."""
+    entropy_coeff: float = mapped("entropy_coeff", 1e-3, only=_JOINT)
+    """Entropy coefficient (PPO2, A2C)."""
+    std_init: Annotated[float, Limits(0, open=True)] = mapped(
         "initial_log_std", 1.0, lambda value, _: log(value), only=ON_POLICY
     )
-    """first standard deviation of the actions."""
-    max_grad_norm: float | None = acts("max_grad_norm", None, _norm)
-    """largest norm of the policy's gradients, in PPO2 also of the critic's; ``None``: the
-    algorithm's default, or any."""
-    lr: float = acts("learning_rate")
-    """learning rate."""
-    lr_scheduler: str | None = refused("use anneal")
-    """learning-rate scheduler: one step per epoch (PPO, PPO2) or per iteration (the others)."""
-    lr_scheduler_hparam: dict[str, Any] | None = refused("use anneal")
-    """settings of the scheduler."""
-    logger_print_intvl: PositiveInt | None = fact(only=OFF_POLICY)
-    """``print_intvl`` of the logger, if one is passed: value-based algorithms evaluate whenever it
-    prints, in place of every ``eval_intvl`` iterations."""
-    env_max_steps: PositiveInt | None = fact()
-    """``env.max_steps``: steps after which a rollout is cut."""
-    episode_length: PositiveInt | None = fact()
-    """steps of every rollout; ``None``: ``env_max_steps``, or unknown."""
-    recurrent: bool = fact(default=False)
-    """whether the networks are recurrent: minibatches are then whole rollouts (on-policy)."""
+    """Initial standard deviation of the actions."""
+    max_grad_norm: float | None = mapped("max_grad_norm", None, _shared_norm)
+    """Maximum gradient norm of the policy, in PPO2 also of the critic; ``None``: default."""
+    lr: float = mapped("learning_rate")
+    """Learning rate."""
+    lr_scheduler: str | None = unsupported("Use lr_schedule")
+    """Learning-rate scheduler with one step per epoch (PPO, PPO2) or iteration (others)."""
+    lr_scheduler_hparam: dict[str, Any] | None = unsupported("Use lr_schedule")
+    """Arguments of the learning-rate scheduler."""
+    logger_print_intvl: PositiveInt | None = extra_field(only=OFF_POLICY)
+    """``print_intvl`` of a custom logger, which replaces ``eval_intvl``."""
+    env_max_steps: PositiveInt | None = extra_field()
+    """Maximum rollout length in steps (``env.max_steps``)."""
+    episode_length: PositiveInt | None = extra_field()
+    """Length of every rollout in steps; ``None``: ``env_max_steps``, or unknown."""
+    recurrent: bool = extra_field(default=False)
+    """Whether the networks are recurrent; on-policy minibatches then have whole rollouts."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -233,49 +231,50 @@ class Pyrado(WrappedDialect):
             check_fields(self.critic, GAE, "is not a setting", "critic.")
             self.critic = GAE(**self.critic)
 
-    # ------------------------------------------------------------------ what follows from them
+    # ------------------------------------------------------------------ derived counts
     @property
     def iterations(self) -> int:
-        """Iterations that are made."""
+        """Number of iterations."""
         if isinstance(self.max_iter, int) and self.max_iter < 0:
             return 0
         return whole_number("max_iter", self.max_iter)
 
     @property
     def rollout_length(self) -> int | None:
-        """Steps of every rollout, if they are known."""
+        """Length of every rollout in steps, if it is known."""
         return self.episode_length or self.env_max_steps
 
     @property
     def warm_up_steps(self) -> int:
-        """Steps of the warm-up, at least; it consists of whole rollouts."""
+        """Minimum number of warm-up steps, which are collected in whole rollouts."""
         if self.memory_size is None:
-            raise SettingError("memory_size", None, "is needed by value-based algorithms", [10**6])
+            raise SettingError("memory_size", None, "Value-based algorithms need a memory", [10**6])
         if self.num_init_memory_steps is None:
             return self.memory_size
         return max(min(self.num_init_memory_steps, self.memory_size), self.batch_size)
 
     @property
     def updates_per_iteration(self) -> int:
-        """Gradient steps of one iteration of a value-based algorithm."""
+        """Gradient steps per iteration of a value-based algorithm."""
         if self.num_updates_per_step is not None:
             return self.num_updates_per_step
         if self.min_steps is None:
             assert self.min_rollouts is not None
             return self.min_rollouts
         if self.env_max_steps is None:
-            why = "is needed to guess num_updates_per_step"
-            raise SettingError("env_max_steps", None, why, "give either")
+            reason = "The default of num_updates_per_step depends on env_max_steps"
+            hint = "Set env_max_steps or num_updates_per_step"
+            raise SettingError("env_max_steps", None, reason, hint)
         return -(-self.min_steps // self.env_max_steps)
 
     def critic_gradient_steps(self, rows: int) -> int:
-        """Gradient steps of the critic's own optimiser in an iteration of ``rows`` transitions."""
+        """Return the separate critic gradient steps in an iteration of ``rows`` transitions."""
         if self.resolved().algo != "ppo":
             return 0
         return self.critic.num_epoch * -(-rows // self.critic.batch_size)
 
     def after_reset(self) -> StepPlan:
-        """The run that follows a ``reset()``: the emptied memory is filled once more."""
+        """Return the plan of the run after a ``reset()``, which refills the empty memory."""
         plan = self.to_plan()
         if plan.on_policy:
             return plan
@@ -284,14 +283,14 @@ class Pyrado(WrappedDialect):
     # ------------------------------------------------------------------ to a plan
     def _plan(self) -> dict[str, Any]:
         if self.min_rollouts is None and self.min_steps is None:
-            why = "leaves open what to collect"
-            raise SettingError("min_steps", None, why, [1], "or give min_rollouts")
-        made = {
+            reason = "A collection needs a minimum number of steps or rollouts"
+            raise SettingError("min_steps", None, reason, [1], "or set min_rollouts")
+        plan = {
             "iterations": self.iterations,
             "episode_length": self.rollout_length,
             "max_episode_steps": self.env_max_steps,
         }
-        return made | (self._on_policy() if self.family == ON_POLICY else self._value_based())
+        return plan | (self._on_policy() if self.family == ON_POLICY else self._value_based())
 
     def _on_policy(self) -> dict[str, Any]:
         size, length = self.batch_size, self.rollout_length
@@ -319,23 +318,24 @@ class Pyrado(WrappedDialect):
         }
 
     def _check_memory(self, warm_up: int) -> None:
-        """It samples without replacement from all but two of the transitions it holds."""
+        """Check that the memory has enough transitions; pyrado never samples the last two."""
         assert self.memory_size is not None
-        length, held = self.rollout_length, self.memory_size
+        length, stored = self.rollout_length, self.memory_size
         if length is not None:
-            held = min(held, -(-warm_up // length) * length)
-        if self.updates_per_iteration and self.iterations and self.batch_size > held - 2:
-            why = (
-                f"is more than the memory can sample: it holds {held} transitions at its first "
-                "update, and the last two are never sampled"
+            stored = min(stored, -(-warm_up // length) * length)
+        if self.updates_per_iteration and self.iterations and self.batch_size > stored - 2:
+            reason = (
+                f"The memory has {stored} transitions at the first update, and pyrado never "
+                "samples the last two"
             )
-            works = [held - 2] if held > 2 else "use a larger memory_size and num_init_memory_steps"
-            raise SettingError("batch_size", self.batch_size, why, works)
+            hint = "Increase memory_size and num_init_memory_steps"
+            works = [stored - 2] if stored > 2 else hint
+            raise SettingError("batch_size", self.batch_size, reason, works)
 
     # ------------------------------------------------------------------ from a plan
     @staticmethod
-    def _from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
-        made: dict[str, Any] = {
+    def _fields_for(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
+        fields: dict[str, Any] = {
             "max_iter": plan.iterations,
             "batch_size": plan.minibatch_size,
             "env_max_steps": plan.max_episode_steps,
@@ -344,10 +344,10 @@ class Pyrado(WrappedDialect):
         if plan.on_policy:
             accumulates = plan.minibatches_per_gradient_step is None
             algo = "svpg" if plan.world_size > 1 or accumulates else "ppo"
-            made |= {"num_epoch": plan.update_epochs, "algo": settings.get("algo", algo)}
-            return made | {"num_particles": plan.world_size}
+            fields |= {"num_epoch": plan.update_epochs, "algo": settings.get("algo", algo)}
+            return fields | {"num_particles": plan.world_size}
         every = plan.evaluation_every_iterations
-        return made | {
+        return fields | {
             "algo": settings.get("algo", "sac"),
             "memory_size": max(plan.prefill_steps, 10**6),
             "num_init_memory_steps": plan.prefill_steps,
@@ -358,73 +358,72 @@ class Pyrado(WrappedDialect):
     # ------------------------------------------------------------------ caveats
     def _notes(self, plan: StepPlan) -> Iterator[str]:
         if plan.iterations == 0:
-            yield f"max_iter={self.max_iter} is accepted and trains nothing."
+            yield f"max_iter={self.max_iter} is valid, but trains nothing."
         if self.algo in _JOINT:
-            yield "Targets of the critic are sums of rewards to the end, whatever critic.lamda."
+            yield "Critic targets are Monte Carlo returns, regardless of critic.lamda."
         if self.max_grad_norm is not None and self.algo in _CLIPPED_ALONE:
             yield (
                 f"max_grad_norm={self.max_grad_norm:g} clips the gradients of "
-                f"{_CLIPPED_ALONE[self.algo]} alone, that of recipes those of each optimiser."
+                f"{_CLIPPED_ALONE[self.algo]} alone; recipes clip the gradients of each optimiser."
             )
         if self.min_steps is not None and self.min_rollouts is not None:
-            yield "min_steps and min_rollouts must both be met."
+            yield "A collection satisfies both min_steps and min_rollouts."
         if self.rollout_length is None:
-            yield "Without the length of a rollout its counts are known only as they come."
+            yield "Counts cannot be planned without episode_length or env_max_steps."
         elif self.min_steps is not None and plan.frames_per_batch != self.min_steps:
-            yield f"A collection is {plan.frames_per_batch} steps: whole rollouts."
+            yield f"A collection of whole rollouts has {plan.frames_per_batch} steps."
         if self.num_workers > 1 and self.min_steps != 1:
-            yield "Several workers drop surplus rollouts: there are more env steps than counted."
+            yield "With several workers, surplus rollouts are discarded and not counted."
         yield from (self._on_policy_notes if plan.on_policy else self._value_based_notes)(plan)
         if self.env_max_steps is not None:
-            yield "A rollout cut after env_max_steps counts as terminated; in recipes it does not."
+            yield "Rollouts of env_max_steps are terminated in pyrado and truncated in recipes."
 
     def _on_policy_notes(self, plan: StepPlan) -> Iterator[str]:
         if self.algo == "ppo":
-            own = self.critic_gradient_steps(plan.frames_per_batch) if plan.is_exact else 0
-            count = f" {own}" if own else ""
-            yield f"The critic makes{count} gradient steps of its own in each iteration, first."
+            steps = self.critic_gradient_steps(plan.frames_per_batch) if plan.is_exact else 0
+            count = f"{steps} " if steps else ""
+            yield f"Each iteration starts with {count}separate gradient steps of the critic."
             if self.critic.standardize_adv:
                 yield (
-                    "Targets of the critic are its values plus standardised advantages; those of "
-                    "recipes are not standardised."
+                    "Critic targets are values plus standardised advantages; recipes do not "
+                    "standardise the advantages of critic targets."
                 )
             if self.critic.standardizer:
                 yield (
-                    "RunningStandardizer takes mean and variance of the means of batches and "
-                    "leaves the first as it is; recipes take those of all advantages."
+                    "RunningStandardizer uses the mean and variance of the means of batches and "
+                    "does not standardise the first batch; recipes use all advantages."
                 )
         elif self.algo == "ppo2":
             yield "One optimiser trains both networks; the critic's epochs and batches are unused."
         elif self.algo == "svpg":
             yield (
-                f"The gradients of a pass are averaged into one gradient step of each of "
-                f"{self.num_particles} particles, which the plan counts as processes; horizon is "
-                "unused."
+                f"Each of {self.num_particles} particles makes one gradient step with the mean "
+                "gradient of a pass. The plan counts particles as processes."
             )
         else:
-            yield "A2C makes one pass over the rollouts, and each minibatch is a gradient step."
+            yield "A2C makes one pass over the rollouts with one gradient step per minibatch."
 
     def _value_based_notes(self, plan: StepPlan) -> Iterator[str]:
-        asked, least = self.num_init_memory_steps, self.warm_up_steps
-        if asked is not None and asked != least:
-            yield f"num_init_memory_steps={asked} becomes {least}: at least one batch."
-        if plan.is_exact and plan.local_prefill_steps != least:
-            yield f"The warm-up is {plan.local_prefill_steps} steps, in whole rollouts."
-        yield "The first iteration is the warm-up with random actions, and already trains."
+        requested, minimum = self.num_init_memory_steps, self.warm_up_steps
+        if requested is not None and requested != minimum:
+            yield f"num_init_memory_steps={requested} is changed to {minimum}."
+        if plan.is_exact and plan.local_prefill_steps != minimum:
+            yield f"The warm-up has {plan.local_prefill_steps} steps in whole rollouts."
+        yield "The first iteration is the warm-up with random actions and also trains."
         if self.num_updates_per_step is None and self.min_steps is not None:
             yield f"num_updates_per_step={self.updates_per_iteration} follows from env_max_steps."
         period = self.target_update_intvl
         counted = f"target_update_intvl={period} counts gradient steps, not iterations"
         if period > 1:
-            there, here = f"1, {period + 1:,}, {2 * period + 1:,}", f"{period:,}, {2 * period:,}"
-            counted += f": pyrado's targets follow gradient steps {there}, ..., kit's {here}, ..."
+            theirs, ours = f"1, {period + 1:,}, {2 * period + 1:,}", f"{period:,}, {2 * period:,}"
+            counted += f": pyrado updates after steps {theirs}, ..., the kit after {ours}, ..."
         yield counted + "."
         yield (
-            "Each evaluation is 100 rollouts before the update; a logger that is passed makes them "
-            "whenever it prints, and eval_intvl is ignored: say logger_print_intvl."
+            "An evaluation runs 100 rollouts before the update. A custom logger evaluates whenever "
+            "it prints and ignores eval_intvl; set logger_print_intvl in this case."
         )
         if self.algo == "dql":
-            yield "Its optimiser is RMSprop, that of recipes is Adam."
+            yield "DQL uses RMSprop; recipes use Adam."
         if self.algo == "sac":
-            own = 3 if self.learn_ent_coeff else 2
-            yield f"One gradient step of SAC is a step of each of {own} optimisers."
+            optimizers = 3 if self.learn_ent_coeff else 2
+            yield f"A gradient step of SAC includes one step of each of {optimizers} optimisers."

@@ -1,8 +1,7 @@
-"""The vocabulary of Stable-Baselines3 (https://github.com/DLR-RM/stable-baselines3).
+"""Settings of Stable-Baselines3 (https://github.com/DLR-RM/stable-baselines3).
 
-Its unit is the timestep, the policy step here: a vector step of ``n_envs`` environments is that
-many. ``n_steps``, ``train_freq`` and ``eval_freq`` count vector steps, and ``gradient_steps`` is
-per rollout, not per timestep.
+Stable-Baselines3 counts timesteps, which are policy steps. ``n_steps``, ``train_freq`` and
+``eval_freq`` count vector steps of ``n_envs`` timesteps. ``gradient_steps`` is per rollout.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from math import gcd
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from kit.dialects.base import OFF_POLICY, ON_POLICY, RAW, WrappedDialect, trains
-from kit.dialects.fields import Acts, acts, counts, fact, of_each_env, refused
+from kit.dialects.fields import MapsTo, count_field, extra_field, mapped, round_to_envs, unsupported
 from kit.steps.errors import LARGEST, Limits, SettingError, one_of, real_number, whole_number
 from kit.steps.plan import StepPlan
 from kit.steps.schema import NonNegativeInt, PositiveInt
@@ -50,103 +49,103 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def _critic_hidden_sizes(value: Any, settings: Any) -> list[int] | None:
-    """``net_arch`` of ``policy_kwargs``: the critics' widths, if they are others."""
+    """Return the critics' hidden sizes of ``policy_kwargs``; ``None`` if they equal the actor's."""
     actor, critic = _net_arch(value, settings)
     return None if critic == actor else critic
 
 
 def _net_arch(value: Any, settings: Any) -> tuple[list[int], list[int]]:
-    """Widths of actor and critics: one list, or a list each."""
+    """Return the hidden sizes of actor and critics from a shared list or separate lists."""
     sizes = value.get("net_arch") if isinstance(value, Mapping) else value
     of_critic = "vf" if settings.family == ON_POLICY else "qf"
     each: list[Any] = [sizes, sizes]
     if isinstance(sizes, Mapping) and {*sizes} == {"pi", of_critic} and settings.algo != "dqn":
         each = [sizes["pi"], sizes[of_critic]]
-    if {*value} != {"net_arch"} or not all(isinstance(one, (list, tuple)) for one in each):
-        why = "is more than the widths of hidden layers"
-        raise SettingError("policy_kwargs", value, why, "use {net_arch: [64, 64]}")
+    if {*value} != {"net_arch"} or not all(isinstance(s, (list, tuple)) for s in each):
+        reason = "Recipes support only the sizes of the hidden layers"
+        raise SettingError("policy_kwargs", value, reason, "Use {net_arch: [64, 64]}")
     return [*each[0]], [*each[1]]
 
 
 def _target_period(value: Any, settings: Any) -> int:
-    """Gradient steps between target updates; DQN's interval is in timesteps."""
+    """Convert the interval between target updates to gradient steps; DQN counts timesteps."""
     envs, rollout, updates = settings.n_envs, settings.rollout(), settings.gradient_steps
-    if settings.algo != "dqn":  # counted anew in each call of train(), whose first step updates
+    if settings.algo != "dqn":  # Each train() call starts with an update and a new count.
         steps = rollout if updates < 0 else max(updates, 1)
         if value < steps and steps % value:
-            why = f"counts anew in each rollout, and does not divide its {steps} gradient steps"
-            raise SettingError("target_update_interval", value, why, [gcd(value, steps), steps])
+            reason = f"The interval restarts per rollout and must divide its {steps} gradient steps"
+            raise SettingError("target_update_interval", value, reason, [gcd(value, steps), steps])
         return int(min(value, steps))
-    timesteps: int = max(value // envs, 1) * envs  # of whole vector steps
-    if settings.tau == 1:  # copies between two trainings are of the same weights
+    timesteps: int = max(value // envs, 1) * envs  # whole vector steps
+    if settings.tau == 1:  # Repeated copies between two trainings have no effect.
         timesteps = max(timesteps, rollout)
-    if updates <= 0:  # one for each timestep, or none at all
+    if updates <= 0:  # The run makes one gradient step per timestep or never trains.
         return timesteps
     steps = Fraction(timesteps * updates, rollout)
     if steps.denominator != 1:
-        why = f"timesteps are {steps} gradient steps"
+        reason = f"The interval corresponds to {steps} gradient steps, which is not an integer"
         least = rollout // gcd(rollout, updates)
         nearest = max(round(Fraction(value, least)), 1) * least
-        raise SettingError("target_update_interval", value, why, [nearest])
+        raise SettingError("target_update_interval", value, reason, [nearest])
     return int(steps)
 
 
 def _alpha(value: Any, settings: Any = None) -> float:
-    """The entropy coefficient of SAC: its first value where it is learnt, such as ``auto_0.1``."""
+    """Return SAC's entropy coefficient, which is 0.1 for both ``0.1`` and ``auto_0.1``."""
     name, _, first = str(value).partition("_")
     if name != "auto":
         return real_number("ent_coef", value)
-    return _read("ent_coef", value, first or "1", "auto_0.1")
+    return _parse_number("ent_coef", value, first or "1", "auto_0.1")
 
 
-def _first_of(field: str) -> Callable[[Any, Any], float]:
-    """What reads the first value of a field: a number, also of a schedule ``lin_1e-3``."""
+def _start_value(field: str) -> Callable[[Any, Any], float]:
+    """Return a converter for the initial value of a number or a schedule such as ``lin_1e-3``."""
 
     def first(value: Any, settings: Any) -> float:
-        return _read(field, value, str(value).removeprefix("lin_"), "lin_0.001")
+        return _parse_number(field, value, str(value).removeprefix("lin_"), "lin_0.001")
 
     return first
 
 
-def _read(field: str, value: Any, number: str, example: str) -> float:
-    """The number in the text of a setting."""
+def _parse_number(field: str, value: Any, number: str, example: str) -> float:
+    """Parse the number in the text of a setting."""
     try:
         return float(number)
     except ValueError:
-        why = "is neither a number nor a text with one"
-        raise SettingError(field, value, why, [0.001, example]) from None
+        reason = f"The value is neither a number nor a text such as {example}"
+        raise SettingError(field, value, reason, [0.001, example]) from None
 
 
 def _schedule(value: Any, settings: Any) -> str | None:
-    """Whether it falls; ``None`` for a number."""
+    """Return ``linear`` for a text such as ``lin_1e-3``; ``None`` for a number."""
     return "linear" if str(value).startswith("lin_") else None
 
 
-_FIXED = Acts("fixed_alpha", lambda value, _: None if str(value).startswith("auto") else True)
-_UNSAID_ACTOR_CRITIC: dict[str, Any] = {**RAW, "lr_schedule": "constant", "hidden_sizes": [64, 64]}
+_FIXED = MapsTo("fixed_alpha", lambda value, _: None if str(value).startswith("auto") else True)
+_MLP: dict[str, Any] = {**RAW, "lr_schedule": "constant", "hidden_sizes": [64, 64]}
 _CRITICS: dict[str, Any] = {"n_step": 1, "activation": "relu"}
-_UNSAID: dict[str, dict[str, Any]] = {
-    "ppo": _UNSAID_ACTOR_CRITIC | {"activation": "tanh"},
-    "a2c": _UNSAID_ACTOR_CRITIC | {"activation": "tanh"},
-    "dqn": _UNSAID_ACTOR_CRITIC | _CRITICS | {"double_dqn": False, "dueling": False},
+_IMPLICIT: dict[str, dict[str, Any]] = {
+    "ppo": _MLP | {"activation": "tanh"},
+    "a2c": _MLP | {"activation": "tanh"},
+    "dqn": _MLP | _CRITICS | {"double_dqn": False, "dueling": False},
     "sac": {**RAW, **_CRITICS, "hidden_sizes": [256, 256]},
     "td3": {**RAW, **_CRITICS, "hidden_sizes": [400, 300], "exploration_noise": 0.0},
     "ddpg": {**RAW, **_CRITICS, "hidden_sizes": [400, 300], "exploration_noise": 0.0},
 }
-_UNSAID |= {  # of CnnPolicy, as CleanRL names it
-    f"{name}_atari": _UNSAID[name] | {"hidden_sizes": [512], "activation": "relu"}
+_IMPLICIT |= {  # defaults with CnnPolicy
+    f"{name}_atari": _IMPLICIT[name] | {"hidden_sizes": [512], "activation": "relu"}
     for name in ("ppo", "a2c", "dqn")
 }
 
 
 @dataclass
 class SB3(WrappedDialect):
-    """Settings of Stable-Baselines3; ``None`` stands for the default of the algorithm."""
+    """Settings of Stable-Baselines3; ``None``: default of the algorithm."""
 
     NAME = "sb3"
     LIBRARY = "Stable-Baselines3"
     VERSIONS: ClassVar = {
-        "2.9.2": "the code of 2.9.2; training begins strictly after learning_starts",
+        "2.9.2": "code of 2.9.2; training begins strictly after learning_starts",
     }
     ALGORITHMS: ClassVar = {
         **dict.fromkeys(("ppo", "a2c"), ON_POLICY),
@@ -157,121 +156,116 @@ class SB3(WrappedDialect):
         "sac": ("train_freq", "gradient_steps", "learning_starts", "buffer_size"),
     }
     DEFAULTS: ClassVar = _DEFAULTS
-    IMPLICIT_DEFAULTS: ClassVar = _UNSAID
+    IMPLICIT_DEFAULTS: ClassVar = _IMPLICIT
     TOTAL = "total_timesteps"
-    CANNOT: ClassVar = {"world_size": (1, "it has one process")}
+    CANNOT: ClassVar = {"world_size": (1, "it runs in a single process")}
     PATHS: ClassVar = {"n_timesteps": "total_timesteps"}
 
     total_timesteps: NonNegativeInt = 1_000_000
-    """timesteps of the run, rounded up to whole rollouts; the argument of ``learn``."""
-    n_steps: PositiveInt = acts("n_step", family=OFF_POLICY)
-    """vector steps of one rollout (PPO, A2C): ``n_steps * n_envs`` timesteps; rewards of an n-step
-    return (off-policy)."""
-    batch_size: PositiveInt = counts(only=("ppo", OFF_POLICY))
-    """transitions in a minibatch (not A2C); the last one of an epoch is smaller."""
-    n_epochs: PositiveInt = counts(only="ppo")
-    """passes over a rollout (PPO)."""
-    train_freq: Any = counts(only=OFF_POLICY)
-    """vector steps of one rollout (off-policy), or ``(2, "episode")``: whole episodes."""
-    gradient_steps: Annotated[int, Limits(-LARGEST, LARGEST)] = counts(only=OFF_POLICY)
-    """gradient steps after each rollout, whatever ``n_envs``; less than 0: as many as its
-    timesteps."""
-    learning_starts: NonNegativeInt = counts(only=OFF_POLICY)
-    """timesteps with random actions, rounded up to vector steps; training begins at the first
-    rollout that ends strictly after them."""
-    buffer_size: PositiveInt = acts(
-        "buffer_size", None, lambda value, given: of_each_env(value, given.n_envs), only=OFF_POLICY
+    """Timesteps of the run, rounded up to whole rollouts; the argument of ``learn``."""
+    n_steps: PositiveInt = mapped("n_step", family=OFF_POLICY)
+    """Vector steps per rollout (PPO, A2C), or steps of an n-step return (off-policy)."""
+    batch_size: PositiveInt = count_field(only=("ppo", OFF_POLICY))
+    """Transitions per minibatch (not A2C); the last minibatch of an epoch may be smaller."""
+    n_epochs: PositiveInt = count_field(only="ppo")
+    """Passes over a rollout (PPO)."""
+    train_freq: Any = count_field(only=OFF_POLICY)
+    """Vector steps per rollout (off-policy), or episodes: ``(2, "episode")``."""
+    gradient_steps: Annotated[int, Limits(-LARGEST, LARGEST)] = count_field(only=OFF_POLICY)
+    """Gradient steps after each rollout, independent of ``n_envs``; negative: one per timestep."""
+    learning_starts: NonNegativeInt = count_field(only=OFF_POLICY)
+    """Timesteps with random actions; training begins strictly after them."""
+    buffer_size: PositiveInt = mapped(
+        "buffer_size", None, lambda value, sb3: round_to_envs(value, sb3.n_envs), only=OFF_POLICY
     )
-    """transitions in the replay buffer, rounded down to equally many of each environment."""
-    target_update_interval: PositiveInt = acts(
+    """Capacity of the replay buffer in transitions, rounded down to a multiple of ``n_envs``."""
+    target_update_interval: PositiveInt = mapped(
         "target_update_every", None, _target_period, only=("sac", "dqn")
     )
-    """timesteps (DQN), or gradient steps of one call of ``train()`` (SAC), between target
-    updates."""
-    policy_delay: PositiveInt = acts("policy_delay", only="td3")
-    """gradient steps of the critic per step of the actor (TD3)."""
-    target_policy_noise: float = acts("policy_noise", only="td3")
-    """deviation of the noise on target actions, which are scaled to [-1, 1] (TD3)."""
-    target_noise_clip: float = acts("noise_clip", only="td3")
-    """largest noise on target actions (TD3)."""
-    noise_type: str | None = refused(
-        "recipes add normal noise", accepted=("normal",), only=("td3", "ddpg")
+    """Timesteps (DQN) or gradient steps of one ``train()`` call (SAC) between target updates."""
+    policy_delay: PositiveInt = mapped("policy_delay", only="td3")
+    """Critic gradient steps per policy update (TD3)."""
+    target_policy_noise: float = mapped("policy_noise", only="td3")
+    """Standard deviation of the target action noise for actions in [-1, 1] (TD3)."""
+    target_noise_clip: float = mapped("noise_clip", only="td3")
+    """Bound of the target action noise (TD3)."""
+    noise_type: str | None = unsupported(
+        "Recipes add normal noise", accepted=("normal",), only=("td3", "ddpg")
     )
-    """noise on actions, of RL Zoo: ``normal`` (TD3, DDPG)."""
-    noise_std: float | None = acts("exploration_noise", only=("td3", "ddpg"))
-    """its deviation, of actions scaled to [-1, 1], of RL Zoo; ``None``: there is no noise."""
-    learning_rate: Any = acts(
-        "learning_rate", None, _first_of("learning_rate"), also=Acts("lr_schedule", _schedule)
+    """Type of action noise in RL Zoo; only ``normal`` is supported (TD3, DDPG)."""
+    noise_std: float | None = mapped("exploration_noise", only=("td3", "ddpg"))
+    """Standard deviation of RL Zoo's action noise for actions in [-1, 1]; ``None``: no noise."""
+    learning_rate: Any = mapped(
+        "learning_rate", None, _start_value("learning_rate"), also=MapsTo("lr_schedule", _schedule)
     )
-    """learning rate, which is constant; ``lin_1e-3`` (of RL Zoo): falls linearly to zero."""
-    policy: Literal["MlpPolicy", "CnnPolicy", "MultiInputPolicy"] | None = refused(
-        "recipes make their networks from hidden_sizes, as MlpPolicy", accepted=("MlpPolicy",)
+    """Learning rate; ``lin_1e-3`` (RL Zoo) decreases it linearly to zero."""
+    policy: Literal["MlpPolicy", "CnnPolicy", "MultiInputPolicy"] | None = unsupported(
+        "Recipes build networks like MlpPolicy; use hidden_sizes", accepted=("MlpPolicy",)
     )
-    """class of networks; ``MlpPolicy`` is what recipes make."""
-    policy_kwargs: Mapping[str, Any] | str | None = acts(
+    """Policy class; recipes build networks like ``MlpPolicy``."""
+    policy_kwargs: Mapping[str, Any] | str | None = mapped(
         "hidden_sizes",
         None,
-        lambda value, given: _net_arch(value, given)[0],
-        also=Acts("critic_hidden_sizes", _critic_hidden_sizes),
+        lambda value, settings: _net_arch(value, settings)[0],
+        also=MapsTo("critic_hidden_sizes", _critic_hidden_sizes),
     )
-    """arguments of the networks: ``{net_arch: [64, 64]}``, widths of the hidden layers; a text such
-    as ``dict(...)`` of RL Zoo counts nothing, and is refused in a run."""
-    gamma: float = acts("gamma")
-    """discount."""
-    gae_lambda: float = acts("gae_lambda", only=ON_POLICY)
-    """weight of longer advantage estimates (PPO, A2C)."""
-    clip_range: Any = acts(
+    """Hidden sizes: ``{net_arch: [64, 64]}``; runs reject RL Zoo texts such as ``dict(...)``."""
+    gamma: float = mapped("gamma")
+    """Discount factor."""
+    gae_lambda: float = mapped("gae_lambda", only=ON_POLICY)
+    """Lambda of the generalised advantage estimate (PPO, A2C)."""
+    clip_range: Any = mapped(
         "clip_epsilon",
         None,
-        _first_of("clip_range"),
+        _start_value("clip_range"),
         only="ppo",
-        also=Acts("clip_schedule", _schedule),
+        also=MapsTo("clip_schedule", _schedule),
     )
-    """clipping range of the probability ratio (PPO), constant; ``lin_0.2``: falls linearly."""
-    clip_range_vf: float | None = refused(
-        "its value loss is of clipped values alone, that of clip_value the greater of both",
+    """Clip range of the probability ratio (PPO); ``lin_0.2`` decreases it linearly."""
+    clip_range_vf: float | None = unsupported(
+        "Use clip_value, which takes the maximum of clipped and unclipped loss",
         only="ppo",
     )
-    """clipping range of the value (PPO); ``None``: not clipped."""
-    normalize_advantage: bool = acts("normalize_advantage", only=ON_POLICY)
-    """whether advantages get mean 0 and deviation 1 in each minibatch (PPO, A2C)."""
-    ent_coef: Any = acts(
+    """Clip range of the value (PPO); ``None``: no clipping."""
+    normalize_advantage: bool = mapped("normalize_advantage", only=ON_POLICY)
+    """Whether advantages are normalised per minibatch (PPO, A2C)."""
+    ent_coef: Any = mapped(
         "entropy_coeff",
         only=(ON_POLICY, "sac"),
         family=ON_POLICY,
-        otherwise=Acts("initial_alpha", _alpha, also=_FIXED),
+        otherwise=MapsTo("initial_alpha", _alpha, also=_FIXED),
     )
-    """weight of the entropy; for SAC also ``auto``: learnt, from 1, or ``auto_0.1``: from 0.1."""
-    vf_coef: float = acts("critic_coeff", only=ON_POLICY)
-    """weight of the value loss (PPO, A2C)."""
-    max_grad_norm: float = acts("max_grad_norm", only=(ON_POLICY, "dqn"))
-    """largest norm of the gradient (PPO, A2C, DQN)."""
-    target_kl: float | None = acts("target_kl", only="ppo")
-    """KL divergence beyond 1.5 times of which an update stops (PPO), asked before each gradient
-    step, and in recipes after each epoch; ``None``: never."""
-    tau: float = acts("tau", only=OFF_POLICY)
+    """Entropy coefficient; ``auto`` or ``auto_0.1`` (SAC): trained from 1 or 0.1."""
+    vf_coef: float = mapped("critic_coeff", only=ON_POLICY)
+    """Value loss coefficient (PPO, A2C)."""
+    max_grad_norm: float = mapped("max_grad_norm", only=(ON_POLICY, "dqn"))
+    """Maximum gradient norm (PPO, A2C, DQN)."""
+    target_kl: float | None = mapped("target_kl", only="ppo")
+    """KL divergence; an update stops above 1.5 times this value (PPO); ``None``: never."""
+    tau: float = mapped("tau", only=OFF_POLICY)
     """Polyak coefficient of the target networks (off-policy)."""
-    target_entropy: Any = acts(
+    target_entropy: Any = mapped(
         "target_entropy", None, lambda value, _: None if value == "auto" else value, only="sac"
     )
-    """entropy that SAC learns its coefficient for, of actions scaled to [-1, 1], in recipes of
-    actions in their own units; ``auto``: minus the action dimensions."""
-    use_sde: bool = refused("recipes sample each action again", False, only=(ON_POLICY, "sac"))
-    """whether exploration noise depends on the state (gSDE)."""
-    exploration_fraction: float = acts("exploration_share", only="dqn")
-    """share of the run in which epsilon falls (DQN)."""
-    exploration_initial_eps: float = acts("epsilon_start", only="dqn")
-    """first epsilon (DQN)."""
-    exploration_final_eps: float = acts("epsilon_end", only="dqn")
-    """last epsilon (DQN)."""
+    """Target entropy for actions in [-1, 1] (SAC); ``auto``: minus the action dimensions."""
+    use_sde: bool = unsupported(
+        "Recipes sample independent noise per action", False, only=(ON_POLICY, "sac")
+    )
+    """Whether exploration noise depends on the state (gSDE)."""
+    exploration_fraction: float = mapped("exploration_share", only="dqn")
+    """Fraction of the run in which epsilon decreases (DQN)."""
+    exploration_initial_eps: float = mapped("epsilon_start", only="dqn")
+    """Initial epsilon (DQN)."""
+    exploration_final_eps: float = mapped("epsilon_end", only="dqn")
+    """Final epsilon (DQN)."""
     eval_freq: PositiveInt | None = None
-    """vector steps between evaluations (``EvalCallback``); ``None``: no evaluation."""
-    n_eval_episodes: PositiveInt = counts("evaluation_episodes", 5)
-    """episodes of one evaluation."""
-    n_envs: PositiveInt = fact("num_envs", 1)
-    """environments."""
-    episode_length: PositiveInt | None = fact()
-    """timesteps of every episode, where whole episodes are collected."""
+    """Vector steps between evaluations (``EvalCallback``); ``None``: no evaluation."""
+    n_eval_episodes: PositiveInt = count_field("evaluation_episodes", 5)
+    """Episodes per evaluation."""
+    n_envs: PositiveInt = extra_field("num_envs", 1)
+    """Number of environments."""
+    episode_length: PositiveInt | None = extra_field()
+    """Timesteps of every episode, for rollouts of whole episodes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -279,21 +273,21 @@ class SB3(WrappedDialect):
             self.train_freq = tuple(self.train_freq)
 
     def resolved(self, algo: str | None = None) -> Self:
-        """A copy with defaults filled in and every value checked: also schedules and entropies."""
-        made = super().resolved(algo)
+        """Return a validated copy with defaults filled in, also for schedules and entropies."""
+        resolved = super().resolved(algo)
         for name in ("learning_rate", "clip_range"):
-            value = getattr(made, name)
+            value = getattr(resolved, name)
             if value is not None and not callable(value):
-                real_number(name, _first_of(name)(value, made))
-        if made.ent_coef is not None:
-            on_policy = made.family == ON_POLICY
-            real_number("ent_coef", made.ent_coef if on_policy else _alpha(made.ent_coef))
-        if made.target_entropy not in (None, "auto"):
-            real_number("target_entropy", made.target_entropy)
-        return made
+                real_number(name, _start_value(name)(value, resolved))
+        if resolved.ent_coef is not None:
+            on_policy = resolved.family == ON_POLICY
+            real_number("ent_coef", resolved.ent_coef if on_policy else _alpha(resolved.ent_coef))
+        if resolved.target_entropy not in (None, "auto"):
+            real_number("target_entropy", resolved.target_entropy)
+        return resolved
 
     def frequency(self) -> tuple[int, str]:
-        """``train_freq`` as a number and its unit, ``step`` or ``episode``."""
+        """Return the number and the unit of ``train_freq``; the unit is ``step`` or ``episode``."""
         given = self.train_freq
         if isinstance(given, str):  # "1,episode"
             number, _, unit = given.strip("()[] ").partition(",")
@@ -301,42 +295,44 @@ class SB3(WrappedDialect):
         if not isinstance(given, Sequence):
             return whole_number("train_freq", given, 1), "step"
         if len(given) != 2:
-            raise SettingError("train_freq", given, "is no pair of number and unit", [(1, "step")])
+            reason = "The value must be a pair of number and unit"
+            raise SettingError("train_freq", given, reason, [(1, "step")])
         unit = one_of("train_freq", given[1], ("step", "episode"))
         if unit == "episode" and self.n_envs > 1:
-            why = "counts episodes, which needs n_envs=1"
-            raise SettingError("train_freq", given, why, [(1, "step")])
+            reason = "The unit episode needs n_envs=1"
+            raise SettingError("train_freq", given, reason, [(1, "step")])
         return whole_number("train_freq", given[0], 1), unit
 
     def rollout(self) -> int:
-        """Timesteps of one rollout of an off-policy algorithm.
+        """Return the timesteps per rollout of an off-policy algorithm.
 
         Raises:
-            SettingError: if it is of whole episodes of unknown length.
+            SettingError: if the rollout has whole episodes of unknown length.
         """
         every, unit = self.frequency()
         if unit == "step":
             return every * self.n_envs
         if self.episode_length is None:
-            why = "is needed where train_freq counts episodes, to know the counts beforehand"
-            raise SettingError("episode_length", None, why, "give it, or count steps")
+            reason = "A plan with train_freq in episodes needs their length"
+            hint = "Set episode_length, or use train_freq in steps"
+            raise SettingError("episode_length", None, reason, hint)
         return every * self.episode_length
 
     # ------------------------------------------------------------------ to a plan
     def _plan(self) -> dict[str, Any]:
-        made = self._on_policy() if self.family == ON_POLICY else self._off_policy()
+        plan = self._on_policy() if self.family == ON_POLICY else self._off_policy()
         if self.eval_freq is not None:
-            made["evaluation_every"] = self.eval_freq * self.n_envs
-        return made
+            plan["evaluation_every"] = self.eval_freq * self.n_envs
+        return plan
 
     def _on_policy(self) -> dict[str, Any]:
         rollout = self.n_steps * self.n_envs
-        a2c = self.algo == "a2c"  # one gradient step, on all of a rollout
+        a2c = self.algo == "a2c"  # one gradient step on the whole rollout
         size = None if a2c else self.batch_size
         for name, value, rows in ("n_steps", self.n_steps, rollout), ("batch_size", size, size):
             if self.algo == "ppo" and self.normalize_advantage and rows == 1:
-                why = "leaves one timestep, over which advantages cannot be normalised"
-                raise SettingError(name, value, why, [2], "or normalize_advantage=False")
+                reason = "Advantages of a single timestep cannot be normalised"
+                raise SettingError(name, value, reason, [2], "or normalize_advantage=False")
         return {
             "iterations": -(-self.total_timesteps // rollout),
             "steps_per_env": self.n_steps,
@@ -346,68 +342,68 @@ class SB3(WrappedDialect):
 
     def _off_policy(self) -> dict[str, Any]:
         (every, unit), rollout = self.frequency(), self.rollout()
-        made: dict[str, Any] = {"minibatch_size": self.batch_size}
+        plan: dict[str, Any] = {"minibatch_size": self.batch_size}
         if unit == "episode":
-            made |= {"min_episodes": every, "episode_length": self.episode_length}
+            plan |= {"min_episodes": every, "episode_length": self.episode_length}
         else:
-            made["steps_per_env"] = every
+            plan["steps_per_env"] = every
         iterations = -(-self.total_timesteps // rollout)
-        # Training begins with the first rollout that ends strictly after learning_starts.
+        # Training begins after the first rollout that ends strictly after learning_starts.
         first = self.learning_starts // rollout + 1
         random = -(-self.learning_starts // self.n_envs) * self.n_envs
-        made |= {
+        plan |= {
             "iterations": iterations,
             "learning_starts": first * rollout if first > 1 else 0,
             "random_steps": min(random, iterations * rollout),
         }
         if self.gradient_steps < 0:
-            return made | {"replay_ratio": 1}
-        return made | {"gradient_steps_per_iteration": self.gradient_steps}
+            return plan | {"replay_ratio": 1}
+        return plan | {"gradient_steps_per_iteration": self.gradient_steps}
 
     # ------------------------------------------------------------------ from a plan
     @staticmethod
-    def _from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
-        made: dict[str, Any] = {"total_timesteps": plan.total_policy_steps}
+    def _fields_for(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
+        fields: dict[str, Any] = {"total_timesteps": plan.total_policy_steps}
         every = plan.evaluation_every
         if plan.evaluation_every_iterations:
             every = plan.evaluation_every_iterations * plan.frames_per_batch
         if every:
-            made["eval_freq"] = -(-every // plan.num_envs)
+            fields["eval_freq"] = -(-every // plan.num_envs)
         if plan.on_policy:
-            return made | _on_policy_from(plan, settings.get("algo"))
-        return made | _off_policy_from(plan, settings.get("algo"))
+            return fields | _on_policy_from(plan, settings.get("algo"))
+        return fields | _off_policy_from(plan, settings.get("algo"))
 
     # ------------------------------------------------------------------ caveats
     def _notes(self, plan: StepPlan) -> Iterator[str]:
-        asked = self.total_timesteps
-        over = plan.total_policy_steps - asked
+        requested = self.total_timesteps
+        over = plan.total_policy_steps - requested
         if over:
             yield (
-                f"The run overshoots total_timesteps={asked:,} by {over:,}: whole rollouts of "
-                f"{plan.frames_per_batch:,}."
+                f"The run exceeds total_timesteps={requested:,} by {over:,}, because rollouts have "
+                f"{plan.frames_per_batch:,} timesteps."
             )
         yield from self._schedule_notes(plan)
         if self.eval_freq is not None and self.n_envs > 1:
-            yield f"eval_freq counts vector steps: {self.eval_freq * self.n_envs:,} timesteps."
+            yield f"eval_freq counts vector steps of {self.n_envs} timesteps each."
         if self.eval_freq is not None and trains(plan):
-            yield "Stable-Baselines3 makes evaluations before gradient steps; here they follow."
+            yield "Stable-Baselines3 evaluates before gradient steps; the kit evaluates after them."
         yield from self._evaluations(plan)
         yield from (self._on_policy_notes if plan.on_policy else self._off_policy_notes)(plan)
 
     def _schedule_notes(self, plan: StepPlan) -> Iterator[str]:
-        asked, each, total = self.total_timesteps, plan.frames_per_batch, plan.total_policy_steps
-        if not asked or not trains(plan):
+        requested, total = self.total_timesteps, plan.total_policy_steps
+        if not requested or not trains(plan):
             return
-        end = f"{1 - total / asked:.3g} at the last update"
-        if total > asked:
-            yield f"A schedule of the remaining progress would end below zero: progress is {end}."
+        each, end = plan.frames_per_batch, 1 - total / requested
+        if total > requested:
+            yield f"The remaining progress of schedules is {end:.3g} at the last update."
         names = ("learning_rate", "clip_range")
-        falls = [name for name in names if _schedule(getattr(self, name), self)]
-        if falls and 100 * each > asked:
+        linear = [name for name in names if _schedule(getattr(self, name), self)]
+        if linear and 100 * each > requested:
             yield (
-                f"{' and '.join(falls)}: its schedule is asked once a rollout has ended, and has "
-                f"{1 - each / asked:.3g} of the first value after the first, {end}; that of "
-                f"recipes is a rollout behind, and has 1 and {each / total:.3g}."
+                f"{' and '.join(linear)}: Stable-Baselines3 updates schedules after each rollout, "
+                f"so they decrease from {1 - each / requested:.3g} to {end:.3g} of the initial "
+                f"value. Recipes decrease them from 1 to {each / total:.3g}."
             )
 
     def _evaluations(self, plan: StepPlan) -> Iterator[str]:
@@ -417,66 +413,67 @@ class SB3(WrappedDialect):
         ours = plan.after(plan.iterations).evaluations - plan.initial_evaluations
         if theirs != ours:
             yield (
-                f"Stable-Baselines3 evaluates {theirs:,} times: within rollouts, too, several "
-                f"times with the same weights; here one evaluation follows a rollout: {ours:,}."
+                f"Stable-Baselines3 evaluates {theirs:,} times, also within rollouts and with the "
+                f"same weights. The kit evaluates at most once per rollout: {ours:,} times."
             )
 
     def _on_policy_notes(self, plan: StepPlan) -> Iterator[str]:
         rollout, size = plan.frames_per_batch, self.batch_size
-        yield f"n_steps={self.n_steps} is per environment: a rollout is {rollout:,} timesteps."
+        yield f"n_steps={self.n_steps} is per environment: a rollout has {rollout:,} timesteps."
         if self.algo == "a2c":
-            yield "A2C makes one gradient step per rollout, on all of it."
+            yield "A2C makes one gradient step per rollout on all timesteps."
         elif self.algo == "ppo" and size is not None and size > rollout:
-            yield f"batch_size={size} is more than a rollout, which makes one minibatch."
+            yield f"batch_size={size} exceeds a rollout, so an epoch has a single minibatch."
         elif self.algo == "ppo" and size is not None and rollout % size:
             yield f"The last minibatch of each epoch has {rollout % size} transitions, not {size}."
         if self.target_kl is not None:
-            yield "target_kl is asked before each gradient step; recipes ask it after each epoch."
+            yield "target_kl is checked before each gradient step; recipes check after each epoch."
 
     def _off_policy_notes(self, plan: StepPlan) -> Iterator[str]:
         every, unit = self.frequency()
         steps, starts = self.gradient_steps, self.learning_starts
         if steps < 0:
-            yield f"gradient_steps={steps} makes as many gradient steps as timesteps: ratio 1."
+            yield f"gradient_steps={steps} makes one gradient step per timestep."
         elif unit == "step":
             ratio = Fraction(steps, plan.frames_per_batch)
-            unscaled = ": it is not scaled by n_envs" if self.n_envs > 1 else ""
+            unscaled = " gradient_steps is not scaled by n_envs." if self.n_envs > 1 else ""
             yield (
-                f"gradient_steps={steps} after train_freq={every} vector steps of n_envs="
-                f"{self.n_envs} environments is a replay ratio of {ratio}{unscaled}."
+                f"gradient_steps={steps} with train_freq={every} and n_envs={self.n_envs} is a "
+                f"replay ratio of {ratio}.{unscaled}"
             )
         if steps == 0:
             yield "gradient_steps=0 never trains."
         if starts % self.n_envs:
-            yield f"learning_starts is rounded up to {plan.random_steps} timesteps: vector steps."
+            yield f"learning_starts is rounded up to {plan.random_steps} timesteps in vector steps."
         if trains(plan) and starts and steps:
             first = plan.policy_steps_after(plan.first_training_iteration)
             yield f"Training begins strictly after learning_starts: at {first:,} timesteps."
         if self.algo == "dqn":
             calls = max(self.target_update_interval // self.n_envs, 1)
             yield (
-                f"The target network is updated every {calls:,} vector steps, before the gradient "
-                "steps that follow them, and also before training begins."
+                f"The target network is updated every {calls:,} vector steps before the gradient "
+                "steps, and also before training begins."
             )
             yield from self._target_notes(plan)
-            rollout, fall = plan.frames_per_batch, self.exploration_fraction * self.total_timesteps
-            if self.n_envs < rollout and 100 * rollout > fall > 0:
+            rollout = plan.frames_per_batch
+            decay_steps = self.exploration_fraction * self.total_timesteps
+            if self.n_envs < rollout and 100 * rollout > decay_steps > 0:
                 yield (
-                    "Epsilon falls with each vector step; recipes hold it for a rollout of "
-                    f"{rollout:,} timesteps, at what it is before."
+                    "Epsilon decreases with each vector step; recipes keep epsilon constant for a "
+                    f"rollout of {rollout:,} timesteps."
                 )
         elif self.algo == "sac" and self.target_update_interval > 1:
             yield (
-                "target_update_interval restarts in each call of train(), whose first gradient "
-                "step updates the targets."
+                "target_update_interval restarts in each call to train(), and the first gradient "
+                "step of a call updates the targets."
             )
 
     def _target_notes(self, plan: StepPlan) -> Iterator[str]:
-        """When recipes first update DQN's target, where that is not when the library does."""
+        """Yield a note if the first target update of DQN differs between recipes and library."""
         interval, steps = self.target_update_interval, self.gradient_steps
         try:
             period = _target_period(interval, self)
-        except SettingError:  # a recipe says so
+        except SettingError:  # The recipe raises this error.
             return
         if not (steps and trains(plan)):
             return
@@ -485,25 +482,25 @@ class SB3(WrappedDialect):
         every = max(interval // self.n_envs, 1) * self.n_envs
         if self.tau != 1 and every < plan.frames_per_batch:
             yield (
-                "Its updates within a rollout come before all gradient steps of that rollout; "
-                f"recipes make one after every {period:,}."
+                "Target updates within a rollout come before all gradient steps of the rollout; "
+                f"recipes update the targets after every {period:,} gradient steps."
             )
         elif first % every:
             yield (
-                f"Recipes count gradient steps: they update it after every {period:,}, and first "
-                f"at {first:,} timesteps, not at a multiple of {every:,}."
+                f"Recipes count gradient steps and update the targets after every {period:,}, the "
+                f"first at {first:,} timesteps, not at a multiple of {every:,}."
             )
 
 
 def _on_policy_from(plan: StepPlan, algo: str | None) -> dict[str, Any]:
     size = plan.minibatch_size or plan.frames_per_batch
-    whole = size == plan.frames_per_batch
-    algo = algo or ("a2c" if whole and plan.update_epochs == 1 else "ppo")
-    made = {"algo": algo, "n_steps": plan.steps_per_env}
+    is_full = size == plan.frames_per_batch
+    algo = algo or ("a2c" if is_full and plan.update_epochs == 1 else "ppo")
+    fields = {"algo": algo, "n_steps": plan.steps_per_env}
     if algo == "a2c":
-        return made
+        return fields
     normalize = False if size == 1 else None
-    return made | {
+    return fields | {
         "n_epochs": plan.update_epochs,
         "batch_size": size,
         "normalize_advantage": normalize,
@@ -512,18 +509,18 @@ def _on_policy_from(plan: StepPlan, algo: str | None) -> dict[str, Any]:
 
 def _off_policy_from(plan: StepPlan, algo: str | None) -> dict[str, Any]:
     rollout, starts = plan.frames_per_batch, plan.first_training_iteration
-    made: dict[str, Any] = {"algo": algo or "sac", "batch_size": plan.minibatch_size or 256}
+    fields: dict[str, Any] = {"algo": algo or "sac", "batch_size": plan.minibatch_size or 256}
     if plan.collects_episodes:
         length = plan.episode_length
         assert length is not None
-        made |= {"train_freq": (rollout // length, "episode"), "episode_length": length}
+        fields |= {"train_freq": (rollout // length, "episode"), "episode_length": length}
     else:
-        made["train_freq"] = plan.steps_per_env or 1
+        fields["train_freq"] = plan.steps_per_env or 1
     steps = plan.gradient_steps_per_iteration
     if plan.replay_ratio is not None:
         steps = -1 if plan.replay_ratio == 1 else round(plan.replay_ratio * rollout)
-    made["gradient_steps"] = steps or 0
-    # The random steps, as far as the plan's first rollout to train is the first after them.
+    fields["gradient_steps"] = steps or 0
+    # Limit the random steps such that training begins with the plan's first training rollout.
     low = (starts - 1) * rollout
-    made["learning_starts"] = min(max(plan.random_steps, low), starts * rollout - 1)
-    return made
+    fields["learning_starts"] = min(max(plan.random_steps, low), starts * rollout - 1)
+    return fields

@@ -1,9 +1,9 @@
-"""The vocabulary of tianshou (https://github.com/thu-ml/tianshou).
+"""Settings of tianshou (https://github.com/thu-ml/tianshou).
 
-Its unit is the environment step, the policy step here. A training step, the iteration here,
-collects ``c = ceil(step_per_collect / m) * m`` of them with ``m`` environments. An epoch is a
-reporting period: as many training steps as reach ``step_per_epoch``, then a test. ``Tianshou`` has
-the names of 1.x (``SamplingConfig``), ``Tianshou2`` those of 2.x.
+tianshou counts environment steps, which are policy steps. A training step is an iteration: it
+collects ``c = ceil(step_per_collect / m) * m`` steps with ``m`` environments. An epoch has as many
+training steps as are needed for ``step_per_epoch`` and ends with a test. ``Tianshou`` has the names
+of 1.x (``SamplingConfig``), and ``Tianshou2`` has the names of 2.x.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fractions import Fraction
 from typing import Any, ClassVar, Self
 
 from kit.dialects.base import OFF_POLICY, OFFLINE, ON_POLICY, Dialect, ratio_of
-from kit.dialects.fields import Acts, Refused, acts, counts, fact, refused
+from kit.dialects.fields import MapsTo, Unsupported, count_field, extra_field, mapped, unsupported
 from kit.steps.counts import LARGEST_RATIO
 from kit.steps.errors import SettingError, real_number, whole_number
 from kit.steps.plan import StepPlan
@@ -32,80 +32,77 @@ _COLLECTING = (ON_POLICY, OFF_POLICY)
 BUFFER_SIZE = 4096
 """Default of ``buffer_size``."""
 INITIAL_TESTS = {"1.1.0": 2, "2.0.1": 1}
-"""Tests before training: in 1.1.0 ``run`` resets the trainer, and iterating over it once more."""
+"""Tests before training; in 1.1.0 the trainer is reset twice."""
 
 
 def _stores_next(ignored: bool, settings: Any) -> bool:
     return not ignored
 
 
-def _stacked(given: Any, settings: Any) -> int:
-    """Frames of a stack of which the newest alone is stored."""
+def _stack_size(given: Any, settings: Any) -> int:
+    """Return the number of stacked frames if only the newest frame is stored."""
     frames, newest = settings.replay_buffer_stack_num, settings.replay_buffer_save_only_last_obs
     if frames > 1 and not newest:
-        why = "makes stacks that the policy has not acted on"
-        works = "stack frames in the environment, and set replay_buffer_save_only_last_obs=true"
-        raise SettingError("replay_buffer_stack_num", frames, why, works)
-    if frames == 1:  # by default what is observed is stored as it is, whatever it is a stack of
-        why = "leaves one frame of stacks that the policy has acted on"
-        works = "set replay_buffer_stack_num to the frames that the environment stacks"
-        raise SettingError("replay_buffer_save_only_last_obs", newest, why, works)
+        reason = "The buffer would stack frames that the policy has not observed as a stack"
+        hint = "Stack frames in the environment, and set replay_buffer_save_only_last_obs=true"
+        raise SettingError("replay_buffer_stack_num", frames, reason, hint)
+    if frames == 1:  # With the defaults, observations are stored unchanged.
+        reason = "The buffer would drop all but one of the frames that the policy has observed"
+        hint = "Set replay_buffer_stack_num to the number of frames that the environment stacks"
+        raise SettingError("replay_buffer_save_only_last_obs", newest, reason, hint)
     return int(frames)
 
 
-_USED_UP = Refused("a batch of on-policy algorithms is used up at once")
+_ON_POLICY_BATCH = Unsupported("On-policy batches are used only once")
 
 
 def _capacity(given: int, settings: Any) -> int:
-    """The transitions that the buffer holds: equally many of each environment."""
-    envs = settings.said()["envs"]
+    """Return the buffer's capacity, rounded up to a multiple of the number of environments."""
+    envs = settings.by_neutral_name()["envs"]
     return int(-(-given // envs) * envs)
 
 
-def _as(neutral: str, default: Any, only: tuple[str, ...] = (), **more: Any) -> Any:
-    """A field that counts, with its name in both generations: a field of ``Sampling``."""
+def _neutral_field(neutral: str, default: Any, only: tuple[str, ...] = (), **more: Any) -> Any:
+    """Declare a field that determines step counts, with its name in :class:`Sampling`."""
     return field(default=default, metadata={"neutral": neutral, "only": only, **more})
 
 
 @dataclass
 class TianshouSettings(Dialect):
-    """What both generations of names have in common."""
+    """Settings with the same names in both generations."""
 
     LIBRARY = "tianshou"
     ALGORITHMS: ClassVar = _ALGORITHMS
     ALIASES: ClassVar = {"pg": "reinforce", "bdq": "bdqn", "branchingdqn": "bdqn"} | {
         "rainbowdqn": "rainbow"
     }
-    CANNOT: ClassVar = {"world_size": (1, "one process trains")}
+    CANNOT: ClassVar = {"world_size": (1, "tianshou trains in a single process")}
 
-    batch_size: PositiveInt | None = _as("batch_size", 64)
-    """transitions in a minibatch; ``None``: all that was collected; off-policy the whole buffer,
-    though the documentation of 2.x has no ``None`` there."""
-    num_test_envs: PositiveInt = refused(
-        "there is an environment for each episode of an evaluation", 1
+    batch_size: PositiveInt | None = _neutral_field("batch_size", 64)
+    """Transitions per minibatch; ``None``: the collected batch, or the whole buffer
+    (off-policy)."""
+    num_test_envs: PositiveInt = unsupported("Evaluations use one environment per episode", 1)
+    """Number of test environments."""
+    buffer_size: PositiveInt = _neutral_field(
+        "buffer", BUFFER_SIZE, use=MapsTo("buffer_size", _capacity, OFF_POLICY)
     )
-    """test environments."""
-    buffer_size: PositiveInt = _as(
-        "buffer", BUFFER_SIZE, use=Acts("buffer_size", _capacity, OFF_POLICY)
+    """Capacity of the replay buffer, rounded up to a multiple of the number of environments."""
+    start_timesteps: NonNegativeInt = _neutral_field("start", 0, _COLLECTING)
+    """Environment steps before training, which belong to no epoch."""
+    start_timesteps_random: bool = _neutral_field("start_random", False, _COLLECTING)
+    """Whether the steps before training have random actions."""
+    replay_buffer_ignore_obs_next: bool = mapped(
+        "store_next_observation", False, _stores_next, family=OFF_POLICY, otherwise=_ON_POLICY_BATCH
     )
-    """transitions in the replay buffer, rounded up to equally many of each environment."""
-    start_timesteps: NonNegativeInt = _as("start", 0, _COLLECTING)
-    """environment steps collected before training, outside of every epoch."""
-    start_timesteps_random: bool = _as("start_random", False, _COLLECTING)
-    """whether these have random actions."""
-    replay_buffer_ignore_obs_next: bool = acts(
-        "store_next_observation", False, _stores_next, family=OFF_POLICY, otherwise=_USED_UP
+    """Whether the buffer omits next observations."""
+    replay_buffer_save_only_last_obs: bool = mapped(
+        "stacked_frames", False, _stack_size, family=OFF_POLICY, otherwise=_ON_POLICY_BATCH
     )
-    """whether the buffer does not store next observations."""
-    replay_buffer_save_only_last_obs: bool = acts(
-        "stacked_frames", False, _stacked, family=OFF_POLICY, otherwise=_USED_UP
+    """Whether the buffer stores only the last of stacked frames."""
+    replay_buffer_stack_num: PositiveInt = mapped(
+        "stacked_frames", 1, _stack_size, family=OFF_POLICY, otherwise=_ON_POLICY_BATCH
     )
-    """whether the buffer stores only the last of stacked frames."""
-    replay_buffer_stack_num: PositiveInt = acts(
-        "stacked_frames", 1, _stacked, family=OFF_POLICY, otherwise=_USED_UP
-    )
-    """frames that the buffer stacks into one observation; with ``save_only_last_obs``, as many as
-    the environment stacks: what is learned from is what was acted on."""
+    """Number of frames that the buffer stacks, equal to the environment's stack."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -115,35 +112,36 @@ class TianshouSettings(Dialect):
 
     @classmethod
     def neutral(cls) -> dict[str, str]:
-        """Names in common to both generations, and the fields of this one."""
+        """Map the names common to both generations to the fields of this generation."""
         return {f.metadata["neutral"]: f.name for f in fields(cls) if "neutral" in f.metadata}
 
-    def said(self) -> dict[str, Any]:
-        """The settings under names in common to both generations."""
-        return {neutral: getattr(self, own) for neutral, own in self.neutral().items()}
+    def by_neutral_name(self) -> dict[str, Any]:
+        """Return the settings by the names common to both generations."""
+        return {neutral: getattr(self, field) for neutral, field in self.neutral().items()}
 
     def implied_algorithm(self) -> str:
-        """The family that the given settings imply: gradient steps per sample are off-policy."""
-        said = self.said()
-        off_policy = said["per_sample"] != 1.0 or said["repeat"] is None
-        return OFF_POLICY if off_policy or said["start_random"] is True else ON_POLICY
+        """Return the algorithm family that the given settings imply."""
+        settings = self.by_neutral_name()
+        off_policy = settings["per_sample"] != 1.0 or settings["repeat"] is None
+        return OFF_POLICY if off_policy or settings["start_random"] is True else ON_POLICY
 
     def sampling(self) -> Sampling:
-        """Resolved settings in names common to both generations.
+        """Return resolved settings with names common to both generations.
 
         Raises:
-            SettingError: if they contradict each other, or the library fails.
+            SettingError: if the settings contradict each other, or the library would fail.
         """
-        return Sampling(names=self, family=self.family, version=self.version, **self.said())
+        values = self.by_neutral_name()
+        return Sampling(names=self, family=self.family, version=self.version, **values)
 
     def _plan(self) -> dict[str, Any]:
         return self.sampling().plan()
 
     @classmethod
-    def _from(cls, plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
-        said = _said_for(plan)
-        made = {own: said[neutral] for neutral, own in cls.neutral().items()}
-        return made | {"algo": settings.get("algo", said["family"])}
+    def _fields_for(cls, plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
+        values = _settings_for(plan)
+        fields = {field: values[neutral] for neutral, field in cls.neutral().items()}
+        return fields | {"algo": settings.get("algo", values["family"])}
 
     def _notes(self, plan: StepPlan) -> Iterator[str]:
         return self.sampling().notes()
@@ -155,32 +153,30 @@ class Tianshou(TianshouSettings):
 
     NAME = "tianshou"
     VERSIONS: ClassVar = {
-        "1.1.0": "the code of 1.1.0; two tests before training, and num_epochs=0 runs one epoch",
+        "1.1.0": "code of 1.1.0; two tests before training, and num_epochs=0 runs one epoch",
     }
     SECTIONS = frozenset({"", "sampling_config", "sampling"})
 
-    num_epochs: NonNegativeInt = _as("epochs", 100)
-    """epochs of training, each of as many training steps as reach ``step_per_epoch``, and a test;
-    the run has ``num_epochs * ceil(step_per_epoch / c) * c`` environment steps."""
-    step_per_epoch: PositiveInt = _as("epoch_steps", 30000)
-    """environment steps of one epoch, rounded up to whole training steps."""
-    num_train_envs: PositiveInt = _as("envs", -1)
-    """training environments; -1: as many as the machine has CPUs."""
-    train_seed: int = acts("seed", 42)
-    """seed of the training environments."""
-    num_test_episodes: PositiveInt = _as("test_episodes", 1)
-    """episodes of one test, over all test environments."""
-    step_per_collect: PositiveInt = _as("collect", 2048, _COLLECTING)
-    """environment steps collected in one training step, rounded up to equally many of each."""
-    repeat_per_collect: int | None = _as("repeat", 1, (ON_POLICY,))
-    """passes over the collected batch (on-policy)."""
-    update_per_step: float = _as("per_sample", 1.0, (OFF_POLICY,))
-    """gradient steps per collected step (off-policy): ``round(update_per_step * c)`` in each
-    training step, where a half goes to the even number and 0 is an error."""
-    stop_rew: float | None = fact(use=Acts("stop_at_return"))
-    """mean return of a test at which the run ends, after that epoch (``stop_fn``)."""
-    test_return: float | None = fact()
-    """return of every test episode, where it is known beforehand."""
+    num_epochs: NonNegativeInt = _neutral_field("epochs", 100)
+    """Number of epochs of ``ceil(step_per_epoch / c)`` training steps."""
+    step_per_epoch: PositiveInt = _neutral_field("epoch_steps", 30000)
+    """Environment steps per epoch, rounded up to whole training steps."""
+    num_train_envs: PositiveInt = _neutral_field("envs", -1)
+    """Number of training environments; -1: number of CPUs."""
+    train_seed: int = mapped("seed", 42)
+    """Seed of the training environments."""
+    num_test_episodes: PositiveInt = _neutral_field("test_episodes", 1)
+    """Episodes per test over all test environments."""
+    step_per_collect: PositiveInt = _neutral_field("collect", 2048, _COLLECTING)
+    """Environment steps per training step, rounded up to a multiple of ``num_train_envs``."""
+    repeat_per_collect: int | None = _neutral_field("repeat", 1, (ON_POLICY,))
+    """Passes over the collected batch (on-policy)."""
+    update_per_step: float = _neutral_field("per_sample", 1.0, (OFF_POLICY,))
+    """Gradient steps per collected step (off-policy), rounded half to even per training step."""
+    stop_rew: float | None = extra_field(use=MapsTo("stop_at_return"))
+    """Mean test return that ends the run after an epoch (``stop_fn``)."""
+    test_return: float | None = extra_field()
+    """Return of every test episode, if it is known in advance."""
 
     @property
     def test_seed(self) -> int:
@@ -188,44 +184,48 @@ class Tianshou(TianshouSettings):
         return self.train_seed + self.num_train_envs
 
     def sampling(self) -> Sampling:
-        """As for both generations; a run may end with its first test."""
-        made = super().sampling()
+        """Return resolved settings; the run may end with its first test."""
+        sampling = super().sampling()
         if self.family == ON_POLICY:
             whole_number("repeat_per_collect", self.repeat_per_collect)
-        stop, known = self.stop_rew, self.test_return
-        if stop is not None:
-            made.stops = known is not None and known >= stop
-        return made
+        if self.stop_rew is not None:
+            sampling.stops = self.test_return is not None and self.test_return >= self.stop_rew
+        return sampling
 
 
 @dataclass
 class Tianshou2(TianshouSettings):
-    """``OnPolicyTrainingConfig`` and ``OffPolicyTrainingConfig`` of tianshou 2.x in one."""
+    """``OnPolicyTrainingConfig`` and ``OffPolicyTrainingConfig`` of tianshou 2.x."""
 
     NAME = "tianshou2"
-    VERSIONS: ClassVar = {"2.0.1": "the code of 2.0.1; one test before training"}
+    VERSIONS: ClassVar = {"2.0.1": "code of 2.0.1; one test before training"}
     SECTIONS = frozenset({"", "training_config", "training"})
 
-    max_epochs: NonNegativeInt = _as("epochs", 100)
-    """epochs of training (``num_epochs`` of 1.x)."""
-    epoch_num_steps: PositiveInt = _as("epoch_steps", 30000)
-    """environment steps of one epoch, rounded up to whole training steps."""
-    num_training_envs: PositiveInt = _as("envs", -1)
-    """training environments; -1: as many as the machine has CPUs."""
-    test_step_num_episodes: NonNegativeInt = _as("test_episodes", -1)
-    """episodes of one test; -1: one for each test environment; 0: none, where the code fails."""
-    collection_step_num_env_steps: PositiveInt = _as("collect", 2048, _COLLECTING)
-    """environment steps collected in one training step, rounded up to equally many of each."""
-    collection_step_num_episodes: PositiveInt | None = counts(only=_COLLECTING)
-    """episodes collected in one training step; the code never forwards it, and fails."""
-    test_in_training: bool = refused("evaluations come between iterations", False, only=_COLLECTING)
-    """whether a stop criterion met in training leads to a test."""
-    update_step_num_repetitions: NonNegativeInt = _as("repeat", 1, (ON_POLICY,))
-    """passes over the collected batch (on-policy)."""
-    update_step_num_gradient_steps_per_sample: float = _as("per_sample", 1.0, (OFF_POLICY,))
-    """gradient steps per collected step (off-policy), rounded in each training step."""
-    episode_length: PositiveInt | None = fact()
-    """steps of every episode; no count follows from it."""
+    max_epochs: NonNegativeInt = _neutral_field("epochs", 100)
+    """Number of epochs (``num_epochs`` in 1.x)."""
+    epoch_num_steps: PositiveInt = _neutral_field("epoch_steps", 30000)
+    """Environment steps per epoch, rounded up to whole training steps."""
+    num_training_envs: PositiveInt = _neutral_field("envs", -1)
+    """Number of training environments; -1: number of CPUs."""
+    test_step_num_episodes: NonNegativeInt = _neutral_field("test_episodes", -1)
+    """Episodes per test; -1: one per test environment. tianshou fails with 0."""
+    collection_step_num_env_steps: PositiveInt = _neutral_field("collect", 2048, _COLLECTING)
+    """Environment steps per training step, rounded up to a multiple of the number of
+    environments."""
+    collection_step_num_episodes: PositiveInt | None = count_field(only=_COLLECTING)
+    """Episodes per training step; tianshou ignores this setting and fails."""
+    test_in_training: bool = unsupported(
+        "Evaluations run between iterations", False, only=_COLLECTING
+    )
+    """Whether a stop criterion met in training triggers a test."""
+    update_step_num_repetitions: NonNegativeInt = _neutral_field("repeat", 1, (ON_POLICY,))
+    """Passes over the collected batch (on-policy)."""
+    update_step_num_gradient_steps_per_sample: float = _neutral_field(
+        "per_sample", 1.0, (OFF_POLICY,)
+    )
+    """Gradient steps per collected step (off-policy), rounded per training step."""
+    episode_length: PositiveInt | None = extra_field()
+    """Length of every episode in steps; does not affect counts."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -233,40 +233,37 @@ class Tianshou2(TianshouSettings):
             self.test_step_num_episodes = self.num_test_envs
 
     def unchanged(self) -> Self:
-        """The library's defaults; there are as many test episodes as test environments."""
-        made = super().unchanged()
-        made.test_step_num_episodes = self.num_test_envs
-        return made
+        """Return the library's defaults with one test episode per test environment."""
+        defaults = super().unchanged()
+        defaults.test_step_num_episodes = self.num_test_envs
+        return defaults
 
     def sampling(self) -> Sampling:
-        """As for both generations; what the code cannot do is refused."""
+        """Return resolved settings, or raise an error for settings with which tianshou fails."""
         if self.test_step_num_episodes == 0:
-            why = "fails in tianshou 2.0.1, which always tests"
-            raise SettingError("test_step_num_episodes", 0, why, [-1, 1])
+            reason = "tianshou 2.0.1 always tests and fails without episodes"
+            raise SettingError("test_step_num_episodes", 0, reason, [-1, 1])
         episodes = self.collection_step_num_episodes
         if episodes is not None and self.family != OFFLINE:
-            why = "is never forwarded by tianshou 2.0.1, which fails"
-            hint = "give collection_step_num_env_steps"
-            raise SettingError("collection_step_num_episodes", episodes, why, [None], hint)
+            reason = "tianshou 2.0.1 ignores this setting and fails"
+            hint = "Set collection_step_num_env_steps"
+            raise SettingError("collection_step_num_episodes", episodes, reason, [None], hint)
         return super().sampling()
 
 
-def _renamed(old: type[Any], new: type[Any]) -> dict[str, str]:
-    """Names of one generation, and those of another where they differ."""
+def _map_renamed_fields(old: type[Any], new: type[Any]) -> dict[str, str]:
+    """Map the field names of one generation to different names in the other generation."""
     names, others = old.neutral(), new.neutral()
     return {name: others[n] for n, name in names.items() if others.get(n, name) != name}
 
 
-Tianshou.RENAMED = _renamed(Tianshou2, Tianshou)
-Tianshou2.RENAMED = _renamed(Tianshou, Tianshou2)
+Tianshou.RENAMED = _map_renamed_fields(Tianshou2, Tianshou)
+Tianshou2.RENAMED = _map_renamed_fields(Tianshou, Tianshou2)
 
 
 @dataclass(kw_only=True)
 class Sampling:
-    """Settings of tianshou, resolved and checked, under names in common to both generations.
-
-    The fields of a generation say at their place which of these names they have.
-    """
+    """Resolved and validated settings of tianshou, with names common to both generations."""
 
     family: str
     version: str
@@ -282,57 +279,57 @@ class Sampling:
     test_episodes: int
     buffer: int
     names: Any = None
-    """the settings of one generation, for their names in messages."""
+    """Settings of one generation, for field names in messages."""
     stops: bool = False
-    """whether the first test after an epoch ends the run."""
+    """Whether the first test after an epoch ends the run."""
 
     # ------------------------------------------------------------------ counts
-    def up(self, steps: int) -> int:
-        """``steps``, rounded up to equally many of each environment."""
+    def round_up(self, steps: int) -> int:
+        """Round ``steps`` up to a multiple of the number of environments."""
         return -(-steps // self.envs) * self.envs
 
     @property
     def capacity(self) -> int:
-        """Transitions that the replay buffer holds."""
-        return self.up(self.buffer)
+        """Capacity of the replay buffer in transitions."""
+        return self.round_up(self.buffer)
 
     @property
     def collected(self) -> int:
-        """Environment steps of one collection."""
-        return self.up(self.collect)
+        """Environment steps per collection."""
+        return self.round_up(self.collect)
 
     @property
     def trainings_per_epoch(self) -> int:
-        """Training steps of one epoch."""
+        """Training steps per epoch."""
         return -(-self.epoch_steps // self.collected)
 
     @property
     def epochs_run(self) -> int:
-        """Epochs that are run: 1.1.0 asks whether it has ended only after the first."""
+        """Number of epochs; 1.1.0 always runs at least one epoch."""
         epochs = max(self.epochs, 1) if self.version == "1.1.0" else self.epochs
         return min(epochs, 1) if self.stops else epochs
 
     def name_of(self, neutral: str) -> str:
-        """Name of a field in the generation that is spoken."""
+        """Return the name of a field in the current generation."""
         return str(self.names.neutral()[neutral])
 
     def gradient_steps(self) -> int:
-        """Gradient steps of one training step (off-policy)."""
+        """Return the gradient steps per training step (off-policy)."""
         name, ratio = self.name_of("per_sample"), self.per_sample
         ratio = real_number(name, ratio, 0, LARGEST_RATIO)
         steps = round(ratio * self.collected)
         if steps == 0:
             rounded = f"round({ratio} * {self.collected}) = 0"
-            why = f"makes {rounded} gradient steps of a collection, where tianshou fails"
-            raise SettingError(name, ratio, why, [1 / self.collected])
+            reason = f"tianshou fails with {rounded} gradient steps per training step"
+            raise SettingError(name, ratio, reason, [1 / self.collected])
         return steps
 
     # ------------------------------------------------------------------ plan
     def plan(self) -> dict[str, Any]:
-        """The settings of the plan."""
-        offline = self.family == OFFLINE  # an epoch is so many gradient steps
+        """Return the settings of the plan."""
+        offline = self.family == OFFLINE  # An offline epoch counts gradient steps.
         every = 1 if offline else self.trainings_per_epoch
-        made: dict[str, Any] = {
+        plan: dict[str, Any] = {
             "iterations": self.epochs_run * every,
             "minibatch_size": self.batch_size,
             "initial_evaluations": INITIAL_TESTS[self.version],
@@ -340,18 +337,18 @@ class Sampling:
             "evaluation_episodes": self.test_episodes,
         }
         if not self.test_episodes:
-            made = {name: value for name, value in made.items() if "evaluation" not in name}
+            plan = {name: value for name, value in plan.items() if "evaluation" not in name}
         if offline:
-            return made | {"steps_per_env": 0, "gradient_steps_per_iteration": self.epoch_steps}
-        made |= {"num_envs": self.envs, "steps_per_env": self.collected // self.envs}
-        made |= {"random_steps": 0, "prefill_steps": self.up(self.start)}
-        made["prefill_random"] = self.start_random
+            return plan | {"steps_per_env": 0, "gradient_steps_per_iteration": self.epoch_steps}
+        plan |= {"num_envs": self.envs, "steps_per_env": self.collected // self.envs}
+        plan |= {"random_steps": 0, "prefill_steps": self.round_up(self.start)}
+        plan["prefill_random"] = self.start_random
         if self.family == ON_POLICY:
-            return made | self._on_policy()
-        return made | {"gradient_steps_per_iteration": self.gradient_steps()}
+            return plan | self._on_policy()
+        return plan | {"gradient_steps_per_iteration": self.gradient_steps()}
 
     def _on_policy(self) -> dict[str, Any]:
-        start = self.up(self.start)
+        start = self.round_up(self.start)
         rows = self.collected + start
         newest = None
         if self.capacity < rows:
@@ -366,35 +363,34 @@ class Sampling:
 
     # ------------------------------------------------------------------ caveats
     def notes(self) -> Iterator[str]:
-        """One sentence for each caveat of resolved settings."""
+        """Yield the caveats of resolved settings."""
         if self.names.algo not in self.names.ALGORITHMS:
-            read = self.family.replace("_", "-")
-            yield f"Read as {read}: no algorithm is named, algo=... does."
+            family = self.family.replace("_", "-")
+            yield f"Settings are interpreted as {family}, because algo is not set."
         if self.family == OFFLINE:
-            yield "Offline, an epoch is so many gradient steps; nothing is collected."
+            yield "Offline epochs count gradient steps and collect nothing."
             return
         if self.collected != self.collect:
-            yield f"A collection is {self.collected} steps: equally many of each environment."
+            yield f"A collection is {self.collected} steps, a multiple of {self.envs} environments."
         epoch = self.trainings_per_epoch * self.collected
         if epoch != self.epoch_steps:
-            yield f"An epoch is {epoch:,} steps: {self.trainings_per_epoch:,} whole collections."
+            yield f"An epoch is {epoch:,} steps in {self.trainings_per_epoch:,} whole collections."
         if self.epochs_run != self.epochs:
             yield "num_epochs=0 still runs one epoch."
         if INITIAL_TESTS[self.version] == 2:
-            yield "The initial test is run twice: there are two tests more than epochs."
+            yield "The initial test runs twice, so there are two more tests than epochs."
         stop = getattr(self.names, "stop_rew", None)
         if stop is not None and not self.stops:
             yield (
-                f"stop_rew={stop:g} ends the run after the first epoch whose test reaches it: "
-                "these counts are those of a run that never does. Give test_return where it is "
-                "known."
+                f"stop_rew={stop:g} ends the run after the first epoch with this test return. The "
+                "plan assumes that no test reaches it unless test_return is set."
             )
             yield (
-                "An initial test that reaches stop_rew ends the run after the first epoch, "
-                "whatever its test; recipes ask the tests after epochs alone."
+                "An initial test that reaches stop_rew ends the run after the first epoch; recipes "
+                "ignore initial tests."
             )
         if self.names.algo == "dqn":
-            yield "Its loss is the mean of squared errors, that of recipes the Huber loss."
+            yield "DQN uses the mean of squared errors as its loss; recipes use the Huber loss."
         yield from self._start_notes()
         yield from self._schedule_notes()
         yield from self._ratio_notes() if self.family == OFF_POLICY else self._batch_notes()
@@ -402,31 +398,29 @@ class Sampling:
     def _start_notes(self) -> Iterator[str]:
         if not self.start:
             return
-        yield f"start_timesteps: {self.up(self.start):,} steps before the epochs, then a reset."
+        yield f"Environments are reset after {self.round_up(self.start):,} start_timesteps."
         if self.family == ON_POLICY:
-            yield "They are trained on as part of the first batch."
+            yield "The steps of start_timesteps are part of the first batch."
 
     def _schedule_notes(self) -> Iterator[str]:
-        """Its linear schedule falls with each update of the policy, off-policy each gradient step.
+        """Yield a note if the linear learning-rate schedule does not end at zero.
 
-        It is planned for ``ceil(step_per_epoch / step_per_collect)`` of them in an epoch, before
-        ``step_per_collect`` is rounded up to equally many of each environment.
+        The schedule decreases per policy update, off-policy per gradient step. It is planned for
+        ``ceil(step_per_epoch / step_per_collect)`` updates per epoch, before ``step_per_collect``
+        is rounded.
         """
         if not self.epochs:
             return
         planned = -(-self.epoch_steps // self.collect) * self.epochs
         off_policy = self.family == OFF_POLICY
         trainings = self.trainings_per_epoch * self.epochs
-        made = trainings * (self.gradient_steps() if off_policy else 1)
-        counted = "gradient steps" if off_policy else "training steps"
-        told = (
-            f"A linear learning rate counts {counted}: it is planned for {planned:,} of them, and"
-        )
-        if made > planned:
-            yield f"{told} {made:,} are made: after {planned:,} it is zero, and then negative."
-        elif made < planned:
-            share = 1 - made / planned
-            yield f"{told} {made:,} are made: it ends at {share:.3g} of its first value."
+        actual = trainings * (self.gradient_steps() if off_policy else 1)
+        unit = "gradient steps" if off_policy else "training steps"
+        note = f"A linear learning rate is planned for {planned:,} {unit}, but {actual:,} are made"
+        if actual > planned:
+            yield f"{note}. It becomes negative after {planned:,} {unit}."
+        elif actual < planned:
+            yield f"{note}. It ends at {1 - actual / planned:.3g} of its initial value."
 
     def _ratio_notes(self) -> Iterator[str]:
         name, ratio = self.name_of("per_sample"), self.per_sample
@@ -434,8 +428,8 @@ class Sampling:
         if Fraction(repr(float(ratio))) * self.collected != steps:
             yield (
                 f"{name}={ratio} makes round({ratio} * {self.collected}) = {steps} gradient steps "
-                f"of each collection, half to even and without carry: {steps / self.collected:.4g} "
-                "per environment step."
+                f"per collection, rounded half to even: {steps / self.collected:.4g} per "
+                "environment step."
             )
 
     def _batch_notes(self) -> Iterator[str]:
@@ -443,11 +437,11 @@ class Sampling:
             yield f"The buffer holds only the newest {self.capacity} transitions of a collection."
         rows, size = min(self.collected, self.capacity), self.batch_size
         if size is not None and rows % size and rows > size:
-            yield f"The last minibatch takes the remainder: {size + rows % size} transitions."
+            yield f"The last minibatch has {size + rows % size} transitions with the remainder."
 
 
-def _said_for(plan: StepPlan) -> dict[str, Any]:
-    """Settings of a plan under names common to both generations, and the family."""
+def _settings_for(plan: StepPlan) -> dict[str, Any]:
+    """Return the settings and the family for a plan, with names common to both generations."""
     rows = plan.frames_per_batch
     family = ON_POLICY if plan.on_policy else OFF_POLICY if rows else OFFLINE
     every = plan.evaluation_every_iterations

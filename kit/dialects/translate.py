@@ -1,4 +1,4 @@
-"""Equivalent settings of another library, and the differences between two runs."""
+"""Translation of settings to another library, and comparison of two runs."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from kit.steps.table import text_table
 
 @dataclass
 class Translation:
-    """Settings of one library for the run that settings of another make."""
+    """Settings of one library with the counts of another library's settings."""
 
     source: Dialect | StepPlan
-    """settings that were given."""
+    """Source settings."""
     target: Dialect
-    """the nearest settings of the other library."""
+    """Nearest settings of the target library."""
     differences: list[Difference]
-    """settings of the plan that the target cannot express: name, wanted value, nearest value."""
+    """Plan settings that the target cannot express: name, source value, nearest value."""
     typed: dict[str, Any] = field(default_factory=dict)
-    """settings of the source as typed, defaults included."""
+    """Source settings as typed, including settings at their defaults."""
     left_out: dict[str, Any] = field(default_factory=dict)
-    """changed settings of the source that do not count, which are not translated."""
+    """Changed source settings that do not affect step counts and are not translated."""
 
     def text(self) -> str:
-        """The translation as text."""
+        """Return the translation as text."""
         source, plan = explain(self.source), as_plan(self.source)
         target = self.target.resolved()
         parts = [source.title]
@@ -43,11 +43,12 @@ class Translation:
         parts += ["", f"{target.LIBRARY} {target.version} ({target.algo})"]
         parts += [f"  {name}={shown(value)}" for name, value in self.settings().items()]
         if self.left_out:
-            parts += ["", "Does not count, and is not translated"]
+            parts += ["", "Not translated, because these settings do not affect step counts"]
             parts += [f"- {name}={shown(value)}" for name, value in self.left_out.items()]
         if other := self.other_settings():
-            parts += ["", f"Does not count, and is otherwise in {target.LIBRARY}"]
-            parts += [f"- {name}: {shown(a)}, there {shown(b)}" for name, (a, b) in other.items()]
+            names = getattr(self.source, "LIBRARY", "kit"), target.LIBRARY
+            parts += ["", f"Other settings that differ ({names[0]} / {names[1]})"]
+            parts += [f"- {name}: {shown(a)} / {shown(b)}" for name, (a, b) in other.items()]
         if not self.differences:
             return "\n".join([*parts, "", "The same plan", plan_text(plan)])
         parts += ["", f"Not expressible in {target.LIBRARY}"]
@@ -59,34 +60,34 @@ class Translation:
         return "\n".join([*parts, "", "Totals", _side_by_side(plan, self.target.to_plan(), names)])
 
     def other_settings(self) -> dict[str, tuple[Any, Any]]:
-        """Settings that do not count and differ, at their defaults in most cases, by name."""
+        """Return the settings that do not count and differ between the libraries, by name."""
         if not isinstance(self.source, Dialect):
             return {}
         return differing_meanings(self.source, self.target)
 
     def settings(self) -> dict[str, Any]:
-        """The settings to type: those that count and are not trivial, and changed ones."""
-        made, given = self.target.resolved(), changed(self.target)
+        """Return the target settings to type: changed settings and nontrivial counts."""
+        resolved, selected = self.target.resolved(), changed(self.target)
         if not self.is_as_given:
-            counting = made.counting_fields(str(made.algo))
-            names = given.keys() | {
-                name for name in counting if getattr(made, name) not in (None, False, 0, 1)
+            counting = resolved.counting_fields(str(resolved.algo))
+            names = selected.keys() | {
+                name for name in counting if getattr(resolved, name) not in (None, False, 0, 1)
             }
-            given = {name: value for name, value in flat(made).items() if name in names}
-        values = {name: value for name, value in given.items() if name != "algo"}
-        if made.version != next(iter(made.VERSIONS)):
-            values["version"] = made.version
-        implied = make(type(made), values).implied_algorithm()
-        return values if implied == made.algo else {"algo": made.algo} | values
+            selected = {name: value for name, value in flat(resolved).items() if name in names}
+        values = {name: value for name, value in selected.items() if name != "algo"}
+        if resolved.version != next(iter(resolved.VERSIONS)):
+            values["version"] = resolved.version
+        implied = make(type(resolved), values).implied_algorithm()
+        return values if implied == resolved.algo else {"algo": resolved.algo} | values
 
     @property
     def is_as_given(self) -> bool:
-        """Whether the target has all settings of the source as they are, in the same library."""
+        """Whether the target is equal to the source and in the same library."""
         same = isinstance(self.source, type(self.target))
         return same and vars(self.source) == vars(self.target)
 
     def to_dict(self) -> dict[str, Any]:
-        """The translation as plain values (JSON)."""
+        """Return the translation as JSON-compatible values."""
         return {
             "from": explain(self.source).to_dict(0),
             "to": {
@@ -108,38 +109,38 @@ class Translation:
 def translate(
     source: Dialect | StepPlan, target: type[Dialect], settings: dict[str, Any] | None = None
 ) -> Translation:
-    """Find the settings of another library with the nearest run.
+    """Find the settings of another library whose plan is nearest to the source's plan.
 
     Args:
         source: settings of a library, or a plan.
-        target: dialect to translate into.
-        settings: settings of the target to fix, such as the version.
+        target: target dialect.
+        settings: target settings to fix, such as the version.
 
     Raises:
-        SettingError: if no settings of the target come near, or a setting to fix is unknown.
+        SettingError: if no target settings are close to the plan, or a fixed setting is unknown.
     """
     plan = as_plan(source)
-    fixed = target.named(settings or {})
-    given = {name: getattr(target(**fixed), name) for name in fixed}
+    by_field = target.named(settings or {})
+    fixed = {name: getattr(target(**by_field), name) for name in by_field}
     if isinstance(source, target):
         same = copy.copy(source)
-        vars(same).update(given)
+        vars(same).update(fixed)
         with suppress(SettingError):
             if not differing_settings(plan, same.to_plan()):
                 return Translation(source, same, [])
-    if isinstance(source, Dialect) and "algo" not in given:
-        given |= _algorithm(source, target)
+    if isinstance(source, Dialect) and "algo" not in fixed:
+        fixed |= _algorithm(source, target)
     left_out = uncounted(source) if isinstance(source, Dialect) else {}
     if isinstance(source, target):
         names = {name.partition(".")[0] for name in left_out}
-        given = {name: getattr(source, name) for name in names} | given
+        fixed = {name: getattr(source, name) for name in names} | fixed
         left_out = {}
-    made, differences = target.nearest(plan, **given)
-    return Translation(source, made, differences, left_out=left_out)
+    nearest, differences = target.nearest(plan, **fixed)
+    return Translation(source, nearest, differences, left_out=left_out)
 
 
 def _algorithm(source: Dialect, target: type[Dialect]) -> dict[str, str]:
-    """The algorithm of the same name, if the other library has it."""
+    """Return the algorithm of the same name if the target library has it."""
     algo = str(source.resolved().algo)
     for name in (algo, algo.split("_")[0]):
         if name in target.ALGORITHMS and name != ON_POLICY:
@@ -148,7 +149,7 @@ def _algorithm(source: Dialect, target: type[Dialect]) -> dict[str, str]:
 
 
 def relevant(differences: list[Difference]) -> list[Difference]:
-    """The differences without details of evaluations that only one of two runs makes."""
+    """Omit evaluation details from the differences if only one of two runs has evaluations."""
     evaluations = {name: (one, other) for name, one, other in differences}.get("evaluations")
     if evaluations is None or 0 not in evaluations:
         return differences
@@ -160,21 +161,21 @@ def _text(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}"
-    return "nothing" if value is None else str(value)
+    return "none" if value is None else str(value)
 
 
 def compare_text(one: StepPlan, other: StepPlan, names: tuple[str, str]) -> str:
-    """Compare two runs: settings, totals, and the first iteration in which they differ."""
+    """Compare the settings and totals of two runs, and find their first different iteration."""
     differences = differing_settings(one, other)
     if not differences:
-        return "Identical runs, count by count.\n\n" + plan_text(one)
+        return "Identical runs: all counts agree.\n\n" + plan_text(one)
     rows = [(n.replace("_", " "), _text(a), _text(b)) for n, a, b in relevant(differences)]
     table = text_table(("difference", *names), rows)
     return f"{table}\n\n{_side_by_side(one, other, names)}"
 
 
 def _side_by_side(one: StepPlan, other: StepPlan, names: tuple[str, str]) -> str:
-    """The totals of two runs, and the first iteration in which they differ, if it is known."""
+    """Return a table of two runs' totals and a sentence on the first different iteration."""
     ours, theirs = totals(one), totals(other)
     table = text_table(("", *names), [(label, ours[label], theirs[label]) for label in ours])
     first = _first_difference(one, other, names)
@@ -182,17 +183,17 @@ def _side_by_side(one: StepPlan, other: StepPlan, names: tuple[str, str]) -> str
 
 
 def _first_difference(one: StepPlan, other: StepPlan, names: tuple[str, str]) -> str:
-    """A sentence on the first iteration with other counts; empty if there is none."""
+    """Return a sentence on the first iteration with different counts; empty if there is none."""
     if not (one.is_exact and other.is_exact):
         return ""
     for k in range(1, min(one.iterations, other.iterations, FOLLOWED // 10) + 1):
-        ours, theirs = _reached(one, k), _reached(other, k)
+        ours, theirs = _totals_after(one, k), _totals_after(other, k)
         if ours != theirs:
             return f"First difference in iteration {k:,}: {names[0]} {ours}, {names[1]} {theirs}."
     return ""
 
 
-def _reached(plan: StepPlan, iteration: int) -> str:
+def _totals_after(plan: StepPlan, iteration: int) -> str:
     steps = plan.gradient_steps_after(iteration) * plan.world_size
-    played = plan.policy_steps_after(iteration)
-    return f"has {played:,} policy steps and {steps:,} gradient steps"
+    collected = plan.policy_steps_after(iteration)
+    return f"has {collected:,} policy steps and {steps:,} gradient steps"

@@ -7,7 +7,7 @@ from dataclasses import fields
 import pytest
 
 from kit.dialects import LrFactors, Nip, RlTrainerParameters
-from kit.dialects.carried import carry
+from kit.dialects.carried import map_fields
 from recipes import ppo
 from tests.errors import raises_setting
 
@@ -126,6 +126,6 @@ def test_a_test_run_is_one_minibatch():
 
 def test_the_code_compares_the_clip_range_of_the_value_with_true_and_false():
     for value, expected in (1.0, True), (0.0, None):
-        (made,) = carry(Nip(clip_value=value), ppo.Config())[0].values()
+        (made,) = map_fields(Nip(clip_value=value), ppo.Config())[0].values()
         assert made is expected
-    assert carry(Nip(clip_value=0.5), ppo.Config())[0] == {"clip_value": 0.5}
+    assert map_fields(Nip(clip_value=0.5), ppo.Config())[0] == {"clip_value": 0.5}

@@ -176,33 +176,41 @@ def test_the_loop_of_february_2024_is_a_version_of_its_own(version):
 
 def test_evaluations_of_sb3_within_a_rollout_are_told():
     often = SB3(algo="ppo", n_steps=6, batch_size=6, total_timesteps=42, eval_freq=3)
-    assert any("evaluates 14 times" in note and "rollout: 7." in note for note in often.notes())
+    assert any(
+        "evaluates 14 times" in note and "rollout: 7 times." in note for note in often.notes()
+    )
     seldom = SB3(algo="ppo", n_steps=6, batch_size=6, total_timesteps=42, eval_freq=12)
-    assert not any("evaluates" in note for note in seldom.notes())
+    assert not any("evaluates at most once" in note for note in seldom.notes())
     for settings in often, seldom:
-        assert any("evaluations before gradient steps" in note for note in settings.notes())
+        assert any("evaluates before gradient steps" in note for note in settings.notes())
 
 
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"algo": "ppo", "n_steps": 10}, "0.9 of the first value after the first, 0 at the last"),
-        ({"algo": "dqn", "train_freq": 40, "learning_starts": 0}, "has 0.6 of the first value "),
-        ({"algo": "dqn", "train_freq": 40, "learning_starts": 0}, "progress is -0.2 at the last"),
+        ({"algo": "ppo", "n_steps": 10}, "decrease from 0.9 to 0 of the initial"),
+        (
+            {"algo": "dqn", "train_freq": 40, "learning_starts": 0},
+            "decrease from 0.6 to -0.2 of the initial",
+        ),
+        (
+            {"algo": "dqn", "train_freq": 40, "learning_starts": 0},
+            "progress of schedules is -0.2 at the last",
+        ),
     ],
 )
 def test_what_a_schedule_of_sb3_is_at_its_updates_is_told(settings, told):
     falling = SB3(total_timesteps=100, learning_rate="lin_1e-3", **settings)
     assert told in " ".join(falling.notes())
     constant = SB3(total_timesteps=100, learning_rate=1e-3, **settings)
-    assert "of the first value" not in " ".join(constant.notes())
+    assert "of the initial value" not in " ".join(constant.notes())
 
 
 @pytest.mark.parametrize(("freq", "told"), [(40, True), (2, False), (1, False)])
 def test_an_epsilon_of_sb3_that_falls_within_long_rollouts_is_told(freq, told):
     dqn = SB3(algo="dqn", total_timesteps=1_000, exploration_fraction=0.5, train_freq=freq)
     notes = " ".join(dqn.notes())
-    assert ("hold it for a rollout of 40 timesteps" in notes) == told
+    assert ("constant for a rollout of 40 timesteps" in notes) == told
     assert ("Epsilon" in notes) == told
 
 

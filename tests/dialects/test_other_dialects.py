@@ -18,7 +18,10 @@ def gradient_steps(plan, last=None):
 class TestPyrado:
     @pytest.mark.parametrize(
         ("period", "told"),
-        [(1, "counts gradient steps, not iterations."), (5, "steps 1, 6, 11, ..., kit's 5, 10, ")],
+        [
+            (1, "counts gradient steps, not iterations."),
+            (5, "steps 1, 6, 11, ..., the kit after 5, 10, "),
+        ],
     )
     def test_where_targets_are_updated_otherwise_is_told(self, period, told):
         settings = Pyrado(
@@ -35,9 +38,9 @@ class TestPyrado:
     def test_what_it_does_otherwise_and_has_no_field_for_is_told(self):
         told = " ".join(Pyrado(algo="ppo", min_steps=20, env_max_steps=20).notes())
         assert "values plus standardised advantages" in told
-        assert "env_max_steps counts as terminated" in told
+        assert "Rollouts of env_max_steps are terminated" in told
         told = " ".join(Pyrado(algo="a2c", min_steps=20, env_max_steps=20).notes())
-        assert "sums of rewards to the end, whatever critic.lamda" in told
+        assert "Monte Carlo returns, regardless of critic.lamda" in told
 
     def test_the_first_iteration_of_a_value_based_algorithm_is_its_random_warm_up(self):
         plan = Pyrado(
@@ -136,7 +139,7 @@ class TestSB3:
 class TestTorchRL:
     def test_what_collects_nothing_cannot_be_said(self):
         offline = StepPlan(iterations=3, steps_per_env=0, gradient_steps_per_iteration=5)
-        with pytest.raises(SettingError, match="an iteration collects"):
+        with pytest.raises(SettingError, match="each iteration collects"):
             TorchRL.from_plan(offline)
 
     def test_frames_are_policy_steps_here_and_env_steps_there(self):
@@ -165,7 +168,7 @@ class TestTorchRL:
             frames_per_batch=8, total_frames=8, num_envs=2, buffer_size=4, algo="ppo"
         )
         assert settings.to_plan().train_on_newest == 4
-        assert any("the newest of each are kept" in note for note in settings.notes())
+        assert any("the newest frames of each environment" in note for note in settings.notes())
 
     def test_without_iterate_minibatches_straddle_epochs(self):
         settings = {"frames_per_batch": 10, "total_frames": 20, "batch_size": 4, "num_epochs": 3}
@@ -281,6 +284,6 @@ def test_a_critic_of_pyrado_is_its_settings(algo):
 
 
 def test_a_run_of_pyrado_that_trains_nothing_says_so():
-    note = "max_iter=0 is accepted and trains nothing."
+    note = "max_iter=0 is valid, but trains nothing."
     assert note in Pyrado(max_iter=0, min_steps=10).notes()
     assert note not in Pyrado(max_iter=1, min_steps=10).notes()

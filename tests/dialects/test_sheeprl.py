@@ -70,22 +70,22 @@ def test_before_0_8_the_old_settings_won_so_that_an_ended_run_stayed_ended():
 
 def test_its_notes_say_what_the_settings_mean():
     notes = Sheeprl(algo="sac", num_envs=3, total_steps=100, learning_starts=10).notes()
-    assert any("1 are never played" in note for note in notes)
+    assert any("1 are not collected" in note for note in notes)
     assert any("rounded down to 9 policy steps" in note for note in notes)
     notes = Sheeprl(algo="a2c", anneal_lr=True).notes()
-    assert any("never steps its scheduler" in note for note in notes)
+    assert any("A2C ignores anneal_lr" in note for note in notes)
 
 
 @pytest.mark.parametrize(
     ("settings", "note"),
     [
-        ({"algo": "ppo", "action_repeat": 0}, "action_repeat=0 is taken as 1"),
-        ({"algo": "ppo", "per_rank_batch_size": 1000}, "is more than a batch of 512"),
-        ({"algo": "a2c", "version": "0.5.7"}, "In 0.5.7 minibatches of A2C count time steps"),
+        ({"algo": "ppo", "action_repeat": 0}, "action_repeat=0 is treated as 1"),
+        ({"algo": "ppo", "per_rank_batch_size": 1000}, "exceeds the batch of 512"),
+        ({"algo": "a2c", "version": "0.5.7"}, "In 0.5.7, A2C minibatches count time steps"),
         ({"algo": "sac", "version": "0.5.7"}, "SAC of 0.5.7 subtracts its prefill in iterations"),
         (
             {"algo": "dreamer_v3", "version": "0.5.7", "per_rank_pretrain_steps": 5},
-            "per_rank_pretrain_steps=5 replaces the gradient steps due at the first training",
+            "per_rank_pretrain_steps=5 replaces the gradient steps of the first training",
         ),
     ],
 )
@@ -206,11 +206,11 @@ def test_february_2024_fails_too_where_it_cannot_sample_a_sequence():
 @pytest.mark.parametrize(
     ("algo", "note"),
     [
-        ("sac", "makes up for the prefill: 25 gradient steps"),
+        ("sac", "includes 25 gradient steps for the prefill"),
         ("sac_ae", "begins one iteration before learning_starts"),
-        ("droq", "No action is random, and training begins strictly after learning_starts"),
+        ("droq", "no random actions. Training begins strictly after learning_starts"),
         ("dreamer_v1", "in iteration 1,251, strictly after learning_starts"),
-        ("p2e_dv1_finetuning", "No action is random: the exploring actor plays"),
+        ("p2e_dv1_finetuning", "The exploration actor acts until the first gradient step"),
     ],
 )
 def test_its_notes_say_how_the_loop_of_february_2024_begins(algo, note):
@@ -223,4 +223,4 @@ def test_its_notes_say_how_the_loop_of_february_2024_begins(algo, note):
 def test_training_that_waits_for_its_countdown_is_told_so():
     settings = {"num_envs": 4, "learning_starts": 8, "train_every": 16, "version": "0.5.0"}
     notes = Sheeprl(algo="dreamer_v3", per_rank_sequence_length=4, **settings).notes()
-    assert "Training begins in iteration 4, once train_every has passed." in notes
+    assert "Training begins in iteration 4, after train_every policy steps." in notes

@@ -116,14 +116,14 @@ SCHEDULED = {"num_epochs": 1, "step_per_epoch": 48, "step_per_collect": 10}
     [
         (  # step_per_collect is planned with, but 12 steps are collected
             Tianshou(algo="ppo", **SCHEDULED, num_train_envs=4),
-            "counts training steps: it is planned for 5 of them, and 4 are made: it ends at 0.2 of",
+            "planned for 5 training steps, but 4 are made. It ends at 0.2 of",
         ),
         (
             Tianshou2(
                 algo="sac", epoch_num_steps=48, max_epochs=1, collection_step_num_env_steps=10,
                 num_training_envs=5,
             ),
-            "gradient steps: it is planned for 5 of them, and 50 are made: after 5 it is zero",
+            "planned for 5 gradient steps, but 50 are made. It becomes negative after 5",
         ),
         (
             Tianshou(algo="sac", **SCHEDULED, num_train_envs=5, update_per_step=0.1),

@@ -1,4 +1,4 @@
-"""The defaults of sheeprl, algorithm by algorithm, in each of its versions."""
+"""Defaults of sheeprl per algorithm and version."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from kit.dialects.base import RAW
 P2E = tuple(f"p2e_dv{n}_{phase}" for n in (1, 2, 3) for phase in ("exploration", "finetuning"))
 SEQUENCES = ("dreamer_v1", "dreamer_v2", "dreamer_v3", *P2E)
 
-# `configs/algo` and `configs/exp` of 0.8.4; the totals of Plan2Explore's finetuning, `gamma` of
-# Dreamer and `buffer.size` are those of every release up to July 2024.
+# Sources: `configs/algo` and `configs/exp` of 0.8.4.
+# `gamma` of Dreamer, `buffer.size` and finetuning totals are from releases up to July 2024.
 # fmt: off
 _ACTOR_CRITIC = {
     "lr": 1e-3, "gamma": 0.99, "gae_lambda": 0.95, "ent_coef": 0.0, "vf_coef": 1.0,
@@ -73,7 +73,7 @@ _CHANGED: dict[str, dict[str, dict[str, Any]]] = {
     | {"droq": {"per_rank_gradient_steps": 20}}
     | {name: _COUNTDOWNS[n] for n in _COUNTDOWNS for name in _DEFAULTS if f"v{n}" in name},
 }
-"""What other defaults the other versions have: the tags v0.5.7 and v0.5.4 (February 2024)."""
+"""Different defaults in the older tags v0.5.7 and v0.5.4 (February 2024)."""
 # fmt: on
 
 DECOUPLED = ("ppo_decoupled", "sac_decoupled")
@@ -98,39 +98,39 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         "minerl_obtain_iron_pickaxe": {"max_episode_steps": 36_000, "num_envs": 16},
     },
 }
-"""`configs/exp`, `configs/algo` and `configs/env` of v0.5.7, as far as they set what is counted; an
-experiment chooses among the others."""
+"""Count settings of `configs/exp`, `configs/algo` and `configs/env` of v0.5.7."""
 
-_OF_PPO = RAW | {"activation": "tanh", "critic_loss": "l2", "target_kl": None}
-_OF_SAC = RAW | {"activation": "relu", "n_step": 1, "max_grad_norm": None}
+_PPO = RAW | {"activation": "tanh", "critic_loss": "l2", "target_kl": None}
+_SAC = RAW | {"activation": "relu", "n_step": 1, "max_grad_norm": None}
 IMPLICIT_DEFAULTS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("ppo", "ppo_decoupled"), _OF_PPO),
+    **dict.fromkeys(("ppo", "ppo_decoupled"), _PPO),
     "a2c": RAW | {"activation": "tanh", "normalize_advantage": False, "optimizer": "rmsprop"},
-    **dict.fromkeys(("sac", "droq", "sac_decoupled"), _OF_SAC | {"learning_rate": 3e-4}),
-    "sac_ae": _OF_SAC,
+    **dict.fromkeys(("sac", "droq", "sac_decoupled"), _SAC | {"learning_rate": 3e-4}),
+    "sac_ae": _SAC,
     **dict.fromkeys(SEQUENCES, RAW),
 }
-"""What the code up to July 2024 does: no wrapper normalises, no update stops early."""
+"""Fixed behaviour of the code: no normalisation wrappers and no early stopping of updates."""
 
 
 def defaults(version: str, algo: str) -> dict[str, Any]:
-    """The defaults of an algorithm in a version; without the settings that it does not have."""
-    made = _DEFAULTS[algo] | _CHANGED.get(version, {}).get(algo, {})
-    gone = absent(version, algo).keys() - _ACTOR_CRITIC.keys()  # these are so, but cannot be said
-    return {name: value for name, value in made.items() if name not in gone}
+    """Return the defaults of an algorithm for the settings that exist in a version."""
+    values = _DEFAULTS[algo] | _CHANGED.get(version, {}).get(algo, {})
+    # The code has the values of _ACTOR_CRITIC even if a version has no setting for them.
+    missing = absent(version, algo).keys() - _ACTOR_CRITIC.keys()
+    return {name: value for name, value in values.items() if name not in missing}
 
 
 def absent(version: str, algo: str) -> dict[str, str]:
-    """Fields that a version does not have for an algorithm, and what to use instead."""
+    """Map the fields that a version does not have for an algorithm to an alternative."""
     if version != "0.5.0":
-        absent = dict.fromkeys(("train_every", "per_rank_gradient_steps"), "say version=0.5.0")
+        absent = dict.fromkeys(("train_every", "per_rank_gradient_steps"), "Use version=0.5.0")
     else:
-        absent = {"replay_ratio": "use train_every and per_rank_gradient_steps"}
+        absent = {"replay_ratio": "Use train_every and per_rank_gradient_steps"}
         if algo not in SEQUENCES:
-            absent["train_every"] = "leave it out: a training follows each vector step"
+            absent["train_every"] = "Omit train_every, because training follows each vector step"
         if algo not in SEQUENCES or "v1" in algo:
-            absent["per_rank_pretrain_steps"] = "leave it out: there is no pretraining"
+            absent["per_rank_pretrain_steps"] = "Omit this field, because there is no pretraining"
     if algo == "a2c" and version in ("0.5.7", "0.5.0"):
         fixed = ("anneal_lr", "ent_coef", "vf_coef", "dense_units", "mlp_layers")
-        absent |= dict.fromkeys(fixed, "leave it out, or say version=0.8.4")
+        absent |= dict.fromkeys(fixed, "Omit this field, or use version=0.8.4")
     return absent

@@ -1,8 +1,8 @@
-"""How sheeprl counts the gradient steps that are due, float by float.
+"""Counting rules of sheeprl, which reproduce its float arithmetic.
 
-Its ratio (after ``embodied.core.when.Ratio`` of DreamerV3) is asked with the policy steps of one
-process. The first answer drops its fraction for good: up to one gradient step is lost. Later ones
-carry theirs, in floats.
+sheeprl copies ``embodied.core.when.Ratio`` of DreamerV3 and evaluates it with the policy steps of
+one process. The first evaluation permanently drops its fraction, up to one gradient step. Later
+evaluations carry fractions in floats.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _EXACT_FLOATS = 2**53
 
 
 class SheeprlRatio(CountingRule):
-    """The ratio of sheeprl, asked once per training iteration.
+    """Ratio of sheeprl, evaluated once per training iteration.
 
     Args:
         ratio: gradient steps per policy step of one process.
-        pretrain: pretraining as 0.5.7 does it, in place of the first answer; 0 for none.
-        start: what the policy steps are counted from, in all processes.
-        processes: processes that play.
-        divisor: processes that the policy steps are shared out to.
-        prev: policy steps that are paid for, of a run that is resumed.
+        pretrain: pretraining steps of 0.5.7, which replace the first evaluation; 0: none.
+        start: initial number of policy steps in all processes.
+        processes: number of processes that collect.
+        divisor: number of processes that share the policy steps.
+        prev: policy steps with completed gradient steps, in a resumed run.
     """
 
     STATE = ("steps", "prev")
@@ -52,12 +52,12 @@ class SheeprlRatio(CountingRule):
         self.prev = prev
 
     def advance(self, policy_steps: int) -> int:
-        """Take one iteration of ``policy_steps`` in each process that plays."""
+        """Count ``policy_steps`` in each collecting process and return the due gradient steps."""
         self.steps += policy_steps * self.processes
         return self.ask(self.steps / self.divisor)
 
     def ask(self, steps: float) -> int:
-        """The answer of the library's ratio when asked with ``steps``."""
+        """Return the result of the library's ratio for ``steps``."""
         if self.ratio == 0:
             return 0
         if self.prev is None:
@@ -68,9 +68,10 @@ class SheeprlRatio(CountingRule):
         return due
 
     def total(self, trainings: int, policy_steps: int, first: int) -> int | None:
-        """The gradient steps of ``trainings`` iterations, if floats make no difference.
+        """Return the gradient steps of ``trainings`` iterations if float arithmetic is exact.
 
-        They make none for whole ratios and for powers of two, as long as all steps are whole.
+        Float arithmetic is exact for integer ratios and powers of two if all step counts are
+        integers.
         """
         each = policy_steps * self.processes
         last = self.steps + trainings * each
@@ -87,29 +88,29 @@ class SheeprlRatio(CountingRule):
 
 
 def first_due(ratio: float, policy_steps: int) -> int:
-    """Iterations of ``policy_steps`` from the first training to the first gradient step."""
+    """Return the iterations of ``policy_steps`` between first training and first gradient step."""
     each = ratio * policy_steps
     if each >= 1:
         return 0
     if each <= 1 / _EXACT_FLOATS:
         return _EXACT_FLOATS
-    about = math.ceil(1 / each)  # in floats 49 times 1/49 is less than 1
+    about = math.ceil(1 / each)  # In floats, 49 * (1 / 49) is less than 1.
     return next(n for n in range(max(about - 1, 1), about + 3) if n * policy_steps * ratio >= 1)
 
 
 class _PretrainingRatio(SheeprlRatio):
-    """The ratio of 0.5.7, whose pretraining takes the place of its first answer."""
+    """Ratio of 0.5.7, where pretraining replaces the first evaluation."""
 
     pretrains = True
 
 
 class TrainEvery(KnownTotals):
-    """Before ``replay_ratio``: a fixed number of gradient steps every so many iterations.
+    """Fixed number of gradient steps per period, used before ``replay_ratio`` existed.
 
     Args:
-        period: iterations from one training to the next.
+        period: iterations between trainings.
         first: gradient steps of the first training.
-        later: gradient steps of every other one.
+        later: gradient steps of every later training.
     """
 
     pretrains = True
@@ -118,7 +119,7 @@ class TrainEvery(KnownTotals):
         self.period, self.first, self.later = period, first, later
 
     def after(self, iterations: int) -> int:
-        """The gradient steps of the first ``iterations`` since training began."""
+        """Return the gradient steps of the first ``iterations`` after training began."""
         return self.first + (iterations - 1) // self.period * self.later if iterations else 0
 
 
@@ -127,24 +128,25 @@ def _ratio(plan: PlannedCounts) -> float:
 
 
 def _current(plan: PlannedCounts, argument: str) -> SheeprlRatio:
-    """0.8.4; ``sheeprl:steps`` or ``sheeprl:steps,prev`` continues where a run was saved."""
+    """Return the rule of 0.8.4; ``sheeprl:steps`` and ``sheeprl:steps,prev`` resume a run."""
     steps, _, prev = argument.partition(",")
     try:
-        start, paid = int(steps or 0), float(prev) if prev else None
+        start, previous = int(steps or 0), float(prev) if prev else None
     except ValueError:
-        start, paid = -1, None
-    if start < 0 or not math.isfinite(paid or 0):
-        raise SettingError("counting", plan.counting, "needs a number after the colon", ["sheeprl"])
-    return SheeprlRatio(_ratio(plan), start=start, prev=paid)
+        start, previous = -1, None
+    if start < 0 or not math.isfinite(previous or 0):
+        reason = "The rule needs step counts after the colon"
+        raise SettingError("counting", plan.counting, reason, ["sheeprl"])
+    return SheeprlRatio(_ratio(plan), start=start, prev=previous)
 
 
 def _july_2024(plan: PlannedCounts, argument: str) -> SheeprlRatio:
-    """0.5.7, all but SAC."""
+    """Return the rule of 0.5.7 for all algorithms except SAC."""
     return _PretrainingRatio(_ratio(plan), plan.pretrain_steps)
 
 
 def _july_2024_sac(plan: PlannedCounts, argument: str) -> SheeprlRatio:
-    """0.5.7, SAC: the prefill is subtracted in iterations, and one iteration is added."""
+    """Return the rule of SAC in 0.5.7, which subtracts the prefill in iterations."""
     processes = plan.world_size
     each = plan.num_envs * processes
     random = plan.random_steps // each
@@ -154,13 +156,13 @@ def _july_2024_sac(plan: PlannedCounts, argument: str) -> SheeprlRatio:
 
 
 def _july_2024_decoupled(plan: PlannedCounts, argument: str) -> SheeprlRatio:
-    """0.5.7, decoupled SAC: one process plays, the others share its policy steps."""
+    """Return the rule of decoupled SAC in 0.5.7, where trainers share the policy steps."""
     (trainers,) = rule_numbers(plan, argument, 1, "sheeprl-0.5.7-decoupled:1")
     return _PretrainingRatio(_ratio(plan), plan.pretrain_steps, divisor=max(trainers, 1))
 
 
 def _train_every(plan: PlannedCounts, argument: str) -> TrainEvery:
-    """February 2024: ``sheeprl-0.5.0:period,first``."""
+    """Return the rule of February 2024 for ``sheeprl-0.5.0:period,first``."""
     period, first = rule_numbers(plan, argument, 2, "sheeprl-0.5.0:1,1")
     return TrainEvery(max(period, 1), first, plan.gradient_steps_per_iteration or 0)
 
