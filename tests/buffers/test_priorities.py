@@ -322,7 +322,7 @@ def test_no_places_change_no_priorities(any_tree):
 @pytest.mark.parametrize("place", [4, 10**12])
 def test_places_beyond_the_buffer_are_refused(any_tree, place):
     sampler = PrioritizedSampler(4, alpha=1.0, beta=0.5)
-    with pytest.raises(IndexError, match=f"place {place} is not in the buffer; what works: 0 to 3"):
+    with pytest.raises(IndexError, match=f"index {place} is out of range 0 to 3"):
         sampler.update_priority(torch.tensor([1, place]), torch.tensor([2.0, 3.0]))
     assert sampler._sum_tree.values.tolist() == [0, 0, 0, 0]
 
@@ -403,9 +403,7 @@ def test_a_loss_that_writes_no_errors_is_refused():
     sampler = PrioritizedSampler(100, alpha=1.0, beta=0.5)
     parts["buffer"] = make_replay_buffer(100, plan.minibatch_size, sampler=sampler)
     parts["buffer"].buffer.priority_key = "surprise"
-    with pytest.raises(
-        (SettingError, HookError), match="needs 'surprise', which the loss does not"
-    ):
+    with pytest.raises((SettingError, HookError), match="reads 'surprise', but the loss does not"):
         Trainer(plan, **parts).run()
 
 
