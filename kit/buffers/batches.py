@@ -169,7 +169,7 @@ class ReplayMinibatches:
         found = [("transform", name) for name in self._joining()]
         unit = getattr(self.buffer, "_sample_unit", None)
         for field, name in found + ([] if unit is None else [("sample_unit", type(unit).__name__)]):
-            reason = f"Adjacent rows come from different environments: {num_envs} write in turn"
+            reason = f"Adjacent rows come from {num_envs} different environments"
             hint = "Use make_replay_buffer with n_step or sequence_length, or ndim=2"
             raise SettingError(field, name, reason, hint)
 
@@ -197,7 +197,7 @@ class ReplayMinibatches:
         whole_episodes = batch.get(("collector", "mask"), None) is not None
         if isinstance(ordered, SliceSampler):
             if num_envs > 1 and not whole_episodes:
-                reason = f"A slice would mix environments, because {num_envs} write in turn"
+                reason = f"A slice would mix transitions of {num_envs} environments"
                 hint = "Use LazyTensorStorage(..., ndim=2) or kit.buffers.SequenceSampler"
                 raise SettingError("sampler", name, reason, hint)
         elif whole_episodes:
@@ -206,7 +206,7 @@ class ReplayMinibatches:
         elif hasattr(ordered, "belong_to"):
             ordered.belong_to(num_envs)
         elif num_envs > 1:
-            reason = f"Goals would come from other episodes, because {num_envs} envs write in turn"
+            reason = f"Adjacent rows come from {num_envs} environments, so episodes would be mixed"
             hint = "Use kit.buffers.HindsightReplayBuffer with the same arguments"
             raise SettingError("buffer", name, reason, hint)
 

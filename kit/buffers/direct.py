@@ -268,7 +268,7 @@ class FastStorageIO:
     ) -> list[TensorDictBase]:
         storage, sampler, rows = self.storage, self.buffer._sampler, several * size
         info: dict[str, Any] = {}
-        if type(sampler) is RandomSampler:  # faster than its sample method
+        if type(sampler) is RandomSampler:  # faster than RandomSampler.sample
             options = {"generator": storage._rng, "device": storage.device}
             index = torch.randint(0, filled, (rows,), **options)
         else:

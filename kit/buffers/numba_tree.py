@@ -72,7 +72,7 @@ class NumbaPriorityTree(PriorityTree):
 
     def tensor(self, array: NDArray[Any], dtype: torch.dtype | None = None) -> Tensor:
         """Return a NumPy array as a tensor, optionally converted to ``dtype``."""
-        if dtype is torch.float32:  # NumPy converts three times as fast
+        if dtype is torch.float32:  # NumPy converts three times as fast as PyTorch
             return torch.from_numpy(array.astype(np.float32))
         found = torch.from_numpy(array)
         return found if dtype is None else found.to(dtype)
