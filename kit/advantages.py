@@ -123,8 +123,8 @@ class AdvantageNormalizer(nn.Module):
 
     Args:
         over: ``"batch"``: use the mean and standard deviation of each batch. ``"running"``: use
-            running statistics of all transitions (Chan et al. 1979), which are saved in checkpoints
-            as float64.
+            running statistics of all transitions (Chan et al. 1979), saved in checkpoints as
+            float64.
     """
 
     mean: Tensor
@@ -188,8 +188,7 @@ class GAE(torchrl_value.GAE):
         gamma: Discount factor in [0, 1].
         lmbda: Weight of longer estimates in [0, 1].
         value_network: Module from observations to values.
-        n_step: Number of rewards summed before bootstrapping; replaces ``lmbda``. ``None``: use
-            ``lmbda``.
+        n_step: Rewards summed before bootstrapping, instead of using ``lmbda``.
         standardize: Transitions over which advantages are normalised (see
             :class:`AdvantageNormalizer`). ``None``: no normalisation here; a loss normalises per
             minibatch with ``normalize_advantage``.
@@ -272,8 +271,7 @@ class GAE(torchrl_value.GAE):
         """Return values ``[num_envs, steps, 1]`` or ``[steps, 1]``.
 
         A recurrent network runs one time step on all rows, starting from the hidden states in the
-        batch. A network with batch normalisation also needs rows, because it expects features in
-        dimension 1.
+        batch. Batch normalisation also expects features in dimension 1.
         """
         network, name = self.value_network, self.tensor_keys.value
         if "is_init" not in self._reads and not _needs_rows(network):

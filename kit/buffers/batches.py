@@ -35,20 +35,16 @@ from kit.steps import SettingError, StepPlan
 class ReplayMinibatches:
     """Samples minibatches from a TorchRL replay buffer with any storage and any sampler.
 
-    A storage with ``ndim=1`` receives transitions in time order; whole episodes are stored one
-    after
-    another. A storage with ``ndim=2`` (for a slice sampler) receives batches ``[num_envs, steps]``
-    unchanged.
+    A storage with ``ndim=1`` receives transitions in time order, or episode after episode.
+    A storage with ``ndim=2`` (for a slice sampler) receives batches ``[num_envs, steps]``.
 
     Args:
         buffer: TorchRL replay buffer.
         n_step: Builds n-step transitions before they are stored; ``None``: one-step transitions.
-        device: Device of the minibatches if the storage is on the host; ``None``: the storage's
-            device.
+        device: Device of minibatches from a host storage; ``None``: the storage's device.
 
     Attributes:
-        keys_read: Minibatch keys that will be read; other entries may be omitted. Empty: any key
-            may be read.
+        keys_read: Minibatch keys that will be read; others may be omitted. Empty: all keys.
         reads_minibatches: Whether minibatch entries other than the loss's outputs are read after
             the gradient step. A subclass whose ``update_priority`` reads them sets this to true;
             gradient steps then receive all entries.
@@ -56,8 +52,7 @@ class ReplayMinibatches:
             statistics; stored rows are raw. ``None``: minibatches are returned as stored.
 
     Raises:
-        SettingError: If the buffer's parts are incompatible, or the buffer samples in other threads
-            (``prefetch``).
+        SettingError: If the buffer's parts are incompatible, or ``prefetch`` is used.
     """
 
     keys_read: Sequence[Any] = ()
@@ -214,8 +209,7 @@ class ReplayMinibatches:
         """Yield a group of minibatches for each due gradient step, all within one epoch.
 
         Raises:
-            SettingError: If the buffer is empty, or the sampler returns fewer transitions than
-                requested.
+            SettingError: If the buffer is empty, or the sampler returns too few transitions.
         """
         filled = self._direct.filled or len(self.buffer)
         if not filled:

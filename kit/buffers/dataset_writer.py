@@ -36,8 +36,7 @@ class DatasetWriter:
 
     Args:
         folder: Dataset folder; its name is the dataset's name.
-        env: Environment that is played; its spaces, arguments and time limit are written to the
-            metadata.
+        env: Environment that is played; its spec and spaces become metadata.
 
     Raises:
         SettingError: If the folder exists, Minari does not allow its name, the environment cannot
@@ -108,7 +107,6 @@ class DatasetWriter:
 
 @contextlib.contextmanager
 def _minari_in(folder: str) -> Iterator[None]:
-    """Set Minari's dataset folder within the context."""
     name = "MINARI_DATASETS_PATH"
     before = os.environ.get(name)
     os.environ[name] = str(Path(folder).resolve())

@@ -83,7 +83,6 @@ class DatasetMinibatches(ReplayMinibatches):
         return super().epoch(plan, limit)
 
     def _normalize(self, normalizer: Normalizer) -> None:
-        """Normalise the stored observations in place."""
         rows = leaves(self._rows(slice(len(self.buffer))))
         for path, values in normalizer.minibatch(rows).items():
             rows[path].copy_(values)
@@ -196,8 +195,7 @@ def _tensor(array: NDArray[Any]) -> torch.Tensor:
 def cast_to_env_specs(rows: TensorDictBase, env: VectorEnv) -> TensorDictBase:
     """Convert transitions to the dtypes and bounds of the environment's specs.
 
-    Discrete values are shifted to start at 0. Actions that exceed their bounds by rounding are
-    clipped.
+    Discrete values are shifted to start at 0. Actions are clipped to their bounds.
 
     Args:
         rows: ``[transitions]`` of this environment as stored in a dataset; modified in place.

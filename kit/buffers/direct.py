@@ -77,7 +77,6 @@ class _Rows:
         return np.ascontiguousarray(self._ordered(value)).reshape(-1).view(np.uint8)
 
     def bytes_at(self, rows: slice) -> Tensor:
-        """Return a view of stored rows as bytes."""
         size = self._bytes.numel() // len(self.tensor)
         return self._bytes[rows.start * size : rows.stop * size]
 
@@ -99,7 +98,6 @@ def _parts(rows: Mapping[tuple[str, ...], Tensor], size: int) -> list[dict[Any, 
 
 
 def _raise_entry_error(path: tuple[str, ...], value: Tensor | None, stored: Tensor | None) -> None:
-    """Raise an error for a batch entry that does not match the stored transitions."""
     new = "missing" if value is None else f"{value.dtype} {[*value.shape[2:]]}"
     old = "missing" if stored is None else f"{stored.dtype} {[*stored.shape[1:]]}"
     reason = f"The entry is {new} in the batch but {old} in the stored transitions"
@@ -169,8 +167,7 @@ class FastStorageIO:
         Returns false if the batch does not fit in one piece, or the writer is not kit's.
 
         Raises:
-            SettingError: If entries of the batch and the stored rows differ in name, dtype or
-                shape.
+            SettingError: If batch and stored rows have different entries, dtypes or shapes.
         """
         if not self._is_plain():
             return False
@@ -254,7 +251,6 @@ class FastStorageIO:
         return self._drawn(size, max(min(count, fitting), 1), self._rows_for(keys), filled)
 
     def _rows_for(self, keys: Sequence[Any]) -> dict[tuple[str, ...], _Rows]:
-        """Return the storage entries with the given keys."""
         cached_keys, found = self._read
         if keys is not cached_keys:
             paths = {path_of(key) for key in keys}

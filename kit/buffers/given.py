@@ -38,7 +38,7 @@ def check_given(cfg: RunConfig, buffer: Any, exponent_per_alpha: int) -> None:
         exponent_per_alpha: Exponent of absolute errors for a sampler with alpha = 1.
     """
     if isinstance(cfg, OfflineConfig) and cfg.normalize_data:
-        raise SettingError("normalize_data", True, f"has no effect: {_UNCHANGED}", [False])
+        raise SettingError("normalize_data", True, f"Has no effect: {_UNCHANGED}", [False])
     if not isinstance(cfg, OffPolicyConfig) or not isinstance(buffer, ReplayMinibatches):
         return
     exponent = cfg.per_alpha if buffer.reads_loss_outputs else 0.0

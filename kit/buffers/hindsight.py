@@ -27,8 +27,7 @@ class HindsightReplayBuffer(HERReplayBuffer):  # type: ignore[misc, unused-ignor
 
     Args:
         reward_fn: Function from relabelled transitions to rewards; see TorchRL's class.
-        num_envs: Number of environments that write in turn; the trainer sets it with the first
-            batch.
+        num_envs: Number of environments that write in turn; set by the trainer.
         **kwargs: Arguments of TorchRL's class: ``her_ratio``, ``strategy``, ``goal_key``,
             ``reward_key``, ``end_key``, ``sampler``, ``storage``, ``batch_size``, ... By default
             ``achieved_goal_key`` is the goal achieved after the action; in TorchRL's class it is
@@ -124,8 +123,7 @@ class HindsightReplayBuffer(HERReplayBuffer):  # type: ignore[misc, unused-ignor
     def relabel(self, minibatch: TensorDictBase, index: Tensor) -> None:
         """Replace the goals and rewards of the first ``her_ratio`` of the rows, in place.
 
-        Gives the same result as TorchRL's class, which also reads all other entries of the goal
-        rows.
+        TorchRL's class returns the same result, but reads all entries of the goal rows.
 
         Args:
             minibatch: ``[batch]``.

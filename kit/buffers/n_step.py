@@ -155,12 +155,10 @@ def _fits_numpy(values: Values) -> bool:
 
 
 def _arrays(values: Values) -> Values:
-    """Return host entries as arrays that share their memory."""
     return {p: one.numpy() if isinstance(one, Tensor) else one for p, one in values.items()}
 
 
 def _tensors(values: Values) -> Entries:
-    """Return entries as tensors that share their memory."""
     return {p: one if isinstance(one, Tensor) else from_numpy(one) for p, one in values.items()}
 
 

@@ -27,8 +27,7 @@ class NumbaPriorityTree(PriorityTree):
 
     The tree is binary, but only every third level is stored. Each node has eight children, which
     fill one cache line; the two levels in between are recomputed on demand. A batch is processed
-    one level at a time without branches, so the processor overlaps the memory accesses of many
-    rows.
+    one level at a time without branches, so memory accesses of many rows overlap.
 
     A lower bound is stored for each block of values. A bound is made exact only if it is the lowest
     of all bounds, so the smallest value is found in one block.

@@ -30,15 +30,13 @@ class ObservationStorage(TransitionStorage):
 
     The next observation of a transition equals the observation of the environment's following
     transition. It is stored separately only at the end of an episode. Of a frame stack, only the
-    newest frame is stored, and stacks are rebuilt on reading. Values that are read equal the
-    written values bit for bit.
+    newest frame is stored, and stacks are rebuilt on reading. Values are restored bit for bit.
 
     Args:
         max_size: Maximum number of transitions; the oldest are overwritten.
         stacked_frames: Length of the first dimension of observations ``[stacked_frames, ...]`` that
             are stacks of consecutive frames; only the newest frame is stored. The first frame of an
-            episode pads its stacks (Gymnasium's ``FrameStackObservation``). 1: observations are
-            stored whole.
+            episode pads its stacks (Gymnasium's ``FrameStackObservation``). 1: whole observations.
         num_envs: Number of environments that write in turn.
         folder: Folder of the files on disk; ``None``: keep transitions in memory.
     """
@@ -67,8 +65,8 @@ class ObservationStorage(TransitionStorage):
         """Set the number of environments that write in turn.
 
         Raises:
-            SettingError: If another number of environments has already written, or the storage is
-                too small for this number.
+            SettingError: If another number of environments has written, or the storage is too
+                small.
         """
         if 2 * num_envs > self.max_size:
             reason = f"The buffer must hold two transitions of each of the {num_envs} environments"
@@ -96,8 +94,7 @@ class ObservationStorage(TransitionStorage):
     def store(self, values: Mapping[Path, Tensor]) -> None:
         """Store the observations of new rows ``[rows, ...]``, keyed by path.
 
-        Call it before the rows' other entries are stored, because those may overwrite flags read
-        here.
+        Call it before other entries are stored, which may overwrite flags read here.
         """
         paths = [path for path in values if _is_observed(path, values)]
         if not self._memories:
@@ -173,7 +170,6 @@ class ObservationStorage(TransitionStorage):
         return observation[:, -1] if self.frames > 1 else observation
 
     def _store_last(self, numbers: Array, last: dict[Path, Array]) -> None:
-        """Store the last observations of episodes separately."""
         first = next(iter(self._memories.values()))
         while len(self._free) < len(numbers):
             size = len(first.last)
@@ -304,7 +300,6 @@ class _Frames:
         self.last = np.zeros((0, *values.shape[1:]), values.dtype) if last is None else last
 
     def grow(self, rows: int) -> None:
-        """Enlarge the array of last frames to ``rows`` rows."""
         more = np.zeros((rows, *self.last.shape[1:]), self.last.dtype)
         more[: len(self.last)] = self.last
         self.last = more

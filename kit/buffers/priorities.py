@@ -87,12 +87,10 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
         """Draw transitions by priority, with replacement.
 
         Returns:
-            Storage indices and, as ``priority_weight``, importance weights, both on the storage's
-            device.
+            Storage indices and importance weights (``priority_weight``), on the storage's device.
 
         Raises:
-            SettingError: If the sum of priorities is not positive and finite (not checked on a
-                GPU).
+            SettingError: If the sum is not positive and finite (not checked on a GPU).
         """
         self._maybe_init_from_storage(storage)
         tree: PriorityTree = self._sum_tree

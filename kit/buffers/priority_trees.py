@@ -25,8 +25,7 @@ class PriorityTree:
     changes, so rounding errors do not accumulate. Every operation processes a batch in a number of
     steps that is logarithmic in the size, on any device and without synchronising with the host.
 
-    Indices, fractions and values are arrays of the tree's array type, here tensors; see
-    :meth:`array`.
+    Indices, fractions and values are arrays of the tree's type, here tensors; see :meth:`array`.
 
     Args:
         size: Number of values, initially zero.

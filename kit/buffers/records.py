@@ -34,8 +34,7 @@ class SequenceReplay:
         device: Device of the records.
         latents: Initial latent states of a world model, by name. Latents in the entry ``"latent"``
             of batches are stored with their records and updated after each gradient step. A window
-            starts with the latent of the preceding record. Empty: every window starts like an
-            episode.
+            starts with the latent of the preceding record. Empty: windows start like episodes.
 
     Attributes:
         normalizer: Normalises observations and rewards of sampled minibatches with its current
@@ -115,7 +114,6 @@ class SequenceReplay:
                 self._append(0, row[mask[number]], streams)
 
     def _append(self, env: int, transitions: TensorDictBase, num_envs: int) -> None:
-        """Write consecutive transitions ``[steps]`` of one environment."""
         if not len(transitions):
             return
         if self._rows is None:

@@ -58,8 +58,7 @@ def make_replay_buffer(
             each observation once (see :class:`~kit.buffers.ObservationStorage`).
         stacked_frames: Frames per stacked observation, of which only the newest is stored. A value
             above 1 implies ``store_next_observation=False``. 1: store whole observations.
-        folder: Folder for memory-mapped files, for buffers larger than the memory; ``None``: store
-            transitions in memory.
+        folder: Folder of memory-mapped files, for large buffers; ``None``: use memory.
         strategy: Strategy for choosing hindsight goals, which replace the goals of 80 % of the
             transitions (see :class:`~kit.buffers.HindsightReplayBuffer`); ``None``: no hindsight.
         reward_fn: Function from relabelled transitions to rewards; used with ``strategy``.
@@ -105,7 +104,6 @@ def make_replay_buffer(
 
 
 def _check_without(name: str, value: Any, others: Mapping[str, Any]) -> None:
-    """Raise an error if a setting is combined with an incompatible setting."""
     for other, other_value in others.items():
         if other_value is not None:
             reason = f"This setting is incompatible with {name}={value}"

@@ -133,7 +133,6 @@ class RolloutMinibatches:
 
 
 def _permutation(count: int, rows: TensorDictBase) -> Tensor:
-    """Return a random permutation of ``count`` rows on the device of their entries."""
     device = rows.device or next(iter(leaves(rows).values())).device
     return torch.randperm(count, device=device)
 

@@ -25,8 +25,7 @@ class SequenceSampler(Sampler):  # type: ignore[misc, unused-ignore]
 
     Args:
         sequence_length: Transitions per sequence.
-        num_envs: Number of environments that write in turn; the trainer sets it with the first
-            batch.
+        num_envs: Number of environments that write in turn; set by the trainer.
     """
 
     def __init__(self, sequence_length: int, num_envs: int = 1) -> None:

@@ -33,9 +33,8 @@ def executed(recording: Recording, executor: str = "auto") -> tuple[Run, str]:
 
     Args:
         recording: Recording of a function of tensors.
-        executor: Name from :data:`EXECUTORS`. ``"auto"``: the first executor that supports the
-            graph of ``cudagraph`` (if a tensor is on a CUDA device), ``interpreter`` and
-            ``python``.
+        executor: Name from :data:`EXECUTORS`. ``"auto"``: the first of ``cudagraph`` (for CUDA
+            tensors), ``interpreter`` and ``python`` that works.
     """
     if executor != "auto":
         return EXECUTORS[executor](recording), executor
@@ -127,7 +126,6 @@ class cudagraph:  # noqa: N801 - called like a function
 
 
 def _copy(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
-    """Copy source tensors to target tensors with fused kernels."""
     if targets:
         torch._foreach_copy_([*targets], [*sources])
 
@@ -210,7 +208,6 @@ class _GraphBuilder:
         self._constants = dict(zip(placeholders[len(recording.inputs_read) :], recording.constants))
 
     def build(self) -> Any:
-        """Return the translated graph as a function."""
         for node in self._source.nodes:
             if node.op == "placeholder":
                 self.values[node] = self._placeholder(node)

@@ -135,7 +135,6 @@ def modules_of(watched: nn.Module) -> Iterator[nn.Module]:
 
 
 def _modules_in(value: Any) -> list[nn.Module]:
-    """Return the modules in a container, or the module itself."""
     items = value.values() if isinstance(value, dict) else value
     values = items if isinstance(value, (dict, list, tuple)) else [value]
     return [item for item in values if isinstance(item, nn.Module)]

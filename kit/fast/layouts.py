@@ -145,7 +145,6 @@ def is_view(function: Any) -> bool:
 
 
 def _is_swapped(node: Any) -> bool:
-    """Return whether a node swaps the last two of three dimensions."""
     swaps = node.target is aten.transpose.int and tuple(node.args[1:]) in _SWAPPED
     return swaps and node.meta["value"].ndim == 3
 
@@ -181,6 +180,5 @@ def _random_like(node: Any) -> Tensor:
 
 
 def _replace_if_same_layout(node: fx.Node, other: fx.Node, replace: Replace) -> None:
-    """Replace a node by another node if their strides are equal."""
     if other.meta["value"].stride() == node.meta["value"].stride():
         replace(node, other)

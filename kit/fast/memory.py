@@ -83,7 +83,6 @@ class _Planner:
         return set().union(*[self._shown[one] for one in aliases]) if aliases else {node}
 
     def plan(self) -> None:
-        """Assign preallocated memory to results, in the order of execution."""
         calls = [node for node in self.graph.nodes if node.op == "call_function"]
         for node in calls:
             shown = [one for one in _aliases(node) if one in self.own]
@@ -136,7 +135,6 @@ class _Planner:
         return torch.empty(size, dtype=torch.uint8)
 
     def _constant(self, memory: Tensor, like: fx.Node) -> fx.Node:
-        """Insert a placeholder for preallocated memory."""
         place = self.graph.placeholder(f"own_{len(self.own)}")
         place.meta = {**like.meta, "shape": memory.shape, "stride": memory.stride()}
         self.own[place] = memory
@@ -171,7 +169,6 @@ def _aliases(node: fx.Node) -> list[Any]:
 
 
 def _size(node: Any) -> int:
-    """Return the number of elements of a tensor."""
     return math.prod(node.meta["shape"]) if "shape" in node.meta else 0
 
 

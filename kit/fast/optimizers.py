@@ -17,8 +17,7 @@ class RMSprop(torch.optim.RMSprop):
     """PyTorch's RMSprop with a step that consists of the same operations at any learning rate.
 
     PyTorch's RMSprop has no fused step, and its step takes as long as loss and gradients of a small
-    network. This class has the same state and the same results, up to the order of the last two
-    products.
+    network. This class has the same state, and equal results up to rounding.
 
     Args:
         params: Parameters or parameter groups.

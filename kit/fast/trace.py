@@ -305,7 +305,6 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         node.replace_all_uses_with(other)
 
     def _current(self, memory: int) -> int:
-        """Return the memory that replaced ``memory``."""
         while memory in self._replaced:
             memory = self._replaced[memory]
         return memory
@@ -400,7 +399,6 @@ def _seen_by_python(function: Any, args: Sequence[Any]) -> list[Tensor]:
 
 
 def _written(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """Return the arguments that an operation modifies."""
     found = []
     for number, argument in enumerate(function._schema.arguments):
         declared = argument.alias_info is not None and argument.alias_info.is_write

@@ -45,8 +45,7 @@ class Traced:
     draws random numbers of Python or NumPy, or changes its attributes), has hooks, or disagrees
     with its graph. ``reason`` and one warning explain why.
 
-    It is called without gradients; gradients that the function itself computes are part of the
-    graph.
+    Call it without gradients; gradients that the function computes are part of the graph.
 
     Args:
         function: Maps a dictionary or TensorDict of tensors to a dictionary of tensors. It may
@@ -185,12 +184,10 @@ class Traced:
             self._keys, self.reason = [], "almost every call has new input shapes"
 
     def _eagerly(self, reason: str, inputs: Inputs) -> Outputs:
-        """Run this call and all later calls eagerly."""
         self._stop(reason)
         return self.function(inputs.copy())
 
     def _stop(self, reason: str) -> None:
-        """Run all later calls eagerly."""
         self.reason = reason
         self._programs.clear()
         self._keys = []
@@ -199,7 +196,6 @@ class Traced:
 
     # ------------------------------------------------------------------ tracing
     def _trace(self, inputs: Inputs) -> Outputs:
-        """Run the function while tracing it."""
         self._names = names_of(inputs, self._names)
         self.refresh()
         if reason := self._obstacle():
@@ -239,7 +235,6 @@ class Traced:
         return ""
 
     def _record(self, inputs: Inputs, keys: list[Key]) -> tuple[Recording, dict[Key, Tensor]]:
-        """Call the function once; return its recording and its outputs."""
         arguments = inputs.copy()
         names: list[Key] = []
 

@@ -60,8 +60,7 @@ class Watch:
       attributes of these objects that their code names.
 
     Other changes are missed: in an array, a set or a nested list, behind a method of another
-    object, or in another file. :class:`~kit.fast.traced.Traced` detects them when it verifies a
-    graph again.
+    object, or in another file. :class:`~kit.fast.traced.Traced` detects them in a verification.
 
     Args:
         watched: Modules, optimisers, functions and other objects with attributes.
@@ -211,5 +210,4 @@ def _is_scalar(value: Any) -> bool:
 
 
 def _is_module(place: Any) -> bool:
-    """Return whether a dictionary holds the attributes of a module."""
     return isinstance(place, dict) and "_forward_pre_hooks" in place

@@ -40,7 +40,6 @@ class CrossQLoss(objectives.CrossQLoss):
     def _reduce_loss(
         self, loss: Tensor, tensordict: TensorDictBase | None = None, **kwargs: Any
     ) -> Tensor:
-        """Return the mean over rows, weighted by importance weights."""
         if tensordict is not None:
             kwargs["weights"] = self._maybe_get_priority_weight(tensordict)
         return super()._reduce_loss(loss, tensordict, **kwargs)  # type: ignore[no-any-return, unused-ignore]

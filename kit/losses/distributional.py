@@ -40,8 +40,7 @@ class _DistributionalLoss(objectives.DQNLoss):
         **settings: Arguments of TorchRL's ``DQNLoss``, such as ``double_dqn`` and ``delay_value``.
 
     Raises:
-        SettingError: If the network's atoms are quantiles and the loss needs logits over a support,
-            or the reverse.
+        SettingError: If the loss and the network do not both use quantiles or both a support.
     """
 
     writes_squared_errors = False

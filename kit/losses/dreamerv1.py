@@ -23,8 +23,7 @@ class DreamerV1Loss(LossModule):  # type: ignore[misc, unused-ignore]
     ``loss_critic`` the critic (eq. 8), all at the same weights. Minibatches are sequences of
     records, as for :class:`~kit.losses.DreamerV3Loss`. Imagination that starts at a terminal state
     has weight 0. As in DreamerV3, the value of a state includes only later rewards. In the paper it
-    also includes the reward that arrives with the state, which shifts the same returns by one time
-    step.
+    also includes the reward that arrives with the state.
 
     Args:
         world_model: World model.
@@ -35,7 +34,7 @@ class DreamerV1Loss(LossModule):  # type: ignore[misc, unused-ignore]
             ``None``: all time steps, as published.
         gamma: Discount factor.
         lmbda: Weight of longer returns (eq. 6).
-        free_nats: KL divergence between posterior and prior below which the loss is constant.
+        free_nats: KL divergence between posterior and prior below which it is ignored.
         divergence_coeff: Weight of the KL divergence; 1 as published, for images. Observation
             errors assume unit variance, so low-dimensional observations need a smaller weight.
         continuation_coeff: Weight of the continuation loss. With 0, continuations are not predicted

@@ -64,16 +64,14 @@ class DreamerV3Loss(LossModule):  # type: ignore[misc, unused-ignore]
     Args:
         world_model: World model.
         actor: Selects actions in imagination.
-        critic: Predicts returns. It is regularised towards a slow copy, which a target updater
-            updates.
+        critic: Predicts returns. It is regularised towards its target network.
         imagination_horizon: Number of imagined policy steps.
         imagination_starts: Number of last time steps of each sequence at which imagination starts;
             ``None``: all time steps, as published.
         gamma: Discount factor; 1 - 1/333 as published.
         lmbda: Weight of longer returns (eq. 7).
         entropy_coeff: Weight of the actor's entropy (eq. 11).
-        free_nats: KL divergence between posterior and prior below which the loss is constant (eq.
-            5).
+        free_nats: KL divergence between posterior and prior below which it is ignored (eq. 5).
         dynamics_coeff: Weight of the KL divergence that trains the prior (eq. 4).
         representation_coeff: Weight of the KL divergence that trains the posterior (eq. 4).
         replay_critic_coeff: Weight of the critic loss on replayed sequences.
@@ -231,8 +229,7 @@ class DreamerV3Loss(LossModule):  # type: ignore[misc, unused-ignore]
             actor: Actor that selected the actions.
             advantage: Advantages of the actions, ``[horizon, rows]``.
             spread: Divisor of the advantages.
-            gradients: Whether the advantage is maximised through the dynamics instead of by
-                REINFORCE.
+            gradients: Whether gradients flow through the dynamics instead of REINFORCE.
         """
         entropy = actor.entropy(imagined.columns)
         if not gradients:

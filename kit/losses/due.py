@@ -61,8 +61,7 @@ def _is_changed(loss_module: nn.Module, forward: Any) -> bool:
 
     Args:
         loss_module: Loss module.
-        forward: Autocast ``forward`` set by :func:`~kit.update.autocast_loss`; ``None``: the
-            class's ``forward``.
+        forward: ``forward`` set by :func:`~kit.update.autocast_loss`; ``None``: none.
     """
     # TorchRL registers one pre-hook, which warns if target networks are not updated.
     has_hooks = bool(loss_module._forward_hooks) or len(loss_module._forward_pre_hooks) > 1

@@ -36,8 +36,7 @@ class IQLLoss(objectives.IQLLoss):
     """TorchRL's ``IQLLoss`` with a corrected metric name and absolute TD errors.
 
     The metric ``entropy`` is renamed to ``negative_log_likelihood``, because it is the mean
-    negative log-likelihood of stored actions. ``td_error`` is the absolute error instead of the
-    squared error.
+    negative log-likelihood of stored actions. ``td_error`` is the absolute error.
     """
 
     writes_squared_errors = False
@@ -57,8 +56,7 @@ class CQLLoss(objectives.CQLLoss):
     importance sampling over 3 ``num_random`` actions: uniform actions, and actions of the policy at
     s and at s'. TorchRL's loss differs in three ways: it draws one action of each kind at a time,
     evaluates actions for s' at s', and draws uniform actions from [-1, 1] regardless of the bounds.
-    Its behaviour-cloning output ``loss_actor_bc`` is omitted. ``td_error`` is the absolute error
-    instead of the squared error.
+    The output ``loss_actor_bc`` is omitted, and ``td_error`` is the absolute error.
 
     Args:
         *networks: Networks of TorchRL's loss.

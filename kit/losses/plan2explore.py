@@ -51,8 +51,7 @@ class Plan2ExploreLoss(DreamerV3Loss):
     While ``exploring`` is true, an ensemble learns to predict the embedding of the next
     observation. A second actor, the explorer, is rewarded in imagination by the variance of the
     predictions, divided by its running standard deviation. Embeddings come from a frozen copy of
-    the initial encoder. The embeddings of the trained encoder drift, so the ensemble would never
-    agree on known states.
+    the initial encoder. Embeddings of the trained encoder drift, so the ensemble would never agree.
 
     During exploration, the world model learns only from observations and episode ends: rewards and
     returns are predicted from its features without gradients to them. The task actor learns in
@@ -61,8 +60,7 @@ class Plan2ExploreLoss(DreamerV3Loss):
     As in sheeprl, the explorer's advantage is the weighted mean of its critics' advantages, each
     divided by the scale of its returns. An explorer with discrete actions learns by REINFORCE. An
     explorer with continuous actions learns by gradients through the dynamics;
-    ``loss_explorer_actor`` then also depends on the world model, so the explorer needs a separate
-    optimiser.
+    ``loss_explorer_actor`` then needs a separate optimiser, as it also depends on the world model.
 
     Args:
         world_model: As in DreamerV3.
@@ -160,7 +158,6 @@ class Plan2ExploreLoss(DreamerV3Loss):
         return loss
 
     def _exploration_losses(self, starts: Latent) -> dict[str, Tensor]:
-        """Return the losses of the explorer and its critics."""
         gradients = not self.explorer.code.discrete
         imagined = imagine(
             self.world_model, self.explorer, starts, self.imagination_horizon, gradients=gradients

@@ -74,8 +74,7 @@ class Records(NamedTuple):
         """Encode and filter the observations.
 
         Returns:
-            Prediction targets, latents ``[time, sequences, ...]`` and the parameters of their
-            posteriors.
+            Prediction targets, latents ``[time, sequences, ...]`` and posterior parameters.
         """
         targets = model.targets(self.observations)
         encoded = model.encode(targets)

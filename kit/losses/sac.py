@@ -47,8 +47,8 @@ class DiscreteSACLoss(objectives.DiscreteSACLoss):
 
     Args:
         *networks: Networks of TorchRL's loss.
-        action_mask: Key of the mask ``[..., choices]`` that is 0 for forbidden actions; ``None``:
-            no mask.
+        action_mask: Key of the mask ``[..., choices]`` that is 0 for forbidden actions, or
+            ``None``.
         **settings: Further arguments of TorchRL's loss. ``target_entropy`` applies if all actions
             are allowed. If m of n actions are allowed, it is multiplied by ``log(m) / log(n)``.
     """

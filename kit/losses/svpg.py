@@ -13,16 +13,14 @@ def rbf_kernel(particles: Tensor) -> tuple[Tensor, Tensor]:
     """Return the radial basis function kernel and the sum of its derivatives.
 
     ``k(x, y) = exp(-|x - y|^2 / h)``. The bandwidth ``h`` is the median of the squared distances of
-    all pairs, divided by ``log(n + 1)`` (Liu and Wang 2016, section 5). The ``n + 1`` follows
-    pyrado.
+    all pairs, divided by ``log(n + 1)`` (Liu and Wang 2016, section 5). ``n + 1`` is as in pyrado.
 
     Args:
         particles: ``[n, parameters]``.
 
     Returns:
         The kernel ``[n, n]``, and ``[n, parameters]``: for each particle ``i``, the sum over ``j``
-        of the derivatives of ``k(x_j, x_i)`` with respect to ``x_j``, which points away from the
-        others.
+        of the derivatives of ``k(x_j, x_i)`` with respect to ``x_j``.
     """
     count = len(particles)
     away = particles[:, None] - particles[None]
@@ -55,8 +53,7 @@ class SteinGradients:
     multiplied by the number of particles.
 
     Args:
-        policy: Policy whose parameters ``[particles, ...]`` are coupled, including a shared
-            backbone.
+        policy: Policy with parameters ``[particles, ...]``, including a shared backbone.
         temperature: As in :func:`svpg_directions`.
     """
 

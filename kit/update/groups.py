@@ -159,7 +159,6 @@ class LossChecks:
         self._checked.update(present)
 
     def _check_names(self, losses: Sequence[str]) -> None:
-        """Raise an error for a loss without an optimiser."""
         named = [name for group in self.groups for name in group.losses]
         missing = [name for name in losses if name not in {*named, *self._fixed}]
         if named and missing:
@@ -224,7 +223,6 @@ class LossChecks:
 
 
 def _declared_names(loss_module: nn.Module) -> list[str]:
-    """Return the names of losses in a module's ``out_keys``."""
     try:
         return losses_among(getattr(loss_module, "out_keys", None) or ())
     except (AttributeError, NotImplementedError, RuntimeError):  # TorchRL's property may fail

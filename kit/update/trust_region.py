@@ -39,14 +39,12 @@ class TrustRegion(OptimizationStepper):
         policy: Actor whose parameters are changed; must not be recurrent.
         max_kl: Largest mean KL divergence between the policies before and after a step.
         damping: Constant added to the diagonal of F.
-        conjugate_gradient_steps: Number of conjugate gradient iterations; each computes a product
-            with F.
+        conjugate_gradient_steps: Number of conjugate gradient iterations.
         line_search_steps: Maximum number of step lengths that are tried.
         shrinkage: Ratio of each step length to the previous length, in (0, 1).
 
     Raises:
-        SettingError: If an argument is out of range, or at the first step, if a loss does not
-            depend on the policy.
+        SettingError: If an argument is out of range, or a loss does not depend on the policy.
     """
 
     def __init__(
@@ -132,7 +130,6 @@ class TrustRegion(OptimizationStepper):
         return 0.0, torch.zeros_like(objective)
 
     def _losses(self, batch: TensorDictBase) -> tuple[TensorDictBase, Tensor]:
-        """Return the loss outputs and the sum that is minimised."""
         losses = flat(self.loss_module(batch.copy()))
         return losses, total_of(losses).reshape(())
 
@@ -156,7 +153,6 @@ class TrustRegion(OptimizationStepper):
         return vector_of(gradients)
 
     def _set(self, vector: Tensor) -> None:
-        """Set the parameters in place."""
         for parameter, value in zip(self.parameters, parts_of(vector, self.parameters)):
             parameter.copy_(value)
 

@@ -96,8 +96,7 @@ class Update(OptimizationStepper):
             products save.
         writes_to_minibatch: Whether entries that the loss writes (``td_error``) are copied to the
             minibatch, for priorities or hooks.
-        reads_minibatches: Whether a subclass reads entries that the loss does not read; it then
-            receives all entries.
+        reads_minibatches: Whether a subclass needs entries that the loss does not read.
         post_backward: Hook called in each gradient step when the gradients of all losses are in
             ``parameter.grad``, before ``gradients`` and clipping; it may change or replace them.
 
@@ -245,8 +244,7 @@ class Update(OptimizationStepper):
         """Register the update as the optimisation stepper of TorchRL's trainer.
 
         Raises:
-            SettingError: If the trainer clips gradients differently, or targets are updated by
-                policy steps.
+            SettingError: If the trainer clips differently, or targets count policy steps.
         """
         limit = self.max_grad_norm if trainer.clip_grad_norm else self.clip_value
         if trainer.clip_norm not in (None, limit):
@@ -286,13 +284,11 @@ class Update(OptimizationStepper):
         return due_at(self._groups, self.optimizer_step_count + 1)
 
     def _losses_of(self, due: Due, minibatch: TensorDictBase) -> tuple[Metrics, Gradients]:
-        """Return metrics and gradients of a minibatch."""
         if not self.compile:
             return self._outputs(self._loss(due, minibatch.copy()), minibatch)
         return self._run(self.traced_step.loss(due), minibatch)
 
     def _run(self, traced: Traced, minibatch: TensorDictBase) -> tuple[Metrics, Gradients]:
-        """Return metrics and gradients of a traced call."""
         outputs = traced(minibatch)
         if traced.is_stale:
             self.compile = False  # other graphs of the loss also use the old value
@@ -338,7 +334,6 @@ class Update(OptimizationStepper):
         return outputs | {("metric", name): norm for name, norm in norms.items()}
 
     def _differentiate(self, due: Due, losses: TensorDictBase) -> Gradients:
-        """Return the gradients of the parameters of all due groups."""
         self._checks(due, losses)
         gradients: list[Tensor | None] = []
         for number in due:
