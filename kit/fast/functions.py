@@ -104,8 +104,8 @@ def _used_by(one: Any) -> list[Any]:
     if isinstance(one, MethodType):
         return [one.__self__, one.__func__]
     if isinstance(one, FunctionType):  # functions defined in other files are skipped
-        scope, values = one.__globals__, CapturedVariables([one]).values
-        return [v for v in values if getattr(v, "__globals__", scope) is scope]
+        scope, captured = one.__globals__, CapturedVariables([one]).values
+        return [v for v in captured if getattr(v, "__globals__", scope) is scope]
     if isinstance(one, nn.Module):
         parts = [*modules_of(one)]
         classes = {kind for part in parts for kind in type(part).__mro__}
