@@ -445,7 +445,8 @@ def test_priorities_of_a_given_replay_buffer_have_the_exponent_of_the_settings()
         recipes.sac.build(sac(per_alpha=0.6), buffer=prioritized(0.7))
     recipes.sac.build(sac(per_alpha=0.7), buffer=prioritized(0.7))
     message = refused(recipes.ddpg.build, ddpg(per_alpha=0.6), buffer=prioritized(0.6))
-    assert message.startswith("per_alpha=0.6 ") and "keeps its own settings" in message
+    assert message.startswith("per_alpha=0.6 ")
+    assert "keeps its own settings" in message
     recipes.ddpg.build(ddpg(per_alpha=1.2), buffer=prioritized(0.6))
 
 

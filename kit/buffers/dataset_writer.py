@@ -79,7 +79,9 @@ class DatasetWriter:
     def _episode(self, number: int, rows: TensorDictBase) -> Any:
         """Return a Minari episode with the environment's original values."""
         seen = torch.cat([rows["observation"], rows["next", "observation"][-1:]]).numpy()
-        converted = ActionConverter(self._action_leaf.space, [self._action_leaf], 1)  # clips, too
+        converted = ActionConverter(
+            self._action_leaf.space, [self._action_leaf], 1
+        )  # also clips actions
         flags = {name: rows["next", name].squeeze(-1) for name in ("terminated", "truncated")}
         return self._minari.data_collector.EpisodeBuffer(
             id=number,
@@ -100,7 +102,7 @@ class DatasetWriter:
             warnings.simplefilter("ignore")  # Minari warns about missing author metadata
             name = self.folder.name
             dataset = create(name, episodes, algorithm_name=algorithm, **spaces, **exact)
-            if self._spec is not None:  # as an argument of create, Minari would build the env
+            if self._spec is not None:  # create() would build the environment
                 text = self._spec.to_json()
                 dataset.storage.update_metadata({"env_spec": text, "eval_env_spec": text})
 

@@ -38,7 +38,7 @@ class _Rows:
         # Indexing a few rows takes NumPy a quarter of PyTorch's time.
         self.array = tensor.numpy() if on_host(tensor) else None
         self._shape = tensor.shape[1:]
-        self._last_value: Tensor | None = None  # cached source of _time_ordered
+        self._last_value: Tensor | None = None  # source of _time_ordered
         self._time_ordered: NDArray[Any] | None = None
 
     def takes(self, value: Tensor | None) -> bool:
@@ -124,7 +124,7 @@ class FastStorageIO:
             and self.storage.ndim == 1
             and not getattr(buffer, "_prefetch", False)
             and getattr(buffer, "_sample_unit", None) is None
-            and getattr(buffer._collate_fn, "__name__", "") == "_collate_id"  # no custom one
+            and getattr(buffer._collate_fn, "__name__", "") == "_collate_id"  # default collation
             and not self.writer.tracks_generations
         )
         self._once = self.storage if isinstance(self.storage, ObservationStorage) else None
@@ -148,7 +148,7 @@ class FastStorageIO:
             self._cached_storage, self._read = rows, (None, {})
             self._rows = {path: _Rows(value) for path, value in leaves(rows).items()}
             index = self._rows.pop(("index",), None)
-            if index is not None:  # row i always stores i
+            if index is not None:  # the "index" entry of row i is i
                 index.tensor.copy_(torch.arange(len(index.tensor)))
             # storage.device may be "auto", so check the tensors.
             self._on_gpu = all(row.tensor.is_cuda for row in self._rows.values())

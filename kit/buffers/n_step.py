@@ -65,7 +65,7 @@ class NStep:
         """
         entries, axis, total = leaves(batch), batch.ndim - 1, batch.shape[-1]
         _check_tensors(entries)
-        # NumPy takes half of PyTorch's time for small arrays; the code calls either library.
+        # NumPy takes half of PyTorch's time for small arrays, so either library is used.
         library: Any = np if _fits_numpy(entries) and _fits_numpy(self._newest) else torch
         values: Values = _arrays(entries) if library is np else entries
         if self._newest:

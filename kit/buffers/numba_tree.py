@@ -147,7 +147,7 @@ def _limits(places: Any, values: Any) -> Any:
     for row in range(len(places)):
         least, most = min(least, places[row]), max(most, places[row])
         lowest = min(lowest, values[row])
-        if not values[row] <= highest and highest == highest:  # a NaN is kept
+        if not values[row] <= highest and highest == highest:  # keeps NaN
             highest = values[row]
     return least, most, lowest, highest
 

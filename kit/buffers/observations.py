@@ -19,7 +19,7 @@ from kit.steps import SettingError
 
 _FLAGS = {("reward",), ("done",), ("terminated",), ("truncated",)}
 _NONE, _REPEATED = -1, -2
-"""Special rows of last observations: no separate one, or equal to the observation itself."""
+"""Markers instead of a row number: no separate last observation, or a repeated observation."""
 
 Path = tuple[str, ...]
 Array = NDArray[Any]
@@ -51,7 +51,7 @@ class ObservationStorage(TransitionStorage):
     ) -> None:
         super().__init__(max_size, folder, compilable=True)
         self.frames, self.num_envs = stacked_frames, num_envs
-        self._written = 0  # number of transitions written so far; also numbers the transitions
+        self._written = 0  # number of transitions written so far
         self._memories: dict[Path, _Frames] = {}
         self._begins = np.zeros(0, np.bool_)
         self._ends = np.zeros(0, np.int64)  # row of each transition's last observation

@@ -61,7 +61,7 @@ class CapturedVariables:
 
 
 def _attributes(objects: Sequence[Any], names: set[str]) -> list[tuple[dict[str, Any], str]]:
-    """Return tables and names of the attributes with these names, in objects within objects.
+    """Return dictionary and key of attributes with these names, searching objects recursively.
 
     Attributes of ``objects`` themselves and of modules are omitted. For a property, the names in
     its code are followed.

@@ -59,7 +59,7 @@ class _Planner:
 
     def __init__(self, graph: fx.Graph) -> None:
         self.graph = graph
-        # Preallocated memory by placeholder, and tuples of views by their operation.
+        # Preallocated memory keyed by placeholder, and lists of views keyed by their operation.
         self.own: dict[fx.Node, Any] = {}
         self._shown: dict[fx.Node, set[fx.Node]] = {}
         for node in graph.nodes:
@@ -74,7 +74,7 @@ class _Planner:
         for node, shown in self._shown.items():
             for one in shown:
                 self._last[one] = max([self._last[one], *map(order.__getitem__, node.users)])
-        self._used: list[tuple[int, Tensor]] = []  # position of the last reader, memory
+        self._used: list[tuple[int, Tensor]] = []  # (last reader, memory)
         self._free: list[Tensor] = []
 
     def _memories(self, node: fx.Node) -> set[fx.Node]:
@@ -93,7 +93,7 @@ class _Planner:
             else:
                 self._write_to_own(node)
         for node in [one for one in self.own if one.op == "call_function" and not one.users]:
-            self.graph.erase_node(node)  # all its views exist
+            self.graph.erase_node(node)  # all its views were created
 
     # ------------------------------------------------------------------ results
     def _write_to_own(self, node: fx.Node) -> None:

@@ -48,7 +48,7 @@ def are_faster() -> bool:
 
 
 def with_fast_products(graph: fx.Graph) -> fx.Graph | None:
-    """Return a copy of a graph with large products computed by oneDNN; ``None`` without any.
+    """Return a copy of a graph with large products computed by oneDNN, or ``None``.
 
     The graph contains CPU operations with ``dtype``, ``shape`` and ``stride`` in ``meta``.
     """
@@ -92,7 +92,7 @@ def _linear(graph: fx.Graph, left: Any, right: Any, bias: Any = None) -> fx.Node
     (rows, inner), columns = _shape(left), _shape(right)[1]
     copied = 0 if left.meta["stride"] == (inner, 1) else rows * inner
     transposed_copied = 0 if right.meta["stride"] == (1, inner) else columns * inner
-    transposed_copied += rows * columns  # the result is also copied
+    transposed_copied += rows * columns  # the transposed result is copied too
     if bias is not None or copied <= transposed_copied:
         return _pointwise(graph, left, _transposed(graph, right), bias)
     result = _transposed(graph, _pointwise(graph, _transposed(graph, right), left, None))

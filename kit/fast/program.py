@@ -78,7 +78,7 @@ class Program:
             self._run, _ = executed(faster, self.executor)
         found = None
         if keeps_memory:
-            with contextlib.suppress(RuntimeError):  # a view is impossible in this memory
+            with contextlib.suppress(RuntimeError):  # the memory may not support a view
                 found = with_own_memory(faster.graph, faster.constants)
         if found is not None:
             faster.graph, faster.constants = found
@@ -94,7 +94,7 @@ class Program:
         if self._in_own_memory is None:
             return
         results, changed = outcome(self._run)
-        with contextlib.suppress(RuntimeError):  # an operation rejects this memory
+        with contextlib.suppress(RuntimeError):  # an operation may reject the memory
             others, also_changed = outcome(self._in_own_memory)
             if all(map(equal, [*results, *changed], [*others, *also_changed])):
                 self._run = self._in_own_memory

@@ -184,7 +184,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         del types
         kwargs = kwargs or {}
-        if function.namespace == "profiler":  # profiler marks of optimiser steps
+        if function.namespace == "profiler":  # optimisers record profiler events
             return function(*args, **kwargs)
         dynamic = torch.Tag.dynamic_output_shape in function.tags
         for tensor in _seen_by_python(function, args):
@@ -300,7 +300,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         pairs = zip(tensors_in(node.meta["value"]), tensors_in(other.meta["value"]))
         for old, new in pairs:
             before, after = self._current(_memory(old)), self._current(_memory(new))
-            if before != after:  # avoids a cycle
+            if before != after:  # equal addresses would form a cycle
                 self._replaced[before] = after
         node.replace_all_uses_with(other)
 

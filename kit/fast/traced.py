@@ -165,7 +165,7 @@ class Traced:
     def _not_replayed(
         self, program: Program | None, inputs: Inputs, values: Sequence[Tensor], signature: Any
     ) -> Outputs:
-        """Run the function, and trace or verify it if due."""
+        """Run the function, and trace or verify it if tracing or verification is due."""
         if program is not None:
             return self._verify(program, inputs, values)
         if not self.reason:

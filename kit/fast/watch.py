@@ -160,7 +160,7 @@ def _places(watched: Any) -> Iterator[Any]:
         yield watched
     elif isinstance(watched, nn.Module):
         for module in modules_of(watched):
-            if not isinstance(module, TensorDictParams):  # attributes change in every call
+            if not isinstance(module, TensorDictParams):  # its attributes change in every call
                 yield from _with_contents(vars(module))
             parts = (vars(module).get(part) for part in _PARTS)
             yield from (

@@ -81,7 +81,7 @@ class DreamerV1Loss(LossModule):  # type: ignore[misc, unused-ignore]
         features = torch.stack(imagined.features)
         value = self.critic(features).float().squeeze(-1)
         returns = lambda_returns(imagined.reward, continuation[1:], value[1:], self.lmbda)
-        # Recorded flags for the start states, and predicted continuations for later states.
+        # Use recorded flags for start states and predicted continuations for later states.
         is_alive = ~records.newest(self.imagination_starts).terminated.reshape(1, -1)
         weight = torch.cat([is_alive.float(), continuation.detach()[1:-1]]).cumprod(0)
         predicted = self.critic(features[:-1].detach()).float().squeeze(-1)

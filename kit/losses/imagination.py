@@ -60,7 +60,7 @@ def imagine(
             action = actor.sample(columns)
             latent = rssm.imagine(latent, rssm.action(action), random)
             features.append(latent.features)
-            # Heads are evaluated in the loop, while the features are in the CPU cache.
+            # Prediction heads run in the loop, while the features are in the CPU cache.
             steps.append((action, columns, world_model.reward(features[-1])))
             continuation.append(world_model.continuation(features[-1]))
     action, columns, reward = (torch.stack(parts) for parts in zip(*steps))

@@ -40,7 +40,7 @@ class RunningStd(nn.Module):
         """Update the averages with ``values`` and return the standard deviation."""
         self.mean.lerp_(values.mean(), self.rate)
         self.square.lerp_(values.square().mean(), self.rate)
-        self.weight.lerp_(torch.ones_like(self.weight), self.rate)  # bias correction
+        self.weight.lerp_(torch.ones_like(self.weight), self.rate)  # for bias correction
         variance = self.square / self.weight - (self.mean / self.weight).square()
         return variance.clamp(min=1e-16).sqrt()
 

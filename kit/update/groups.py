@@ -87,7 +87,7 @@ def losses_among(names: Iterable[Any]) -> list[str]:
 def flat(losses: TensorDictBase) -> TensorDictBase:
     """Return the outputs of a loss module with nested names flattened."""
     if any(isinstance(value, TensorDictBase) for value in losses.values()):
-        return losses.flatten_keys(".")  # composite actions: entropy.gear_entropy
+        return losses.flatten_keys(".")  # for composite actions: entropy.gear_entropy
     return losses
 
 
@@ -225,5 +225,5 @@ class LossChecks:
 def _declared_names(loss_module: nn.Module) -> list[str]:
     try:
         return losses_among(getattr(loss_module, "out_keys", None) or ())
-    except (AttributeError, NotImplementedError, RuntimeError):  # TorchRL's property may fail
+    except (AttributeError, NotImplementedError, RuntimeError):  # TorchRL's out_keys may raise
         return []

@@ -137,7 +137,7 @@ class TrustRegion(OptimizationStepper):
         """Raise an error if a loss does not depend on the policy."""
         for name in losses_among(losses.keys()):
             loss = losses.get(name)
-            # A loss of 0 may have a coefficient of 0.
+            # A loss that is 0 may be disabled by a coefficient of 0.
             if not any(reaches([loss], self.parameters)) and bool(loss != 0):
                 reason = f"The returned {name} does not depend on the policy's parameters"
                 hint = "Pass the same policy and no critic, and fit the critic with FitCritic"

@@ -50,7 +50,7 @@ def autocast_loss(loss_module: nn.Module, precision: str, device: Any) -> nn.Mod
     if one_of("precision", precision, ["float32", "bfloat16"]) == "bfloat16":
         mixed = torch.autocast(torch.device(device).type, torch.bfloat16)
         loss_module.forward = forward = mixed(loss_module.forward)
-        vars(loss_module)["autocast_loss"] = mixed, forward  # used by losses_due
+        vars(loss_module)["autocast_loss"] = mixed, forward  # read by losses_due
     return loss_module
 
 
