@@ -18,23 +18,23 @@ from kit.steps.errors import one_of, real_number, whole_number
 
 Standardize = Literal["batch", "running"]
 Ends = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
-"""Rewards, values, next values, ``done`` and ``terminated``, with time last."""
+"""Rewards, values, next values, ``done`` and ``terminated``, with time as last dimension."""
 
 
 def discounted_suffix_sums(values: Tensor, factors: Tensor) -> Tensor:
-    """The ``x`` with ``x[t] = values[t] + factors[t] * x[t + 1]``, and ``x`` zero past the end.
+    """Return ``x`` with ``x[t] = values[t] + factors[t] * x[t + 1]`` and 0 past the end.
 
-    Time is the last dimension. The recursion is solved by doubling, in about ``log2(steps)`` tensor
-    operations and without reading anything on the host.
+    Time is the last dimension. The recursion is solved by doubling in about ``log2(steps)`` tensor
+    operations, without synchronising with the host.
 
     Args:
         values: ``[..., steps]``.
-        factors: ``[..., steps]``; zero where the sum is cut.
+        factors: ``[..., steps]``; 0 ends the sum.
     """
     steps = values.shape[-1]
     reach = 1
     while reach < steps:
-        # values[t] now sums `reach` terms, and factors[t] is the weight of the one after them.
+        # values[t] sums `reach` terms, and factors[t] is the weight of the following term.
         values = values + factors * pad(values[..., reach:], (0, reach))
         factors = factors * pad(factors[..., reach:], (0, reach))
         reach *= 2
@@ -50,19 +50,19 @@ def generalized_advantages(
     gamma: float | Tensor,
     lmbda: float | Tensor,
 ) -> Tensor:
-    """Generalised advantages (Schulman et al. 2016, eq. 16).
+    """Compute generalised advantage estimates (Schulman et al. 2016, eq. 16).
 
-    The value after a terminated step is zero; after a truncated one it is ``next_value``, the value
-    of the true last observation.
+    The value after a terminated step is 0. After a truncated step it is ``next_value``, the value
+    of the final observation before the reset.
 
     Args:
-        reward: ``[..., steps]``, like all that follow.
-        value: of the observations acted on.
-        next_value: of the observations that followed, before any reset.
-        done: whether the episode ended with the step.
-        terminated: whether it ended by itself.
-        gamma: discount, in [0, 1].
-        lmbda: weight of longer estimates, in [0, 1].
+        reward: Rewards ``[..., steps]``; all other tensors have this shape.
+        value: Values of the observations.
+        next_value: Values of the next observations, before any reset.
+        done: Whether the episode ended with the step.
+        terminated: Whether the episode terminated with the step.
+        gamma: Discount factor in [0, 1].
+        lmbda: Weight of longer estimates in [0, 1].
     """
     delta = reward + gamma * next_value * ~terminated - value
     return discounted_suffix_sums(delta, gamma * lmbda * (~done).to(delta.dtype))
@@ -76,10 +76,10 @@ def n_step_returns(
     gamma: float | Tensor,
     n_step: int,
 ) -> Tensor:
-    """The rewards of the next ``n_step`` steps and the value after them (Mnih et al. 2016, sec. 4).
+    """Compute n-step returns with bootstrapping (Mnih et al. 2016, section 4).
 
-    Fewer steps where the episode or the batch ends before. The arguments are those of
-    :func:`generalized_advantages`.
+    Fewer steps are summed if the episode or the batch ends earlier. The other arguments are those
+    of :func:`generalized_advantages`.
     """
     first = reward + gamma * next_value * ~terminated
     returns = first
@@ -101,12 +101,13 @@ def vtrace(
     max_c: float = 1.0,
     lmbda: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """V-trace advantages and value targets (Espeholt et al. 2018, eq. 1 and section 4.2).
+    """Compute V-trace advantages and value targets (Espeholt et al. 2018, eq. 1, section 4.2).
 
-    ``log_ratio`` is the log-probability of the action now, minus that when it was taken;
-    ``max_rho`` is the largest importance weight of a temporal difference, ``max_c`` the largest one
-    that is passed on to earlier steps, and ``lmbda``, in [0, 1], a factor of the latter (remark 2).
-    The other arguments are those of :func:`generalized_advantages`.
+    ``log_ratio`` is the log-probability of the action under the current policy minus the recorded
+    log-probability. ``max_rho`` is the maximum importance weight of a temporal difference.
+    ``max_c`` is the maximum importance weight that is propagated to earlier steps, and ``lmbda`` in
+    [0, 1] multiplies it (remark 2). The other arguments are those of
+    :func:`generalized_advantages`.
     """
     ratio = log_ratio.exp()
     rho, c = ratio.clamp(max=max_rho), lmbda * ratio.clamp(max=max_c)
@@ -118,11 +119,12 @@ def vtrace(
 
 
 class AdvantageNormalizer(nn.Module):
-    """Brings advantages to mean 0 and standard deviation 1.
+    """Normalises advantages to mean 0 and standard deviation 1.
 
     Args:
-        over: ``"batch"``: the transitions of each batch; ``"running"``: all transitions so far
-            (Chan et al. 1979), whose moments, in float64, are part of the checkpoint.
+        over: ``"batch"``: use the mean and standard deviation of each batch. ``"running"``: use
+            running statistics of all transitions (Chan et al. 1979), saved in checkpoints as
+            float64.
     """
 
     mean: Tensor
@@ -138,25 +140,25 @@ class AdvantageNormalizer(nn.Module):
 
     @torch.no_grad()
     def forward(self, advantage: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return standardised advantages.
+        """Return normalised advantages.
 
         Args:
             advantage: ``[num_envs, steps, ...]``.
-            mask: which steps are no padding, ``[num_envs, steps]``; ``None``: all.
+            mask: Mask of valid steps, ``[num_envs, steps]``; ``None``: all steps are valid.
         """
         if self.over == "batch":
             return _standardized(advantage, mask)
         weight, count, mean, centred = _centred(advantage, mask)
-        known = RunningMeanStd(self.mean, self.var, self.count)
+        moments = RunningMeanStd(self.mean, self.var, self.count)
         var = centred.double().square().sum() / count
-        for buffer, new in zip(known, known.merged(mean.double(), var, count)):
+        for buffer, new in zip(moments, moments.merged(mean.double(), var, count)):
             buffer.copy_(new)
-        deviation = self.var.sqrt().clamp_min(1e-6)
-        return ((advantage - self.mean) / deviation).to(advantage.dtype) * weight
+        std = self.var.sqrt().clamp_min(1e-6)
+        return ((advantage - self.mean) / std).to(advantage.dtype) * weight
 
 
 def _centred(advantage: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Weights of advantages, 0 in padding; their sum; the mean; distances from it, 0 in padding."""
+    """Return weights (0 for padding), their sum, the mean and the weighted centred advantages."""
     weight = torch.ones_like(advantage)
     if mask is not None:
         more = [1] * (advantage.ndim - mask.ndim)
@@ -167,31 +169,32 @@ def _centred(advantage: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Te
 
 
 def _standardized(advantage: Tensor, mask: Tensor | None) -> Tensor:
-    """Return advantages of mean 0 and standard deviation 1."""
+    """Return advantages with mean 0 and standard deviation 1."""
     _, count, _, centred = _centred(advantage, mask)
-    others = (count - 1).clamp_min(1)  # one advantage alone is 0
-    return centred / (centred.square().sum() / others).sqrt().clamp_min(1e-6)
+    degrees = (count - 1).clamp_min(1)  # a single advantage becomes 0
+    return centred / (centred.square().sum() / degrees).sqrt().clamp_min(1e-6)
 
 
 class GAE(torchrl_value.GAE):
-    """TorchRL's generalised advantage estimation, without its reads of ``done`` on the host.
+    """TorchRL's generalised advantage estimator without host synchronisation.
 
-    The same keys and numbers (up to the order of summation) as TorchRL's class, for batches
-    ``[num_envs, steps]``, padded episodes included, and ``[steps]``, where ``done`` parts the
-    episodes; of several agents, too, ``[num_envs, steps, agents, 1]``. It writes ``advantage``,
+    It has the same keys and results as TorchRL's class, up to the order of summation. Batches are
+    ``[num_envs, steps]``, possibly padded episodes, or ``[steps]`` with episodes separated by
+    ``done``, or ``[num_envs, steps, agents, 1]`` for several agents. It writes ``advantage``,
     ``value_target`` (the TD(lambda) return) and the values of both observations, all without
-    gradients. The value network may be recurrent: its hidden state is that in the batch.
+    gradients. A recurrent value network starts from the hidden states in the batch.
 
     Args:
-        gamma: discount, in [0, 1].
-        lmbda: weight of longer estimates, in [0, 1].
-        value_network: module from observations to values.
-        n_step: rewards summed before bootstrapping, in place of ``lmbda``; ``None``: lambda.
-        standardize: over what advantages are standardised, see :class:`AdvantageNormalizer`; ``None``:
-            they are not. (A loss standardises over minibatches with ``normalize_advantage``.)
+        gamma: Discount factor in [0, 1].
+        lmbda: Weight of longer estimates in [0, 1].
+        value_network: Module from observations to values.
+        n_step: Rewards summed before bootstrapping, instead of using ``lmbda``.
+        standardize: Transitions over which advantages are normalised (see
+            :class:`AdvantageNormalizer`). ``None``: no normalisation here; a loss normalises per
+            minibatch with ``normalize_advantage``.
 
     Raises:
-        SettingError: if a number is out of range, or ``n_step`` meets ``lmbda``.
+        SettingError: If an argument is out of range, or ``n_step`` is combined with ``lmbda``.
     """
 
     def __init__(
@@ -209,8 +212,8 @@ class GAE(torchrl_value.GAE):
         if n_step is not None:
             whole_number("n_step", n_step, at_least=1)
             if lmbda != 1.0:
-                why = f"contradicts lmbda={lmbda}: both weigh longer estimates"
-                raise SettingError("n_step", n_step, why, [None], "or use lmbda=1")
+                reason = f"N-step returns cannot be combined with lmbda={lmbda}"
+                raise SettingError("n_step", n_step, reason, [None], "Or use lmbda=1")
         self.n_step = n_step
         self.standardizer = AdvantageNormalizer(standardize) if standardize else None
         self._traced: Traced | None = None
@@ -223,19 +226,19 @@ class GAE(torchrl_value.GAE):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Add advantages, value targets and values to a batch ``[num_envs, steps]`` or ``[steps]``.
 
-        Time is the last dimension of the batch, or the one with the name ``"time"``. Transitions
-        that join several steps (``steps_to_next_obs``) are discounted by all of them.
+        Time is the batch dimension named ``"time"``, or else the last one. N-step transitions are
+        discounted by gamma to the power of ``steps_to_next_obs``.
         """
         self._time = _time_of(tensordict)
         if self._traced is None:
-            self._traced = Traced(self._written, self, self.value_network, name="GAE")
+            self._traced = Traced(self._compute, self, self.value_network, name="GAE")
         with torch.no_grad():
             self._traced.refresh()
             for key, value in self._traced(tensordict).items():
                 tensordict.set(key, value)
         return tensordict
 
-    def _written(self, batch: TensorDictBase) -> dict[Any, Tensor]:
+    def _compute(self, batch: TensorDictBase) -> dict[Any, Tensor]:
         """Return advantages, value targets and the values of both observations, by key."""
         names, reads, time = self.tensor_keys, self._reads, self._time
         end_keys = [("next", name) for name in (names.reward, names.done, names.terminated)]
@@ -244,7 +247,7 @@ class GAE(torchrl_value.GAE):
         batch = batch.select(*seen, *end_keys, *others, strict=False)
         value = self._values(batch.exclude("next"))
         following = batch.get("next").copy()
-        if "is_init" in reads:  # the observation after a step begins no episode
+        if "is_init" in reads:  # next observations never start an episode
             following.set("is_init", torch.zeros_like(following.get(names.done)))
         following = self._values(following)
 
@@ -265,13 +268,13 @@ class GAE(torchrl_value.GAE):
         }  # fmt: skip
 
     def _values(self, seen: TensorDictBase) -> Tensor:
-        """Values ``[num_envs, steps, 1]``, or ``[steps, 1]``.
+        """Return values ``[num_envs, steps, 1]`` or ``[steps, 1]``.
 
-        Those of a recurrent network follow from the hidden state in the batch, so that it makes one
-        time step for all rows at once. To batch normalisation the time would be the features.
+        A recurrent network runs one time step on all rows, starting from the hidden states in the
+        batch. Batch normalisation also expects features in dimension 1.
         """
         network, name = self.value_network, self.tensor_keys.value
-        if "is_init" not in self._reads and not _takes_rows(network):
+        if "is_init" not in self._reads and not _needs_rows(network):
             return network(seen).get(name)  # type: ignore[no-any-return]
         return network(seen.reshape(-1)).get(name).unflatten(0, seen.batch_size)  # type: ignore[no-any-return]
 
@@ -285,33 +288,33 @@ class GAE(torchrl_value.GAE):
         return target - value, target
 
 
-def _takes_rows(network: Any) -> bool:
-    """Whether a network has a layer to which the second dimension is that of the features."""
+def _needs_rows(network: Any) -> bool:
+    """Return whether a layer of the network expects features in dimension 1."""
     modules = network.modules() if isinstance(network, nn.Module) else ()
-    return any(isinstance(one, (_NormBase, nn.GroupNorm, nn.Flatten)) for one in modules)
+    return any(isinstance(m, (_NormBase, nn.GroupNorm, nn.Flatten)) for m in modules)
 
 
 def _time_of(batch: TensorDictBase) -> int:
-    """The dimension that is the time: the one of this name, else the last."""
+    """Return the index of the time dimension: the dimension named ``"time"``, or else the last."""
     names = list(batch.names)
     return names.index("time") if "time" in names else batch.ndim - 1
 
 
 class VTrace(GAE):
-    """V-trace (Espeholt et al. 2018): advantages of the policy that learns, from one behind it.
+    """V-trace (Espeholt et al. 2018): off-policy advantages for batches from an older policy.
 
-    With batches of that same policy, its value targets are TD(1) returns. TorchRL's class compares
-    the log-probability of a newly drawn action with that of the action taken; otherwise as
-    :class:`GAE`.
+    For batches from the current policy, its value targets are TD(1) returns. TorchRL's class
+    compares the log-probability of a newly sampled action with that of the recorded action. Other
+    behaviour is as in :class:`GAE`.
 
     Args:
-        gamma: discount, in [0, 1].
-        value_network: module from observations to values.
-        actor_network: policy that learns; its log-probabilities are compared with the batch's.
-        max_rho: largest importance weight of a temporal difference.
-        max_c: largest importance weight that is passed on to earlier steps.
-        lmbda: factor of the latter, in [0, 1].
-        standardize: as for :class:`GAE`.
+        gamma: Discount factor in [0, 1].
+        value_network: Module from observations to values.
+        actor_network: Current policy; its log-probabilities are compared with the batch's.
+        max_rho: Maximum importance weight of a temporal difference.
+        max_c: Maximum importance weight that is propagated to earlier steps.
+        lmbda: Multiplier of the propagated weight in [0, 1].
+        standardize: As in :class:`GAE`.
     """
 
     def __init__(
@@ -335,7 +338,7 @@ class VTrace(GAE):
 
     @property
     def _reads(self) -> list[Any]:
-        """Keys that value network and policy read, and the policy's outputs."""
+        """Keys that the value network and the policy read, and the policy's outputs."""
         reads = [*self.actor_network.in_keys, *self.actor_network.out_keys]
         return [*dict.fromkeys([*super()._reads, *reads])]
 
@@ -349,17 +352,17 @@ class VTrace(GAE):
 
 
 class RewardToGo(nn.Module):
-    """Monte-Carlo returns: the discounted rewards from each step to the end of its episode.
+    """Monte-Carlo returns: the sum of discounted rewards from each step to the end of its episode.
 
-    For REINFORCE without a baseline (Williams 1992; Sutton and Barto 2018, section 13.3). Called
-    with a batch ``[num_envs, steps]``, padded episodes included, or ``[steps]``, it writes the
-    return as ``value_target`` and ``advantage``, both ``[..., steps, 1]``. What follows a truncated
-    episode or the end of the batch counts as 0: collect whole episodes. With a baseline, use
-    :class:`GAE` with ``lmbda=1``, which estimates it.
+    For REINFORCE without a baseline (Williams 1992; Sutton and Barto 2018, section 13.3). Given a
+    batch ``[num_envs, steps]``, possibly padded episodes, or ``[steps]``, it writes the return as
+    ``value_target`` and ``advantage``, both ``[..., steps, 1]``. Rewards after a truncation or the
+    end of the batch count as 0, so collect whole episodes. With a baseline, use :class:`GAE` with
+    ``lmbda=1``, which bootstraps from the value network.
 
     Args:
-        gamma: discount, in [0, 1].
-        standardize: as for :class:`GAE`.
+        gamma: Discount factor in [0, 1].
+        standardize: As in :class:`GAE`.
 
     Examples:
         >>> ended = torch.tensor([False, True, False]).reshape(1, 3, 1)

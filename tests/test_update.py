@@ -834,19 +834,17 @@ def refused(loss: nn.Module, optimizer: Any, message: str, **settings: Any) -> N
 
 def test_a_loss_without_an_optimiser_is_refused_before_the_first_step():
     loss = Parts()
-    message = r"optimizer=\['loss_a'\] leaves loss_b without an optimiser"
+    message = r"optimizer=\['loss_a'\].* No optimiser minimises loss_b"
     refused(loss, {"loss_a": SGD([loss.a], lr=1.0)}, message)
 
 
 def test_an_optimiser_over_parameters_that_no_loss_reaches_is_refused():
     loss = Parts()
-    refused(
-        loss, Adam([loss.unrelated]), "optimizer='Adam' is over parameters that loss_a and loss_b"
-    )
+    refused(loss, Adam([loss.unrelated]), "optimizer='Adam'.* do not affect loss_a and loss_b")
     named = {"loss_a": SGD([loss.a], lr=1.0), "loss_b": SGD([loss.a], lr=1.0)}
-    refused(loss, named, "optimizer='b' is over parameters that loss_b does not reach")
+    refused(loss, named, "optimizer='b'.* do not affect loss_b")
     delayed = {"loss_a": SGD([loss.a], lr=1.0), "loss_b": SGD([loss.unrelated], lr=1.0)}
-    refused(loss, delayed, "that loss_b does not reach", every={"loss_b": 10})
+    refused(loss, delayed, "do not affect loss_b", every={"loss_b": 10})
 
 
 class CutOff(Parts):
@@ -862,10 +860,10 @@ class CutOff(Parts):
 
 def test_losses_that_leave_weights_of_a_shared_optimiser_untrained_are_refused():
     loss = CutOff()
-    message = r"'CutOff' returns a loss_b without a gradient, and no other changes b; leave out"
+    message = r"'CutOff'.* loss_b has no gradient, so b would never change"
     refused(loss, SGD([loss.a, loss.b], lr=1.0), message)
     loss.name = "error"
-    message = r"'CutOff' returns error, which alone reaches b and is not minimised; call it loss_er"
+    message = r"'CutOff'.* Only error depends on b, but it is not minimised"
     refused(loss, SGD([loss.a, loss.b], lr=1.0), message)
     loss.b.requires_grad_(False)
     Update(loss, SGD([loss.a, loss.b], lr=1.0))(TensorDict({"x": torch.ones(3)}, [3]))
@@ -873,7 +871,7 @@ def test_losses_that_leave_weights_of_a_shared_optimiser_untrained_are_refused()
 
 def test_weights_that_losses_reach_and_no_optimiser_has_are_refused_unless_they_are_frozen():
     loss = Parts()
-    message = r"optimizer='SGD' would never change b, which loss_a and loss_b reach; give it"
+    message = r"optimizer='SGD'.* No optimiser updates b, but the losses depend on it"
     refused(loss, SGD([loss.a], lr=1.0), message)
     loss.b.requires_grad_(False)
     before = loss.b.clone()

@@ -1,4 +1,4 @@
-"""Where minibatches come from: passes over the last batch, or samples of a replay buffer."""
+"""Sources of minibatches: shuffled passes over the last batch, or samples from a replay buffer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a minibatch of a replay buffer is: samples of a TorchRL replay buffer."""
+"""Minibatches sampled from a TorchRL replay buffer."""
 
 from __future__ import annotations
 
@@ -33,30 +33,26 @@ from kit.steps import SettingError, StepPlan
 
 
 class ReplayMinibatches:
-    """Samples of a TorchRL replay buffer, any storage and any sampler.
+    """Samples minibatches from a TorchRL replay buffer with any storage and any sampler.
+
+    A storage with ``ndim=1`` receives transitions in time order, or episode after episode.
+    A storage with ``ndim=2`` (for a slice sampler) receives batches ``[num_envs, steps]``.
 
     Args:
-        buffer: TorchRL's buffer.
-        n_step: makes transitions of several steps before they are stored; ``None``: of one.
-        device: where minibatches are delivered, from a storage on the host; ``None``: where they
-            are stored.
-
-    A storage with ``ndim=1`` gets transitions in the order in which they happened, and whole
-    episodes one after the other; one with ``ndim=2`` (for a slice sampler) gets batches
-    ``[num_envs, steps]`` as they are.
+        buffer: TorchRL replay buffer.
+        n_step: Builds n-step transitions before they are stored; ``None``: one-step transitions.
+        device: Device of minibatches from a host storage; ``None``: the storage's device.
 
     Attributes:
-        keys_read: of the entries of a minibatch that will be read; empty: any may be. Others may
-            be left out.
-        reads_minibatches: whether entries of minibatches are read after they were returned, other
-            than a loss's outputs. A subclass that does, in ``update_priority``, sets it to true:
+        keys_read: Minibatch keys that will be read; others may be omitted. Empty: all keys.
+        reads_minibatches: Whether minibatch entries other than the loss's outputs are read after
+            the gradient step. A subclass whose ``update_priority`` reads them sets this to true;
             gradient steps then receive all entries.
-        normalizer: normalises observations and rewards of minibatches by its statistics at the time
-            of drawing; stored rows are raw. ``None``: minibatches are as they were stored.
+        normalizer: Normalises observations and rewards of sampled minibatches with its current
+            statistics; stored rows are raw. ``None``: minibatches are returned as stored.
 
     Raises:
-        SettingError: if the buffer's parts do not go together, or its random numbers are drawn in
-            other threads (``prefetch``).
+        SettingError: If the buffer's parts are incompatible, or ``prefetch`` is used.
     """
 
     keys_read: Sequence[Any] = ()
@@ -78,49 +74,48 @@ class ReplayMinibatches:
         self._hindsight = buffer if isinstance(buffer, HindsightReplayBuffer) else None
         storage: Any = buffer.storage
         self._once = storage if isinstance(storage, ObservationStorage) else None
-        self._ordered = self._rely_on_order()
+        self._ordered = self._order_dependent_parts()
         if n_step is not None and isinstance(buffer, HERReplayBuffer):
-            works = "use n_step=1: rewards are computed again for single transitions"
-            raise SettingError("n_step", n_step.steps, "does not go with hindsight", works)
+            reason = "Hindsight recomputes rewards of one-step transitions only"
+            raise SettingError("n_step", n_step.steps, reason, "Use n_step=1")
         if getattr(buffer, "_prefetch", False):
-            why = "draws random numbers in other threads, so that no run repeats itself or resumes"
-            raise SettingError("prefetch", buffer._prefetch_cap, why, [0])
+            reason = "Runs that sample in other threads cannot be reproduced or resumed exactly"
+            raise SettingError("prefetch", buffer._prefetch_cap, reason, [0])
         capacity = getattr(buffer.sampler, "_max_capacity", storage.max_size)
         if capacity < storage.max_size:
-            why = f"is less than the {storage.max_size} transitions that the buffer holds"
-            raise SettingError("max_capacity", capacity, why, [storage.max_size])
+            reason = f"The buffer's storage has a larger capacity of {storage.max_size} transitions"
+            raise SettingError("max_capacity", capacity, reason, [storage.max_size])
         prioritized = isinstance(buffer.sampler, TorchRLPrioritizedSampler)
         if prioritized and not isinstance(buffer.sampler, PrioritizedSampler):
             name = type(buffer.sampler).__name__
-            why = "of TorchRL keeps priorities in compiled trees, which no checkpoint holds"
-            works = "use kit.buffers.PrioritizedSampler, with the same arguments"
-            raise SettingError("sampler", name, why, works)
+            reason = "TorchRL keeps priorities in compiled trees that cannot be checkpointed"
+            hint = "Use kit.buffers.PrioritizedSampler with the same arguments"
+            raise SettingError("sampler", name, reason, hint)
 
     def normalize_by(self, normalizer: Normalizer | None) -> None:
-        """Store raw rows, and normalise minibatches by the present statistics of a normaliser.
+        """Store raw rows and normalise sampled minibatches with the current statistics.
 
-        To be called before anything is stored. With ``n_step`` each reward is normalised and
-        clipped before they are summed, as by Stable-Baselines3's ``NStepReplayBuffer``.
+        Call it before any transition is stored. With ``n_step``, each reward is normalised and
+        clipped before the sum, as in Stable-Baselines3's ``NStepReplayBuffer``.
         """
         self.normalizer = normalizer
         if self.n_step is not None:
             self.n_step.apart = normalizer is not None and normalizer.reward is not None
 
     def extend(self, batch: TensorDictBase, keys: Sequence[Any] = ()) -> None:
-        """Add the batch to the buffer; with ``n_step``, the last steps wait for what follows.
+        """Add a batch to the buffer. With ``n_step``, the newest steps wait for the next batch.
 
         Raises:
-            SettingError: if the sampler cannot separate the environments of this batch, or the
-                buffer its episodes.
+            SettingError: If the sampler cannot separate environments, or the buffer episodes.
         """
-        del keys  # a buffer is filled before its loss is known to read anything
+        del keys  # the buffer is filled before the loss reports which keys it reads
         if self.device is not None:
             batch = batch.to("cpu")
         by_step = batch.ndim == 2 and self.buffer.storage.ndim == 1
         for part in self._ordered if by_step else ():
-            self._tell_environments(part, batch)
+            self._set_num_envs(part, batch)
         if by_step and len(batch) > 1:
-            self._refuse_transforms(len(batch))
+            self._check_transforms(len(batch))
         mask = entry(batch, ("collector", "mask"))
         if mask is not None:
             batch, by_step = self._without_padding(batch, mask), False
@@ -136,91 +131,91 @@ class ReplayMinibatches:
         if self.gpu is not None:
             batch = batch.to(self.gpu)
         if batch.ndim == 2 and batch.shape[1] == 1:
-            # TensorDictReplayBuffer fails where it notes the places of such rows in the batch.
+            # TensorDictReplayBuffer.extend fails to write the "index" entry of one-step batches.
             ReplayBuffer.extend(self.buffer, batch)
         else:
             self.buffer.extend(batch)
 
     def _without_padding(self, batch: TensorDictBase, mask: Tensor) -> TensorDictBase:
-        """The transitions of whole episodes, one episode after the other."""
+        """Return the valid transitions of padded episodes, one episode after another."""
         if self.buffer.storage.ndim == 2:
-            why = "would hold the padding of whole episodes, with ndim=2"
-            raise SettingError("storage", type(self.buffer.storage).__name__, why, "use ndim=1")
+            reason = "A storage with ndim=2 would also store the padding of whole episodes"
+            raise SettingError("storage", type(self.buffer.storage).__name__, reason, "Use ndim=1")
         episodes = batch[mask]
         if self.n_step is not None and int(episodes["next", "done"].sum()) < len(batch):
-            why = "would sum rewards beyond the end of a batch, which cuts episodes in pieces"
-            raise SettingError("n_step", self.n_step.steps, why, "collect without split_trajs")
+            reason = "Batches contain parts of episodes, so returns would cross episode boundaries"
+            raise SettingError("n_step", self.n_step.steps, reason, "Collect without split_trajs")
         return episodes
 
     def _joining(self) -> list[str]:
-        """Names of the buffer's transforms that join steps to those that follow."""
+        """Return the names of buffer transforms that combine a step with the following steps."""
         joining = (MultiStepTransform, Reward2GoTransform)
         return [type(one).__name__ for one in self._transforms if isinstance(one, joining)]
 
     @property
     def summed(self) -> NStep | None:
-        """How rewards of several steps are summed, here or by a transform of the buffer."""
+        """n-step return of the buffer or of a buffer transform; ``None``: one-step returns."""
         kinds = [one for one in self._transforms if isinstance(one, MultiStepTransform)]
         found = [NStep(one.n_steps, float(one.gamma)) for one in kinds]
         return self.n_step or next(iter(found), None)
 
-    def _refuse_transforms(self, num_envs: int) -> None:
-        """Refuse what takes rows that follow each other for steps of one environment."""
+    def _check_transforms(self, num_envs: int) -> None:
+        """Reject buffer parts that treat adjacent rows as steps of one environment."""
         found = [("transform", name) for name in self._joining()]
         unit = getattr(self.buffer, "_sample_unit", None)
         for field, name in found + ([] if unit is None else [("sample_unit", type(unit).__name__)]):
-            why = f"would join steps of other environments: {num_envs} write in turn"
-            works = "use make_replay_buffer with n_step or sequence_length, or a storage of ndim=2"
-            raise SettingError(field, name, why, works)
+            reason = f"Adjacent rows come from {num_envs} different environments"
+            hint = "Use make_replay_buffer with n_step or sequence_length, or ndim=2"
+            raise SettingError(field, name, reason, hint)
 
-    def _rely_on_order(self) -> list[Any]:
-        """The parts that rely on the order in which environments write."""
-        of_torchrl = (SliceSampler, HERReplayBuffer)
+    def _order_dependent_parts(self) -> list[Any]:
+        """Return the buffer parts that depend on the order in which environments write."""
+        torchrl_kinds = (SliceSampler, HERReplayBuffer)
         parts = (self.buffer.storage, self.buffer.sampler, self.buffer)
         single = self.sequences is not None and self.sequences.sequence_length == 1
-        alone = self.sequences if single else None  # a sequence of one step does not
+        exempt = self.sequences if single else None  # sequences of one step need no order
         return [
             part
             for part in parts
-            if part is not alone and (isinstance(part, of_torchrl) or hasattr(part, "belong_to"))
+            if part is not exempt
+            and (isinstance(part, torchrl_kinds) or hasattr(part, "belong_to"))
         ]
 
     @property
     def joins_steps(self) -> bool:
-        """Whether steps are joined to those that follow, until an episode ends."""
+        """Whether the buffer combines a step with the following steps of its episode."""
         return self.n_step is not None or bool(self._ordered) or bool(self._joining())
 
-    def _tell_environments(self, ordered: Any, batch: TensorDictBase) -> None:
-        """Say how many environments write in turn."""
+    def _set_num_envs(self, ordered: Any, batch: TensorDictBase) -> None:
+        """Set the number of environments that write to ``ordered``, or reject the batch."""
         name, num_envs = type(ordered).__name__, batch.shape[0]
         whole_episodes = batch.get(("collector", "mask"), None) is not None
         if isinstance(ordered, SliceSampler):
             if num_envs > 1 and not whole_episodes:
-                why = f"would mix environments in a slice: {num_envs} write in turn"
-                works = "use LazyTensorStorage(..., ndim=2) or kit.buffers.SequenceSampler"
-                raise SettingError("sampler", name, why, works)
+                reason = f"A slice would mix transitions of {num_envs} environments"
+                hint = "Use LazyTensorStorage(..., ndim=2) or kit.buffers.SequenceSampler"
+                raise SettingError("sampler", name, reason, hint)
         elif whole_episodes:
-            why = "needs as many transitions of every environment, and whole episodes differ"
-            raise SettingError("buffer", name, why, "collect with steps_per_env")
+            reason = "The buffer needs equally many transitions per environment, not whole episodes"
+            raise SettingError("buffer", name, reason, "Collect with steps_per_env")
         elif hasattr(ordered, "belong_to"):
             ordered.belong_to(num_envs)
         elif num_envs > 1:
-            why = f"would take goals from other episodes: {num_envs} environments write in turn"
-            works = "use kit.buffers.HindsightReplayBuffer, with the same arguments"
-            raise SettingError("buffer", name, why, works)
+            reason = f"Adjacent rows come from {num_envs} environments, so episodes would be mixed"
+            hint = "Use kit.buffers.HindsightReplayBuffer with the same arguments"
+            raise SettingError("buffer", name, reason, hint)
 
     def epoch(self, plan: StepPlan, limit: int) -> Iterator[MinibatchGroup]:
-        """Yield a sample for each gradient step that is due; all of them are one epoch.
+        """Yield a group of minibatches for each due gradient step, all within one epoch.
 
         Raises:
-            SettingError: if nothing has been stored yet, or a sampler gives fewer
-                transitions than it is asked for.
+            SettingError: If the buffer is empty, or the sampler returns too few transitions.
         """
         filled = self._direct.filled or len(self.buffer)
         if not filled:
-            why = "comes before the replay buffer holds a transition"
-            works = "begin later: transitions of n_step steps wait for n_step more"
-            raise SettingError("learning_starts", plan.learning_starts, why, works)
+            reason = "The replay buffer is still empty when training starts"
+            hint = "Start later; with n_step, transitions are stored n_step steps after collection"
+            raise SettingError("learning_starts", plan.learning_starts, reason, hint)
         size = plan.minibatch_size or filled
         if plan.sequence_length is not None:
             size *= plan.sequence_length
@@ -235,59 +230,59 @@ class ReplayMinibatches:
             yield group if self.sequences is None else [self.sequences.cut(m) for m in group]
 
     def _samples(self, size: int, count: int) -> list[TensorDictBase]:
-        """Draw minibatches of so many transitions: at least one, at most ``count``."""
+        """Draw at least one and at most ``count`` minibatches of ``size`` transitions."""
         minibatches = self._stored_samples(size, count)
         if self.normalizer is not None:
             minibatches = [self._normalized(one, self.normalizer) for one in minibatches]
         if self.device is None:
             return minibatches
-        there = [{k: v.to(self.device) for k, v in leaves(one).items()} for one in minibatches]
-        return [nested(one, [size]) for one in there]
+        moved = [{k: v.to(self.device) for k, v in leaves(one).items()} for one in minibatches]
+        return [nested(entries, [size]) for entries in moved]
 
     def _normalized(self, minibatch: TensorDictBase, normalizer: Normalizer) -> TensorDictBase:
-        """A minibatch as it is trained on; n-step rewards are summed after they are clipped."""
+        """Return the normalised minibatch; n-step rewards are clipped first and then summed."""
         entries, reward = normalizer.minibatch(leaves(minibatch)), ("next", "reward")
         if self.n_step is not None and self.n_step.apart and reward in entries:
             entries[reward] = self.n_step.summed(entries[reward])
         return nested(entries, minibatch.batch_size, minibatch.device)
 
     def _stored_samples(self, size: int, count: int) -> list[TensorDictBase]:
-        """Minibatches where they are stored."""
+        """Draw minibatches of stored values on the storage's device."""
         keys = self.keys_read if self.sequences is None else ()
         if minibatches := self._direct.samples(size, count, keys):
             return minibatches
-        own = () if self.buffer.batch_size == size else (size,)
-        # A sampler that uses transitions up raises where none is left.
-        minibatch = self.buffer.sample(*own) if len(self.buffer) else TensorDict(batch_size=[0])
-        if (gave := minibatch.batch_size.numel()) < size:
+        args = () if self.buffer.batch_size == size else (size,)
+        # A sampler without replacement raises an error on an empty buffer.
+        minibatch = self.buffer.sample(*args) if len(self.buffer) else TensorDict(batch_size=[0])
+        if (count := minibatch.batch_size.numel()) < size:
             name = type(self.buffer.sampler).__name__
-            why = f"gave {gave} transitions for a minibatch of {size}"
-            works = "use one that gives as many as it is asked for, such as RandomSampler"
-            raise SettingError("sampler", name, why, works)
+            reason = f"The sampler returned {count} transitions for a minibatch of {size}"
+            hint = "Use a sampler that returns as many as requested, such as RandomSampler"
+            raise SettingError("sampler", name, reason, hint)
         return [minibatch]
 
     @property
     def gpu(self) -> torch.device | None:
-        """The GPU on which transitions are kept, wherever batches come from; ``None``: on none."""
-        kept = getattr(self.buffer.storage, "device", None)
-        return kept if isinstance(kept, torch.device) and kept.type == "cuda" else None
+        """GPU that stores the transitions; ``None``: they are stored on the host."""
+        device = getattr(self.buffer.storage, "device", None)
+        return device if isinstance(device, torch.device) and device.type == "cuda" else None
 
     @property
     def copies(self) -> bool:
-        """Whether batches are copied when they are stored."""
-        transformed = len(self._transforms) > 0  # by what may keep them
+        """Whether the buffer copies batches when storing them."""
+        transformed = len(self._transforms) > 0  # a transform may keep references
         return isinstance(self.buffer.storage, LazyTensorStorage) and not transformed
 
     @property
     def reads_loss_outputs(self) -> bool:
-        """Whether the sampler has priorities, which follow from errors that the loss writes."""
+        """Whether sampling priorities are computed from TD errors that the loss writes."""
         return type(self.buffer.sampler).update_priority is not Sampler.update_priority
 
     def update_priority(self, minibatch: TensorDictBase) -> None:
-        """Set the priorities of a minibatch to its new errors, where the sampler has priorities.
+        """Update the sampling priorities from the minibatch's TD errors, if there are priorities.
 
         Raises:
-            SettingError: if the loss wrote no errors.
+            SettingError: If the loss wrote no TD errors.
         """
         buffer = self.buffer
         if not self.reads_loss_outputs:
@@ -295,13 +290,13 @@ class ReplayMinibatches:
         key = getattr(buffer, "priority_key", "td_error")
         errors = entry(minibatch, key)
         if errors is None:
-            why = f"needs {key!r}, which the loss does not write"
-            works = "use a loss that writes it, such as DQNLoss, or RandomSampler"
-            raise SettingError("sampler", type(buffer.sampler).__name__, why, works)
+            reason = f"The sampler reads {key!r}, but the loss does not write this entry"
+            hint = "Use a loss that writes TD errors, such as DQNLoss, or use RandomSampler"
+            raise SettingError("sampler", type(buffer.sampler).__name__, reason, hint)
         self._direct.update_priority(minibatch, errors)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the rows that are filled, where writer and sampler are, the steps that wait."""
+        """Return the filled rows, the states of writer and sampler, and pending n-step rows."""
         filled, once, generator = self._filled(), self._once, self.buffer._rng
         waiting = None if self.n_step is None else self.n_step.waiting
         return {
@@ -319,19 +314,19 @@ class ReplayMinibatches:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned.
+        """Restore the state returned by :meth:`state_dict`.
 
         Raises:
-            SettingError: if it is of a buffer of another size, whose oldest rows are elsewhere.
+            SettingError: If the state belongs to a buffer of another size.
         """
         size = self.buffer.storage.max_size
         if (saved := state_dict.get("size", size)) != size:
-            why = f"is not that of the buffer that was saved, {saved}"
-            raise SettingError("buffer_size", size, why, [saved])
+            reason = f"The checkpoint was saved with a buffer of {saved} transitions"
+            raise SettingError("buffer_size", size, reason, [saved])
         if not state_dict.get("raw", False):  # earlier versions stored normalised rows
             self.normalize_by(None)
         filled, once = int(state_dict["filled"]), self._once
-        self.buffer.storage._empty()  # rows that are set are added to those that there are
+        self.buffer.storage._empty()  # set() appends to existing rows
         if filled:
             store = self.buffer.storage.set if once is None else once.set_rows
             store(range(filled), _from_plain(state_dict["rows"]))
@@ -346,28 +341,28 @@ class ReplayMinibatches:
             waiting = state_dict["waiting"]
             self.n_step.waiting = None if waiting is None else _from_plain(waiting)
         if self._joining():
-            what = f"steps that {' and '.join(self._joining())} holds back are in no checkpoint"
-            warnings.warn(f"{what}: they are missing now, use n_step=... instead", stacklevel=2)
+            lost = f"Steps held back by {' and '.join(self._joining())} are not in checkpoints"
+            warnings.warn(f"{lost} and were lost. Use n_step=... instead.", stacklevel=2)
         if self._hindsight is not None:
             self._hindsight.load_episodes_state(state_dict["episodes"])
 
     def _rows(self, index: Any) -> TensorDictBase:
-        """Stored rows as they are, without observations that are stored once."""
+        """Return stored rows, without observations that an ObservationStorage stores separately."""
         rows = self.buffer.storage.get(index) if self._once is None else self._once.rows(index)
         return torch.stack(rows) if isinstance(rows, list) else rows  # type: ignore[no-any-return]
 
     def _filled(self) -> int:
-        """Places along the storage's first dimension that hold something, used up or not."""
+        """Return the number of filled entries along the storage's first dimension."""
         storage = self.buffer.storage
         if not len(storage):
             return 0
         return len(storage) if storage.ndim == 1 else int(storage.shape[0])
 
     def close_open_episodes(self, num_envs: int) -> None:
-        """Mark the newest transition of every env as truncated, where an episode is still open.
+        """Mark the newest transition of every environment with an open episode as truncated.
 
-        For a run whose environments begin episodes: a new one with a buffer that was filled before,
-        or one that is resumed with environments that could not give their state.
+        Called when environments start new episodes: in a new run with a pre-filled buffer, or in a
+        resumed run without saved environment state.
         """
         if self.n_step is not None and self.n_step.waiting is not None:
             self.n_step.close_open_episodes()
@@ -378,7 +373,7 @@ class ReplayMinibatches:
         if self._hindsight is not None:
             self._hindsight.close_open_episodes()
         writer = self.buffer.writer
-        if not isinstance(writer, RoundRobinWriter):  # only it knows what it wrote last
+        if not isinstance(writer, RoundRobinWriter):  # other writers have no cursor
             return
         places = min(num_envs, filled) if self.buffer.storage.ndim == 1 else 1
         for number in range(places):
@@ -386,7 +381,7 @@ class ReplayMinibatches:
 
 
 def _plain(rows: TensorDictBase) -> dict[str, Any]:
-    """Return a TensorDict as lists and tensors, which a checkpoint holds without code."""
+    """Return a TensorDict as lists and tensors, which checkpoints load without running code."""
     keys = sorted(rows.keys(True, True), key=str)
     return {
         "batch_size": list(rows.batch_size),
@@ -401,7 +396,7 @@ def _from_plain(rows: dict[str, Any]) -> TensorDictBase:
 
 
 def as_minibatches(buffer: Minibatches | ReplayBuffer | None) -> Minibatches:
-    """Return the source of minibatches: a TorchRL buffer as it is, passes for ``None``."""
+    """Wrap a TorchRL buffer as a source of minibatches; ``None``: passes over the last batch."""
     if buffer is None:
         return RolloutMinibatches()
     return ReplayMinibatches(buffer) if isinstance(buffer, ReplayBuffer) else buffer

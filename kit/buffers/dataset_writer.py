@@ -1,4 +1,4 @@
-"""Writing whole episodes as a data set, in Minari's format."""
+"""Write whole episodes as a dataset in Minari's format."""
 
 from __future__ import annotations
 
@@ -29,28 +29,26 @@ from kit.steps import SettingError
 
 
 class DatasetWriter:
-    """Writes the episodes of an environment as a data set, which is there completely or not at all.
+    """Writes the episodes of an environment to a dataset atomically.
 
-    What it cannot write is refused when it is made, before anything is played. It is a context, in
-    which :meth:`write` is called once.
+    Unsupported environments raise an error in the constructor, before any step is played. Use it as
+    a context manager and call :meth:`write` once.
 
     Args:
-        folder: of the data set; its name is the data set's.
-        env: environment that is played: its spaces, its arguments and its time limit are part of
-            the metadata.
+        folder: Dataset folder; its name is the dataset's name.
+        env: Environment that is played; its spec and spaces become metadata.
 
     Raises:
-        SettingError: if the folder exists or has a name that Minari does not take, the environment
-            cannot be described, its observations or actions are not one array, or a package is
-            missing.
+        SettingError: If the folder exists, Minari does not allow its name, the environment cannot
+            be described, its observations or actions are not one array, or a package is missing.
     """
 
     def __init__(self, folder: Path, env: VectorEnv) -> None:
         self.folder, self.env = folder, env
         _check_folder(folder)
-        self._seen = _only_array(env, env.observation_leaves, "observations")
-        self._acted = _only_array(env, env.action_leaves, "actions")
-        self._spec = _described(env)
+        self._observation_leaf = _only_array(env, env.observation_leaves, "observations")
+        self._action_leaf = _only_array(env, env.action_leaves, "actions")
+        self._spec = _env_spec(env)
         self._minari = import_minari("to", str(folder), "h5py")
 
     def __enter__(self) -> DatasetWriter:
@@ -62,11 +60,11 @@ class DatasetWriter:
         self._scratch.cleanup()
 
     def write(self, transitions: TensorDictBase, algorithm: str) -> int:
-        """Write the whole episodes of one environment; return their number.
+        """Write all complete episodes of one environment and return their number.
 
         Args:
-            transitions: ``[steps]``, in the order of time; steps after the last end are left out.
-            algorithm: that made the policy, part of the metadata.
+            transitions: ``[steps]`` in time order; steps after the last episode end are omitted.
+            algorithm: Name of the algorithm that trained the policy, written to the metadata.
         """
         ends = transitions["next", "done"].squeeze(-1).nonzero().squeeze(-1).tolist()
         firsts = [0, *(end + 1 for end in ends)]
@@ -79,13 +77,15 @@ class DatasetWriter:
         return len(episodes)
 
     def _episode(self, number: int, rows: TensorDictBase) -> Any:
-        """An episode in Minari's words, with the numbers that the environment itself has."""
+        """Return a Minari episode with the environment's original values."""
         seen = torch.cat([rows["observation"], rows["next", "observation"][-1:]]).numpy()
-        converted = ActionConverter(self._acted.space, [self._acted], 1)  # clips, too
+        converted = ActionConverter(
+            self._action_leaf.space, [self._action_leaf], 1
+        )  # also clips actions
         flags = {name: rows["next", name].squeeze(-1) for name in ("terminated", "truncated")}
         return self._minari.data_collector.EpisodeBuffer(
             id=number,
-            observations=_as_seen(seen, self._seen),
+            observations=_to_env_values(seen, self._observation_leaf),
             actions=converted({"action": rows["action"].numpy()}),
             rewards=rows["next", "reward"].squeeze(-1).numpy(),
             terminations=flags["terminated"].numpy(),
@@ -94,21 +94,21 @@ class DatasetWriter:
 
     def _create(self, episodes: list[Any], algorithm: str) -> None:
         create = self._minari.create_dataset_from_buffers
-        # Pictures would be kept as JPEG, which changes them, and refuses some of them.
+        # JPEG is lossy and does not support every image shape.
         exact = {"jpeg_encoding": False}
-        spaces = {"observation_space": self._seen.space, "action_space": self._acted.space}
+        leaves = (("observation", self._observation_leaf), ("action", self._action_leaf))
+        spaces = {f"{name}_space": leaf.space for name, leaf in leaves}
         with _minari_in(self._scratch.name), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of an author and an address that are not given
+            warnings.simplefilter("ignore")  # Minari warns about missing author metadata
             name = self.folder.name
-            made = create(name, episodes, algorithm_name=algorithm, **spaces, **exact)
-            if self._spec is not None:  # given before, Minari would make the environment
+            dataset = create(name, episodes, algorithm_name=algorithm, **spaces, **exact)
+            if self._spec is not None:  # create() would build the environment
                 text = self._spec.to_json()
-                made.storage.update_metadata({"env_spec": text, "eval_env_spec": text})
+                dataset.storage.update_metadata({"env_spec": text, "eval_env_spec": text})
 
 
 @contextlib.contextmanager
 def _minari_in(folder: str) -> Iterator[None]:
-    """Have Minari write to a folder."""
     name = "MINARI_DATASETS_PATH"
     before = os.environ.get(name)
     os.environ[name] = str(Path(folder).resolve())
@@ -120,54 +120,54 @@ def _minari_in(folder: str) -> Iterator[None]:
             os.environ[name] = before
 
 
-def _as_seen(stored: NDArray[Any], leaf: Leaf) -> NDArray[Any]:
-    """Observations of the kit as the environment itself gives them."""
+def _to_env_values(stored: NDArray[Any], leaf: Leaf) -> NDArray[Any]:
+    """Convert stored observations back to the environment's dtype and offset."""
     assert leaf.space is not None
     values = stored.astype(leaf.space.dtype)
     return values if leaf.start is None else np.asarray(values + leaf.start)
 
 
-# ---------------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------------- checks
 def _check_folder(folder: Path) -> None:
     if not re.fullmatch(r"[-\w]+-v\d+", folder.name):
         words = re.sub(r"[^-\w]+", "-", folder.name).strip("-") or "dataset"
-        why = "has a name that Minari does not take: letters, digits, - and _, and a version"
-        raise SettingError("to", str(folder), why, [str(folder.parent / f"{words}-v0")])
+        reason = "Minari dataset names consist of letters, digits, - and _, and end in a version"
+        raise SettingError("to", str(folder), reason, [str(folder.parent / f"{words}-v0")])
     if folder.exists() or folder.is_symlink():
-        raise SettingError("to", str(folder), "exists already", "name another folder")
+        raise SettingError("to", str(folder), "The folder already exists", "Use another folder")
 
 
-def _only_array(env: VectorEnv, leaves: list[Leaf], what: str) -> Leaf:
+def _only_array(env: VectorEnv, leaves: list[Leaf], kind: str) -> Leaf:
     leaf, *more = leaves
     if more or leaf.path or leaf.space is None:
-        why = f"has {what} that are not one array, and a data set of the kit holds only such"
-        raise SettingError("env.id", env.name, why, f"train in one whose {what} are one array")
+        reason = f"Datasets require {kind} that are a single array, but these have several parts"
+        raise SettingError("env.id", env.name, reason, f"Use an environment with array {kind}")
     return leaf
 
 
-def _described(env: VectorEnv) -> EnvSpec | None:
-    """What Minari needs to make the environment again; ``None`` where it is none of Gymnasium's."""
+def _env_spec(env: VectorEnv) -> EnvSpec | None:
+    """Return the EnvSpec for Minari's metadata; ``None`` for environments outside Gymnasium."""
     if not isinstance(env.backend, SerialBackend):
         return None
     one = env.backend.envs[0]
     spec: EnvSpec | None = one.spec
     if spec is None:
         return None
-    spec = _by_name(spec)
+    spec = _with_importable_entry_point(spec)
     repeats = [layer.repeat for layer in layers(one) if isinstance(layer, ActionRepeat)]
     if repeats:
         spec = _with_repeat(spec, repeats[0], isinstance(one, gym.wrappers.TimeLimit))
     try:
         EnvSpec.from_json(spec.to_json())
     except (TypeError, ValueError) as error:
-        why = f"cannot be named in the metadata of a data set: {error}".rstrip(".")
-        works = "register it with entry_point='module:Class' and arguments of plain values"
-        raise SettingError("env.id", env.name, why, works) from None
+        reason = f"The environment's spec cannot be written as JSON: {error}".rstrip(".")
+        hint = "Register it with entry_point='module:Class' and plain values as arguments"
+        raise SettingError("env.id", env.name, reason, hint) from None
     return spec
 
 
-def _by_name(spec: EnvSpec) -> EnvSpec:
-    """The entry with what makes the environment by its name, if it can be imported by it."""
+def _with_importable_entry_point(spec: EnvSpec) -> EnvSpec:
+    """Return the spec with its entry point as ``module:name``, if it can be imported by name."""
     make = spec.entry_point
     name = getattr(make, "__qualname__", "<")
     if isinstance(make, str) or "<" in name or make.__module__ == "__main__":
@@ -176,14 +176,14 @@ def _by_name(spec: EnvSpec) -> EnvSpec:
 
 
 def _with_repeat(spec: EnvSpec, repeat: int, limited: bool) -> EnvSpec:
-    """The entry with the arguments of the action repeat, its limit in env steps as Gymnasium's."""
+    """Return the spec with the action repeat's arguments and its time limit in env steps."""
 
-    def known(wrapper: WrapperSpec) -> WrapperSpec:
-        ours = wrapper.name == ActionRepeat.__name__
-        return dataclasses.replace(wrapper, kwargs={"repeat": repeat}) if ours else wrapper
+    def with_arguments(wrapper: WrapperSpec) -> WrapperSpec:
+        is_repeat = wrapper.name == ActionRepeat.__name__
+        return dataclasses.replace(wrapper, kwargs={"repeat": repeat}) if is_repeat else wrapper
 
     changed: EnvSpec = dataclasses.replace(spec)
-    changed.additional_wrappers = tuple(map(known, spec.additional_wrappers))
+    changed.additional_wrappers = tuple(map(with_arguments, spec.additional_wrappers))
     if limited and spec.max_episode_steps is not None:
         changed.max_episode_steps = spec.max_episode_steps * repeat
     return changed

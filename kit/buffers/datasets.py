@@ -1,4 +1,4 @@
-"""Data sets of whole episodes, in Minari's format, from local files."""
+"""Read datasets of whole episodes in Minari's format from local files."""
 
 from __future__ import annotations
 
@@ -26,35 +26,37 @@ from kit.envs.vector_env import VectorEnv
 from kit.fast.nested import leaves
 from kit.steps import SettingError, StepPlan
 
-_left_unread: ContextVar[bool] = ContextVar("left_unread", default=False)
+_loading_disabled: ContextVar[bool] = ContextVar("loading_disabled", default=False)
 
 
 @contextlib.contextmanager
 def without_dataset_loading() -> Iterator[None]:
-    """Let what is built here have no data: a trainer whose policy is only played needs none.
+    """Build trainers without loading datasets, for runs that only play a policy.
 
-    The statistics that normalise observations are in the checkpoint of its run.
+    The normalisation statistics of the observations come from the run's checkpoint.
     """
-    before = _left_unread.set(True)
+    before = _loading_disabled.set(True)
     try:
         yield
     finally:
-        _left_unread.reset(before)
+        _loading_disabled.reset(before)
 
 
 def dataset_loading_disabled() -> bool:
-    """Whether data sets are not read: see :func:`without_dataset_loading`."""
-    return _left_unread.get()
+    """Return whether :func:`without_dataset_loading` is active."""
+    return _loading_disabled.get()
 
 
 class DatasetMinibatches(ReplayMinibatches):
-    """Minibatches of a data set, uniformly with replacement. Checkpoints do not hold the data.
+    """Samples minibatches from a dataset uniformly with replacement.
+
+    Checkpoints store a checksum of the dataset instead of its contents.
 
     Args:
-        transitions: ``[transitions]``; ``None``: there are none, and nothing can be trained.
-        minibatch_size: transitions in a minibatch.
-        normalizer: of the observations, with the statistics that it has when training begins: a
-            run that starts from another one has those with which its weights were learnt.
+        transitions: ``[transitions]``; ``None``: no data, so training is not possible.
+        minibatch_size: Transitions per minibatch.
+        normalizer: Normalises the observations with its statistics at the start of training. A run
+            that starts from another run uses that run's statistics, which match its weights.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class DatasetMinibatches(ReplayMinibatches):
         normalizer: Normalizer | None = None,
     ) -> None:
         self._normalizer = normalizer
-        # Of the observations as they are stored, whatever normalises them later.
+        # The checksum is computed before the observations are normalised.
         self._checksum = 0 if transitions is None else _checksum(transitions)
         count = 1 if transitions is None else len(transitions)
         storage = LazyTensorStorage(count, device="auto", compilable=True)
@@ -74,37 +76,36 @@ class DatasetMinibatches(ReplayMinibatches):
         super().__init__(buffer)
 
     def epoch(self, plan: StepPlan, limit: int) -> Iterator[MinibatchGroup]:
-        """Yield a sample for each gradient step that is due; all of them are one epoch."""
+        """Yield a group of minibatches for each due gradient step, all within one epoch."""
         if self._normalizer is not None:
             self._normalize(self._normalizer)
             self._normalizer = None
         return super().epoch(plan, limit)
 
     def _normalize(self, normalizer: Normalizer) -> None:
-        """Normalise the stored observations, in place."""
         rows = leaves(self._rows(slice(len(self.buffer))))
         for path, values in normalizer.minibatch(rows).items():
             rows[path].copy_(values)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of transitions, and a checksum of their contents."""
+        """Return the number of transitions and a checksum of their contents."""
         return {"transitions": len(self.buffer), "contents": self._checksum}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Check that the data set is that of the run.
+        """Check that the dataset is the one the run was trained on.
 
         Raises:
-            SettingError: if it has another number of transitions, or others.
+            SettingError: If its transitions or their number differ.
         """
         count = int(state_dict["transitions"])
         same = state_dict.get("contents", self._checksum) == self._checksum
         if count != len(self.buffer) or not same:
-            why = f"has other transitions than the run's data set of {count}, or in another order"
-            raise SettingError("dataset", "this one", why, "resume with the data set of the run")
+            reason = f"The run was trained on a different dataset, of {count} transitions"
+            raise SettingError("dataset", "this one", reason, "Resume with the run's dataset")
 
 
 def _checksum(transitions: TensorDictBase) -> int:
-    """CRC-32 of all entries, in the order of their names and of their rows."""
+    """Return the CRC-32 of all entries, sorted by name."""
     entries, checksum = transitions.flatten_keys("."), 0
     for name in sorted(entries.keys()):
         checksum = zlib.crc32(entries[name].cpu().contiguous().numpy(), checksum)
@@ -112,7 +113,7 @@ def _checksum(transitions: TensorDictBase) -> int:
 
 
 def folder_of(name: str) -> Path:
-    """Return a data set's folder: ``name`` itself, or of ``minari:ID`` where Minari installs it."""
+    """Return a dataset's folder: ``name`` itself, or Minari's install folder for ``minari:ID``."""
     prefix, _, dataset_id = name.partition(":")
     if prefix != "minari" or not dataset_id:
         return Path(name)
@@ -121,24 +122,24 @@ def folder_of(name: str) -> Path:
 
 
 def read_datasets(names: Sequence[str]) -> TensorDict:
-    """Read data sets in Minari's format and join them.
+    """Read and concatenate datasets in Minari's format.
 
     Args:
-        names: their folders, or their IDs as :func:`folder_of` takes them.
+        names: Folders of the datasets, or ``minari:ID``; see :func:`folder_of`.
 
     Returns:
-        ``[transitions]``, with TorchRL's names: ``observation``, ``action`` and, below ``next``,
-        ``observation``, ``reward``, ``terminated``, ``truncated``, ``done``. Real numbers are
-        float32, the type of a network; whole numbers are as they are stored. An episode that is
-        not terminated is truncated after its last transition, also where no flag says so.
+        ``[transitions]`` with TorchRL's keys: ``observation``, ``action`` and, under ``next``,
+        ``observation``, ``reward``, ``terminated``, ``truncated``, ``done``. Floats are converted
+        to float32. Integers keep their dtype if uint8 and become int64 otherwise. An episode
+        without an end flag is marked as truncated at its last transition.
 
     Raises:
-        SettingError: if there is none, a folder holds no data set, observations or actions are
-            not one array, an episode is without its last observation or has not one reward for each
-            action, a number is not finite, or ``minari`` is missing.
+        SettingError: If ``names`` is empty, a folder contains no dataset, observations or actions
+            are not one array, an episode lacks its last observation or has not exactly one reward
+            per action, a value is not finite, or ``minari`` is missing.
     """
     if not names:
-        raise SettingError("dataset", "", "names no folder", "record one: python -m kit record")
+        raise SettingError("dataset", "", "No dataset is given", "Record a dataset with kit record")
     return torch.cat([_read(folder_of(name)) for name in names])
 
 
@@ -149,13 +150,13 @@ def _read(folder: Path) -> TensorDict:
     for episode in minari.MinariDataset(folder / "data").iterate_episodes():
         arrays = (episode.observations, episode.actions)
         if not all(isinstance(array, np.ndarray) for array in arrays):
-            why = "has observations or actions that are not one array"
-            raise SettingError("dataset", str(folder), why, "flatten them")
+            reason = "Observations and actions must be single arrays"
+            raise SettingError("dataset", str(folder), reason, "Flatten them")
         _check_lengths(folder, episode)
         observation, action = map(_tensor, arrays)
         terminated = torch.tensor(episode.terminations, dtype=torch.bool).unsqueeze(-1)
         truncated = torch.tensor(episode.truncations, dtype=torch.bool).unsqueeze(-1)
-        truncated[-1:] |= ~terminated[-1:]  # Minari writes episodes that no flag ends, too
+        truncated[-1:] |= ~terminated[-1:]  # Minari also stores episodes without an end flag
         ends = {"terminated": terminated, "truncated": truncated}
         reward = torch.as_tensor(episode.rewards, dtype=torch.float32).unsqueeze(-1)
         done = terminated | truncated
@@ -166,39 +167,39 @@ def _read(folder: Path) -> TensorDict:
     for key, value in joined.items(True, True):
         if not value.isfinite().all():
             name = key if isinstance(key, str) else key[-1]
-            why = f"has {name}s that are NaN or infinite in float32"
-            raise SettingError("dataset", str(folder), why, "leave these episodes out")
+            reason = f"The dataset contains {name}s that are NaN or infinite in float32"
+            raise SettingError("dataset", str(folder), reason, "Remove these episodes")
     return joined
 
 
 def _check_lengths(folder: Path, episode: Any) -> None:
-    """Refuse an episode without its last observation, or not with one reward for each action."""
+    """Raise an error if an episode lacks its last observation or a reward for an action."""
     steps = len(episode.actions)
-    wanted = dict.fromkeys(("rewards", "terminations", "truncations"), (steps,))
-    wanted["observations"] = (steps + 1, *episode.observations.shape[1:])
-    for name, shape in wanted.items():
+    expected = dict.fromkeys(("rewards", "terminations", "truncations"), (steps,))
+    expected["observations"] = (steps + 1, *episode.observations.shape[1:])
+    for name, shape in expected.items():
         if (found := np.shape(getattr(episode, name))) != shape:
-            why = f"has {name} of shape {[*found]} in episode {episode.id} of {steps} actions"
-            raise SettingError("dataset", str(folder), why, f"store them with shape {[*shape]}")
+            reason = f"Episode {episode.id} has {steps} actions, but {name} of shape {[*found]}"
+            raise SettingError("dataset", str(folder), reason, f"Use the shape {[*shape]}")
 
 
 def _tensor(array: NDArray[Any]) -> torch.Tensor:
-    """An array in a type of the kit's environments: of MuJoCo's, Minari has float64."""
+    """Convert an array to float32, uint8 or int64; Minari stores MuJoCo's values as float64."""
     if array.dtype.kind == "f":
         return torch.as_tensor(array, dtype=torch.float32)
-    if array.dtype == np.uint8:  # pictures, which would take eight times the memory
+    if array.dtype == np.uint8:  # images would take eight times the memory as int64
         return torch.as_tensor(array)
     return torch.as_tensor(array.astype(np.int64))
 
 
 def cast_to_env_specs(rows: TensorDictBase, env: VectorEnv) -> TensorDictBase:
-    """Bring transitions into the types of an environment of the kit.
+    """Convert transitions to the dtypes and bounds of the environment's specs.
 
-    Choices are counted from 0; actions that rounding led beyond their bounds are these bounds.
+    Discrete values are shifted to start at 0. Actions are clipped to their bounds.
 
     Args:
-        rows: ``[transitions]`` of this environment, as a data set has them; changed in place.
-        env: the environment.
+        rows: ``[transitions]`` of this environment as stored in a dataset; modified in place.
+        env: The environment.
     """
     parts = [(rows, "action", env.action_leaves[0])]
     parts += [(part, "observation", env.observation_leaves[0]) for part in (rows, rows["next"])]
@@ -215,36 +216,38 @@ def cast_to_env_specs(rows: TensorDictBase, env: VectorEnv) -> TensorDictBase:
 
 
 def check_metadata(folder: Path) -> None:
-    """Refuse a data set whose spaces Minari would take from an environment that it names and makes.
+    """Reject a dataset without stored spaces.
 
-    That could be a module from elsewhere, which a data set must not import.
+    Minari would build the environment to obtain missing spaces, which may import a module that the
+    dataset names.
     """
-    works = "give a folder that python -m kit record or Minari has written"
+    hint = "Use a folder written by kit record or Minari"
     try:
         metadata = json.loads((folder / "data" / "metadata.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        raise SettingError("dataset", str(folder), "is no folder of a data set", works) from None
+        reason = "The folder contains no readable dataset"
+        raise SettingError("dataset", str(folder), reason, hint) from None
     for name in ("observation_space", "action_space"):
         if not isinstance(metadata, dict) or not isinstance(metadata.get(name), str):
-            why = f"does not say its {name}, for which Minari would make the environment"
-            raise SettingError("dataset", str(folder), why, works)
+            reason = f"The metadata lack {name}, so Minari would build the environment to obtain it"
+            raise SettingError("dataset", str(folder), reason, hint)
 
 
 def import_minari(field: str, value: str, *others: str) -> Any:
     """Import Minari.
 
     Args:
-        field: setting that needs it, for the error.
-        value: of the setting.
-        *others: packages that are needed with it.
+        field: Setting that requires Minari, for the error.
+        value: Value of the setting.
+        *others: Further packages to import.
 
     Raises:
-        SettingError: if one is missing.
+        SettingError: If a package is missing.
     """
     try:
         for name in ("minari", "minari.data_collector", *others):
             importlib.import_module(name)
         return importlib.import_module("minari")
     except ImportError as error:
-        why = f"needs a package that is missing ({error.name or error})"
-        raise SettingError(field, value, why, "pip install 'torchrl-kit[offline]'") from None
+        reason = f"A required package is missing ({error.name or error})"
+        raise SettingError(field, value, reason, "Run pip install 'torchrl-kit[offline]'") from None

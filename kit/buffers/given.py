@@ -1,4 +1,4 @@
-"""The replay buffer of a recipe's settings, or one that the caller of the recipe gives."""
+"""Adapt a replay buffer that is passed to a recipe, and check the settings against it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from kit.buffers.priorities import PrioritizedSampler
 from kit.config import OfflineConfig, OffPolicyConfig, RunConfig, checks
 from kit.steps import SettingError, StepPlan
 
-_UNCHANGED = "the given replay buffer stays as it was made"
+_UNCHANGED = "a replay buffer passed as an argument keeps its own settings"
 
 
 def buffer_settings(cfg: OffPolicyConfig, plan: StepPlan) -> dict[str, Any]:
-    """Return the arguments of :func:`~kit.buffers.make_replay_buffer` that follow from settings."""
+    """Return the arguments of :func:`~kit.buffers.make_replay_buffer` for these settings."""
     return {
         "size": cfg.buffer_size,
         "minibatch_size": plan.minibatch_size,
@@ -30,49 +30,49 @@ def buffer_settings(cfg: OffPolicyConfig, plan: StepPlan) -> dict[str, Any]:
 
 
 def check_given(cfg: RunConfig, buffer: Any, exponent_per_alpha: int) -> None:
-    """Refuse settings that a given replay buffer does not have.
+    """Reject settings that differ from the replay buffer passed as an argument.
 
     Args:
-        cfg: settings of the recipe.
-        buffer: the given one.
-        exponent_per_alpha: exponent of absolute errors for a sampler with alpha = 1.
+        cfg: Settings of the recipe.
+        buffer: Replay buffer passed by the caller.
+        exponent_per_alpha: Exponent of absolute errors for a sampler with alpha = 1.
     """
     if isinstance(cfg, OfflineConfig) and cfg.normalize_data:
-        raise SettingError("normalize_data", True, f"has no effect: {_UNCHANGED}", [False])
+        raise SettingError("normalize_data", True, f"Has no effect: {_UNCHANGED}", [False])
     if not isinstance(cfg, OffPolicyConfig) or not isinstance(buffer, ReplayMinibatches):
         return
     exponent = cfg.per_alpha if buffer.reads_loss_outputs else 0.0
     if isinstance(sampler := buffer.buffer.sampler, PrioritizedSampler):
         exponent = sampler.alpha * exponent_per_alpha
-    own = {
+    actual = {
         "n_step": buffer.summed.steps if buffer.summed else 1,
         "buffer_size": buffer.buffer.storage.max_size,
         "per_alpha": exponent,
     }
-    others = (
+    ignored = (
         "hindsight", "store_next_observation", "stacked_frames", "buffer_folder",
         "per_beta",
     )  # fmt: skip
-    different = [name for name, value in own.items() if getattr(cfg, name) != value]
-    checks.unused(cfg, [*different, *others], _UNCHANGED)
+    different = [name for name, value in actual.items() if getattr(cfg, name) != value]
+    checks.unused(cfg, [*different, *ignored], _UNCHANGED)
 
 
 def delivering_to(device: torch.device | str, buffer: Any) -> Any:
-    """Return a given buffer, with minibatches on a device if it stores transitions elsewhere."""
+    """Return the buffer; if its storage is on another device, deliver minibatches to ``device``."""
     batches = as_minibatches(buffer)
     if not isinstance(batches, ReplayMinibatches) or batches.device is not None:
         return buffer
-    kept = getattr(batches.buffer.storage, "device", None)
-    if isinstance(kept, torch.device) and kept.type != torch.device(device).type:
+    stored_on = getattr(batches.buffer.storage, "device", None)
+    if isinstance(stored_on, torch.device) and stored_on.type != torch.device(device).type:
         batches.device = torch.device(device)
     return batches
 
 
 def takes_from_host(plan: StepPlan, buffer: Any, *, collects_on_host: bool) -> bool:
-    """Return whether transitions stay on the host until they are stored.
+    """Return whether collected transitions stay on the host until they are stored.
 
-    These are transitions that a buffer keeps there, or copies with all entries at once. Other
-    batches are read on the device, for their advantages.
+    This is true if the buffer stores them on the host, or copies whole batches to the GPU.
+    On-policy batches are moved to the device first, because advantages are computed there.
     """
     if plan.on_policy or not isinstance(buffer, ReplayMinibatches):
         return False

@@ -1,4 +1,4 @@
-"""Hindsight experience replay from several environments at once."""
+"""Hindsight experience replay for several environments."""
 
 from __future__ import annotations
 
@@ -16,29 +16,30 @@ from kit.steps.errors import whole_number
 
 
 class HindsightReplayBuffer(HERReplayBuffer):  # type: ignore[misc, unused-ignore]
-    """Hindsight replay (Andrychowicz et al. 2017) whose goals come from the same episode.
+    """Hindsight replay (Andrychowicz et al. 2017) that takes goals from the same episode.
 
-    TorchRL's class with its arguments and strategies, which takes rows that follow each other for
-    one episode. Here transitions of several environments alternate, as the kit's collectors write
-    them: environment ``e`` of ``num_envs`` owns every row whose number is ``e`` modulo
-    ``num_envs``. Where its episodes begin and end is noted when they are written, so sampling does
-    not search the storage. An episode that is still open ends, for now, with its newest
-    transition; one whose beginning was overwritten begins with its oldest.
+    TorchRL's class has the same arguments and strategies but assumes that adjacent rows belong to
+    one episode. In this class, the transitions of several environments alternate, in the order that
+    kit's collectors write: row ``i`` belongs to environment ``i % num_envs``. Episode boundaries
+    are recorded when transitions are written, so sampling does not search the storage. An open
+    episode is treated as ending with its newest transition. An episode whose start was overwritten
+    is treated as starting with its oldest stored transition.
 
     Args:
-        reward_fn: from relabelled transitions to rewards; see TorchRL's class.
-        num_envs: environments that write in turn; the trainer sets it with the first batch.
-        **kwargs: of TorchRL's class: ``her_ratio``, ``strategy``, ``goal_key``, ``reward_key``,
-            ``end_key``, ``sampler``, ``storage``, ``batch_size``, ... ``achieved_goal_key`` is the
-            goal achieved after the action by default, and before it in TorchRL's class.
+        reward_fn: Function from relabelled transitions to rewards; see TorchRL's class.
+        num_envs: Number of environments that write in turn; set by the trainer.
+        **kwargs: Arguments of TorchRL's class: ``her_ratio``, ``strategy``, ``goal_key``,
+            ``reward_key``, ``end_key``, ``sampler``, ``storage``, ``batch_size``, ... By default
+            ``achieved_goal_key`` is the goal achieved after the action; in TorchRL's class it is
+            the goal achieved before the action.
 
     Raises:
-        SettingError: if rows do not come from all environments in turn.
+        SettingError: If rows do not come from all environments in turn.
     """
 
     def __init__(self, reward_fn: Any, *, num_envs: int = 1, **kwargs: Any) -> None:
         kwargs.setdefault("writer", SliceWriter())
-        # The goal before the action is already reached: nothing is learned by relabelling with it.
+        # The goal achieved before the action is already reached, so it teaches nothing.
         kwargs.setdefault("achieved_goal_key", ("next", "achieved_goal"))
         super().__init__(reward_fn, **kwargs)
         self.num_envs = whole_number("num_envs", num_envs, at_least=1)
@@ -46,17 +47,17 @@ class HindsightReplayBuffer(HERReplayBuffer):  # type: ignore[misc, unused-ignor
 
     def _restart(self) -> None:
         size = self._storage.max_size
-        # By place: time steps at which the episode of a row begins and ends; -1: it is still open.
+        # First and last time step of each row's episode, by storage index; -1 marks open episodes.
         self._begins = torch.zeros(size, dtype=torch.long)
         self._ends = torch.full((size,), -1)
-        self._open = [0] * self.num_envs  # by environment: where its open episode begins
+        self._open = [0] * self.num_envs  # start of each environment's open episode
         self._rows = 0
 
     def belong_to(self, num_envs: int) -> None:
-        """Say how many environments write in turn.
+        """Set the number of environments that write in turn.
 
         Raises:
-            SettingError: if others have written already.
+            SettingError: If another number of environments has already written.
         """
         if self._rows:
             check_num_envs(num_envs, self.num_envs)
@@ -65,21 +66,21 @@ class HindsightReplayBuffer(HERReplayBuffer):  # type: ignore[misc, unused-ignor
             self._restart()
 
     def extend(self, tensordicts: TensorDictBase, **kwargs: Any) -> Tensor:
-        """Store rows, all environments of a time step after each other."""
+        """Store rows, grouped by time step with one row per environment."""
         if len(tensordicts) % self.num_envs:
-            why = f"does not divide the {len(tensordicts)} rows that are stored at once"
-            works = "collect with steps_per_env: whole episodes are not of one length"
-            raise SettingError("num_envs", self.num_envs, why, works)
+            reason = f"A batch of {len(tensordicts)} rows is not divisible by the number of envs"
+            hint = "Collect with steps_per_env instead of whole episodes"
+            raise SettingError("num_envs", self.num_envs, reason, hint)
         index: Tensor = super().extend(tensordicts, **kwargs)
         self.note(tensordicts.get(self.end_key).reshape(-1, self.num_envs))
         return index
 
     def add(self, data: TensorDictBase) -> Tensor:
-        """Store one row; of one environment only."""
+        """Store one row; requires a single environment."""
         return self.extend(data.unsqueeze(0))
 
     def note(self, done: Tensor) -> None:
-        """Note where the episodes of new rows begin and end; ``done`` is ``[steps, num_envs]``."""
+        """Record the episode boundaries of new rows; ``done`` is ``[steps, num_envs]``."""
         done = done.cpu()
         first = self._rows // self.num_envs
         self._rows += done.numel()
@@ -95,12 +96,12 @@ class HindsightReplayBuffer(HERReplayBuffer):  # type: ignore[misc, unused-ignor
             self._open[env] = begin
 
     def _oldest(self, env: Any) -> Any:
-        """Time step of the oldest row of an environment that is not overwritten."""
+        """Return the time step of an environment's oldest row that is not overwritten."""
         overwritten = max(self._rows - self._storage.max_size, 0)
         return (overwritten - env + self.num_envs - 1) // self.num_envs
 
     def _span(self, first: int, last: int, env: int) -> Tensor:
-        """Places of an environment's time steps from ``first`` to ``last``, or none."""
+        """Return the storage indices of an environment's time steps ``first`` to ``last``."""
         steps = torch.arange(first, max(first, last + 1))
         return self._places(steps, env)  # type: ignore[no-any-return]
 
@@ -108,25 +109,25 @@ class HindsightReplayBuffer(HERReplayBuffer):  # type: ignore[misc, unused-ignor
         return (steps * self.num_envs + env) % self._storage.max_size
 
     def _rows_at(self, places: Tensor) -> Tensor:
-        """Numbers, counted from the first ever written, of the rows at places."""
+        """Return the row numbers, counted from the first row ever written, at storage indices."""
         newest = self._rows - 1
         size: int = self._storage.max_size
         return newest - (newest - places) % size
 
     # ------------------------------------------------------------------ goals of samples
     def _sample(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Any]]:
-        data, told = TensorDictReplayBuffer._sample(self, batch_size)
-        self.relabel(data, told["index"])
-        return data, told
+        data, info = TensorDictReplayBuffer._sample(self, batch_size)
+        self.relabel(data, info["index"])
+        return data, info
 
     def relabel(self, minibatch: TensorDictBase, index: Tensor) -> None:
         """Replace the goals and rewards of the first ``her_ratio`` of the rows, in place.
 
-        As by TorchRL, which reads all entries of the rows that goals are taken from.
+        TorchRL's class returns the same result, but reads all entries of the goal rows.
 
         Args:
             minibatch: ``[batch]``.
-            index: places of its rows.
+            index: Storage indices of its rows.
         """
         self._validate_storage_keys()
         rows = int(len(index) * self.her_ratio)
@@ -135,7 +136,7 @@ class HindsightReplayBuffer(HERReplayBuffer):  # type: ignore[misc, unused-ignor
         begins, ends = self._get_episode_range(index[:rows], index)
         goals = self._sample_goal_indices(index[:rows], begins, ends, len(self._storage))
         stored = self._storage._storage.get(self.achieved_goal_key)
-        if stored is None:  # observations are stored elsewhere, once
+        if stored is None:  # an ObservationStorage keeps observations separately
             achieved = self._storage.get(goals).get(self.achieved_goal_key)
         else:
             achieved = stored[goals]
@@ -146,7 +147,7 @@ class HindsightReplayBuffer(HERReplayBuffer):  # type: ignore[misc, unused-ignor
         relabelled.set_(self.reward_key, self.reward_fn(relabelled))
 
     def _get_episode_range(self, idx: Tensor, episode_ends: Tensor) -> tuple[Tensor, Tensor]:
-        """Time steps at which the episodes of places begin and end, as far as they are stored."""
+        """Return the first and last stored time step of each row's episode."""
         del episode_ends
         idx = idx.cpu()
         oldest = self._oldest(self._rows_at(idx) % self.num_envs)
@@ -157,7 +158,7 @@ class HindsightReplayBuffer(HERReplayBuffer):  # type: ignore[misc, unused-ignor
     def _sample_goal_indices(
         self, her_idx: Tensor, ep_starts: Tensor, ep_ends: Tensor, storage_len: int
     ) -> Tensor:
-        """Places of goals: TorchRL's choice among time steps, brought back to places."""
+        """Return storage indices of goals, chosen among time steps by TorchRL's strategy."""
         if self.strategy == "random":
             return super()._sample_goal_indices(her_idx, ep_starts, ep_ends, storage_len)  # type: ignore[no-any-return]
         rows = self._rows_at(her_idx.cpu())
@@ -174,12 +175,12 @@ class HindsightReplayBuffer(HERReplayBuffer):  # type: ignore[misc, unused-ignor
             self._open[env] = newest + 1
 
     def empty(self, empty_write_count: bool = True) -> None:
-        """Forget everything."""
+        """Remove all transitions and episode boundaries."""
         super().empty(empty_write_count)
         self._restart()
 
     def episodes_state(self) -> dict[str, Any]:
-        """Where episodes begin and end, for a checkpoint."""
+        """Return the episode boundaries, for a checkpoint."""
         filled = len(self._storage)
         return {
             "num_envs": self.num_envs,
@@ -190,11 +191,11 @@ class HindsightReplayBuffer(HERReplayBuffer):  # type: ignore[misc, unused-ignor
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of TorchRL's buffer, and of the episodes."""
+        """Return the state of TorchRL's buffer and the episode boundaries."""
         return {**super().state_dict(), "episodes": self.episodes_state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore the state returned by :meth:`state_dict`."""
         super().load_state_dict(state_dict)
         self.load_episodes_state(state_dict["episodes"])
 
@@ -209,7 +210,7 @@ class HindsightReplayBuffer(HERReplayBuffer):  # type: ignore[misc, unused-ignor
         self.load_episodes_state(torch.load(Path(path) / "episodes.pt", weights_only=True))
 
     def load_episodes_state(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`episodes_state` returned."""
+        """Restore the state returned by :meth:`episodes_state`."""
         self.num_envs = int(state["num_envs"])
         self._restart()
         self._rows, self._open = int(state["rows"]), list(state["open"])

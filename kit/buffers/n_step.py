@@ -1,4 +1,4 @@
-"""Transitions of several steps."""
+"""N-step transitions."""
 
 from __future__ import annotations
 
@@ -16,26 +16,25 @@ from kit.steps.errors import real_number
 
 Entries = dict[tuple[str, ...], Tensor]
 Values = dict[tuple[str, ...], Any]
-"""Entries as arrays or tensors."""
+"""Arrays or tensors, keyed by path."""
 _REWARD, _DONE, _STEPS = ("next", "reward"), ("next", "done"), ("steps_to_next_obs",)
 
 
 class NStep:
     """Sums the rewards of several steps into one transition (Sutton and Barto 2018, eq. 7.1).
 
-    What TorchRL's ``MultiStepTransform`` writes, in less than a third of its time; without its
-    entries ``gamma``, ``nonterminal`` and ``original_reward``, which no loss reads. Observation and
-    flags under ``next`` are those after the last of the steps whose rewards were summed: the n-th,
-    or the last of the episode. The number of these steps is ``steps_to_next_obs``.
+    Computes the same transitions as TorchRL's ``MultiStepTransform`` in less than a third of its
+    time. The entries ``gamma``, ``nonterminal`` and ``original_reward`` are omitted, because no
+    loss reads them. Observation and flags under ``next`` come from the last summed step: the n-th
+    step, or the last step of the episode. ``steps_to_next_obs`` is the number of summed steps.
 
     Args:
-        steps: rewards of a transition, at most.
-        gamma: discount factor.
+        steps: Maximum number of rewards per transition.
+        gamma: Discount factor.
 
     Attributes:
-        apart: whether transitions have all their rewards, ``[..., steps]``, for :meth:`summed` to
-            add later: normalised rewards are clipped one by one. Rewards after the end of an
-            episode are 0.
+        apart: Whether transitions keep all their rewards ``[..., steps]``, so that :meth:`summed`
+            can add them after normalised rewards are clipped. Rewards after the episode end are 0.
     """
 
     apart = False
@@ -47,7 +46,7 @@ class NStep:
 
     @property
     def waiting(self) -> TensorDictBase | None:
-        """The newest steps, as many as a transition has, which wait for what follows."""
+        """The newest steps, whose transitions are still incomplete; ``None`` if there are none."""
         return nested(_tensors(self._newest), self._size) if self._newest else None
 
     @waiting.setter
@@ -55,31 +54,31 @@ class NStep:
         self._newest, self._size = ({}, []) if steps is None else (leaves(steps), [*steps.shape])
 
     def __call__(self, batch: TensorDictBase) -> TensorDictBase | None:
-        """Return the transitions that a batch completes, time last; ``None`` where there is none.
+        """Return the transitions completed by a batch, with time as last dimension, or ``None``.
 
         Args:
-            batch: steps ``[num_envs, steps]``, or whole episodes one after the other, ``[steps]``.
+            batch: Steps ``[num_envs, steps]``, or whole episodes one after another, ``[steps]``.
 
         Raises:
-            SettingError: if its number of environments is not that of the steps that wait, or an
-                entry is no tensor.
+            SettingError: If the number of environments differs from that of the incomplete
+                transitions, or an entry is not a tensor.
         """
         entries, axis, total = leaves(batch), batch.ndim - 1, batch.shape[-1]
         _check_tensors(entries)
-        # For a few numbers NumPy takes half of PyTorch's time; both are called alike here.
-        library: Any = np if _by_numpy(entries) and _by_numpy(self._newest) else torch
+        # NumPy takes half of PyTorch's time for small arrays, so either library is used.
+        library: Any = np if _fits_numpy(entries) and _fits_numpy(self._newest) else torch
         values: Values = _arrays(entries) if library is np else entries
         if self._newest:
             check_num_envs([*batch.shape[:-1]], self._size[:-1])
-            before = _arrays(self._newest) if library is np else _beside(self._newest, entries)
+            before = _arrays(self._newest) if library is np else _moved_to(self._newest, entries)
             values = {p: library.concatenate((before[p], one), axis) for p, one in values.items()}
             total += self._size[-1]
-        kept, count = min(self.steps, total), max(total - self.steps, 0)
-        newest = _along(axis, total - kept, kept)
-        # Copied, as who receives a batch may write to it.
+        pending, count = min(self.steps, total), max(total - self.steps, 0)
+        newest = _time_slice(axis, total - pending, pending)
+        # Copy the steps, because the receiver of a batch may modify it.
         copied = np.copy if library is np else torch.clone
         self._newest = {path: copied(one[newest]) for path, one in values.items()}
-        self._size = [*batch.shape[:-1], kept]
+        self._size = [*batch.shape[:-1], pending]
         if not count:
             return None
         summed = _tensors(self._summed(values, axis, count, library))
@@ -87,24 +86,24 @@ class NStep:
 
     def _summed(self, values: Values, axis: int, count: int, library: Any) -> Values:
         reward, done = values[_REWARD], values[_DONE]
-        first = _along(axis, 0, count)
+        first = _time_slice(axis, 0, count)
         found = {path: one[first] for path, one in values.items()}
-        summed, going = found[_REWARD], ~found[_DONE]
+        summed, is_open = found[_REWARD], ~found[_DONE]
         rewards = [summed]
-        following = library.zeros_like(going, dtype=library.int64)
+        following = library.zeros_like(is_open, dtype=library.int64)
         for step in range(1, self.steps):
-            later = _along(axis, step, count)
+            later = _time_slice(axis, step, count)
             if self.apart:
-                rewards.append(reward[later] * going)
+                rewards.append(reward[later] * is_open)
             else:
-                summed = summed + self.gamma**step * reward[later] * going
-            following += going
-            going = going & ~done[later]
+                summed = summed + self.gamma**step * reward[later] * is_open
+            following += is_open
+            is_open = is_open & ~done[later]
         steps = following.squeeze(-1)
-        last = steps + _counted(steps, axis, library)
+        last = steps + _positions(steps, axis, library)
         for path in values.keys() - {_REWARD}:
             if path[0] == "next":
-                found[path] = _taken(values[path], last, axis, library)
+                found[path] = _select_steps(values[path], last, axis, library)
         if self.apart:
             summed = library.concatenate(rewards, -1)
         return found | {_REWARD: summed, _STEPS: steps + 1}
@@ -115,63 +114,61 @@ class NStep:
         return (rewards * discounts).sum(-1, keepdim=True)
 
     def close_open_episodes(self) -> None:
-        """Mark the newest step of every environment as truncated, if its episode has not ended."""
+        """Mark the newest step of every environment with an open episode as truncated."""
         if self.waiting is not None:
-            close(self.waiting[..., -1])  # in the memory of those that wait
+            close(self.waiting[..., -1])  # a view of the stored steps
 
 
 def _check_tensors(entries: Entries) -> None:
-    """Refuse texts and objects, of which a transition of several steps would need one."""
+    """Raise an error for entries that are not tensors, which cannot be joined over steps."""
     for path, value in entries.items():
         if not isinstance(value, Tensor):
-            why = f"is a {type(value).__name__}, and n-step returns join tensors"
-            raise SettingError("entry", ".".join(path), why, "leave it out, or use n_step=1")
+            reason = f"N-step returns require tensors, but this entry is a {type(value).__name__}"
+            raise SettingError("entry", ".".join(path), reason, "Remove the entry, or use n_step=1")
 
 
-def _along(axis: int, start: int, count: int) -> tuple[slice, ...]:
-    """The index of some time steps."""
+def _time_slice(axis: int, start: int, count: int) -> tuple[slice, ...]:
+    """Return the index of ``count`` time steps from ``start`` along ``axis``."""
     return (slice(None),) * axis + (slice(start, start + count),)
 
 
-def _taken(values: Any, steps: Any, axis: int, library: Any) -> Any:
-    """Values ``[..., steps, ...]`` of some time steps of each environment."""
+def _select_steps(values: Any, steps: Any, axis: int, library: Any) -> Any:
+    """Return values ``[..., steps, ...]`` at the given time steps of each environment."""
     if axis == 0:
         return values[steps]
     if len(values) == 1:
         return values[:, steps[0]]
-    return values[_counted(steps, 0, library), steps]
+    return values[_positions(steps, 0, library), steps]
 
 
-def _counted(like: Any, axis: int, library: Any) -> Any:
-    """The place of every entry along an axis, from 0."""
+def _positions(like: Any, axis: int, library: Any) -> Any:
+    """Return the position of every entry along an axis, from 0."""
     return library.ones_like(like).cumsum(axis) - 1
 
 
-def _by_numpy(values: Values) -> bool:
-    """Whether NumPy shows all entries, and its sums of rewards have the type of PyTorch's."""
+def _fits_numpy(values: Values) -> bool:
+    """Return whether all entries are on the host and rewards keep their dtype in NumPy."""
     tensors = {path: one for path, one in values.items() if isinstance(one, Tensor)}
     reward = tensors.get(_REWARD)
-    floating = reward is None or reward.is_floating_point()  # of integers NumPy makes float64
+    floating = reward is None or reward.is_floating_point()  # NumPy promotes integers to float64
     return floating and all(map(on_host, tensors.values()))
 
 
 def _arrays(values: Values) -> Values:
-    """Entries of the host as arrays, in the same memory."""
     return {p: one.numpy() if isinstance(one, Tensor) else one for p, one in values.items()}
 
 
 def _tensors(values: Values) -> Entries:
-    """Entries as tensors, in the same memory."""
     return {p: one if isinstance(one, Tensor) else from_numpy(one) for p, one in values.items()}
 
 
-def _beside(values: Values, others: Entries) -> Entries:
-    """Entries where others are: they may have come from a checkpoint, or be arrays."""
+def _moved_to(values: Values, others: Entries) -> Entries:
+    """Move entries (tensors, arrays or restored tensors) to the devices of ``others``."""
     return {path: one.to(others[path].device) for path, one in _tensors(values).items()}
 
 
 def close(rows: TensorDictBase) -> None:
-    """Mark transitions in place as the last of their episodes: truncated, if they do not end."""
+    """Mark transitions as the last of their episodes, truncating episodes without an end."""
     done, truncated = (rows.get(("next", name), None) for name in ("done", "truncated"))
     if truncated is not None:
         truncated |= ~done

@@ -1,4 +1,4 @@
-"""The tree of priorities in host memory, compiled by Numba."""
+"""Sum tree of priorities in host memory, compiled with Numba."""
 
 from __future__ import annotations
 
@@ -14,47 +14,46 @@ from torch import Tensor
 from kit.buffers.priority_trees import PriorityTree, check_sum
 
 BLOCK = 1_024
-"""Values whose smallest is kept."""
+"""Number of values per block; a lower bound is stored for each block."""
 _SMALLEST = float(np.nextafter(0.0, 1.0))
-"""The smallest positive float64."""
+"""Smallest positive float64."""
 
 
 class NumbaPriorityTree(PriorityTree):
-    """A sum tree in host memory, in a quarter of the time of the tree of tensors.
+    """A sum tree in host memory, four times as fast as the tree of tensors.
 
-    Its arrays are NumPy arrays. It does not check places: compiled code would write outside its
-    memory.
+    Arrays are NumPy arrays. Indices are not checked, and the compiled code writes outside its
+    memory if an index is out of range.
 
-    The tree is binary, but only each third level is in memory. A node has eight children, which
-    fill one line of the cache, and the two levels between are added up again when they are needed.
-    A batch goes down and up a level at a time and without branches, so the processor waits for many
-    nodes at once.
+    The tree is binary, but only every third level is stored. Each node has eight children, which
+    fill one cache line; the two levels in between are recomputed on demand. A batch is processed
+    one level at a time without branches, so memory accesses of many rows overlap.
 
-    Of each block of values a lower bound is kept. It is made exact only where it is the lowest of
-    all bounds, so the smallest value is that of the smallest block.
+    A lower bound is stored for each block of values. A bound is made exact only if it is the lowest
+    of all bounds, so the smallest value is found in one block.
 
     Args:
-        size: number of values, all zero at first.
+        size: Number of values, initially zero.
     """
 
     def __init__(self, size: int) -> None:
         self.size, self.device = size, torch.device("cpu")
         blocks = -(-size // BLOCK)
         self._bounds, self._is_bound = np.full(blocks, np.inf), np.zeros(blocks, dtype=bool)
-        counts = [max(1 << size.bit_length(), 8)]  # of nodes, each level in groups of eight
+        counts = [max(1 << size.bit_length(), 8)]  # nodes per level, in groups of eight
         while counts[-1] > 8:
             counts.append(max(counts[-1] >> 3, 8))
         self._starts = np.cumsum([0, *counts]).astype(np.uint64)
-        # PyTorch's memory begins with a line of the cache.
+        # PyTorch aligns memory to cache lines.
         self._nodes = torch.zeros(sum(counts), dtype=torch.float64).numpy()
 
     @property
     def sum(self) -> float:
-        """The sum of all values."""
+        """Sum of all values."""
         return float(_sum_of_eight(self._nodes, self._starts[-2]))
 
     def limits(self, places: Any, values: Any) -> tuple[Any, Any, Any, Any]:
-        """The first and the last place, the lowest and the highest value, of some."""
+        """Return the lowest and highest index, and the lowest and highest value."""
         return _limits(places, values)  # type: ignore[no-any-return]
 
     def __getitem__(self, places: Any) -> NDArray[np.float64]:
@@ -67,24 +66,24 @@ class NumbaPriorityTree(PriorityTree):
         return torch.from_numpy(self[np.arange(self.size)])
 
     def array(self, tensor: Tensor) -> NDArray[Any]:
-        """Return a NumPy array that shares memory with a tensor on the host."""
+        """Return a NumPy array that shares memory with a host tensor."""
         return tensor.numpy()
 
     def tensor(self, array: NDArray[Any], dtype: torch.dtype | None = None) -> Tensor:
-        """An array of NumPy as a tensor, of its own type or another."""
-        if dtype is torch.float32:  # NumPy takes a third of PyTorch's time
+        """Return a NumPy array as a tensor, optionally converted to ``dtype``."""
+        if dtype is torch.float32:  # NumPy converts three times as fast as PyTorch
             return torch.from_numpy(array.astype(np.float32))
         found = torch.from_numpy(array)
         return found if dtype is None else found.to(dtype)
 
     def higher(self, one: Tensor | None, other: float) -> Tensor:
-        """The higher of two numbers; not a number if one of them is not."""
+        """Return the higher of two numbers, or NaN if either is NaN."""
         if one is not None and not other > float(one) and other == other:
             return one
         return torch.tensor(float(other), dtype=torch.float32)
 
     def min(self) -> float:
-        """The smallest positive value; infinite if there is none."""
+        """Return the smallest positive value; infinity if there is none."""
         while self._is_bound[block := int(self._bounds.argmin())]:
             first = block * BLOCK
             values = self[np.arange(first, min(first + BLOCK, self.size))]
@@ -93,19 +92,18 @@ class NumbaPriorityTree(PriorityTree):
         return float(self._bounds[block])
 
     def __setitem__(self, places: NDArray[np.int64], values: NDArray[np.floating[Any]]) -> None:
-        # Compiled code takes numbers as they lie in memory.
+        # The compiled code expects contiguous arrays.
         places = np.ascontiguousarray(places)
         values = np.ascontiguousarray(values, dtype=np.float64)
         _write(self._nodes, self._starts, places, values, self._bounds, self._is_bound)
 
     def find(self, share: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Places ``[batch]`` whose part of the sum contains the given shares of it, and values."""
+        """Return the indices ``[batch]`` at the given fractions of the sum, and their values."""
         check_sum(total := self.sum)
         wanted = share * total
         place, found = _find(self._nodes, self._starts, wanted)
         while not found.all():
-            # A share of nothing, which belongs to the first positive value, or rounding led beyond
-            # the last one of a branch.
+            # A fraction of 0 selects the first positive value; rounding may skip the last value.
             lower = np.maximum(np.nextafter(wanted, 0.0), _SMALLEST)
             wanted = np.where(found > 0, wanted, lower)
             place, found = _find(self._nodes, self._starts, wanted)
@@ -120,21 +118,21 @@ class NumbaPriorityTree(PriorityTree):
 
 
 def _compiled(signature: str) -> Callable[[Callable[..., Any]], Any]:
-    """Compile a function now, or read it from Numba's cache where there can be one."""
+    """Compile a function now, or load it from Numba's cache if caching is possible."""
 
     def compiled(function: Callable[..., Any]) -> Any:
         try:
             return numba.njit(signature, cache=True)(function)
-        except RuntimeError:  # no folder for it can be written
+        except RuntimeError:  # no writable cache folder
             return numba.njit(signature)(function)
 
     return compiled
 
 
-# Places are without a sign in all of them: Numba does not count from the end, then.
+# Indices are unsigned, so Numba generates no code for negative indices.
 @_compiled("float64(float64[::1], uint64)")
 def _sum_of_eight(nodes: Any, first: Any) -> Any:
-    """Add up eight nodes in pairs, as a binary tree does."""
+    """Add eight nodes in pairs, in the order of a binary tree."""
     one, two, three, four = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
     left = (nodes[first] + nodes[first + one]) + (nodes[first + two] + nodes[first + three])
     first += four
@@ -144,31 +142,31 @@ def _sum_of_eight(nodes: Any, first: Any) -> Any:
 
 @_compiled("Tuple((int64, int64, float32, float32))(int64[:], float32[:])")
 def _limits(places: Any, values: Any) -> Any:
-    """The first and last of the places, and the lowest and highest of the values."""
+    """Return the lowest and highest index, and the lowest and highest value."""
     least, most, lowest, highest = places[0], places[0], values[0], values[0]
     for row in range(len(places)):
         least, most = min(least, places[row]), max(most, places[row])
         lowest = min(lowest, values[row])
-        if not values[row] <= highest and highest == highest:  # what is not a number stays
+        if not values[row] <= highest and highest == highest:  # keeps NaN
             highest = values[row]
     return least, most, lowest, highest
 
 
 @_compiled("void(float64[::1], uint64[::1], int64[::1], float64[::1], float64[::1], boolean[::1])")
 def _write(nodes: Any, starts: Any, places: Any, values: Any, bounds: Any, is_bound: Any) -> None:
-    """Set values, the sums above them, and the bounds of their blocks."""
+    """Set values, and update the sums above them and the bounds of their blocks."""
     place = places.astype(np.uint64)
     for row in range(len(place)):
         value, block = values[row], place[row] // np.uint64(BLOCK)
         if 0 < value <= bounds[block]:
             bounds[block] = value
         elif nodes[place[row]] == bounds[block]:
-            is_bound[block] = True  # of what the smallest one leaves
+            is_bound[block] = True  # the smallest value changed, so the bound is not exact
         nodes[place[row]] = value
     for level in range(1, len(starts) - 1):
         children, start = starts[level - 1], starts[level]
         parents = (start - children) >> np.uint64(3)
-        if parents <= len(place):  # each of them once
+        if parents <= len(place):  # updating every parent once is cheaper
             for parent in range(parents):
                 nodes[start + parent] = _sum_of_eight(nodes, children + (parent << np.uint64(3)))
         else:
@@ -180,11 +178,11 @@ def _write(nodes: Any, starts: Any, places: Any, values: Any, bounds: Any, is_bo
 
 @_compiled("Tuple((int64[::1], float64[::1]))(float64[::1], uint64[::1], float64[::1])")
 def _find(nodes: Any, starts: Any, sums: Any) -> Any:
-    """The first places up to which, these included, the values add up to these sums or more."""
+    """Return the first indices whose cumulative sum reaches the given sums, and their values."""
     one, two, three = np.uint64(1), np.uint64(2), np.uint64(3)
     rest = sums.copy()
     place = np.zeros(len(rest), np.uint64)
-    first = np.empty(len(rest))  # of eight children: all rows wait for them at once
+    first = np.empty(len(rest))  # first children, prefetched for all rows
     for level in range(len(starts) - 2, -1, -1):
         start = starts[level]
         for row in range(len(rest)):

@@ -1,4 +1,4 @@
-"""Replay memory that keeps each observation once, and of stacked frames the newest alone."""
+"""Replay storage that keeps each observation, and each frame of a frame stack, only once."""
 
 from __future__ import annotations
 
@@ -19,27 +19,26 @@ from kit.steps import SettingError
 
 _FLAGS = {("reward",), ("done",), ("terminated",), ("truncated",)}
 _NONE, _REPEATED = -1, -2
-"""In place of the row of a last observation: there is none, or it is the observation again."""
+"""Markers instead of a row number: no separate last observation, or a repeated observation."""
 
 Path = tuple[str, ...]
 Array = NDArray[Any]
 
 
 class ObservationStorage(TransitionStorage):
-    """TorchRL's storage of transitions, with each observation stored once.
+    """TorchRL storage of transitions that stores each observation once.
 
-    The next observation of a transition is the observation of the following one of the same
-    environment; only where an episode ends is it stored on its own. Of an observation that is a
-    stack of frames, the newest frame is stored, and stacks are made again when they are read. What
-    is read is, bit for bit, what was written.
+    The next observation of a transition equals the observation of the environment's following
+    transition. It is stored separately only at the end of an episode. Of a frame stack, only the
+    newest frame is stored, and stacks are rebuilt on reading. Values are restored bit for bit.
 
     Args:
-        max_size: transitions it holds; the oldest are overwritten.
-        stacked_frames: of an observation ``[stacked_frames, ...]`` of consecutive frames, of which
-            the newest alone is stored. Before an episode's first frame there is that frame again
-            (Gymnasium's ``FrameStackObservation``). 1: observations are stored as they are.
-        num_envs: environments that write in turn.
-        folder: on whose disk it is; ``None``: it is in memory.
+        max_size: Maximum number of transitions; the oldest are overwritten.
+        stacked_frames: Length of the first dimension of observations ``[stacked_frames, ...]`` that
+            are stacks of consecutive frames; only the newest frame is stored. The first frame of an
+            episode pads its stacks (Gymnasium's ``FrameStackObservation``). 1: whole observations.
+        num_envs: Number of environments that write in turn.
+        folder: Folder of the files on disk; ``None``: keep transitions in memory.
     """
 
     def __init__(
@@ -52,32 +51,33 @@ class ObservationStorage(TransitionStorage):
     ) -> None:
         super().__init__(max_size, folder, compilable=True)
         self.frames, self.num_envs = stacked_frames, num_envs
-        self._written = 0  # transitions so far: each has a number, the place of its observation
+        self._written = 0  # number of transitions written so far
         self._memories: dict[Path, _Frames] = {}
         self._begins = np.zeros(0, np.bool_)
-        self._ends = np.zeros(0, np.int64)  # row of the last observation
-        self._free: list[int] = []  # rows for last observations
+        self._ends = np.zeros(0, np.int64)  # row of each transition's last observation
+        self._free: list[int] = []  # free rows for last observations
 
     def _empty(self) -> None:
         super()._empty()
         self._written, self._memories, self._free = 0, {}, []
 
     def belong_to(self, num_envs: int) -> None:
-        """Say how many environments write in turn.
+        """Set the number of environments that write in turn.
 
         Raises:
-            SettingError: if others have written before, or more write than there is memory for.
+            SettingError: If another number of environments has written, or the storage is too
+                small.
         """
         if 2 * num_envs > self.max_size:
-            why = f"is less than two transitions of each of the {num_envs} environments"
-            raise SettingError("buffer_size", self.max_size, why, [2 * num_envs])
+            reason = f"The buffer must hold two transitions of each of the {num_envs} environments"
+            raise SettingError("buffer_size", self.max_size, reason, [2 * num_envs])
         if self._written:
             check_num_envs(num_envs, self.num_envs)
         self.num_envs = num_envs
 
     # ------------------------------------------------------------------ writing
     def set(self, cursor: Any, data: TensorDictBase, *, set_cursor: bool = True) -> None:
-        """Store the rows that follow the last ones, in the order of time."""
+        """Store new rows, in time order."""
         values = leaves(data if data.ndim else data.unsqueeze(0))
         self.store(values)
         rest = self.without_observations(values)
@@ -86,41 +86,41 @@ class ObservationStorage(TransitionStorage):
 
     @staticmethod
     def without_observations(values: Mapping[Path, Tensor]) -> dict[Path, Tensor]:
-        """The entries of rows that are stored as they are, by path."""
+        """Return the entries that are not observations, keyed by path."""
         observed = {path for path in values if _is_observed(path, values)}
         observed |= {("next", *path) for path in observed}
         return {path: value for path, value in values.items() if path not in observed}
 
     def store(self, values: Mapping[Path, Tensor]) -> None:
-        """Store the observations of the rows that follow the last ones, ``[rows, ...]`` by path.
+        """Store the observations of new rows ``[rows, ...]``, keyed by path.
 
-        Called before their other entries are stored, which may overwrite flags that are read here.
+        Call it before other entries are stored, which may overwrite flags read here.
         """
         paths = [path for path in values if _is_observed(path, values)]
         if not self._memories:
-            self._make(paths, values)
+            self._allocate(paths, values)
         for path in self._memories.keys() ^ {*paths}:
-            why = "is an observation in a batch, and not in all that were stored"
-            raise SettingError("entry", ".".join(path), why, "give all batches the same entries")
+            reason = "Some batches contain this observation and others do not"
+            raise SettingError("entry", ".".join(path), reason, "Store batches with equal entries")
         pairs = {p: (values[p].cpu().numpy(), values["next", *p].cpu().numpy()) for p in paths}
         flags = values["next", "done"].cpu()
         done: Array = flags.reshape(len(flags), -1).any(1).numpy()
-        # Whether the row before each ended an episode.
+        # ended[i]: whether the environment's previous transition ended an episode.
         ended = np.concatenate([self._last_ended(), done])
-        for start in range(0, len(done), self.num_envs):  # no row follows another of its group
+        for start in range(0, len(done), self.num_envs):  # one time step of all environments
             group = slice(start, min(start + self.num_envs, len(done)))
-            of_group = {k: (a[group], b[group]) for k, (a, b) in pairs.items()}
-            self._write(of_group, done[group], ended[group])
+            step = {k: (a[group], b[group]) for k, (a, b) in pairs.items()}
+            self._write(step, done[group], ended[group])
 
     def _last_ended(self) -> Array:
-        """Whether the newest transition of each environment is stored as the end of an episode."""
+        """Return whether the newest stored transition of each environment ended its episode."""
         numbers = np.arange(self._written - self.num_envs, self._written)
         if self._storage is None:
             return np.zeros(self.num_envs, np.bool_)
         flags: Array = self._storage["next", "done"].numpy()[numbers % self.max_size]
         return flags.reshape(self.num_envs, -1).any(1) & (numbers >= 0)
 
-    def _make(self, paths: list[Path], values: Mapping[Path, Tensor]) -> None:
+    def _allocate(self, paths: list[Path], values: Mapping[Path, Tensor]) -> None:
         places = self.max_size + self.frames * self.num_envs
         for path in paths:
             shape = values[path].shape[1:]
@@ -131,44 +131,45 @@ class ObservationStorage(TransitionStorage):
         self._ends = np.full(self.max_size, _NONE)
 
     def _write(self, pairs: dict[Path, tuple[Array, Array]], done: Array, ended: Array) -> None:
-        """Store observations of one time step and those that followed, at most a row of each env.
+        """Store observations and next observations of one time step, at most one row per env.
 
-        ``ended`` says whether the row before each ended an episode.
+        ``ended`` is whether each environment's previous transition ended an episode.
         """
         numbers = np.arange(self._written, self._written + len(done))
         self._written += len(done)
         before, places = numbers - self.num_envs, numbers % len(self._begins)
-        known = before >= 0
-        other = np.zeros_like(done)  # than the observation that the step before led to
+        has_previous = before >= 0
+        changed = np.zeros_like(done)  # observation differs from the previous next observation
         for path, (seen, _) in pairs.items():
             differs = self._newest(seen) != self._memories[path].values[places]
-            other |= differs.reshape(len(done), -1).any(1)
-        lost = known & (self._ends[before % self.max_size] == _NONE) & other
-        if lost.any():  # the environment was reset in between
-            self._keep(before[lost], {p: m.values[places[lost]] for p, m in self._memories.items()})
+            changed |= differs.reshape(len(done), -1).any(1)
+        lost = has_previous & (self._ends[before % self.max_size] == _NONE) & changed
+        if lost.any():  # the environment was reset between the steps
+            frames = {path: memory.values[places[lost]] for path, memory in self._memories.items()}
+            self._store_last(before[lost], frames)
         index = numbers % self.max_size
         self._free += [row for row in self._ends[index].tolist() if row >= 0]
-        # After a fault an environment has no other observation, and no stack with a new frame.
-        again = done.copy()
-        for seen, then in pairs.values() if done.any() else ():
-            again &= (seen == then).reshape(len(done), -1).all(1)
-        done = done & ~again
-        self._ends[index] = np.where(again, _REPEATED, _NONE)
-        self._begins[places] = ~known | ended | other
-        following = (numbers + self.num_envs) % len(self._begins)
-        for path, (seen, then) in pairs.items():
+        # A failed environment repeats its observation, so its frame stack has no new frame.
+        repeated = done.copy()
+        for seen, following in pairs.values() if done.any() else ():
+            repeated &= (seen == following).reshape(len(done), -1).all(1)
+        done = done & ~repeated
+        self._ends[index] = np.where(repeated, _REPEATED, _NONE)
+        self._begins[places] = ~has_previous | ended | changed
+        next_places = (numbers + self.num_envs) % len(self._begins)
+        for path, (seen, following) in pairs.items():
             values = self._memories[path].values
-            values[places], values[following] = self._newest(seen), self._newest(then)
+            values[places], values[next_places] = self._newest(seen), self._newest(following)
         if done.any():
-            self._keep(numbers[done], {p: self._newest(b)[done] for p, (_, b) in pairs.items()})
+            frames = {path: self._newest(after)[done] for path, (_, after) in pairs.items()}
+            self._store_last(numbers[done], frames)
         if self.frames > 1:
             self._check_stacks(numbers, pairs)
 
     def _newest(self, observation: Array) -> Array:
         return observation[:, -1] if self.frames > 1 else observation
 
-    def _keep(self, numbers: Array, last: dict[Path, Array]) -> None:
-        """Store the last observations of episodes on their own."""
+    def _store_last(self, numbers: Array, last: dict[Path, Array]) -> None:
         first = next(iter(self._memories.values()))
         while len(self._free) < len(numbers):
             size = len(first.last)
@@ -181,21 +182,22 @@ class ObservationStorage(TransitionStorage):
             self._memories[path].last[rows] = values
 
     def _check_stacks(self, numbers: Array, pairs: dict[Path, tuple[Array, Array]]) -> None:
-        for path, given in pairs.items():
-            if not all(map(np.array_equal, self._read(path, numbers), given)):
-                why = f"are not consecutive, or not padded with the first, in {'.'.join(path)}"
-                raise SettingError("stacked_frames", self.frames, why, [1])
+        for path, written in pairs.items():
+            if not all(map(np.array_equal, self._read(path, numbers), written)):
+                name = ".".join(path)
+                reason = f"Frames of {name} are not consecutive or not padded with the first frame"
+                raise SettingError("stacked_frames", self.frames, reason, [1])
 
     # ------------------------------------------------------------------ reading
     @property
     def observed_bytes(self) -> int:
-        """Bytes of both observations of a transition, once the first is stored."""
+        """Bytes of a transition's observation and next observation; 0 for an empty storage."""
         frames: int = sum(memory.values[0].nbytes for memory in self._memories.values())
         return 2 * self.frames * frames
 
     def get(self, index: Any) -> Any:
-        """Read rows with both observations."""
-        rows = super().get(index).copy()  # of a full memory all rows are the memory itself
+        """Return rows with their observations and next observations."""
+        rows = super().get(index).copy()  # get() may return the storage itself if it is full
         if isinstance(index, (slice, range)):
             span = index if isinstance(index, range) else range(*index.indices(len(self)))
             index = np.arange(span.start, span.stop, span.step)
@@ -205,7 +207,7 @@ class ObservationStorage(TransitionStorage):
         return rows
 
     def read(self, index: Array) -> dict[Path, Tensor]:
-        """Observations and next observations by path, ``[rows, ...]``, of an index ``[rows]``."""
+        """Return observations and next observations ``[rows, ...]`` of ``index``, keyed by path."""
         newest, found = self._written - 1, {}
         numbers = newest - (newest - index) % self.max_size
         for path in self._memories:
@@ -214,13 +216,13 @@ class ObservationStorage(TransitionStorage):
         return found
 
     def _read(self, path: Path, numbers: Array) -> tuple[Array, Array]:
-        """Observations and next observations of transitions by number, ``[rows, ...]``."""
+        """Return observations and next observations ``[rows, ...]`` of numbered transitions."""
         memory, size = self._memories[path], len(self._begins)
         rows = self._ends[numbers % self.max_size]
-        then = memory.values[(numbers + self.num_envs) % size]
+        following = memory.values[(numbers + self.num_envs) % size]
         ended = rows >= 0
         if ended.any():
-            then[ended] = memory.last[rows[ended]]
+            following[ended] = memory.last[rows[ended]]
         places = [numbers % size]
         for _ in range(self.frames - 1):
             behind = np.where(self._begins[places[0]], 0, self.num_envs)
@@ -229,14 +231,14 @@ class ObservationStorage(TransitionStorage):
             seen = memory.values[places[0]]
         else:
             seen = memory.values[np.stack(places, 1)]
-            then = np.concatenate([seen[:, 1:], then[:, None]], 1)
-        again = rows == _REPEATED
-        then[again] = seen[again]
-        return seen, then
+            following = np.concatenate([seen[:, 1:], following[:, None]], 1)
+        repeated = rows == _REPEATED
+        following[repeated] = seen[repeated]
+        return seen, following
 
-    # ------------------------------------------------------------------ in and out
+    # ------------------------------------------------------------------ state
     def rows(self, index: Any) -> TensorDictBase:
-        """Rows without observations."""
+        """Return rows without observations."""
         return super().get(index)  # type: ignore[no-any-return]
 
     def set_rows(self, index: Any, rows: TensorDictBase) -> None:
@@ -244,8 +246,8 @@ class ObservationStorage(TransitionStorage):
         super().set(index, rows)
 
     def observations(self) -> dict[str, Any]:
-        """The observations written so far, as plain values and tensors."""
-        used = self._written + self.num_envs  # the newest step has written what followed it, too
+        """Return all stored observations as plain values and tensors."""
+        used = self._written + self.num_envs  # includes next observations of the newest step
         return {
             "written": self._written,
             "num_envs": self.num_envs,
@@ -260,11 +262,11 @@ class ObservationStorage(TransitionStorage):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of TorchRL's storage, and the observations."""
+        """Return the state of TorchRL's storage and the observations."""
         return {**super().state_dict(), "observations": self.observations()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore the state returned by :meth:`state_dict`."""
         super().load_state_dict(state_dict)
         self.load_observations(state_dict["observations"])
 
@@ -279,7 +281,7 @@ class ObservationStorage(TransitionStorage):
         self.load_observations(torch.load(Folder(path) / "observations.pt", weights_only=True))
 
     def load_observations(self, state: dict[str, Any]) -> None:
-        """Restore the state of :meth:`observations`."""
+        """Restore the observations returned by :meth:`observations`."""
         self._written, self.num_envs = int(state["written"]), int(state["num_envs"])
         self._free = [int(row) for row in state["free"]]
         self._begins, self._ends = state["begins"].numpy().copy(), state["ends"].numpy().copy()
@@ -291,19 +293,18 @@ class ObservationStorage(TransitionStorage):
 
 
 class _Frames:
-    """Frames of one entry: by place, and apart the last ones of episodes."""
+    """Frames of one entry: ``values`` by storage index, and ``last`` frames of episodes."""
 
     def __init__(self, values: Array, last: Array | None = None) -> None:
         self.values = values
         self.last = np.zeros((0, *values.shape[1:]), values.dtype) if last is None else last
 
     def grow(self, rows: int) -> None:
-        """Make room for more last frames."""
         more = np.zeros((rows, *self.last.shape[1:]), self.last.dtype)
         more[: len(self.last)] = self.last
         self.last = more
 
 
 def _is_observed(path: Path, values: Mapping[Path, Tensor]) -> bool:
-    """Whether an entry is an observation: there is a next one, and it is no flag."""
+    """Return whether an entry is an observation, that is, a non-flag entry with a next value."""
     return ("next", *path) in values and path not in _FLAGS

@@ -1,4 +1,4 @@
-"""Prioritised sampling by a sum tree, on the host or on a GPU."""
+"""Prioritized sampling with a sum tree, on the host or on a GPU."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from kit.steps.errors import real_number, whole_number
 
 
 class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unused-ignore]
-    """Prioritised experience replay (Schaul et al. 2016), on the storage's device.
+    """Prioritized experience replay (Schaul et al. 2016) on the storage's device.
 
-    TorchRL's class with its arguments and formulas, whose tree works with any release of PyTorch
-    and is in checkpoints. A transition with priority p is drawn with probability (p + eps)^alpha
-    over the sum of all (section 3.3); its ``priority_weight`` is (P / min P)^-beta (section 3.4,
-    normalised by the largest possible weight). New transitions have the highest priority so far.
-    Random numbers are PyTorch's.
+    TorchRL's class has the same arguments and formulas; this class hint with any PyTorch release,
+    and checkpoints include its priorities. A transition with priority p is drawn with probability
+    (p + eps)^alpha, divided by the sum over all transitions (section 3.3). Its ``priority_weight``
+    is (P / min P)^-beta (section 3.4, normalised by the largest possible weight). New transitions
+    get the highest priority so far. Samples are drawn with PyTorch's RNG.
 
     Args:
-        max_capacity: transitions that the buffer holds.
-        alpha: exponent of priorities; 0 samples uniformly.
-        beta: exponent of the correction by importance weights, from 0 to 1 (all of it).
-        eps: added to priorities, from 0.
-        dtype: of weights.
-        reduction: how errors of several entries become one priority: ``max``, ``min``, ``median``
-            or ``mean``.
-        max_priority_within_buffer: whether the highest priority is that of transitions still
-            stored, rather than of all so far.
-        device: of the tree; ``None``: the storage's.
+        max_capacity: Capacity of the buffer.
+        alpha: Exponent of priorities; 0 samples uniformly.
+        beta: Exponent of the importance-sampling correction in [0, 1]; 1 is the full correction.
+        eps: Non-negative constant added to priorities.
+        dtype: Data type of the weights.
+        reduction: How the TD errors of several entries are reduced to one priority: ``max``,
+            ``min``, ``median`` or ``mean``.
+        max_priority_within_buffer: Whether new transitions get the highest priority of the stored
+            transitions, rather than of all transitions so far.
+        device: Device of the tree; ``None``: the storage's device.
 
     Raises:
-        SettingError: if a number is out of range.
+        SettingError: If an argument is out of range.
     """
 
     def __init__(
@@ -71,12 +71,12 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
 
     @property
     def device(self) -> torch.device:
-        """Where priorities are."""
+        """Device of the priorities."""
         return self._sum_tree.device  # type: ignore[no-any-return]
 
     @property
     def default_priority(self) -> Any:
-        """Priority of new transitions: the highest so far, or 1."""
+        """Priority of new transitions: the highest priority so far, initially 1."""
         if self._max_priority_within_buffer and self._alpha > 0 and self._highest is not None:
             highest = self._sum_tree.values.max()
             raw = (highest ** (1 / self._alpha) - self._eps).clamp_min(0)
@@ -87,19 +87,18 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
         """Draw transitions by priority, with replacement.
 
         Returns:
-            Their places and, as ``priority_weight``, importance weights; on the storage's device.
+            Storage indices and importance weights (``priority_weight``), on the storage's device.
 
         Raises:
-            SettingError: if the priorities do not add up to a positive finite number (on a GPU that
-                is not asked).
+            SettingError: If the sum is not positive and finite (not checked on a GPU).
         """
         self._maybe_init_from_storage(storage)
         tree: PriorityTree = self._sum_tree
-        share = torch.rand(batch_size, dtype=torch.float64, device=self.device, generator=self._rng)
-        places, values = tree.find(tree.array(share))
+        draws = torch.rand(batch_size, dtype=torch.float64, device=self.device, generator=self._rng)
+        places, values = tree.find(tree.array(draws))
         weight = tree.tensor((values / tree.min()) ** -self._beta, self.dtype)
         index: Any = tree.tensor(places)
-        if self._device is not None:  # rows are read where they are stored
+        if self._device is not None:  # the storage may be on another device
             index, weight = index.to(storage.device), weight.to(storage.device)
         if storage.ndim > 1:
             index = unravel_index(index, storage.shape)
@@ -111,14 +110,14 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
         """Set priorities.
 
         Args:
-            index: places, ``[batch]`` or, in a storage of several dimensions, ``[batch, ndim]``;
-                negative ones are left out.
-            priority: not negative, one for each place or one for all.
-            storage: whose shape is needed for several dimensions.
+            index: Storage indices ``[batch]``, or ``[batch, ndim]`` for a multi-dimensional
+                storage; negative indices are ignored.
+            priority: Non-negative priorities: a value per index, or one value for all.
+            storage: Storage whose shape is used for multi-dimensional indices.
 
         Raises:
-            IndexError: if a place is beyond the buffer (on a GPU it is not asked).
-            SettingError: if a priority is negative (on a GPU it is not asked).
+            IndexError: If an index is out of range (not checked on a GPU).
+            SettingError: If a priority is negative (not checked on a GPU).
         """
         self._maybe_init_from_storage(storage)
         index = _as_tensor(index, torch.long, self.device)
@@ -133,30 +132,28 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
         if priority.shape != index.shape:
             priority = priority.reshape(-1).expand(index.shape)
         tree: PriorityTree = self._sum_tree
-        if index.is_cpu:  # a GPU is not asked
+        if index.is_cpu:  # checks on a GPU would synchronise with the host
             least, most, lowest, highest = tree.limits(tree.array(index), tree.array(priority))
             if most >= self._max_capacity:
-                works = f"0 to {self._max_capacity - 1}"
-                raise IndexError(f"place {most} is not in the buffer; what works: {works}")
+                raise IndexError(f"index {most} is out of range 0 to {self._max_capacity - 1}")
             if least < 0:
                 written = index >= 0
                 self.update_priority(index[written], priority[written], storage=storage)
                 return
             if lowest < 0:
-                why = "is a negative priority, such as an error with its sign"
-                raise SettingError("td_error", float(lowest), why, "give its absolute value")
+                reason = "Priorities must not be negative"
+                raise SettingError("td_error", float(lowest), reason, "Pass absolute TD errors")
         else:
             written = index >= 0
             index = torch.where(written, index, self._max_capacity)
             priority = torch.where(written, priority, 0.0)
             highest = priority.max()
         self._highest = tree.higher(self._highest, highest)
-        given = tree.array(priority)
-        value = (given + self._eps) ** self._alpha
+        value = (tree.array(priority) + self._eps) ** self._alpha
         tree[tree.array(index)] = value if index.is_cpu else torch.where(written, value, 0.0)
 
     def _maybe_init_from_storage(self, storage: Storage | None) -> None:
-        """Move the tree to a storage's GPU; priorities stay."""
+        """Move the tree with its priorities to the storage's GPU."""
         device = self._tree_device_from_storage(storage)
         if device is not None and device.type != self.device.type:
             state = self.state_dict()
@@ -164,14 +161,14 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
             self.load_state_dict(state)
 
     def add(self, index: Any) -> None:
-        """Do nothing: :meth:`mark_update` follows."""
+        """Do nothing, because :meth:`mark_update` is called afterwards."""
 
     def extend(self, index: Any) -> None:
-        """Do nothing: :meth:`mark_update` follows."""
+        """Do nothing, because :meth:`mark_update` is called afterwards."""
 
-    # ------------------------------------------------------------------ in and out
+    # ------------------------------------------------------------------ state
     def state_dict(self) -> dict[str, Any]:
-        """Exponents and priorities, as plain values and tensors."""
+        """Return exponents and priorities as plain values and tensors."""
         values = self._sum_tree.values
         written = values.nonzero()
         count = int(written[-1]) + 1 if len(written) else 0
@@ -184,15 +181,15 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned.
+        """Restore the state returned by :meth:`state_dict`.
 
         Raises:
-            SettingError: if it is of more transitions than the buffer holds.
+            SettingError: If the state has more priorities than the buffer's capacity.
         """
         values, highest = state_dict["values"], state_dict["highest"]
         if len(values) > self._max_capacity:  # a compiled tree would write beyond its memory
-            why = f"is less than the {len(values)} transitions whose priorities were saved"
-            raise SettingError("max_capacity", self._max_capacity, why, [len(values)])
+            reason = f"The checkpoint contains priorities of {len(values)} transitions"
+            raise SettingError("max_capacity", self._max_capacity, reason, [len(values)])
         self._alpha, self._beta = state_dict["alpha"], state_dict["beta"]
         self._eps = state_dict["eps"]
         self._init()
@@ -212,9 +209,9 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
 
 
 def make_priority_tree(size: int, device: torch.device) -> PriorityTree:
-    """The fastest tree for a device: on the host Numba's, if it is installed."""
+    """Create the fastest tree for a device; on the host with Numba, if it is installed."""
     if device.type == "cpu":
-        with contextlib.suppress(ImportError):  # also where Numba does not know this NumPy
+        with contextlib.suppress(ImportError):  # Numba is missing, or does not support this NumPy
             from kit.buffers.numba_tree import NumbaPriorityTree
 
             return NumbaPriorityTree(size)
@@ -222,7 +219,7 @@ def make_priority_tree(size: int, device: torch.device) -> PriorityTree:
 
 
 def _as_tensor(value: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor of this type and on this device, without gradients; most are that already."""
+    """Return a tensor of this dtype on this device, without gradients."""
     fits = type(value) is Tensor and value.dtype is dtype and value.device == device
     if fits and not value.requires_grad:
         return value  # type: ignore[no-any-return]

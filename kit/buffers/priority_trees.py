@@ -1,4 +1,4 @@
-"""Trees in which one of many values is found by its share of their sum."""
+"""Sum trees for sampling values in proportion to their size."""
 
 from __future__ import annotations
 
@@ -11,39 +11,37 @@ from torch import Tensor
 from kit.steps.errors import SettingError
 
 _FAN_OUT = 32
-"""Children of a node."""
+"""Number of children per node."""
 _WIDEST_ROOT = 1_024
-"""Children of the root: up to here one cumulative sum is cheaper than another level."""
+"""Maximum number of children of the root; a wider root would cost more than another level."""
 _BELOW_ONE = 1 - 2**-53
-"""The largest float64 below 1."""
+"""Largest float64 below 1."""
 
 
 class PriorityTree:
-    """Non-negative values, of which one can be found by its share of their sum.
+    """A sum tree of non-negative values, for sampling them in proportion to their size.
 
-    A tree with the values as leaves; a node holds the sum of its children, recomputed from them
-    whenever one changes, so that rounding errors do not add up. Everything is done for a batch at a
-    time, in operations whose number grows with the logarithm of the size, on any device and without
-    reading a tensor on the host.
+    Leaves are the values. Each node stores the sum of its children and is recomputed when a child
+    changes, so rounding errors do not accumulate. Every operation processes a batch in a number of
+    steps that is logarithmic in the size, on any device and without synchronising with the host.
 
-    Places, shares and values are arrays of the tree's own kind, which here are tensors; see
-    :meth:`array`.
+    Indices, fractions and values are arrays of the tree's type, here tensors; see :meth:`array`.
 
     Args:
-        size: number of values, all zero at first.
-        device: where they are.
+        size: Number of values, initially zero.
+        device: Device of the values.
     """
 
     def __init__(self, size: int, device: torch.device | str = "cpu") -> None:
         self.size, self.device = size, torch.device(device)
         self.sums: list[Tensor] = []
-        nodes = size + 1  # a place more, that writes of masked values can go to
+        nodes = size + 1  # one extra entry receives masked writes
         while not self.sums or nodes > _WIDEST_ROOT:
             nodes = -(-nodes // _FAN_OUT)
-            whole = torch.zeros(nodes * _FAN_OUT, dtype=torch.float64, device=device)
-            self.sums.append(whole)
+            level = torch.zeros(nodes * _FAN_OUT, dtype=torch.float64, device=device)
+            self.sums.append(level)
         self._rows = [sums.view(-1, _FAN_OUT) for sums in self.sums]
-        self._lowest = torch.full_like(self._rows[0][:, 0], torch.inf)  # positive value of each row
+        self._lowest = torch.full_like(self._rows[0][:, 0], torch.inf)  # lowest positive per row
 
     @property
     def values(self) -> Tensor:
@@ -51,25 +49,25 @@ class PriorityTree:
         return self.sums[0][: self.size]
 
     def array(self, tensor: Tensor) -> Any:
-        """A tensor on the tree's device as an array of the tree's kind, in the same memory."""
+        """Return a tensor as an array of the tree's array type that shares its memory."""
         return tensor
 
     def tensor(self, array: Any, dtype: torch.dtype | None = None) -> Tensor:
-        """An array of the tree's kind as a tensor, of its own type or another."""
+        """Return an array as a tensor, optionally converted to ``dtype``."""
         return array if dtype is None else array.to(dtype)  # type: ignore[no-any-return]
 
     def higher(self, one: Tensor | None, other: Any) -> Tensor:
-        """The higher of two numbers, the second of the tree's kind."""
+        """Return the higher of a tensor and a number of the tree's array type."""
         return other if one is None else one.maximum(other)  # type: ignore[no-any-return]
 
     def min(self) -> Tensor | float:
-        """The smallest positive value; infinite if there is none."""
+        """Return the smallest positive value; infinity if there is none."""
         return self._lowest.min()
 
     def limits(self, places: Any, values: Any) -> tuple[Any, Any, Any, Any]:
-        """The first and the last place, the lowest and the highest value, of some in host memory.
+        """Return the lowest and highest index, and the lowest and highest value, of host arrays.
 
-        The highest is not a number if one of them is not.
+        The highest value is NaN if any value is NaN.
         """
         return int(places.min()), int(places.max()), values.min(), values.max()
 
@@ -85,19 +83,19 @@ class PriorityTree:
             above[places] = rows.index_select(0, places).sum(-1)
 
     def find(self, share: Any) -> Any:
-        """Places whose part of the sum contains the given shares of it.
+        """Return the indices at the given fractions of the cumulative sum.
 
         Args:
-            share: float64 in [0, 1), ``[batch]``.
+            share: Fractions of the sum, float64 in [0, 1), ``[batch]``.
 
         Returns:
-            Places ``[batch]``, none of value zero, and their values.
+            Indices ``[batch]`` of positive values, and these values.
 
         Raises:
-            SettingError: if the sum is not positive and finite (on a GPU it is not asked).
+            SettingError: If the sum is not positive and finite (not checked on a GPU).
         """
         reached = self.sums[-1].cumsum(0)
-        if reached.is_cpu:  # a GPU is not asked
+        if reached.is_cpu:  # a check on a GPU would synchronise with the host
             check_sum(float(reached[-1]))
         wanted = share * reached[-1]
         place = torch.searchsorted(reached, wanted, right=True).clamp_(max=len(reached) - 1)
@@ -105,7 +103,7 @@ class PriorityTree:
         for rows in self._rows[-2::-1]:
             children = rows.index_select(0, place)
             reached = children.cumsum(-1)
-            # Below the sum: rounding cannot lead beyond the last positive child.
+            # A target below the sum keeps rounding from selecting an index after the last child.
             target = torch.minimum(rest, reached[:, -1] * _BELOW_ONE).unsqueeze(1)
             child = torch.searchsorted(reached, target, right=True)
             rest = (target - (reached - children).gather(1, child)).squeeze(1)
@@ -114,11 +112,12 @@ class PriorityTree:
 
 
 def check_sum(total: float) -> None:
-    """Raise an error if nothing can be drawn by these priorities.
+    """Raise an error if the sum of priorities does not permit sampling.
 
     Raises:
-        SettingError: if their sum is not positive and finite.
+        SettingError: If the sum is not positive and finite.
     """
     if not 0 < total < math.inf:
-        works = "give finite errors, a smaller exponent, or eps above 0 where all errors are 0"
-        raise SettingError("priorities", total, "is their sum, by which none can be drawn", works)
+        hint = "Use finite TD errors, a smaller alpha, or eps > 0 if all TD errors are 0"
+        reason = "Sampling requires a positive and finite sum of priorities"
+        raise SettingError("priorities", total, reason, hint)

@@ -1,4 +1,4 @@
-"""Replay of sequences that cross episodes, with the last observation of each episode."""
+"""Replay of sequences across episode boundaries, including the last observation of each episode."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ from kit.steps.errors import whole_number
 
 
 class SequenceReplay:
-    """Windows of consecutive records of one environment, drawn uniformly, across episodes.
+    """Samples windows of consecutive records of one environment uniformly, across episodes.
 
-    A record is an observation with the reward and the flags that arrived with it and the action
-    that followed: an episode of L policy steps is L + 1 records, the first with ``is_init``, the
-    last with ``done`` and an action of zeros. World models are trained on records: they predict the
-    reward and the end that come with an observation. TorchRL's slice samplers never cross episodes
-    and know no record of the last observation.
+    A record is an observation, the reward and flags that arrived with it, and the action that
+    followed. An episode of L policy steps has L + 1 records: the first with ``is_init``, the last
+    with ``done`` and a zero action. World models are trained on records, because they predict the
+    reward and the end of an episode from the observation they arrive with. TorchRL's slice samplers
+    never cross episodes and store no record of the last observation.
 
     Args:
-        size: records of all environments together; the oldest are overwritten.
-        sequence_length: records of a window, at least 2.
-        device: where records are kept.
-        latents: of a world model, by name, where one is not known: entries ``"latent"`` of batches
-            are stored with the records, those of minibatches in their place after a gradient step,
-            and a window begins with that of the record before it. Empty: windows begin as episodes.
+        size: Maximum number of records of all environments; the oldest are overwritten.
+        sequence_length: Records per window, at least 2.
+        device: Device of the records.
+        latents: Initial latent states of a world model, by name. Latents in the entry ``"latent"``
+            of batches are stored with their records and updated after each gradient step. A window
+            starts with the latent of the preceding record. Empty: windows start like episodes.
 
     Attributes:
-        normalizer: normalises observations and rewards of minibatches by its statistics at the time
-            of drawing; records are raw. ``None``: minibatches are as they were stored.
+        normalizer: Normalises observations and rewards of sampled minibatches with its current
+            statistics; records are raw. ``None``: minibatches are returned as stored.
 
     Raises:
-        SettingError: if a window is longer than the memory.
+        SettingError: If a window is longer than the buffer.
     """
 
     FLAGS = ("is_init", "terminated", "done")
     joins_steps = True
     in_keys = (("next", "reward"), ("next", "terminated"), ("next", "done"))
-    """Entries of a batch that :meth:`extend` reads."""
+    """Batch keys that :meth:`extend` reads."""
 
     reads_minibatches = False
     reads_loss_outputs = True
-    """whether :meth:`update_priority` reads what a loss writes into minibatches: latents."""
+    """Whether :meth:`update_priority` reads loss outputs; here the latents."""
 
     normalizer: Normalizer | None = None
 
@@ -67,19 +67,19 @@ class SequenceReplay:
         self.device = usable_device(device=device)
         self.latents = dict(latents or {})
         self._rows: TensorDictBase | None = None  # [num_envs, capacity]
-        self._written: list[int] = []  # records of each environment so far
-        self._arrived: list[tuple[float, bool]] = []  # reward with the next record; is it a first?
+        self._written: list[int] = []  # number of records written by each environment
+        self._arrived: list[tuple[float, bool]] = []  # reward and is_init of the next record
 
     @property
     def capacity(self) -> int:
-        """Records of each environment."""
+        """Maximum number of records per environment."""
         return 0 if self._rows is None else int(self._rows.shape[1])
 
     def __len__(self) -> int:
         return sum(min(written, self.capacity) for written in self._written)
 
     def normalize_by(self, normalizer: Normalizer | None) -> None:
-        """Store raw records, and normalise minibatches by the present statistics."""
+        """Store raw records and normalise sampled minibatches with the current statistics."""
         self.normalizer = normalizer
 
     # ------------------------------------------------------------------ writing
@@ -87,25 +87,24 @@ class SequenceReplay:
         """Add the transitions of a batch as records.
 
         Args:
-            batch: ``[num_envs, steps]``; or whole episodes ``[episodes, longest]`` with a mask,
-                which follow one another as if they were those of one environment.
-            keys: not used.
+            batch: ``[num_envs, steps]``, or whole episodes ``[episodes, longest]`` with a mask,
+                which are stored as consecutive episodes of one environment.
+            keys: Not used.
 
         Raises:
-            SettingError: if an environment's part of the memory is shorter than a window, or
-                batches are of different numbers of environments, without an axis of time, or of
-                pieces of episodes.
+            SettingError: If the capacity per environment is shorter than a window, or batches have
+                varying numbers of environments, no time dimension, or split episodes.
         """
-        del keys  # the memory is filled before its loss is known to read anything
+        del keys  # the buffer is filled before the loss reports which keys it reads
         if batch.ndim < 2:
-            why = "loses which steps follow one another, and sequences are made of these"
-            raise SettingError("layout", "flat", why, ["padded"])
+            reason = "Flat batches do not show which steps are consecutive"
+            raise SettingError("layout", "flat", reason, ["padded"])
         mask = batch.get(("collector", "mask"), None)
         streams = len(batch) if mask is None else 1
         if mask is not None and int(batch["next", "done"][mask].sum()) < len(batch):
-            why = "would join pieces of episodes that do not follow one another"
-            works = "collect without split_trajs"
-            raise SettingError("sequence_length", self.sequence_length, why, works)
+            reason = "Batches contain parts of episodes that are not consecutive"
+            hint = "Collect without split_trajs"
+            raise SettingError("sequence_length", self.sequence_length, reason, hint)
         if self._rows is not None:
             check_num_envs(streams, len(self._written))
         for number, row in enumerate(batch.unbind(0)):
@@ -115,7 +114,6 @@ class SequenceReplay:
                 self._append(0, row[mask[number]], streams)
 
     def _append(self, env: int, transitions: TensorDictBase, num_envs: int) -> None:
-        """Write consecutive transitions ``[steps]`` of an environment."""
         if not len(transitions):
             return
         if self._rows is None:
@@ -124,7 +122,7 @@ class SequenceReplay:
         done = transitions.get(("next", "done")).reshape(-1).cpu()
         ends = done.nonzero().reshape(-1)
         steps = torch.arange(len(done))
-        place = steps + done.cumsum(0) - done.long()  # final records come between
+        place = steps + done.cumsum(0) - done.long()  # leave room for final records
         records = self._rows[0, :1].expand(len(done) + len(ends)).clone().zero_()
         records[place] = self._records(env, transitions, done)
         if len(ends):
@@ -140,9 +138,9 @@ class SequenceReplay:
     def _allocate(self, transitions: TensorDictBase, num_envs: int) -> None:
         capacity = self.size // num_envs
         if capacity < self.sequence_length:
-            why = f"gives each of {num_envs} environments {capacity} records, less than a sequence"
-            works = [self.sequence_length * num_envs]
-            raise SettingError("buffer_size", self.size, why, works)
+            reason = f"Each of {num_envs} envs gets {capacity} records, less than a sequence"
+            hint = [self.sequence_length * num_envs]
+            raise SettingError("buffer_size", self.size, reason, hint)
         self._arrived, self._written = [(0.0, True)] * num_envs, [0] * num_envs
         done = torch.zeros(len(transitions), dtype=torch.bool)
         like = self._records(0, transitions, done)[:1]
@@ -150,46 +148,47 @@ class SequenceReplay:
         self._rows = rows.clone().zero_().reshape(num_envs, capacity)
 
     def _records(self, env: int, transitions: TensorDictBase, done: Tensor) -> TensorDictBase:
-        """Observations before the actions, with what arrived with them."""
+        """Return records of the observations before the actions."""
         before, first = self._arrived[env]
         reward = transitions.get(("next", "reward")).roll(1, 0)
         is_init = done.roll(1, 0)
         reward[0], is_init[0] = before, first
         is_init = is_init.to(reward.device).unsqueeze(-1)
         never = torch.zeros_like(is_init)
-        own = self._kept(transitions)
+        stored = self._stored_entries(transitions)
         arrived = {"reward": torch.where(is_init, 0.0, reward), "is_init": is_init}
-        return own.update({**arrived, "terminated": never, "done": never}).to(self.device)
+        return stored.update({**arrived, "terminated": never, "done": never}).to(self.device)
 
     def _final_records(self, transitions: TensorDictBase) -> TensorDictBase:
-        """Last observations of episodes, after which no action follows."""
-        following, own = transitions.get("next"), self._kept(transitions)
+        """Return records of the last observations of episodes, with zero actions."""
+        following, stored = transitions.get("next"), self._stored_entries(transitions)
         flags = {"is_init": torch.zeros_like(following.get("done")), "done": following.get("done")}
         arrived = {key: following.get(key) for key in ("reward", "terminated")}
-        found = own.apply(torch.zeros_like).update({**arrived, **flags})
-        return found.update(following.select(*own.keys(True, True), strict=False)).to(self.device)
+        final = stored.apply(torch.zeros_like).update({**arrived, **flags})
+        keys = stored.keys(True, True)
+        return final.update(following.select(*keys, strict=False)).to(self.device)
 
-    def _kept(self, transitions: TensorDictBase) -> TensorDictBase:
-        """What records keep of transitions besides what arrived."""
-        own = transitions.exclude("next", "collector", "reward", *self.FLAGS, "truncated")
-        if self.latents and "latent" not in own.keys():
+    def _stored_entries(self, transitions: TensorDictBase) -> TensorDictBase:
+        """Return the entries of transitions that are stored, without rewards and flags."""
+        stored = transitions.exclude("next", "collector", "reward", *self.FLAGS, "truncated")
+        if self.latents and "latent" not in stored.keys():
             for name, value in self.latents.items():
-                own.set(("latent", name), value.expand(*own.shape, *value.shape))
-        return own
+                stored.set(("latent", name), value.expand(*stored.shape, *value.shape))
+        return stored
 
     # ------------------------------------------------------------------ sampling
     def example(self, transitions: TensorDictBase) -> TensorDictBase:
-        """A minibatch ``[1, sequence_length]`` that repeats each transition of ``[num_envs]``."""
+        """Return a minibatch ``[1, sequence_length]`` that repeats transitions ``[num_envs]``."""
         length, envs = self.sequence_length, len(transitions)
         memory = SequenceReplay(length * envs, length, self.device, self.latents)
         memory.extend(transitions.unsqueeze(-1).expand(envs, length).clone())
         return memory.sample(1)
 
     def epoch(self, plan: StepPlan, limit: int) -> Iterator[MinibatchGroup]:
-        """Yield a minibatch ``[sequences, sequence_length]`` for each gradient step that is due.
+        """Yield a minibatch ``[sequences, sequence_length]`` for each due gradient step.
 
         Raises:
-            SettingError: if the plan does not say how many sequences a minibatch has.
+            SettingError: If the plan has no minibatch size.
         """
         count = whole_number("minibatch_size", plan.minibatch_size, at_least=1)
         for _ in range(limit):
@@ -197,55 +196,55 @@ class SequenceReplay:
             yield [self.sample(count) for _ in several]
 
     def sample(self, count: int) -> TensorDictBase:
-        """Draw windows, each as likely as every other, ``[count, sequence_length]``.
+        """Draw windows ``[count, sequence_length]`` uniformly.
 
-        The first record of a window is marked as the first of an episode where the latent before it
-        is not known; one that precedes such a mark as the last of its own. With latents,
-        ``"before"`` is the record before the window, at all time steps the same.
+        The first record of a window has ``is_init`` set if the preceding latent is unknown. A
+        record before an ``is_init`` record has ``done`` set. With latents, ``"before"`` is the
+        record that precedes the window, repeated for all time steps.
 
         Raises:
-            SettingError: if no environment has written a whole window yet.
+            SettingError: If no environment has written a full window yet.
         """
         length, capacity = self.sequence_length, self.capacity
         filled = [min(written, capacity) for written in self._written]
         windows = torch.tensor([max(n - length + 1, 0) for n in filled])
         if not len(windows) or not windows.any():
-            works = f"begin after {length * max(len(filled), 1)} policy steps"
-            why = f"comes before an environment has written a sequence of {length} records"
-            raise SettingError("learning_starts", sum(filled), why, works)
+            hint = f"Start after {length * max(len(filled), 1)} policy steps"
+            reason = f"No environment has written a sequence of {length} records yet"
+            raise SettingError("learning_starts", sum(filled), reason, hint)
         assert self._rows is not None
         until = windows.cumsum(0)
         drawn = torch.randint(int(until[-1]), (count,))
         env = torch.searchsorted(until, drawn, right=True)
         oldest = torch.tensor([max(n - capacity, 0) for n in self._written])
-        place = drawn - (until - windows)[env]  # 0: the oldest record is the first
+        place = drawn - (until - windows)[env]  # 0 is the oldest record
         steps = (oldest[env] + place)[:, None] + torch.arange(-1, length)
         rows = (env[:, None] * capacity + steps % capacity).to(self.device)
         sequences = self._at(rows[:, 1:])
         is_init = sequences.get("is_init").clone()
         sequences.get("done")[:, :-1] |= is_init[:, 1:]
-        known = torch.zeros_like(is_init[:, 0])
+        has_latent = torch.zeros_like(is_init[:, 0])
         if self.latents:
             before = self._at(rows[:, 0])
-            # The record before the oldest is the newest: another time, where the head writes.
-            known = before["latent", "known"] & (place > 0).to(self.device).unsqueeze(-1)
+            # The index before the oldest record holds the newest record, which does not precede it.
+            has_latent = before["latent", "known"] & (place > 0).to(self.device).unsqueeze(-1)
             sequences.set("before", before.unsqueeze(1).expand(count, length))
             sequences.set("index", rows[:, 1:])
-        is_init[:, 0] |= ~known
+        is_init[:, 0] |= ~has_latent
         if self.normalizer is not None:
             entries = self.normalizer.minibatch(leaves(sequences))
             sequences = nested(entries, sequences.batch_size, sequences.device)
         return sequences.set("is_init", is_init)  # type: ignore[no-any-return]
 
     def _at(self, rows: Tensor) -> TensorDictBase:
-        """The records at places counted over all environments."""
+        """Return records at indices into the flattened ``[num_envs, capacity]`` storage."""
         assert self._rows is not None
         return self._rows[rows // self.capacity, rows % self.capacity]
 
     def update_priority(self, minibatch: TensorDictBase) -> None:
-        """Store the latents of a minibatch; of a record in several windows, that of the last.
+        """Store the latents of a minibatch; sampling stays uniform.
 
-        Every window stays as likely as every other.
+        If a record is in several windows, the latent of the last window is stored.
         """
         if not self.latents:
             return
@@ -255,9 +254,9 @@ class SequenceReplay:
         rows, latents = minibatch["index"].flatten()[newest], minibatch["latent"].flatten(0, 1)
         self._rows["latent"][rows // self.capacity, rows % self.capacity] = latents[newest]
 
-    # ------------------------------------------------------------------ in and out
+    # ------------------------------------------------------------------ state
     def state_dict(self) -> dict[str, Any]:
-        """The records that are filled, and where each environment writes."""
+        """Return the filled records and the write positions of the environments."""
         rows = self._rows
         filled = max((min(n, self.capacity) for n in self._written), default=0)
         return {
@@ -265,19 +264,19 @@ class SequenceReplay:
             "capacity": self.capacity,
             "rows": None if rows is None else _plain(rows[:, :filled]),
             "written": list(self._written),
-            "arrived": [list(one) for one in self._arrived],
+            "arrived": [list(pair) for pair in self._arrived],
             "raw": self.normalizer is not None,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned.
+        """Restore the state returned by :meth:`state_dict`.
 
         Raises:
-            SettingError: if it is of a memory of another size, which this one would have from then.
+            SettingError: If the state belongs to a buffer of another size.
         """
         if (saved := state_dict.get("size", self.size)) != self.size:
-            why = f"is not that of the memory that was saved, {saved}"
-            raise SettingError("buffer_size", self.size, why, [saved])
+            reason = f"The checkpoint was saved with a buffer of {saved} records"
+            raise SettingError("buffer_size", self.size, reason, [saved])
         if not state_dict.get("raw", False):  # earlier versions stored normalised records
             self.normalizer = None
         self._written = [int(written) for written in state_dict["written"]]
@@ -291,6 +290,6 @@ class SequenceReplay:
         self._rows = empty
 
     def close_open_episodes(self, num_envs: int) -> None:
-        """Begin new episodes, for a run whose environments do not go on with the last ones."""
+        """Start new episodes, for environments that do not continue the stored episodes."""
         del num_envs
         self._arrived = [(0.0, True)] * len(self._arrived)

@@ -1,4 +1,4 @@
-"""A replay buffer in one call."""
+"""Create a replay buffer with one call."""
 
 from __future__ import annotations
 
@@ -39,34 +39,33 @@ def make_replay_buffer(
     strategy: Literal["future", "final", "episode"] | None = None,
     reward_fn: Callable[[TensorDictBase], Tensor] | None = None,
 ) -> ReplayMinibatches:
-    """Make TorchRL's replay buffer of transitions, whose memory is allocated when first used.
+    """Create a TorchRL replay buffer; its memory is allocated at the first write.
 
     Args:
-        size: transitions it holds; the oldest are overwritten.
-        minibatch_size: transitions in a minibatch; with ``sequence_length``, sequences. ``None``:
-            as many as the plan of a trainer says.
-        sampler: how minibatches are drawn; uniformly with replacement by default.
-        sequence_length: time steps of each sampled sequence (see
-            :class:`~kit.buffers.SequenceSampler`): minibatches are ``[sequences, time]``, with
+        size: Maximum number of transitions; the oldest are overwritten.
+        minibatch_size: Transitions per minibatch, or sequences with ``sequence_length``. ``None``:
+            use the plan's minibatch size.
+        sampler: Sampler of minibatches; default: uniform with replacement.
+        sequence_length: Time steps per sampled sequence (see
+            :class:`~kit.buffers.SequenceSampler`); minibatches are ``[sequences, time]`` with
             ``is_init``. ``None``: single transitions, ``[transitions]``.
-        n_step: rewards summed into one before bootstrapping (Sutton and Barto 2018, eq. 7.1).
-        gamma: discount of this sum; TorchRL's losses discount the value after it by
-            ``gamma ** steps_to_next_obs``.
-        device: where minibatches are. Transitions are kept there, too, but in a folder, or with
-            observations stored once: these are kept on the host.
-        store_next_observation: whether both observations of a transition are stored; otherwise each
-            observation once (see :class:`~kit.buffers.ObservationStorage`).
-        stacked_frames: frames in an observation of which the newest alone is stored; 1: all that an
-            observation has. With more, next observations are not stored either.
-        folder: on whose disk transitions are kept, for more than memory holds, in files that are
-            mapped to memory; ``None``: they are in memory.
-        strategy: which goals replace those of four fifths of the transitions (see
-            :class:`~kit.buffers.HindsightReplayBuffer`); ``None``: their own stay.
-        reward_fn: from transitions with other goals to their rewards; with ``strategy``.
+        n_step: Rewards summed before bootstrapping (Sutton and Barto 2018, eq. 7.1).
+        gamma: Discount factor of the n-step sum. TorchRL's losses discount the bootstrapped value
+            by ``gamma ** steps_to_next_obs``.
+        device: Device of the minibatches and the stored transitions. With ``folder`` or
+            observations stored once, transitions are stored on the host.
+        store_next_observation: Whether to store both observations of a transition. False: store
+            each observation once (see :class:`~kit.buffers.ObservationStorage`).
+        stacked_frames: Frames per stacked observation, of which only the newest is stored. A value
+            above 1 implies ``store_next_observation=False``. 1: store whole observations.
+        folder: Folder of memory-mapped files, for large buffers; ``None``: use memory.
+        strategy: Strategy for choosing hindsight goals, which replace the goals of 80 % of the
+            transitions (see :class:`~kit.buffers.HindsightReplayBuffer`); ``None``: no hindsight.
+        reward_fn: Function from relabelled transitions to rewards; used with ``strategy``.
 
     Raises:
-        SettingError: if sequences are combined with another sampler, hindsight or several steps,
-            or observations stored once with sequences or several steps.
+        SettingError: If sequences are combined with a sampler, hindsight or n-step returns, or
+            observations stored once with sequences or n-step returns.
     """
     size = whole_number("buffer_size", size, at_least=1)
     n_step = whole_number("n_step", n_step, at_least=1)
@@ -80,15 +79,15 @@ def make_replay_buffer(
         sampler = SequenceSampler(sequence_length)
         length = sampler.sequence_length
     delivered = usable_device(device=device)
-    kept = torch.device("cpu") if once or folder is not None else delivered
+    stored_on = torch.device("cpu") if once or folder is not None else delivered
     storage: TransitionStorage
     if once:
         both = {"n_step": n_step if n_step > 1 else None, "sequence_length": sequence_length}
-        given = "stacked_frames" if stacked_frames > 1 else "store_next_observation"
-        _check_without(given, stacked_frames if stacked_frames > 1 else False, both)
+        field = "stacked_frames" if stacked_frames > 1 else "store_next_observation"
+        _check_without(field, stacked_frames if stacked_frames > 1 else False, both)
         storage = ObservationStorage(size, stacked_frames=stacked_frames, folder=folder)
-    else:  # "compilable" counters are numbers; the others lock memory that processes share
-        storage = TransitionStorage(size, folder, device=kept, compilable=True)
+    else:  # compilable=True avoids counters in locked shared memory
+        storage = TransitionStorage(size, folder, device=stored_on, compilable=True)
     parts: dict[str, Any] = {
         "storage": storage,
         "writer": SliceWriter(compilable=True),
@@ -100,13 +99,12 @@ def make_replay_buffer(
         if strategy is None
         else HindsightReplayBuffer(reward_fn, strategy=strategy, **parts)
     )
-    of_several = None if n_step == 1 else NStep(n_step, gamma)
-    return ReplayMinibatches(buffer, of_several, device=None if kept == delivered else delivered)
+    target = None if stored_on == delivered else delivered
+    return ReplayMinibatches(buffer, None if n_step == 1 else NStep(n_step, gamma), device=target)
 
 
 def _check_without(name: str, value: Any, others: Mapping[str, Any]) -> None:
-    """Raise an error if a setting is combined with one that needs other rows."""
-    for other, given in others.items():
-        if given is not None:
-            why = f"is not possible with {name}={value}"
-            raise SettingError(other, given, why, f"leave out {name} or {other}")
+    for other, other_value in others.items():
+        if other_value is not None:
+            reason = f"This setting is incompatible with {name}={value}"
+            raise SettingError(other, other_value, reason, f"Remove {name} or {other}")

@@ -1,4 +1,4 @@
-"""What a minibatch of a rollout is: a part of a shuffled pass over the last batch."""
+"""Minibatches of a rollout: parts of a shuffled pass over the last batch."""
 
 from __future__ import annotations
 
@@ -16,63 +16,62 @@ from kit.steps import StepPlan
 from kit.steps.minibatches import epoch_sizes
 
 MinibatchGroup = list[TensorDictBase]
-"""The minibatches of one gradient step: one, or several whose gradients are accumulated."""
+"""Minibatches of one gradient step; the gradients of several minibatches are accumulated."""
 
 
 class Minibatches(Protocol):
-    """Takes batches in and gives minibatches out, as many as a plan says."""
+    """Stores collected batches and yields minibatches of the sizes in the plan."""
 
     def extend(self, batch: TensorDictBase, keys: Sequence[Any] = ()) -> None:
-        """Take in a collected batch.
+        """Store a collected batch.
 
         Args:
             batch: ``[num_envs, steps]``.
-            keys: the only ones that will be read of minibatches; empty: any may be.
+            keys: Keys of minibatches that will be read; empty: any key may be read.
         """
 
     def epoch(self, plan: StepPlan, limit: int) -> Iterator[MinibatchGroup]:
         """Yield the minibatches of one update epoch, grouped by gradient step.
 
         Args:
-            plan: says how minibatches are cut.
-            limit: gradient steps that are due, at most which are yielded.
+            plan: Step plan that determines the sizes of minibatches.
+            limit: Maximum number of gradient steps.
         """
 
     def update_priority(self, minibatch: TensorDictBase) -> None:
-        """Take note of a minibatch that was trained on, where its errors decide what comes next."""
+        """Update sampling priorities from the minibatch's TD errors."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state kept between iterations."""
+        """Return the state that persists between iterations."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore the state returned by :meth:`state_dict`."""
 
 
 class RolloutMinibatches:
-    """Shuffled passes over the last batch: in each, every transition is seen once.
+    """Yields shuffled passes over the last batch; each pass contains every transition once.
 
-    With ``last_minibatch="carry"`` a permutation continues where it was left, over epochs and
-    iterations.
+    With ``last_minibatch="carry"``, a permutation continues across epochs and iterations.
     """
 
     reads_minibatches = False
-    """Whether minibatches are read after they were returned, other than a loss's outputs."""
+    """Whether minibatch entries other than the loss's outputs are read after the gradient step."""
     reads_loss_outputs = False
-    """whether :meth:`update_priority` reads what a loss writes into minibatches."""
+    """Whether :meth:`update_priority` reads loss outputs from minibatches."""
 
     def __init__(self) -> None:
         self._rows: TensorDictBase | None = None
-        self._in_turn = 1  # environments whose rows follow one another
+        self._row_blocks = 1  # environments whose rows are contiguous
         self._order = torch.empty(0, dtype=torch.long)
 
     def extend(self, batch: TensorDictBase, keys: Sequence[Any] = ()) -> None:
-        """Replace the batch before; keys that are not read are dropped: they cost in slicing."""
+        """Replace the previous batch; unread entries are dropped to save slicing time."""
         self._rows = valid_rows(batch, keys)
-        of_envs = batch.ndim == 2 and entry(batch, ("collector", "mask")) is None
-        self._in_turn = batch.shape[0] if of_envs else 1
+        has_envs = batch.ndim == 2 and entry(batch, ("collector", "mask")) is None
+        self._row_blocks = batch.shape[0] if has_envs else 1
 
     def epoch(self, plan: StepPlan, limit: int) -> Iterator[MinibatchGroup]:
-        """Yield the minibatches of one pass, cut as the plan says."""
+        """Yield the minibatches of one pass, with sizes from the plan."""
         assert self._rows is not None  # extend() comes first
         rows = self._newest(self._rows, plan)
         length = plan.sequence_length or 1
@@ -90,22 +89,22 @@ class RolloutMinibatches:
             yield step
 
     def update_priority(self, minibatch: TensorDictBase) -> None:
-        """Do nothing: every transition is seen as often as every other."""
+        """Do nothing, because every transition is sampled equally often."""
 
     def _newest(self, rows: TensorDictBase, plan: StepPlan) -> TensorDictBase:
-        """The newest rows of each environment, as many of one as of another."""
+        """Return the newest rows, equally many from each environment."""
         newest = plan.train_on_newest
         if newest is None or newest >= rows.shape[0]:
             return rows
-        of_each = rows.reshape(self._in_turn, -1)
-        return of_each[:, -(newest // self._in_turn) :].reshape(-1)
+        by_env = rows.reshape(self._row_blocks, -1)
+        return by_env[:, -(newest // self._row_blocks) :].reshape(-1)
 
     def _shuffled(self, rows: TensorDictBase, plan: StepPlan) -> Iterator[TensorDictBase]:
         count = rows.shape[0]
         sizes = epoch_sizes(count, plan.minibatch_size or max(count, 1), plan.last_minibatch)
-        if sizes == [count]:  # in another order they would be the same minibatch
-            own = {path: value.clone() for path, value in leaves(rows).items()}
-            yield nested(own, rows.shape)
+        if sizes == [count]:  # the order of rows does not matter in a single minibatch
+            copies = {path: value.clone() for path, value in leaves(rows).items()}
+            yield nested(copies, rows.shape)
             return
         order = _permutation(count, rows)
         shuffled = {path: value[order] for path, value in leaves(rows).items()}
@@ -125,28 +124,27 @@ class RolloutMinibatches:
             yield rows[chosen.to(rows.device) if rows.device is not None else chosen]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the rest of the permutation; the batch itself is used up."""
+        """Return the rest of the permutation; the batch itself is not saved."""
         return {"order": self._order}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore the state returned by :meth:`state_dict`."""
         self._order = state_dict["order"].clone()
 
 
 def _permutation(count: int, rows: TensorDictBase) -> Tensor:
-    """A random order of so many rows, on the device of their entries."""
     device = rows.device or next(iter(leaves(rows).values())).device
     return torch.randperm(count, device=device)
 
 
 class GroupedMinibatches(RolloutMinibatches):
-    """Shuffled passes in which groups of environments have the same share of every minibatch.
+    """Yields shuffled passes in which every minibatch has equally many rows per group of envs.
 
-    Rows of a minibatch are those of the first group, then those of the next: for particles, each of
-    which learns from environments of its own.
+    A minibatch contains the rows of the first group, then of the second group, and so on. It is
+    used for particles that each learn from separate environments.
 
     Args:
-        groups: of consecutive environments; minibatches are multiples of their number.
+        groups: Number of groups of consecutive environments; minibatch sizes are multiples of it.
     """
 
     def __init__(self, groups: int) -> None:
@@ -167,8 +165,8 @@ def valid_rows(batch: TensorDictBase, keys: Sequence[Any] = ()) -> TensorDictBas
     """Return the transitions of a batch ``[num_envs, steps]`` as rows, without padding.
 
     Args:
-        batch: may have a mask of padding.
-        keys: the only ones to return; empty: all.
+        batch: Batch, possibly with a padding mask.
+        keys: Keys to return; empty: all keys.
     """
     mask = batch.get(("collector", "mask"), None)
     if mask is not None:

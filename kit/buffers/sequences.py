@@ -1,4 +1,4 @@
-"""Sequences of consecutive transitions, sampled from a flat storage."""
+"""Sample sequences of consecutive transitions from a flat storage."""
 
 from __future__ import annotations
 
@@ -17,49 +17,48 @@ from kit.steps.errors import whole_number
 
 
 class SequenceSampler(Sampler):  # type: ignore[misc, unused-ignore]
-    """Draws sequences of one environment's consecutive transitions, uniformly.
+    """Draws sequences of consecutive transitions of one environment, uniformly.
 
-    Transitions of several environments alternate in the storage, as the kit's collectors write
-    them. A sequence may span several episodes (the first transition of each is marked by
-    ``is_init``), but it never leads from the newest transition to the oldest: every sequence was
-    experienced as it stands.
+    Transitions of several environments alternate in the storage, in the order that kit's collectors
+    write. A sequence may span several episodes; ``is_init`` marks the first transition of each. It
+    never wraps around from the newest transition to the oldest.
 
     Args:
-        sequence_length: transitions of a sequence.
-        num_envs: environments that write in turn; the trainer sets it with the first batch.
+        sequence_length: Transitions per sequence.
+        num_envs: Number of environments that write in turn; set by the trainer.
     """
 
     def __init__(self, sequence_length: int, num_envs: int = 1) -> None:
         self.sequence_length = whole_number("sequence_length", sequence_length, at_least=1)
         self.num_envs = whole_number("num_envs", num_envs, at_least=1)
-        self._rows = 0  # written so far
+        self._rows = 0  # number of rows written
 
     def belong_to(self, num_envs: int) -> None:
-        """Say how many environments write in turn.
+        """Set the number of environments that write in turn.
 
         Raises:
-            SettingError: if others have written already.
+            SettingError: If another number of environments has already written.
         """
         if self._rows:
             check_num_envs(num_envs, self.num_envs)
         self.num_envs = num_envs
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
-        """Count transitions that were written, by this buffer or another with this storage."""
+        """Count rows written by any buffer that shares the storage."""
         self._rows += index.numel() if isinstance(index, Tensor) else 1
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draw sequences of ``batch_size`` transitions in all; return their places in this order.
+        """Draw sequences with ``batch_size`` transitions in total; return their storage indices.
 
         Raises:
-            SettingError: if no sequence of this length has been stored yet.
+            SettingError: If no sequence of this length has been stored yet.
         """
         length, filled = self.sequence_length, len(storage)
         spanned = (length - 1) * self.num_envs + 1
         if filled < spanned:
-            works = f"begin after {length * self.num_envs} policy steps"
-            why = f"comes before {length} steps of every environment are stored"
-            raise SettingError("learning_starts", filled, why, works)
+            hint = f"Start after {length * self.num_envs} policy steps"
+            reason = f"Fewer than {length} steps of every environment are stored"
+            raise SettingError("learning_starts", filled, reason, hint)
         oldest = self._rows % filled if filled == storage.max_size else 0
         count = batch_size // length
         device, rng = storage.device, self._rng
@@ -70,7 +69,7 @@ class SequenceSampler(Sampler):  # type: ignore[misc, unused-ignore]
     def cut(self, minibatch: TensorDictBase) -> TensorDictBase:
         """Return sampled transitions as ``[sequences, sequence_length]``.
 
-        ``is_init`` marks the first of every episode and of every sequence.
+        ``is_init`` marks the first transition of every episode and of every sequence.
         """
         sequences = minibatch.reshape(-1, self.sequence_length)
         is_init = sequences.get(("next", "done")).roll(1, dims=1)
@@ -78,11 +77,11 @@ class SequenceSampler(Sampler):  # type: ignore[misc, unused-ignore]
         return sequences.set("is_init", is_init)
 
     def state_dict(self) -> dict[str, Any]:
-        """How many transitions were written, by how many environments."""
+        """Return the number of rows written and the number of environments."""
         return {"rows": self._rows, "num_envs": self.num_envs}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore the state returned by :meth:`state_dict`."""
         self._rows, self.num_envs = int(state_dict["rows"]), int(state_dict["num_envs"])
 
     def _empty(self) -> None:

@@ -1,4 +1,4 @@
-"""Writing transitions to a storage."""
+"""Write transitions to a replay storage."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from kit.steps import SettingError
 
 
 def check_num_envs(num_envs: int | list[int], stored: int | list[int]) -> None:
-    """Raise an error if other environments write than those that have written before.
+    """Raise an error if the number of environments that write has changed.
 
     Raises:
-        SettingError: if the numbers differ.
+        SettingError: If the numbers differ.
     """
     if num_envs != stored:
-        why = f"differs from the {stored} environments whose transitions are stored"
-        raise SettingError("num_envs", num_envs, why, [stored])
+        reason = f"The buffer stores transitions of {stored} environments"
+        raise SettingError("num_envs", num_envs, reason, [stored])
 
 
 class SliceWriter(TensorDictRoundRobinWriter):  # type: ignore[misc, unused-ignore]
-    """Writes transitions one after the other, as slices of the storage, the oldest first.
+    """Writes transitions to consecutive slices of the storage, overwriting the oldest.
 
-    What is stored and where is as with TorchRL's writer, which makes an index on the data's device
-    and reads it on the host: there a GPU would be waited for with every batch.
+    Stores the same rows at the same indices as TorchRL's writer. TorchRL's writer reads its index
+    on the host, so each batch waits for the GPU.
     """
 
     _cursor: int
 
     def extend(self, data: TensorDictBase) -> Tensor:
-        """Store rows and return their places."""
+        """Store rows and return their storage indices."""
         storage, count, start = self._storage, len(data), self._cursor
         if storage.ndim != 1 or not 0 < count <= storage.max_size:
             return super().extend(data)  # type: ignore[no-any-return]

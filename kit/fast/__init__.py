@@ -1,1 +1,1 @@
-"""Functions of tensors, recorded once and run without Python."""
+"""Trace functions of tensors once and replay them without Python."""

@@ -1,6 +1,6 @@
-"""Recorded graphs that write to memory they are done with, and bitwise the same results.
+"""Reuse memory of dead results in traced graphs, with bitwise equal results.
 
-A result as large as a processor's cache costs as much to put into new memory as to compute.
+For a result as large as a CPU cache, allocating memory costs as much as the computation.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 Memories = Callable[[fx.Node], set[int]]
 
-_OF_ONE: dict[Any, Any] = {
+_IN_PLACE: dict[Any, Any] = {
     aten.relu.default: aten.relu_.default,
     aten.tanh.default: aten.tanh_.default,
     aten.sigmoid.default: aten.sigmoid_.default,
@@ -28,40 +28,40 @@ _OF_ONE: dict[Any, Any] = {
     aten.sub.Tensor: aten.sub_.Tensor,
     aten.div.Tensor: aten.div_.Tensor,
 }
-"""Operations, element by element, and those that write to their first argument."""
+"""Elementwise operations and their in-place versions, which write to the first argument."""
 
 _COMMUTING: dict[Any, Any] = {
     aten.add.Tensor: aten.add_.Tensor,
     aten.mul.Tensor: aten.mul_.Tensor,
 }
-"""The same of operations whose first two arguments may change places.
+"""Commutative operations, whose result may also be written to the second argument.
 
-But not in half precision: PyTorch rounds a number that comes first, and not one that comes second.
+In half precision, only the first argument is used, because PyTorch rounds only a first operand.
 """
 _HALF = {torch.bfloat16, torch.float16}
 
-_OF_GRADIENTS: dict[Any, Any] = {
+_GRADIENTS: dict[Any, Any] = {
     aten.threshold_backward.default: aten.threshold_backward.grad_input,
     aten.tanh_backward.default: aten.tanh_backward.grad_input,
 }
-"""The same of gradients, which are told where to write."""
+"""Gradient operations and their ``out=`` versions."""
 
 
 def work_in_place(graph: fx.Graph, memories: Memories, writes: Memories) -> None:
-    """Let operations overwrite what nothing reads afterwards.
+    """Write results to memory that is not read afterwards.
 
-    Memory that is given, returned, or written to by what was recorded, is left alone.
+    Memory of inputs and outputs, and memory that the traced function writes to, is not reused.
 
     Args:
-        graph: whose nodes hold the ``value`` that they had when they were recorded.
-        memories: what a node's tensors show.
-        writes: memory that a node's operation writes to.
+        graph: Graph whose nodes hold their traced ``value``.
+        memories: Function that returns the memory a node refers to.
+        writes: Function that returns the memory a node's operation writes to.
     """
     order = {node: number for number, node in enumerate(graph.nodes)}
     calls = [node for node in graph.nodes if node.op == "call_function"]
     *_, output = graph.nodes
-    kept: set[int] = set().union(*map(writes, calls), *map(memories, output.all_input_nodes))
-    kept = kept.union(*[memories(node) for node in graph.nodes if node.op == "placeholder"])
+    fixed: set[int] = set().union(*map(writes, calls), *map(memories, output.all_input_nodes))
+    fixed = fixed.union(*[memories(node) for node in graph.nodes if node.op == "placeholder"])
     last: dict[int, int] = {}
     for node in calls:
         for memory in memories(node):
@@ -71,7 +71,7 @@ def work_in_place(graph: fx.Graph, memories: Memories, writes: Memories) -> None
             found = memories(argument)
             others = [one for one in node.all_input_nodes if one is not argument]
             if (
-                not found & kept
+                not found & fixed
                 and not found & set().union(*map(memories, others))
                 and all(last[memory] <= order[node] for memory in found)
                 and _same_layout(argument.meta["value"], node.meta["value"])
@@ -81,11 +81,11 @@ def work_in_place(graph: fx.Graph, memories: Memories, writes: Memories) -> None
 
 
 def _may_be_overwritten(node: fx.Node) -> list[Any]:
-    """Arguments of which one may hold the result."""
+    """Return arguments whose memory may hold the result."""
     arguments: Any = node.args[:1]
     if node.target in _COMMUTING and not node.kwargs:
         arguments = node.args[: 1 if node.meta["value"].dtype in _HALF else 2]
-    elif node.target not in {*_OF_ONE, *_OF_GRADIENTS, *_COMMUTING}:
+    elif node.target not in {*_IN_PLACE, *_GRADIENTS, *_COMMUTING}:
         return []
     return [one for one in arguments if isinstance(one, fx.Node) and one.op == "call_function"]
 
@@ -100,15 +100,15 @@ def _same_layout(one: Any, other: Any) -> bool:
 
 
 def _overwrite(graph: fx.Graph, node: fx.Node, argument: fx.Node) -> None:
-    """Let an operation write its result to one of its arguments."""
+    """Make an operation write its result to the memory of ``argument``."""
     others = list(node.args)
     others.remove(argument)
     with graph.inserting_before(node):
-        if node.target in _OF_GRADIENTS:
-            target = _OF_GRADIENTS[node.target]
+        if node.target in _GRADIENTS:
+            target = _GRADIENTS[node.target]
             written = graph.call_function(target, node.args, {"grad_input": argument})
         else:
-            target = {**_OF_ONE, **_COMMUTING}[node.target]
+            target = {**_IN_PLACE, **_COMMUTING}[node.target]
             written = graph.call_function(target, (argument, *others), node.kwargs)
     written.meta = node.meta
     node.replace_all_uses_with(written)

@@ -1,9 +1,9 @@
-"""Recorded products of ensembles in the layout in which they are used.
+"""Compute matrix products of ensembles in the memory layout of their consumers.
 
-``vmap`` of a linear layer over its weights makes products whose results, or operands, it then
-transposes in memory: a third of the time of the product itself. The same sums in the same order,
-computed in the other layout, need no copy. Each product is computed both ways for random numbers of
-its shapes, and left as it is unless the results are bitwise the same.
+``vmap`` of a linear layer over its weights produces matrix products whose results or operands are
+transposed in memory, which takes a third of the time of the product. Computing the same sums in the
+same order in the other layout avoids the copy. Each product is computed both ways on random values
+of its shapes, and only replaced if the results are bitwise equal.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _SWAPPED = ((1, 2), (-2, -1), (2, 1), (-1, -2))
 
 
 Replace = Callable[[fx.Node, fx.Node], None]
-"""Uses the second node in place of the first."""
+"""Function that replaces all uses of the first node by the second node."""
 
 
 def use_better_layouts(
     graph: fx.Graph, touched: Callable[[fx.Node], bool], replace: Replace
 ) -> None:
-    """Compute products of a recorded graph in the layout in which they are used.
+    """Compute products of a traced graph in the memory layout of their consumers.
 
-    ``touched`` returns whether memory that a node shows is written to, or returned.
+    ``touched`` returns whether the memory of a node is written to or returned.
     """
     for node in [node for node in graph.nodes if node.op == "call_function"]:
         if node.target not in _PRODUCTS or touched(node) or not node.users:
@@ -48,60 +48,60 @@ def use_better_layouts(
 def _gradient_of_weights(
     graph: fx.Graph, node: fx.Node, touched: Callable[[fx.Node], bool], replace: Replace
 ) -> None:
-    """``(x' g)'`` for each member is ``g' x``."""
+    """Replace ``(x' g)'`` of each ensemble member by ``g' x``."""
     left, right = node.args
     if not _is_swapped(left) or not all(map(_is_swapped, node.users)):
         return
     inner: Any = left.args[0]  # type: ignore[union-attr]
     if touched(inner) or touched(right):  # type: ignore[arg-type]
         return
-    x, g = _numbers(inner), _numbers(right)
-    turned_round = torch.bmm(g.mT, x)
-    if not torch.equal(torch.bmm(x.mT, g).mT, turned_round):
+    x, g = _random_like(inner), _random_like(right)
+    result = torch.bmm(g.mT, x)
+    if not torch.equal(torch.bmm(x.mT, g).mT, result):
         return
-    if not all(_has_views(user, turned_round) for user in node.users):
+    if not all(_has_views(user, result) for user in node.users):
         return
     with graph.inserting_before(node):
-        turned = _call(graph, aten.transpose.int, (right, 1, 2))
-        product = _call(graph, aten.bmm.default, (turned, inner))
+        transposed = _call(graph, aten.transpose.int, (right, 1, 2))
+        product = _call(graph, aten.bmm.default, (transposed, inner))
     for user in list(node.users):
         replace(user, product)
     for user in list(product.users):
         if user.target is aten.clone.default and not touched(user):
-            _replace_if_alike(user, product, replace)
+            _replace_if_same_layout(user, product, replace)
 
 
 def _outputs(
     graph: fx.Graph, node: fx.Node, touched: Callable[[fx.Node], bool], replace: Replace
 ) -> None:
-    """``(W x')'`` with the weights of all members in one matrix is ``x W'`` for each."""
+    """Replace ``(W x')'``, with all members' weights in one matrix, by ``x W'`` of each member."""
     found = _chain(node.args[0], ({aten.transpose.int}, _VIEWS, {aten.mm.default}))
     if found is None or found[2].args[1].target is not aten.t.default:
         return
     swap, view, product = found
     if not _is_swapped(swap) or touched(swap):
         return
-    weights, given = product.args[0], product.args[1].args[0]
+    weights, source = product.args[0], product.args[1].args[0]
     members, columns, rows = view.meta["value"].shape
-    count, inputs = given.meta["value"].shape
-    if rows != count or not weights.meta["value"].is_contiguous():  # other parts of the product
+    count, inputs = source.meta["value"].shape
+    if rows != count or not weights.meta["value"].is_contiguous():  # another kind of product
         return
-    x, w = _numbers(given), _numbers(weights)
+    x, w = _random_like(source), _random_like(weights)
     each = torch.bmm(x.expand(members, -1, -1), w.view(members, columns, inputs).mT)
     if not torch.equal(torch.mm(w, x.t()).view(members, columns, rows).mT, each):
         return
-    with graph.inserting_before(product):  # where weights are what they were
+    with graph.inserting_before(product):  # the weights may change after the product
         shaped = _call(graph, aten.view.default, (weights, [members, columns, inputs]))
-        turned = _call(graph, aten.transpose.int, (shaped, 1, 2))
-        expanded = _call(graph, aten.expand.default, (given, [members, rows, inputs]))
-        outputs = _call(graph, aten.bmm.default, (expanded, turned))
-    _replace_if_alike(node, outputs, replace)
+        transposed = _call(graph, aten.transpose.int, (shaped, 1, 2))
+        expanded = _call(graph, aten.expand.default, (source, [members, rows, inputs]))
+        outputs = _call(graph, aten.bmm.default, (expanded, transposed))
+    _replace_if_same_layout(node, outputs, replace)
 
 
 def _gradient_of_inputs(
     graph: fx.Graph, node: fx.Node, touched: Callable[[fx.Node], bool], replace: Replace
 ) -> None:
-    """The gradient of outputs, with the members' side by side, times all weights."""
+    """Compute the gradient of inputs from output gradients that are concatenated over members."""
     left, weights = node.args
     targets = {aten.t.default}, _VIEWS, {aten.clone.default}, {aten.transpose.int}
     found = _chain(left, targets)
@@ -111,21 +111,21 @@ def _gradient_of_inputs(
     members, rows, columns = gradient.meta["value"].shape
     if list(found[1].args[1]) != [members * columns, rows]:
         return
-    g, w = _numbers(gradient), _numbers(weights)
+    g, w = _random_like(gradient), _random_like(weights)
     side_by_side = g.permute(1, 0, 2).reshape(rows, -1)
     if not torch.equal(torch.mm(g.mT.reshape(-1, rows).t(), w), torch.mm(side_by_side, w)):
         return
     with graph.inserting_before(node):
-        beside = _call(graph, aten.permute.default, (gradient, [1, 0, 2]))
+        permuted = _call(graph, aten.permute.default, (gradient, [1, 0, 2]))
         contiguous = {"memory_format": torch.contiguous_format}
-        copied = _call(graph, aten.clone.default, (beside,), contiguous)
+        copied = _call(graph, aten.clone.default, (permuted,), contiguous)
         joined = _call(graph, aten.view.default, (copied, [rows, members * columns]))
         product = _call(graph, aten.mm.default, (joined, weights))
-    _replace_if_alike(node, product, replace)
+    _replace_if_same_layout(node, product, replace)
 
 
 def _has_views(node: fx.Node, value: Tensor) -> bool:
-    """Whether the views of a node can be made of a value in another layout, and theirs."""
+    """Return whether the views of a node also exist for a value in another layout."""
     for user in node.users:
         if user.op == "output" or not (user.target in _VIEWS or is_view(user.target)):
             continue
@@ -139,19 +139,18 @@ def _has_views(node: fx.Node, value: Tensor) -> bool:
 
 
 def is_view(function: Any) -> bool:
-    """Whether an operation returns views of what it is given."""
+    """Return whether an operation returns views of its arguments."""
     returns = function._schema.returns
     return any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
 
 
 def _is_swapped(node: Any) -> bool:
-    """Whether a node swaps the last two of three dimensions."""
     swaps = node.target is aten.transpose.int and tuple(node.args[1:]) in _SWAPPED
     return swaps and node.meta["value"].ndim == 3
 
 
 def _chain(node: Any, targets: Any) -> list[Any] | None:
-    """A node and what its first argument is made by, and so on; ``None`` for other targets."""
+    """Follow first arguments through nodes with the given targets; ``None`` if a target differs."""
     found: list[Any] = []
     for allowed in targets:
         if not isinstance(node, fx.Node) or node.target not in allowed:
@@ -162,7 +161,7 @@ def _chain(node: Any, targets: Any) -> list[Any] | None:
 
 
 def _call(graph: fx.Graph, target: Any, args: Any, kwargs: Any = None) -> fx.Node:
-    """Insert an operation, and what it gives now."""
+    """Insert an operation and compute its traced value."""
     node = graph.call_function(target, args, kwargs)
     inputs, values = node.all_input_nodes, fx.map_arg(args, lambda one: one.meta["value"])
     node.meta = {
@@ -173,14 +172,13 @@ def _call(graph: fx.Graph, target: Any, args: Any, kwargs: Any = None) -> fx.Nod
     return node
 
 
-def _numbers(node: Any) -> Tensor:
-    """Random numbers of a node's shape and type, which no one else draws."""
+def _random_like(node: Any) -> Tensor:
+    """Return random values of a node's shape and dtype from a separate generator."""
     like = node.meta["value"]
     generator = torch.Generator(like.device).manual_seed(like.numel())
     return torch.empty_like(like, requires_grad=False).normal_(generator=generator)
 
 
-def _replace_if_alike(node: fx.Node, other: fx.Node, replace: Replace) -> None:
-    """Use another node in place of one with the same layout."""
+def _replace_if_same_layout(node: fx.Node, other: fx.Node, replace: Replace) -> None:
     if other.meta["value"].stride() == node.meta["value"].stride():
         replace(node, other)

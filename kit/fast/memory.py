@@ -1,8 +1,8 @@
-"""Recorded graphs that write results to memory of their own, and bitwise the same results.
+"""Write results of traced graphs to preallocated memory, with bitwise equal results.
 
-To find memory for a few kilobytes, and to make views of it, costs as much as to compute them. A
-program that keeps this memory makes its views once: a third of the operations of a small network's
-gradient step are gone, and with them a seventh of its time.
+Allocating a few kilobytes and creating views costs as much as computing them. With preallocated
+memory, views are created once. This removes a third of the operations of a small network's gradient
+step, and a seventh of its time.
 """
 
 from __future__ import annotations
@@ -20,44 +20,46 @@ from kit.fast.layouts import is_view
 aten = torch.ops.aten
 
 SMALL = 2**17
-"""Bytes of the largest result of a program that keeps its memory. With larger ones it would save
-little, and layers of 256 with minibatches of 256 took 4 % longer."""
+"""Maximum size in bytes of a result in preallocated memory.
+
+Larger results save little: layers of 256 units with minibatches of 256 took 4 % longer.
+"""
 
 _LINE = 64
-"""Products of matrices may round otherwise at addresses that are no multiples of it, in bytes."""
+"""Alignment in bytes; matrix products may round differently at unaligned addresses."""
 _VIEWS = frozenset({operator.getitem, aten._unsafe_view.default})
-"""Functions that return a view, or one of several, without saying so."""
+"""Functions that return views without declaring it in their schema."""
 
 
 def with_own_memory(
     graph: fx.Graph, constants: list[Tensor]
 ) -> tuple[fx.Graph, list[Tensor]] | None:
-    """Return a copy of a graph whose results are in memory that it keeps, and its constants.
+    """Return a copy of a graph with preallocated memory for results, and its constants.
 
-    ``None`` if a result is large. Outputs are new in every call. Two calls at a time would disturb
-    each other.
+    Returns ``None`` if a result is large. Outputs are new tensors in every call. Concurrent calls
+    would overwrite each other's results.
 
     Args:
-        graph: operations on the CPU, with ``dtype``, ``shape`` and ``stride`` in ``meta``.
-        constants: the tensors of its last placeholders.
+        graph: CPU operations with ``dtype``, ``shape`` and ``stride`` in ``meta``.
+        constants: Tensors of its last placeholders.
     """
     if any(_bytes(node) > SMALL for node in graph.nodes if node.op == "call_function"):
         return None
-    own = copy.deepcopy(graph)
-    placeholders = [node for node in own.nodes if node.op == "placeholder"]
-    known = dict(zip(placeholders[len(placeholders) - len(constants) :], constants))
-    planner = _Planner(own)
+    planned = copy.deepcopy(graph)
+    placeholders = [node for node in planned.nodes if node.op == "placeholder"]
+    tensors = dict(zip(placeholders[len(placeholders) - len(constants) :], constants))
+    planner = _Planner(planned)
     planner.plan()
-    known |= {node: value for node, value in planner.own.items() if isinstance(value, Tensor)}
-    return own, [known[node] for node in own.nodes if node in known]
+    tensors |= {node: value for node, value in planner.own.items() if isinstance(value, Tensor)}
+    return planned, [tensors[node] for node in planned.nodes if node in tensors]
 
 
 class _Planner:
-    """Replaces results by constants of a graph, and operations by those that write there."""
+    """Replaces results by preallocated constants, and operations by versions that write to them."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self.graph = graph
-        # Memory by its placeholder; views of it by the operation that returns several.
+        # Preallocated memory keyed by placeholder, and lists of views keyed by their operation.
         self.own: dict[fx.Node, Any] = {}
         self._shown: dict[fx.Node, set[fx.Node]] = {}
         for node in graph.nodes:
@@ -65,45 +67,44 @@ class _Planner:
         *_, output = graph.nodes
         changes_shape = torch.Tag.inplace_view
         reshaped = [n for n in graph.nodes if changes_shape in getattr(n.target, "tags", ())]
-        left = [self._shown[node] for node in (*output.all_input_nodes, *reshaped)]
-        self._left_alone = set().union(*left)
+        excluded = [self._shown[node] for node in (*output.all_input_nodes, *reshaped)]
+        self._excluded = set().union(*excluded)
         order = {node: number for number, node in enumerate(graph.nodes)}
         self._order, self._last = order, dict.fromkeys(order, -1)
         for node, shown in self._shown.items():
             for one in shown:
                 self._last[one] = max([self._last[one], *map(order.__getitem__, node.users)])
-        self._used: list[tuple[int, Tensor]] = []  # with what reads it last
+        self._used: list[tuple[int, Tensor]] = []  # (last reader, memory)
         self._free: list[Tensor] = []
 
     def _memories(self, node: fx.Node) -> set[fx.Node]:
-        """The nodes whose memory a node may show."""
+        """Return the nodes whose memory a node may refer to."""
         aliases = [one for one in _aliases(node) if isinstance(one, fx.Node)]
         return set().union(*[self._shown[one] for one in aliases]) if aliases else {node}
 
     def plan(self) -> None:
-        """Give results memory of the graph's own, in the order in which they are computed."""
         calls = [node for node in self.graph.nodes if node.op == "call_function"]
         for node in calls:
             shown = [one for one in _aliases(node) if one in self.own]
             if shown and (node.target in _VIEWS or is_view(node.target)):
                 self._view_once(node)
-            elif shown:  # it writes there, and returns what it was given
+            elif shown:  # an in-place operation, which returns its argument
                 node.replace_all_uses_with(shown[0])
             else:
                 self._write_to_own(node)
         for node in [one for one in self.own if one.op == "call_function" and not one.users]:
-            self.graph.erase_node(node)  # its views have all been made
+            self.graph.erase_node(node)  # all its views were created
 
     # ------------------------------------------------------------------ results
     def _write_to_own(self, node: fx.Node) -> None:
-        """Let an operation write its result to memory of the graph's own."""
-        told = _told_where(node.target)
-        if told is None:
+        """Make an operation write its result to preallocated memory."""
+        variant = _out_variant(node.target)
+        if variant is None:
             return
         memory = self._new(node)
         if memory is None:
             return
-        target, name = told
+        target, name = variant
         with self.graph.inserting_before(node):
             place = self._constant(memory, node)
             call = self.graph.call_function(target, node.args, {**node.kwargs, name: place})
@@ -112,8 +113,8 @@ class _Planner:
         self.graph.erase_node(node)
 
     def _new(self, node: fx.Node) -> Tensor | None:
-        """Memory for a result; ``None`` where it is returned, or has gaps."""
-        if self._shown[node] & self._left_alone or not _bytes(node):
+        """Return memory for a result; ``None`` if it is an output or not dense."""
+        if self._shown[node] & self._excluded or not _bytes(node):
             return None
         shape, strides, kind = (node.meta[name] for name in ("shape", "stride", "dtype"))
         size = _bytes(node)
@@ -125,7 +126,7 @@ class _Planner:
         return memory[:size].view(kind).as_strided(shape, strides)
 
     def _block(self, size: int, now: int) -> Tensor:
-        """So many bytes that nothing reads any more, the last used first; or new ones."""
+        """Return a block of ``size`` bytes that is no longer read, or a new block."""
         self._free += [memory for last, memory in self._used if last < now]
         self._used = [(last, memory) for last, memory in self._used if last >= now]
         for place in reversed(range(len(self._free))):
@@ -134,14 +135,13 @@ class _Planner:
         return torch.empty(size, dtype=torch.uint8)
 
     def _constant(self, memory: Tensor, like: fx.Node) -> fx.Node:
-        """A placeholder for memory of the graph's own, where the graph inserts."""
         place = self.graph.placeholder(f"own_{len(self.own)}")
         place.meta = {**like.meta, "shape": memory.shape, "stride": memory.stride()}
         self.own[place] = memory
         return place
 
     def _view_once(self, node: fx.Node) -> None:
-        """Make a view of memory of the graph's own now, not in every call."""
+        """Create a view of preallocated memory now instead of in every call."""
         if not all(one in self.own for one in node.all_input_nodes):
             return
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda one: self.own[one])
@@ -156,7 +156,7 @@ class _Planner:
 
 
 def _aliases(node: fx.Node) -> list[Any]:
-    """The arguments that an operation returns, or views of them."""
+    """Return the arguments that an operation returns or creates views of."""
     if node.target in _VIEWS:
         return [node.args[0]]
     if node.op != "call_function":
@@ -169,20 +169,19 @@ def _aliases(node: fx.Node) -> list[Any]:
 
 
 def _size(node: Any) -> int:
-    """Elements of a tensor."""
     return math.prod(node.meta["shape"]) if "shape" in node.meta else 0
 
 
 def _bytes(node: fx.Node) -> int:
-    """Of a tensor; 0 where it is not known to be one."""
+    """Return the size of a tensor in bytes; 0 if its dtype is unknown."""
     kind = node.meta.get("dtype")
     return _size(node) * kind.itemsize if isinstance(kind, torch.dtype) else 0
 
 
-def _told_where(target: Any) -> tuple[Any, str] | None:
-    """The operation that writes the same result where it is told, and the argument that tells.
+def _out_variant(target: Any) -> tuple[Any, str] | None:
+    """Return the ``out=`` variant of an operation and the name of its output argument.
 
-    Those that PyTorch generates compute elsewhere and copy; random numbers are left alone.
+    Generated variants are skipped, because they allocate and copy. Random operations are skipped.
     """
     schema = target._schema if isinstance(target, torch._ops.OpOverload) else None
     if schema is None or torch.Tag.nondeterministic_seeded in target.tags:
@@ -190,11 +189,11 @@ def _told_where(target: Any) -> tuple[Any, str] | None:
     if len(schema.returns) != 1 or schema.returns[0].alias_info or target.namespace != "aten":
         return None
     packet = getattr(aten, schema.name.removeprefix("aten::"))
-    wanted = [(one.name, str(one.type)) for one in schema.arguments]
+    expected = [(a.name, str(a.type)) for a in schema.arguments]
     for name in packet.overloads():
         other = getattr(packet, name)
-        outs = [one.name for one in other._schema.arguments if one.is_out]
-        given = [(one.name, str(one.type)) for one in other._schema.arguments if not one.is_out]
-        if len(outs) == 1 and given == wanted and torch.Tag.generated not in other.tags:
+        outs = [a.name for a in other._schema.arguments if a.is_out]
+        inputs = [(a.name, str(a.type)) for a in other._schema.arguments if not a.is_out]
+        if len(outs) == 1 and inputs == expected and torch.Tag.generated not in other.tags:
             return other, outs[0]
     return None

@@ -1,4 +1,4 @@
-"""TensorDicts from tensors that are known to fit, and back."""
+"""Fast conversion between tensors keyed by path and TensorDicts."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def nested(
     size: Sequence[int],
     device: torch.device | None = None,
 ) -> TensorDictBase:
-    """Nest tensors by their paths, without the checks of shapes that cost ten times as much.
+    """Create a TensorDict from tensors keyed by path, ten times faster without shape checks.
 
     Args:
-        entries: by path from the root; all of them begin with the batch size.
-        size: the batch size.
-        device: of all entries; ``None``: not told.
+        entries: Tensors keyed by path; their shapes start with the batch size.
+        size: Batch size.
+        device: Device of all entries; ``None``: unspecified.
     """
     root: dict[str, Any] = {}
     for path, tensor in entries.items():
@@ -28,12 +28,12 @@ def nested(
         for name in path[:-1]:
             group = group.setdefault(name, {})
         group[path[-1]] = tensor
-    # It nests dictionaries, too.
+    # _new_unsafe also converts nested dictionaries.
     return TensorDict._new_unsafe(root, torch.Size(size), device)  # type: ignore[no-any-return, unused-ignore]
 
 
 def entry(rows: Any, key: Any) -> Any:
-    """An entry of a TensorDict or a dictionary, or ``None``; in a fifth of the time of ``get``."""
+    """Return an entry of a TensorDict or dictionary, or ``None``; faster than ``get``."""
     if type(rows) is not TensorDict:
         return rows.get(key)
     value: Any = rows
@@ -47,15 +47,15 @@ def entry(rows: Any, key: Any) -> Any:
 
 
 class Names(NamedTuple):
-    """Names of entries."""
+    """Names of entries in a TensorDict."""
 
     here: set[Any]
     below: dict[str, Names]
-    """names of the entries of nested TensorDicts, by the names of these."""
+    """Names of the entries of nested TensorDicts, keyed by the name of the nested TensorDict."""
 
 
 def names_of(rows: Any, others: Names) -> Names:
-    """The names of the entries of a TensorDict or a dictionary, and others."""
+    """Return the union of ``others`` and the entry names of a TensorDict or dictionary."""
     below = dict(others.below)
     for name in rows.keys():
         if type(rows) is TensorDict and type(rows._tensordict[name]) is TensorDict:
@@ -64,7 +64,7 @@ def names_of(rows: Any, others: Names) -> Names:
 
 
 def has_only(rows: Any, names: Names) -> bool:
-    """Whether all entries of a TensorDict or a dictionary have one of these names."""
+    """Return whether all entries of a TensorDict or dictionary have one of these names."""
     if type(rows) is not TensorDict:
         return names.here.issuperset(rows.keys())
     entries = rows._tensordict
@@ -78,7 +78,7 @@ def has_only(rows: Any, names: Names) -> bool:
 
 
 def put(rows: TensorDictBase, key: Any, value: Tensor) -> None:
-    """Set an entry that begins with the batch size; of the root, without checking that it does."""
+    """Set an entry; at the root, without checking its batch size."""
     name = key if type(key) is str else key[0] if len(key) == 1 else None
     if name is None or type(rows) is not TensorDict or rows.is_locked:
         rows.set(key, value)
@@ -87,7 +87,7 @@ def put(rows: TensorDictBase, key: Any, value: Tensor) -> None:
 
 
 def leaves(rows: TensorDictBase, above: tuple[str, ...] = ()) -> dict[tuple[str, ...], Tensor]:
-    """Tensors by path; in a tenth of the time of ``keys(True, True)`` and ``get``."""
+    """Return tensors keyed by path, ten times faster than ``keys(True, True)`` and ``get``."""
     found: dict[tuple[str, ...], Tensor] = {}
     entries = rows._tensordict if type(rows) is TensorDict else rows
     for name, value in entries.items():
@@ -99,12 +99,12 @@ def leaves(rows: TensorDictBase, above: tuple[str, ...] = ()) -> dict[tuple[str,
     return found
 
 
-_OF_NUMPY = frozenset(
+_NUMPY_DTYPES = frozenset(
     {torch.float16, torch.float32, torch.float64, torch.bool, torch.uint8}
     | {torch.int8, torch.int16, torch.int32, torch.int64}
 )
 
 
 def on_host(tensor: Tensor) -> bool:
-    """Whether NumPy can show a tensor, without waiting for a device."""
-    return tensor.is_cpu and tensor.dtype in _OF_NUMPY and not tensor.requires_grad
+    """Return whether a tensor shares its memory with NumPy."""
+    return tensor.is_cpu and tensor.dtype in _NUMPY_DTYPES and not tensor.requires_grad

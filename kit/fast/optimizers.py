@@ -1,4 +1,4 @@
-"""Which optimisers' steps are fixed lists of tensor operations, and what these read."""
+"""Optimisers whose steps are fixed lists of tensor operations."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from kit.fast.vectors import joined, parts_of, vector_of
 
 
 class RMSprop(torch.optim.RMSprop):
-    """PyTorch's RMSprop, whose step here is the same list of operations at any learning rate.
+    """PyTorch's RMSprop with a step that consists of the same operations at any learning rate.
 
-    PyTorch's has no fused step: each takes as long as loss and gradients of a small network. This
-    one has the same state, and its results up to the order of the last two products.
+    PyTorch's RMSprop has no fused step, and its step takes as long as loss and gradients of a small
+    network. This class has the same state, and equal results up to rounding.
 
     Args:
-        params: parameters or their groups.
-        lr: learning rate.
-        alpha: decay of the mean square.
-        eps: added to its root.
+        params: Parameters or parameter groups.
+        lr: Learning rate.
+        alpha: Decay rate of the mean square.
+        eps: Constant added to the root mean square.
     """
 
     def __init__(
@@ -31,11 +31,11 @@ class RMSprop(torch.optim.RMSprop):
     ) -> None:
         super().__init__(params, lr=lr, alpha=alpha, eps=eps)
         for group in self.param_groups:
-            group["fused"] = True  # as far as programs are concerned
+            group["fused"] = True  # marks the step as traceable
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Make a step; there is no closure."""
+        """Perform an optimisation step; closures are not supported."""
         assert closure is None
         for group in self.param_groups:
             parameters = [one for one in group["params"] if one.grad is not None]
@@ -45,7 +45,7 @@ class RMSprop(torch.optim.RMSprop):
     def _step(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         new = [one for one in parameters if not self.state[one]]
         for one in new:
-            counter = torch.zeros((), device=one.device)  # where fused optimisers keep it
+            counter = torch.zeros((), device=one.device)  # as in fused optimisers
             self.state[one] |= {"step": counter, "square_avg": torch.zeros_like(one)}
         if new:
             _join(self, parameters, "square_avg")
@@ -64,15 +64,15 @@ class RMSprop(torch.optim.RMSprop):
 
 
 _JOINED = ("step", "square_avg")
-"""What is changed at once, for all parameters of a group."""
+"""Optimiser state that is stored in one tensor for all parameters of a group."""
 
 _FUSED = (Adam, AdamW, SGD, Adagrad, RMSprop)
 
 
 def step_is_fixed(optimizers: Sequence[Optimizer]) -> bool:
-    """Return whether the next step of each optimiser has the same operations as later ones.
+    """Return whether the next step of each optimiser has the same operations as later steps.
 
-    Fused optimisers without hooks do, from the second step on.
+    This holds for fused optimisers without hooks from their second step on.
     """
     for optimizer in optimizers:
         hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
@@ -91,9 +91,9 @@ def _is_fixed(optimizer: Optimizer, group: dict[str, Any]) -> bool:
 
 
 class FusedOptimizers:
-    """Keeps learning rates of fused optimisers in tensors, and counters of a group in one tensor.
+    """Stores learning rates and counters of fused optimisers in shared tensors.
 
-    Programs then see every change, and count all parameters at once.
+    Traced graphs then see changed learning rates and update all counters with one operation.
     """
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
@@ -102,7 +102,7 @@ class FusedOptimizers:
         self.update()
 
     def update(self) -> None:
-        """Move rates that were set to a number, and new counters, to these tensors."""
+        """Move new learning rates and counters to the tensors."""
         self.take_rates()
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
@@ -110,7 +110,7 @@ class FusedOptimizers:
                     _join(optimizer, group["params"], name)
 
     def take_rates(self) -> None:
-        """Move rates that were set to a number to their tensors."""
+        """Move learning rates that were set to a number to their tensors."""
         for number, optimizer in enumerate(self._optimizers):
             for place, group in enumerate(optimizer.param_groups):
                 if type(group["lr"]) is not Tensor and group.get("fused"):
@@ -118,14 +118,14 @@ class FusedOptimizers:
 
     def _filled(self, place: tuple[int, int], group: dict[str, Any]) -> Tensor:
         if place not in self._rates:
-            device = group["params"][0].device  # kernels on a GPU read a rate there, as float32
+            device = group["params"][0].device  # GPU kernels read float32 rates
             kind = torch.float64 if device.type == "cpu" else torch.float32
             self._rates[place] = torch.zeros((), dtype=kind, device=device)
         return self._rates[place].fill_(group["lr"])
 
 
 def _join(optimizer: Optimizer, parameters: Sequence[Tensor], name: str) -> None:
-    """Make what an optimiser keeps for its parameters by this name parts of one tensor."""
+    """Store an optimiser's states with this name as views of one tensor."""
     first = optimizer.state.get(parameters[0], {}).get(name)
     if first is None or not first.is_cpu or first._is_view():
         return

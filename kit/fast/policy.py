@@ -1,4 +1,4 @@
-"""When tracing a function is worth its cost."""
+"""Decide when tracing a function is worth its cost."""
 
 from __future__ import annotations
 
@@ -13,33 +13,34 @@ FIRST_CHECK, LAST_CHECK = 64, 2_048
 
 
 class TracingPolicy:
-    """Decides when a traced function traces, verifies again, and stops tracing.
+    """Decides when a traced function is traced, verified again, or run eagerly.
 
-    A trace costs about as much as ten eager calls, a verification as ten replays of a small
-    network. The rule:
+    A trace costs about as much as ten eager calls; a verification costs as much as ten replays of a
+    small network. Rules:
 
-    1. The first input signature is traced in its first call. Another one is traced when it recurs:
-       in its second call, or with n traced graphs in call n // 2 if that is later. The latest 32
-       graphs are kept, each with its own memory.
-    2. Of 20 graphs whose signature never recurred, all are dropped. If no other graph is left
-       (whole episodes), the function runs eagerly from then on.
-    3. After 20 times in a row that all graphs were dropped before any had 20 replays, the function
-       runs eagerly from then on.
-    4. After 3 traces in a row that changed what the function depends on, it runs eagerly from then
-       on. Fewer are allowed: a first call may create what later ones use.
-    5. A verified function is verified again after 64, 256, 1,024 and then every 2,048 calls, which
-       costs about half a percent.
+    1. The first input signature is traced at its first call. Another signature is traced at its
+    second call, or with n traced graphs at call n // 2 if that is later. The latest 32 graphs are
+    kept; each has its own memory.
+    2. When 20 graphs have signatures that never recurred, they are dropped. If no other graph is
+    left (as with whole episodes), the function runs eagerly from then on.
+    3. If all graphs were dropped 20 times in a row before any graph had 20 replays, the function
+    runs eagerly from then on.
+    4. If 3 traces in a row changed the function's dependencies, it runs eagerly from then on. Fewer
+    are allowed, because a first call may create objects that later calls use.
+    5. A verified graph is verified again after 64, 256, 1,024 and then every 2,048 calls, which
+    costs about half a percent.
 
-    Where products may be rounded otherwise, every signature is traced in its first call. Once a
-    graph does round otherwise, rules 2 to 4 no longer stop tracing: a resumed run must round alike.
+    If matrix products may round differently, every signature is traced at its first call. Once a
+    graph rounds differently, rules 2 to 4 no longer stop tracing, because a resumed run must round
+    in the same way.
 
     Args:
-        trace_always: whether products may be rounded otherwise.
-        verify_again: whether rule 5 applies.
+        trace_always: Whether matrix products may round differently.
+        verify_again: Whether rule 5 applies.
 
     Attributes:
-        never_stop: whether a graph rounds otherwise.
-        unchecked: calls since the last verification.
+        never_stop: Whether a graph rounds differently.
+        unchecked: Number of calls since the last verification.
     """
 
     def __init__(self, *, trace_always: bool = False, verify_again: bool = True) -> None:
@@ -51,11 +52,11 @@ class TracingPolicy:
         self._wasted = self._own_changes = 0
 
     def traces(self, signature: Any, graphs: int) -> bool:
-        """Count an eager call with a signature; return whether it is worth tracing.
+        """Count an eager call with a signature; return whether the signature is worth tracing.
 
         Args:
-            signature: of the call's inputs.
-            graphs: number of graphs of other signatures.
+            signature: Signature of the call's inputs.
+            graphs: Number of graphs with other signatures.
         """
         if self._trace_always or not graphs:
             return True
@@ -66,7 +67,7 @@ class TracingPolicy:
         return True
 
     def count_dropped(self, replays: list[int]) -> None:
-        """Note that graphs were dropped after so many replays each."""
+        """Record that graphs were dropped, given their numbers of replays."""
         if replays:
             self._wasted = self._wasted + 1 if max(replays) < PATIENCE else 0
         self._eager_calls.clear()
@@ -83,9 +84,9 @@ class TracingPolicy:
 
     @property
     def check_is_due(self) -> bool:
-        """Whether the next call with all inputs is to be verified again."""
+        """Whether the next call with all inputs is verified again."""
         return self.unchecked >= self._check_after
 
     def count_check(self) -> None:
-        """Note that a verified graph is verified again now."""
+        """Record that a verified graph has been verified again."""
         self.unchecked, self._check_after = 0, min(4 * self._check_after, LAST_CHECK)

@@ -1,9 +1,8 @@
-"""Recorded graphs whose large matrix products are computed by oneDNN, where it is faster.
+"""Compute large matrix products of traced graphs with oneDNN where it is faster.
 
-PyTorch multiplies float32 matrices with MKL, which leaves half of the arithmetic of AMD's
-processors unused that compute 512 bits at once. oneDNN, which is a part of PyTorch as well, does
-not: 2.1 times the rate for matrices of 256 x 256, but about 10 us for each call. It adds in another
-order, so results are rounded otherwise.
+PyTorch multiplies float32 matrices with MKL, which uses only half of the 512-bit throughput of
+recent AMD CPUs. oneDNN, also part of PyTorch, is 2.1 times as fast for matrices of 256 x 256, but
+each call has an overhead of about 10 us. It sums in another order, so results round differently.
 """
 
 from __future__ import annotations
@@ -20,28 +19,28 @@ from torch import fx
 aten = torch.ops.aten
 
 LARGE = 1_400_000
-"""Multiplications from which on a product is computed by oneDNN: as long in both at 1,000,000."""
+"""Number of multiplications from which oneDNN is used; both take the same time at 1,000,000."""
 
 _PRODUCTS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default})
 _ZEN_5 = 26
-"""Family of AMD's first processors that compute 512 bits at once."""
+"""CPU family of AMD's first CPUs with full 512-bit throughput."""
 
 
 @functools.cache
 def are_faster() -> bool:
-    """Whether this processor multiplies large matrices faster by oneDNN than by MKL.
+    """Return whether this CPU multiplies large matrices faster with oneDNN than with MKL.
 
-    It depends on the processor alone, so that a resumed run rounds as it did.
+    The result depends only on the CPU, so that a resumed run rounds in the same way.
     """
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
-    except OSError:  # another system than Linux
+    except OSError:  # not Linux
         return False
-    facts = {name.strip(): value.strip() for name, _, value in (x.partition(":") for x in lines)}
+    info = {name.strip(): value.strip() for name, _, value in (x.partition(":") for x in lines)}
     return (
         platform.machine() == "x86_64"
-        and facts.get("vendor_id") == "AuthenticAMD"
-        and int(facts.get("cpu family", 0)) >= _ZEN_5
+        and info.get("vendor_id") == "AuthenticAMD"
+        and int(info.get("cpu family", 0)) >= _ZEN_5
         and torch.backends.cpu.get_cpu_capability() == "AVX512"
         and torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
         and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
@@ -49,9 +48,9 @@ def are_faster() -> bool:
 
 
 def with_fast_products(graph: fx.Graph) -> fx.Graph | None:
-    """Return a copy of a graph whose large products are oneDNN's; ``None`` if there are none.
+    """Return a copy of a graph with large products computed by oneDNN, or ``None``.
 
-    The graph has operations on the CPU, with ``dtype``, ``shape`` and ``stride`` in ``meta``.
+    The graph contains CPU operations with ``dtype``, ``shape`` and ``stride`` in ``meta``.
     """
     if not any(map(_is_large, graph.nodes)):
         return None
@@ -89,24 +88,24 @@ def _product(graph: fx.Graph, node: fx.Node) -> fx.Node:
 
 
 def _linear(graph: fx.Graph, left: Any, right: Any, bias: Any = None) -> fx.Node:
-    """The product of two matrices; oneDNN copies the first one where its rows are apart."""
+    """Multiply two matrices, choosing operands so that oneDNN copies as little as possible."""
     (rows, inner), columns = _shape(left), _shape(right)[1]
     copied = 0 if left.meta["stride"] == (inner, 1) else rows * inner
-    turned_copied = 0 if right.meta["stride"] == (1, inner) else columns * inner
-    turned_copied += rows * columns  # the result
-    if bias is not None or copied <= turned_copied:
-        return _pointwise(graph, left, _turned(graph, right), bias)
-    result = _turned(graph, _pointwise(graph, _turned(graph, right), left, None))
+    transposed_copied = 0 if right.meta["stride"] == (1, inner) else columns * inner
+    transposed_copied += rows * columns  # the transposed result is copied too
+    if bias is not None or copied <= transposed_copied:
+        return _pointwise(graph, left, _transposed(graph, right), bias)
+    result = _transposed(graph, _pointwise(graph, _transposed(graph, right), left, None))
     contiguous: dict[str, Any] = {"memory_format": torch.contiguous_format}
     return graph.call_function(aten.clone.default, (result,), contiguous)
 
 
-def _pointwise(graph: fx.Graph, given: Any, weight: Any, bias: Any) -> fx.Node:
+def _pointwise(graph: fx.Graph, rows: Any, weight: Any, bias: Any) -> fx.Node:
     target = torch.ops.mkldnn._linear_pointwise.default
-    return graph.call_function(target, (given, weight, bias, "none", [], ""))
+    return graph.call_function(target, (rows, weight, bias, "none", [], ""))
 
 
-def _turned(graph: fx.Graph, node: Any) -> fx.Node:
+def _transposed(graph: fx.Graph, node: Any) -> fx.Node:
     return graph.call_function(aten.t.default, (node,))
 
 

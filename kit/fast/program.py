@@ -1,4 +1,4 @@
-"""Graphs that were recorded, and what executes them."""
+"""Traced graphs with their executors."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ Key = Any
 Outputs = Mapping[Key, Tensor]
 
 _RANDOM = (random.Random, np.random.Generator, np.random.RandomState)
-_OF_MODULES: list[Any] = [random._inst, np.random.mtrand._rand]  # type: ignore[attr-defined]
-"""Generators behind the functions of Python's and NumPy's modules."""
+_GLOBAL_RNGS: list[Any] = [random._inst, np.random.mtrand._rand]  # type: ignore[attr-defined]
+"""Global generators of Python's and NumPy's random modules."""
 
 
 class Program:
-    """The graph of one input signature, with what executes it.
+    """Traced graph of one input signature, with its executor.
 
     Args:
-        recording: of a call with inputs of the signature.
-        places: positions of its inputs among those that any program reads.
-        outputs: names of its outputs.
-        executor: that was asked for.
-        fast_products: whether large matrix products may be rounded otherwise.
-        keeps_memory: whether results may stay in memory of the program's own.
+        recording: Recording of a call with inputs of this signature.
+        places: Positions of its inputs among the inputs of all graphs.
+        outputs: Names of its outputs.
+        executor: Requested executor.
+        fast_products: Whether large matrix products may round differently.
+        keeps_memory: Whether results may be written to preallocated memory.
 
     Attributes:
-        verified: whether it is replayed in place of the function. Otherwise the next call runs
-            both and compares them.
+        verified: Whether the graph is replayed instead of the function. Otherwise, the next call
+            runs both and compares their results.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Program:
         compiles = executor == "inductor"
         self._as_recorded, self.executor = executed(recording, "python" if compiles else executor)
         self._run = self._as_recorded
-        if compiles:  # verified as it was recorded: what is compiled rounds and draws otherwise
+        if compiles:  # inductor rounds and samples differently, so the plain graph is verified
             self._run, self.executor = executed(recording, executor)
             self.rounds_otherwise = True
         self._in_own_memory: Run | None = None
@@ -70,7 +70,7 @@ class Program:
             self._make_faster(fast_products, keeps_memory)
 
     def _make_faster(self, fast_products: bool, keeps_memory: bool) -> None:
-        """Use faster products; prepare a program that keeps its memory."""
+        """Use faster matrix products, and prepare execution in preallocated memory."""
         faster = copy.copy(self.recording)
         graph = with_fast_products(faster.graph) if fast_products else None
         if graph is not None:
@@ -78,7 +78,7 @@ class Program:
             self._run, _ = executed(faster, self.executor)
         found = None
         if keeps_memory:
-            with contextlib.suppress(RuntimeError):  # a view that no memory of its own has
+            with contextlib.suppress(RuntimeError):  # the memory may not support a view
                 found = with_own_memory(faster.graph, faster.constants)
         if found is not None:
             faster.graph, faster.constants = found
@@ -86,64 +86,64 @@ class Program:
             self._in_own_memory = run if executor == self.executor else None
 
     def verify_memory(self, outcome: Callable[[Run], Any]) -> None:
-        """Keep the memory of results if that makes no difference to them.
+        """Use preallocated memory if results are bitwise equal.
 
         Args:
-            outcome: what a program returns, and the values of what it changes.
+            outcome: Function from an executor to its outputs and the values that it changes.
         """
         if self._in_own_memory is None:
             return
         results, changed = outcome(self._run)
-        with contextlib.suppress(RuntimeError):  # an operation that does not take this memory
+        with contextlib.suppress(RuntimeError):  # an operation may reject the memory
             others, also_changed = outcome(self._in_own_memory)
             if all(map(equal, [*results, *changed], [*others, *also_changed])):
                 self._run = self._in_own_memory
 
-    def given(self, values: Sequence[Tensor]) -> list[Tensor]:
-        """The inputs that are read, of those that any program reads."""
+    def select_inputs(self, values: Sequence[Tensor]) -> list[Tensor]:
+        """Return the inputs that this graph reads among the inputs of all graphs."""
         return [values[place] for place in self._places]
 
     def __call__(self, values: Sequence[Tensor]) -> Outputs:
         """Replay the graph."""
         self.replays += 1
-        return dict(zip(self._outputs, self._run(*self.given(values))))
+        return dict(zip(self._outputs, self._run(*self.select_inputs(values))))
 
     def as_recorded(self, values: Sequence[Tensor]) -> Outputs:
-        """The outputs, products as they were recorded."""
-        return dict(zip(self._outputs, self._as_recorded(*self.given(values))))
+        """Replay the graph with matrix products as traced."""
+        return dict(zip(self._outputs, self._as_recorded(*self.select_inputs(values))))
 
 
 def equal(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are equal, NaN included."""
+    """Return whether two tensors are equal, where NaN equals NaN."""
     return torch.equal(one, other) or torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
 
 
 class RNGState:
-    """States of random number generators: PyTorch's on all devices, Python's and NumPy's.
+    """RNG states of PyTorch on all devices, Python and NumPy.
 
     Args:
-        others: values; the generators of Python and NumPy among them are included.
+        others: Objects; Python and NumPy generators among them are included.
     """
 
     def __init__(self, others: Sequence[Any]) -> None:
         self._cpu = torch.get_rng_state()
-        used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        self._cuda = torch.cuda.get_rng_state_all() if used else []
+        has_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        self._cuda = torch.cuda.get_rng_state_all() if has_cuda else []
         found = [getattr(one, "bit_generator", one) for one in others if isinstance(one, _RANDOM)]
-        self._on_the_host = [*_OF_MODULES, *found]
+        self._host_generators = [*_GLOBAL_RNGS, *found]
         self._states = self._host_states()
 
     def _host_states(self) -> list[bytes]:
-        return [pickle.dumps(one.__getstate__()) for one in self._on_the_host]
+        return [pickle.dumps(one.__getstate__()) for one in self._host_generators]
 
     def drawn_on_the_host(self) -> bool:
-        """Return whether Python or NumPy has drawn a random number since."""
+        """Return whether Python or NumPy has drawn random numbers since."""
         return self._host_states() != self._states
 
     def restore(self) -> None:
-        """Restore the states."""
+        """Restore the RNG states."""
         torch.set_rng_state(self._cpu)
         if self._cuda:
             torch.cuda.set_rng_state_all(self._cuda)
-        for one, state in zip(self._on_the_host, self._states):
+        for one, state in zip(self._host_generators, self._states):
             one.__setstate__(pickle.loads(state))

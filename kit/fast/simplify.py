@@ -1,4 +1,4 @@
-"""Recorded graphs with fewer operations and bitwise the same results."""
+"""Remove redundant operations from traced graphs, with bitwise equal results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _READ_SHAPES = frozenset(
         aten.new_full.default,
     }
 )
-"""Operations to which the values of a tensor make no difference."""
+"""Operations that depend only on the shape of a tensor."""
 
 
 def simplify(
@@ -33,58 +33,58 @@ def simplify(
     writes: Callable[[fx.Node], set[int]],
     replace: Replace,
 ) -> None:
-    """Leave out what is computed twice, and what is the same in every call.
+    """Eliminate common subexpressions and fold constants.
 
-    Operations on memory that any of them writes to stay as they are, and so does what is returned:
-    no two outputs become one, and none is the same tensor in the next call.
+    Operations on memory that any operation writes to are not changed. Neither are outputs: no two
+    outputs are merged, and outputs are new tensors in every call.
 
     Args:
-        graph: whose nodes hold the ``value`` that they had when they were recorded.
-        constant: makes a placeholder for a tensor, where the graph inserts.
-        memories: what a node's tensors show.
-        writes: memory that a node's operation writes to.
-        replace: uses the second node in place of the first.
+        graph: Graph whose nodes hold their traced ``value``.
+        constant: Function that inserts a placeholder for a tensor.
+        memories: Function that returns the memory a node refers to.
+        writes: Function that returns the memory a node's operation writes to.
+        replace: Function that replaces all uses of the first node by the second node.
     """
     calls = [node for node in graph.nodes if node.op == "call_function"]
     *_, output = graph.nodes
     touched = {memory for node in calls for memory in writes(node)}
     touched |= {memory for node in output.all_input_nodes for memory in memories(node)}
-    known: dict[str, fx.Node] = {}
+    computed: dict[str, fx.Node] = {}
     constants: set[fx.Node] = set()
     for node in calls:
-        _add_at_once(graph, node, constant)
-        shapes_alone = node.target in _READ_SHAPES
-        read = [] if shapes_alone else node.all_input_nodes
-        if memories(node).union(*map(memories, read)) & touched or not _repeats_itself(node):
+        _fuse_additions(graph, node, constant)
+        reads_shapes = node.target in _READ_SHAPES
+        read = [] if reads_shapes else node.all_input_nodes
+        if memories(node).union(*map(memories, read)) & touched or not _is_deterministic(node):
             continue
-        if shapes_alone or constants.issuperset(node.all_input_nodes):
+        if reads_shapes or constants.issuperset(node.all_input_nodes):
             if isinstance(node.meta["value"], Tensor):
                 with graph.inserting_before(node):
-                    same = constant(node.meta["value"])
-                constants.add(same)
-                replace(node, same)
+                    folded = constant(node.meta["value"])
+                constants.add(folded)
+                replace(node, folded)
             continue
-        first = known.setdefault(f"{node.target}{node.args}{node.kwargs}", node)
+        first = computed.setdefault(f"{node.target}{node.args}{node.kwargs}", node)
         if first is not node:
             replace(node, first)
     use_better_layouts(graph, lambda node: bool(memories(node) & touched), replace)
 
 
-def _repeats_itself(node: fx.Node) -> bool:
-    """Whether an operation has the same results in every call with the same inputs."""
+def _is_deterministic(node: fx.Node) -> bool:
+    """Return whether equal inputs yield equal results in every call."""
     tags = getattr(node.target, "tags", ())
     random = torch.Tag.nondeterministic_seeded in tags
     return node.target is operator.getitem or not (random or node.is_impure())
 
 
-def _add_at_once(graph: fx.Graph, node: fx.Node, constant: Callable[[Tensor], fx.Node]) -> None:
-    """Add a number to all elements of a tensor, rather than to each of them."""
+def _fuse_additions(graph: fx.Graph, node: fx.Node, constant: Callable[[Tensor], fx.Node]) -> None:
+    """Replace additions to adjacent scalars by one addition to the vector that contains them."""
     if node.target is not aten._foreach_add_.Scalar:
         return
     elements, number = node.args
-    whole = joined([element.meta["value"] for element in elements])  # type: ignore[union-attr]
-    if whole is not None:
+    vector = joined([element.meta["value"] for element in elements])  # type: ignore[union-attr]
+    if vector is not None:
         with graph.inserting_before(node):
-            added = graph.call_function(aten.add_.Scalar, (constant(whole), number))
-        added.meta = {**node.meta, "value": whole}
+            added = graph.call_function(aten.add_.Scalar, (constant(vector), number))
+        added.meta = {**node.meta, "value": vector}
         graph.erase_node(node)

@@ -1,15 +1,15 @@
-"""Record a function of tensors as a ``torch.fx.Graph``, its backward pass included.
+"""Trace a function of tensors as a ``torch.fx.Graph``, including its backward pass.
 
-A TensorDict module or loss spends most of a small network's time on Python: keys, modules,
+A TensorDict module or loss of a small network spends most of its time in Python: keys, modules and
 distributions. :func:`record` calls the function once under a dispatch mode that sees every tensor
-operation below autograd, and writes these operations into a graph. Parameters and buffers are
-inputs of the graph, so that executing it sees every in-place change of them.
+operation below autograd, and writes these operations to a graph. Parameters and buffers are inputs
+of the graph, so execution sees every in-place change of them.
 
-What cannot be replayed is refused with :class:`TraceError`: Python that reads a tensor on the
-host and may decide otherwise the next time, shapes that depend on values (``x[x > 0]``), and random
-numbers of a generator of its own. Two reads are harmless: checks of libraries that values
-are finite, which are left out, and reads of settings that depend on nothing that varies (the bounds
-of an action); :meth:`Recording.is_valid` notices when these change.
+A function that cannot be replayed raises :class:`TraceError`. Examples are Python code that depends
+on a tensor read on the host, shapes that depend on values (``x[x > 0]``), and random numbers from a
+custom generator. Two kinds of host reads are supported. Library checks that values are finite are
+omitted. Reads of constant settings, such as action bounds, are allowed; :meth:`Recording.is_valid`
+detects when these settings change.
 """
 
 from __future__ import annotations
@@ -35,61 +35,61 @@ from kit.fast.simplify import simplify
 aten = torch.ops.aten
 
 _UNDECLARED = {aten.native_batch_norm.default: (3, 4), aten.cudnn_batch_norm.default: (3, 4)}
-"""Arguments (running statistics) that operations write to without saying so."""
+"""Arguments (running statistics) that operations modify without declaring it in their schema."""
 
 _SEEN_BY_PYTHON = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
-"""Tags of operations whose result, or its shape, Python sees: it depends on values."""
-_PAST_OPERATIONS = frozenset({Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__})
+"""Tags of operations whose result or shape depends on values and is visible to Python."""
+_MEMORY_READS = frozenset({Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__})
 """Methods that read the memory of a tensor."""
 _READS = "reads a tensor on the host"
 _version = operator.attrgetter("_version")
 
 
 class TraceError(Exception):
-    """The function decides something on the host, so it is not a fixed list of operations.
+    """Raised if a function decides something on the host and is not a fixed list of operations.
 
-    No ``RuntimeError``: those of PyTorch are handled in many places.
+    It is not a ``RuntimeError``, because many callers handle PyTorch's RuntimeErrors.
     """
 
 
 @dataclass
 class Recording:
-    """A function of tensors as a graph.
+    """A traced function of tensors.
 
-    The graph's placeholders are the inputs that are read, then the constants.
+    The graph's placeholders are the inputs that are read, followed by the constants.
     """
 
     graph: fx.Graph
     inputs: list[Tensor]
-    """inputs that are read, as they were when recording; cleared once a program is built."""
+    """Inputs that are read, as they were during tracing; cleared once an executor is built."""
     inputs_read: list[int]
-    """positions of these inputs among the function's."""
+    """Positions of these inputs among the function's inputs."""
     inputs_changed: list[int]
-    """positions of the inputs that the function writes to in place."""
+    """Positions of the inputs that the function modifies in place."""
     constants: list[Tensor]
-    """tensors that are read but neither given nor made: parameters and buffers."""
+    """Tensors that are neither inputs nor results: parameters and buffers."""
     changed: list[Tensor]
-    """tensors other than inputs that the function writes to in place, views included."""
+    """Tensors other than inputs that the function modifies in place, including views."""
     before: list[tuple[Tensor, Tensor]]
-    """tensors that were written to in place, with their values before; cleared as ``inputs``."""
+    """Tensors that were modified in place, with their previous values; cleared like ``inputs``."""
     _settings: list[Tensor]
-    """tensors whose values Python has read."""
-    _asked: list[Tensor]
-    """those of the host of which it has only asked whether they are zero."""
+    """Tensors whose values Python has read."""
+    _truth_tested: list[Tensor]
+    """Host tensors that Python has only compared with zero."""
     _pinned: list[Tensor]
-    """tensors that the graph knows by a view made while recording."""
+    """Tensors whose views, created during tracing, are part of the graph."""
 
     def __post_init__(self) -> None:
-        self._note()
+        self._store_state()
 
-    def _note(self) -> None:
-        """Note what settings and addresses are."""
+    def _store_state(self) -> None:
+        """Store the current values and addresses of settings."""
         self._versions = [*map(_version, self._settings)]
         self._shown = [tensor.detach().numpy() for tensor in self._settings if _is_array(tensor)]
         self._values = [array.tobytes() for array in self._shown]
-        self._asked_of = [tensor.detach().numpy() for tensor in self._asked]
-        self._truths = [*map(bool, self._asked_of)]
-        self._pinned += self._settings + self._asked
+        self._truth_arrays = [tensor.detach().numpy() for tensor in self._truth_tested]
+        self._truths = [*map(bool, self._truth_arrays)]
+        self._pinned += self._settings + self._truth_tested
         self._addresses = [*map(Tensor.data_ptr, self._pinned)]
 
     @property
@@ -100,83 +100,83 @@ class Recording:
         ]
 
     def is_valid(self) -> bool:
-        """Return whether settings that Python has read, and addresses of views, are unchanged.
+        """Return whether settings that Python has read and addresses of views are unchanged.
 
-        Of settings on a device only the versions are compared, which miss changes of ``data``:
-        reading them would wait for the device.
+        For settings on a device, only versions are compared, because reading values would
+        synchronise. Changes through ``data`` are therefore missed.
         """
         return (
             [*map(_version, self._settings)] == self._versions
             and [array.tobytes() for array in self._shown] == self._values
-            and [*map(bool, self._asked_of)] == self._truths
+            and [*map(bool, self._truth_arrays)] == self._truths
             and [*map(Tensor.data_ptr, self._pinned)] == self._addresses
         )
 
     def restore(self) -> None:
-        """Give the tensors that were changed in place the values that they had before."""
+        """Restore the previous values of the tensors that were modified in place."""
         _restore(self.before)
 
     def pin_constants(self) -> None:
-        """Require what a CUDA graph does: constants to stay where they are, and as on the host."""
+        """Require constants to keep their addresses and host values, for CUDA graphs."""
         self._pinned += self.constants
         self._settings += [tensor for tensor in self.constants if tensor.is_cpu]
-        self._note()
+        self._store_state()
 
 
 def record(
     function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]
 ) -> tuple[Recording, Sequence[Tensor]]:
-    """Call ``function`` once and return what it did, and its outputs.
+    """Call ``function`` once and return its recording and its outputs.
 
-    The call is a real one: random numbers are drawn and buffers change, once.
+    The call has its usual effects: it draws random numbers and modifies buffers once.
 
     Args:
-        function: takes the inputs, returns a sequence of tensors; gradients it computes with
-            ``torch.autograd.grad`` are recorded with it.
-        inputs: tensors, no two of which may share memory.
+        function: Maps the inputs to a sequence of tensors. Gradients that it computes with
+            ``torch.autograd.grad`` are traced too.
+        inputs: Tensors that do not share memory.
 
     Raises:
-        TraceError: if the function reads a tensor on the host that may differ in the next call,
-            other than in a library's check that values are finite. Tensors that it had changed in
-            place have their values back.
+        TraceError: If the function reads a tensor on the host that may differ in the next call,
+            other than in a library's check for finite values. Tensors that it had modified in place
+            are restored.
     """
     recorder = _Recorder(inputs)
-    # Checks of distribution arguments read the host and only raise; they are no part of a program.
-    checked = torch.distributions.Distribution._validate_args
+    # Validation of distribution arguments reads tensors on the host, so it is disabled.
+    validates = torch.distributions.Distribution._validate_args
     torch.distributions.Distribution.set_default_validate_args(False)
     try:
-        with recorder, _PastOperations(recorder):
+        with recorder, _MemoryReads(recorder):
             outputs = function(*inputs)
         return recorder.finish(outputs), outputs
     except TraceError:
         _restore(recorder.saved.values())
         raise
     finally:
-        torch.distributions.Distribution.set_default_validate_args(checked)
+        torch.distributions.Distribution.set_default_validate_args(validates)
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Writes every operation below autograd into a graph.
+    """Writes every operation below autograd to a graph.
 
-    The nodes' ``meta`` hold, while recording: ``value``, which keeps the tensor alive so that its
-    address and identity stay its own; ``varies``, whether it may differ in the next call; and
-    ``settings``, the tensors it depends on if it does not.
+    While tracing, the nodes' ``meta`` contains ``value``, ``varies`` and ``settings``. ``value``
+    keeps the tensor alive, so that its address and id stay unique. ``varies`` is whether the tensor
+    may differ in the next call. If not, ``settings`` are the tensors that it depends on.
     """
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.graph = fx.Graph()
         self.read: dict[int, Tensor] = {}
-        self.asked: dict[int, Tensor] = {}
-        self.asks_truth = False  # whether all that Python reads now is whether something is zero
+        self.truth_tested: dict[int, Tensor] = {}
+        self.tests_truth = False  # whether Python only compares the tensor with zero
         self._nodes: dict[int, fx.Node] = {}
         self._places: dict[Any, fx.Node] = {}
-        self._constants: dict[fx.Node, None] = {}  # in the order in which they were found
+        self._constants: dict[fx.Node, None] = {}  # in order of appearance
         self._viewed: dict[int, Tensor] = {}
         self._alive: list[Any] = []
         self._made: set[int] = set()
         self.saved: dict[Any, tuple[Tensor, Tensor]] = {}
-        self._became: dict[int, int] = {}  # memory of nodes that were replaced
+        self._replaced: dict[int, int] = {}  # memory of replaced nodes -> memory of new nodes
         self._inputs = [self._placeholder(tensor, varies=True) for tensor in inputs]
 
     def __torch_dispatch__(
@@ -184,7 +184,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         del types
         kwargs = kwargs or {}
-        if function.namespace == "profiler":  # optimisers mark their steps for PyTorch's profiler
+        if function.namespace == "profiler":  # optimisers record profiler events
             return function(*args, **kwargs)
         dynamic = torch.Tag.dynamic_output_shape in function.tags
         for tensor in _seen_by_python(function, args):
@@ -192,7 +192,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if torch.Tag.data_dependent_output in function.tags:
             return function(*args, **kwargs)
         if any(isinstance(value, torch.Generator) for value in kwargs.values()):
-            raise TraceError("it draws random numbers from a generator of its own")
+            raise TraceError("it draws random numbers from a custom generator")
         self._save_changed(function, args, kwargs)
         result = function(*args, **kwargs)
         self._write(function, args, kwargs, result)
@@ -205,8 +205,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if reads and all(node in self._constants for node in reads):
                 self._constant_view(result, reads)
                 return
-            # Autograd makes many views of the same memory in the same way: `detach`, a transpose
-            # of a transpose. One stands for all.
+            # Autograd creates many equal views, such as `detach`; they share one node.
             first = self._places.get(_place(result))
             if first is not None:
                 self._nodes[id(result)] = first
@@ -223,7 +222,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._made.update({_memory(tensor) for tensor in tensors_in(result)} - memory)
 
     def _result(self, node: fx.Node, result: Any, meta: dict[str, Any]) -> None:
-        """Let ``node`` stand for a result, with further nodes for the tensors of a list."""
+        """Map a result to ``node``, with further nodes for the tensors of a list."""
         node.meta = {"value": result, **meta}
         if isinstance(result, (list, tuple)):
             for number, item in enumerate(result):
@@ -238,7 +237,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return node
 
     def _node(self, tensor: Tensor) -> fx.Node:
-        """Return the node of a tensor; one that is neither given nor made is a constant."""
+        """Return the node of a tensor; a tensor that is neither input nor result is a constant."""
         if id(tensor) not in self._nodes:
             self._constant(tensor, varies=tensor.requires_grad)
         return self._nodes[id(tensor)]
@@ -249,7 +248,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return node
 
     def _constant_view(self, view: Tensor, reads: Sequence[fx.Node]) -> None:
-        """Take a view of a parameter as a constant of its own: it shows every later change."""
+        """Make a view of a parameter a separate constant, because it shows every later change."""
         node = self._node(view)
         node.meta["varies"] |= any(read.meta["varies"] for read in reads)
         node.meta["settings"] = {k: t for r in reads for k, t in r.meta["settings"].items()}
@@ -265,57 +264,58 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return {name: self._argument(item) for name, item in value.items()}
         return value
 
-    # ------------------------------------------------------------------ tensors changed in place
+    # ------------------------------------------------------------------ in-place changes
     def _save_changed(self, function: Any, args: Any, kwargs: Any) -> None:
-        """Save, before an operation writes to them, tensors that the function has not made."""
+        """Save tensors that the function has not created before an operation modifies them."""
         for tensor in tensors_in(_written(function, args, kwargs)):
             if _memory(tensor) not in self._made and _place(tensor) not in self.saved:
                 self.saved[_place(tensor)] = (tensor, tensor.clone())
 
     # ------------------------------------------------------------------ reads on the host
-    def allow_read(self, tensor: Tensor, what: str = _READS) -> None:
-        """Record that Python reads a tensor; ``what`` describes the read in the error.
+    def allow_read(self, tensor: Tensor, action: str = _READS) -> None:
+        """Record that Python reads a tensor; ``action`` describes the read in the error.
 
         Raises:
-            TraceError: if it may differ in the next call.
+            TraceError: If the tensor may differ in the next call.
         """
         node = self._node(tensor)
         if not node.meta["varies"]:
-            itself = id(tensor) in node.meta["settings"] and _is_array(tensor)
-            known = self.asked if self.asks_truth and itself else self.read
-            known |= node.meta["settings"]
-        elif not (_asks_whether_finite(node) and _is_read_by_a_library()):
-            raise TraceError(f"it {what} at {_place_in_python()}")
+            is_setting = id(tensor) in node.meta["settings"] and _is_array(tensor)
+            reads = self.truth_tested if self.tests_truth and is_setting else self.read
+            reads |= node.meta["settings"]
+        elif not (_is_finite_check(node) and _is_read_by_library()):
+            raise TraceError(f"it {action} at {_caller_location()}")
 
-    def _refuse_what_decides_otherwise_next_time(self) -> None:
-        """Refuse a function that writes to what it has read on the host: a counter of its calls."""
+    def _check_reads(self) -> None:
+        """Raise an error if the function modifies a tensor that it read on the host."""
         written = {_memory(tensor) for tensor, _ in self.saved.values()}
-        if written & {_memory(tensor) for tensor in (*self.read.values(), *self.asked.values())}:
+        if written & {
+            _memory(tensor) for tensor in (*self.read.values(), *self.truth_tested.values())
+        }:
             raise TraceError("it reads a tensor on the host that it writes to")
 
-    # ------------------------------------------------------------------ the end
+    # ------------------------------------------------------------------ finish
     def _replace(self, node: fx.Node, other: fx.Node) -> None:
-        """Use ``other`` in place of ``node``; views of the one are views of the other then."""
+        """Replace ``node`` by ``other``, so that views of ``node`` become views of ``other``."""
         pairs = zip(tensors_in(node.meta["value"]), tensors_in(other.meta["value"]))
-        for one, another in pairs:
-            before, after = self._present(_memory(one)), self._present(_memory(another))
-            if before != after:  # or views of both would stand for each other for ever
-                self._became[before] = after
+        for old, new in pairs:
+            before, after = self._current(_memory(old)), self._current(_memory(new))
+            if before != after:  # equal addresses would form a cycle
+                self._replaced[before] = after
         node.replace_all_uses_with(other)
 
-    def _present(self, memory: int) -> int:
-        """What memory became when its node was replaced."""
-        while memory in self._became:
-            memory = self._became[memory]
+    def _current(self, memory: int) -> int:
+        while memory in self._replaced:
+            memory = self._replaced[memory]
         return memory
 
     def _shown(self, memories: Callable[[fx.Node], set[int]]) -> Callable[[fx.Node], set[int]]:
-        """Memory that nodes show now that others have taken the place of some."""
-        return lambda node: set(map(self._present, memories(node)))
+        """Return a function like ``memories`` that takes replaced nodes into account."""
+        return lambda node: set(map(self._current, memories(node)))
 
     def finish(self, outputs: Sequence[Tensor]) -> Recording:
-        """Return the recording, without operations whose results are unused or known already."""
-        self._refuse_what_decides_otherwise_next_time()
+        """Return the recording without redundant and unused operations."""
+        self._check_reads()
         self.graph.output(tuple(self._node(tensor) for tensor in outputs))
         simplify(self.graph, self._constant, _memories, _memories_written, self._replace)
         self.graph.eliminate_dead_code(lambda n: n.is_impure() or n.target in _UNDECLARED)
@@ -333,19 +333,19 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             changed=[tensor for tensor in changed if _memory(tensor) not in given],
             before=[*self.saved.values()],
             _settings=[*self.read.values()],
-            _asked=[*self.asked.values()],
+            _truth_tested=[*self.truth_tested.values()],
             _pinned=list(self._viewed.values()),
         )
         for node in {*self._inputs, *self._constants} & {*self.graph.nodes}:
             if not node.users:
                 self.graph.erase_node(node)
-        for node in self.graph.nodes:  # lets go of the tensors
-            node.meta = _facts(node.meta.get("value"))
+        for node in self.graph.nodes:  # releases the tensors
+            node.meta = _metadata(node.meta.get("value"))
         return recording
 
 
-class _PastOperations(TorchFunctionMode):
-    """Reports reads of tensors by NumPy and lists, which are no operations, to a recorder."""
+class _MemoryReads(TorchFunctionMode):
+    """Reports conversions of tensors to NumPy arrays and lists to a recorder."""
 
     def __init__(self, recorder: _Recorder) -> None:
         super().__init__()
@@ -355,13 +355,13 @@ class _PastOperations(TorchFunctionMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         del types
-        if function in _PAST_OPERATIONS:
+        if function in _MEMORY_READS:
             self._recorder.allow_read(args[0])
-        self._recorder.asks_truth = function is Tensor.__bool__
+        self._recorder.tests_truth = function is Tensor.__bool__
         try:
             return function(*args, **(kwargs or {}))
         finally:
-            self._recorder.asks_truth = False
+            self._recorder.tests_truth = False
 
 
 def _restore(saved: Reversible[tuple[Tensor, Tensor]]) -> None:
@@ -370,14 +370,14 @@ def _restore(saved: Reversible[tuple[Tensor, Tensor]]) -> None:
             tensor.copy_(value)
 
 
-def _facts(value: Any) -> dict[str, Any]:
-    """What executors ask of a value that was recorded."""
+def _metadata(value: Any) -> dict[str, Any]:
+    """Return the metadata of a traced value that executors need."""
     if isinstance(value, (list, tuple)):
         return {"length": len(value)}
     strided = isinstance(value, Tensor) and value.layout is torch.strided
     place = {"shape": value.shape, "stride": value.stride()} if strided else {}
-    known = {name: getattr(value, name, None) for name in ("dtype", "device")}
-    return {**known, **place}
+    kind = {name: getattr(value, name, None) for name in ("dtype", "device")}
+    return {**kind, **place}
 
 
 def tensors_in(value: Any) -> list[Tensor]:
@@ -390,16 +390,15 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 
 def _seen_by_python(function: Any, args: Sequence[Any]) -> list[Tensor]:
-    """Arguments whose values Python sees: as the result, or as its shape."""
+    """Return arguments whose values determine a result or a shape visible to Python."""
     if _SEEN_BY_PYTHON.isdisjoint(function.tags):
         return []
-    if function is aten.index.Tensor:  # by numbers, shapes are known
-        return [one for one in tensors_in(args[1]) if not one.dtype.is_signed]
+    if function is aten.index.Tensor:  # integer indices have known shapes, masks do not
+        return [index for index in tensors_in(args[1]) if not index.dtype.is_signed]
     return tensors_in(args)
 
 
 def _written(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """Arguments that an operation writes to."""
     found = []
     for number, argument in enumerate(function._schema.arguments):
         declared = argument.alias_info is not None and argument.alias_info.is_write
@@ -409,12 +408,12 @@ def _written(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> l
 
 
 def _memories(node: fx.Node) -> set[int]:
-    """Addresses of the memory that a recorded value shows."""
+    """Return the addresses of the memory that a traced value refers to."""
     return {_memory(tensor) for tensor in tensors_in(node.meta["value"])}
 
 
 def _memories_written(node: fx.Node) -> set[int]:
-    """Addresses of the memory that a recorded operation writes to."""
+    """Return the addresses of the memory that a traced operation writes to."""
     if node.target is operator.getitem:
         return set()
     found: set[int] = set()
@@ -424,21 +423,21 @@ def _memories_written(node: fx.Node) -> set[int]:
 
 
 def _memory(tensor: Tensor) -> int:
-    """Address of the storage that a tensor shows; its identity where there is none."""
+    """Return the address of a tensor's storage, or the tensor's id if it has no storage."""
     if tensor.numel() == 0 or tensor.layout is not torch.strided:
         return id(tensor)
     return tensor.untyped_storage().data_ptr()
 
 
 def _place(tensor: Tensor) -> Any:
-    """What a tensor shows: memory, offset, shape, strides, type."""
+    """Return a key of a tensor's address, shape, strides, dtype and device."""
     if tensor.numel() == 0 or tensor.layout is not torch.strided:
         return id(tensor)
     return (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
 
 
 def share_no_memory(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the tensors, cloned where one shows what another one does: later they may differ."""
+    """Return the tensors, with duplicates cloned because they may differ in later calls."""
     seen: set[Any] = set()
     separate = []
     for tensor in tensors:
@@ -448,12 +447,12 @@ def share_no_memory(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _is_array(tensor: Tensor) -> bool:
-    """Whether NumPy shows the values of a tensor."""
+    """Return whether a tensor can be viewed as a NumPy array."""
     return tensor.is_cpu and tensor.layout is torch.strided and tensor.dtype is not torch.bfloat16
 
 
-def _asks_whether_finite(node: fx.Node) -> bool:
-    """Whether a value is ``x.isfinite().all()`` or ``x.isnan().any()``."""
+def _is_finite_check(node: fx.Node) -> bool:
+    """Return whether a value is ``x.isfinite().all()`` or ``x.isnan().any()``."""
     if node.target not in (aten.all.default, aten.any.default):
         return False
     inner: Any = node.args[0]
@@ -465,18 +464,18 @@ def _asks_whether_finite(node: fx.Node) -> bool:
     return {str(part.target) for part in inner.args} == {"aten.eq.Tensor", "aten.ne.Scalar"}
 
 
-def _is_read_by_a_library() -> bool:
-    """Return whether a library reads a tensor now. Custom code may repair values not finite."""
+def _is_read_by_library() -> bool:
+    """Return whether a library reads a tensor; custom code may handle non-finite values."""
     frame = sys._getframe(1)
     while frame.f_back and frame.f_globals["__name__"].startswith(("kit.fast.", "torch._")):
         frame = frame.f_back
     return frame.f_globals["__name__"].split(".")[0] in ("torch", "torchrl", "kit")
 
 
-def _place_in_python() -> str:
-    """The file, the line and its text, of what is neither PyTorch's nor of this package."""
-    own = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, __file__))
-    frames = [f for f in traceback.extract_stack() if not f.filename.startswith(own)]
-    where = frames[-1] if frames else None
-    place = f"{where.filename.split('site-packages/')[-1]}:{where.lineno}" if where else "unknown"
-    return f"{place}: {where.line if where else ''}"
+def _caller_location() -> str:
+    """Return file, line number and source of the innermost frame outside PyTorch and kit.fast."""
+    internal = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, __file__))
+    frames = [f for f in traceback.extract_stack() if not f.filename.startswith(internal)]
+    frame = frames[-1] if frames else None
+    place = f"{frame.filename.split('site-packages/')[-1]}:{frame.lineno}" if frame else "unknown"
+    return f"{place}: {frame.line if frame else ''}"

@@ -1,4 +1,4 @@
-"""Functions of tensors that run without Python once they are known."""
+"""Functions of tensors that are traced once and then replayed without Python."""
 
 from __future__ import annotations
 
@@ -19,55 +19,56 @@ from kit.fast.trace import Recording, TraceError, record, share_no_memory
 from kit.fast.watch import Watch
 
 Inputs = Any
-"""A dictionary or a TensorDict of tensors."""
+"""Dictionary or TensorDict of tensors."""
 Function = Callable[[Inputs], Outputs]
 
 _NO_NAMES = Names(set(), {})
-_NOT_REPEATED = "it does not repeat itself: something in it changes between calls"
+_NOT_REPEATED = "it is not repeatable, because its state changes between calls"
 _STALE = (
-    "it reads a value whose change was not noticed, and up to {} results since the last check are "
-    "those of the old value; keep the value in a buffer or an attribute of the module"
+    "it reads a value whose change was not detected, so up to {} results since the last check used "
+    "the old value; store the value in a buffer or an attribute of the module"
 )
 
 
 class Traced:
-    """A function of tensors that is recorded, verified once, and then replayed without Python.
+    """A function of tensors that is traced, verified once, and then replayed without Python.
 
-    There is one program for each signature: shapes, types and strides of the inputs that are read.
-    One call records the function while it runs. The next one runs both the program and the
-    function from the same random states and values, and compares bitwise all outputs and all that
-    they change in place. From then on the program alone is replayed: same kernels, same order, same
-    random numbers. :class:`~kit.fast.policy.TracingPolicy` decides when to record and when to
-    repeat the comparison, which finds a value that the function reads and whose change was not
-    noticed; results since the last comparison may have used the old value.
+    A graph is traced for each input signature: shapes, dtypes and strides of the inputs that are
+    read. The tracing call runs the function as usual. The next call runs both the graph and the
+    function from the same RNG states and values, and compares all outputs and in-place changes
+    bitwise. Later calls replay only the graph, with the same kernels, order and random numbers.
+    :class:`~kit.fast.policy.TracingPolicy` decides when to trace and when to repeat the comparison.
+    A repeated comparison detects a value that the function reads and whose change was missed.
+    Results since the last comparison may have used the old value.
 
-    A function that cannot be recorded (it decides something on the host, draws random numbers of
-    Python or NumPy, changes its own attributes), that has hooks, or whose program does not agree
-    runs eagerly from then on. ``reason`` says why, and so does one warning.
+    A function runs eagerly from then on if it cannot be traced (it decides something on the host,
+    draws random numbers of Python or NumPy, or changes its attributes), has hooks, or disagrees
+    with its graph. ``reason`` and one warning explain why.
 
-    It is called without gradients: those that the function itself computes are part of the program.
+    Call it without gradients; gradients that the function computes are part of the graph.
 
     Args:
-        function: takes a dictionary or a TensorDict of tensors and returns a dictionary of tensors.
-            It may write in place to its inputs, to parameters and to buffers. Entries that it sets
-            in its argument are lost unless it returns them, and other side effects (print, say)
-            happen in eager calls only.
-        watched: modules, optimisers and other objects whose settings, parts and parameter objects
-            the function depends on; see :class:`~kit.fast.watch.Watch`.
-        name: the function's name in the warning; empty: no warning.
-        executor: one of :data:`~kit.fast.executors.EXECUTORS`, or ``"auto"``. Programs of
-            ``"inductor"`` round and draw differently; they are verified as they were recorded.
-        read_only: whether outputs are only read. They are not copied then, but may be tensors of
-            inference mode, which can neither be written to nor take part in gradients.
-        fast_products: whether large matrix products may round differently where
-            :mod:`kit.fast.products` has faster ones. Verification and eager calls use PyTorch's.
-            Each signature is then recorded in its first call, so that a resumed run rounds alike.
-        verify_again: whether the comparison is repeated; not for a function that is only called
-            with the inputs that its program reads.
+        function: Maps a dictionary or TensorDict of tensors to a dictionary of tensors. It may
+            modify its inputs, parameters and buffers in place. Entries that it sets in its argument
+            are lost unless it returns them. Other side effects, such as printing, only happen in
+            eager calls.
+        watched: Modules, optimisers and other objects whose settings, parts and parameters the
+            function depends on; see :class:`~kit.fast.watch.Watch`.
+        name: Name of the function in the warning; empty: no warning.
+        executor: Name from :data:`~kit.fast.executors.EXECUTORS`, or ``"auto"``. ``"inductor"``
+            rounds and samples differently, so the plain graph is verified instead.
+        read_only: Whether outputs are only read. Outputs are then not copied and may be inference
+            tensors, which cannot be modified or take part in gradients.
+        fast_products: Whether large matrix products may round differently if
+            :mod:`kit.fast.products` is faster. Verification and eager calls use PyTorch's products.
+            Each signature is then traced at its first call, so that a resumed run rounds in the
+            same way.
+        verify_again: Whether the comparison is repeated; set it to false for a function that is
+            only called with the inputs that its graph reads.
 
     Attributes:
-        reason: why the function runs eagerly; empty while it does not.
-        is_stale: whether the reason is a difference that a repeated comparison found.
+        reason: Reason why the function runs eagerly; empty if it is traced.
+        is_stale: Whether a repeated comparison found a difference.
 
     Examples:
         >>> network = torch.nn.Linear(3, 2)
@@ -94,38 +95,38 @@ class Traced:
         self.reason = ""
         self.is_stale = False
         self.watch = Watch(*watched)
-        self._asked = executor
+        self._requested_executor = executor
         self._fast_products = fast_products and are_faster()
         self.policy = TracingPolicy(trace_always=self._fast_products, verify_again=verify_again)
         self._keys: list[Key] = []
-        self._names = _NO_NAMES  # of all inputs in traced calls
+        self._names = _NO_NAMES  # names of all inputs in traced calls
         self._programs: dict[Any, Program] = {}
 
-    # ------------------------------------------------------------------ what is known
+    # ------------------------------------------------------------------ state
     @property
     def replays(self) -> bool:
-        """Whether a program has been verified, so that calls replay it."""
+        """Whether a graph has been verified, so that calls replay it."""
         return any(program.verified for program in self._programs.values())
 
     @property
     def keys_read(self) -> list[Key]:
-        """Keys of the inputs that are read; empty as long as no program has been verified."""
+        """Keys of the inputs that are read; empty until a graph has been verified."""
         return self._keys if self.replays else []
 
     @property
     def programs(self) -> int:
-        """Number of signatures for which there is a program."""
+        """Number of signatures with a traced graph."""
         return len(self._programs)
 
     @property
     def executor(self) -> str:
-        """Name of what executes the latest program; empty as long as there is none."""
+        """Name of the latest graph's executor; empty if there is no graph."""
         return next((p.executor for p in reversed(self._programs.values())), "")
 
     def refresh(self) -> bool:
-        """Drop the programs if anything that they depend on has changed; return whether it has.
+        """Drop the graphs if their dependencies have changed; return whether they were dropped.
 
-        To be called before every call that such a change may precede.
+        Call it before every call that may follow a change.
         """
         if not self.watch.changed():
             for program in self._programs.values():
@@ -138,14 +139,14 @@ class Traced:
         return dropped
 
     def clear(self) -> None:
-        """Drop all programs."""
+        """Drop all graphs."""
         self.policy.count_dropped([program.replays for program in self._programs.values()])
         self._programs.clear()
         self._keys = []
 
     # ------------------------------------------------------------------ a call
     def __call__(self, inputs: Inputs) -> Outputs:
-        """Return the function's outputs; inputs that it does not read may be left out or added."""
+        """Return the function's outputs; inputs that it does not read may be omitted or added."""
         if not (self.reason or has_only(inputs, self._names)):
             self.clear()
         values = [entry(inputs, key) for key in self._keys]
@@ -164,31 +165,29 @@ class Traced:
     def _not_replayed(
         self, program: Program | None, inputs: Inputs, values: Sequence[Tensor], signature: Any
     ) -> Outputs:
-        """Run the function, and do the next step towards replaying it."""
+        """Run the function, and trace or verify it if tracing or verification is due."""
         if program is not None:
             return self._verify(program, inputs, values)
         if not self.reason:
-            self._forget_what_never_recurred()
+            self._drop_unverified()
         if self.reason or not self.policy.traces(signature, len(self._programs)):
             return self.function(inputs.copy())
         return self._trace(inputs)
 
-    def _forget_what_never_recurred(self) -> None:
-        """Drop programs of shapes that were seen once; run eagerly if there are no others."""
+    def _drop_unverified(self) -> None:
+        """Drop graphs of signatures that never recurred; run eagerly if no other graph is left."""
         verified = {k: p for k, p in self._programs.items() if p.verified}
         if len(self._programs) - len(verified) < PATIENCE:
             return
         self._programs = verified
         if not (verified or self.policy.never_stop):
-            self._keys, self.reason = [], "almost every call has inputs of another shape"
+            self._keys, self.reason = [], "almost every call has new input shapes"
 
     def _eagerly(self, reason: str, inputs: Inputs) -> Outputs:
-        """Run eagerly, now and from now on."""
         self._stop(reason)
         return self.function(inputs.copy())
 
     def _stop(self, reason: str) -> None:
-        """Run eagerly from now on."""
         self.reason = reason
         self._programs.clear()
         self._keys = []
@@ -197,83 +196,86 @@ class Traced:
 
     # ------------------------------------------------------------------ tracing
     def _trace(self, inputs: Inputs) -> Outputs:
-        """Run the function while it is recorded."""
         self._names = names_of(inputs, self._names)
         self.refresh()
         if reason := self._obstacle():
             return self._eagerly(reason, inputs)
-        numbers = RNGState(self.watch.values())
+        rng = RNGState(self.watch.values())
         keys = sorted(_tensor_keys(inputs), key=str)
         try:
-            recording, outputs = self._recorded(inputs, keys)
+            recording, outputs = self._record(inputs, keys)
         except TraceError as error:
-            numbers.restore()
+            rng.restore()
             return self._eagerly(str(error), inputs)
-        if numbers.drawn_on_the_host():
+        if rng.drawn_on_the_host():
             self._stop("it draws random numbers of Python or NumPy")
             return outputs
-        program = self._keep(recording, keys, [*outputs], inputs)
+        program = self._add_program(recording, keys, [*outputs], inputs)
         if program.rounds_otherwise:
             self.policy.never_stop = program.executor != "inductor"
             recording.restore()
-            numbers.restore()
+            rng.restore()
             try:
                 found = program([inputs.get(key) for key in self._keys])
             except RuntimeError as error:
                 recording.restore()
-                numbers.restore()
-                return self._eagerly(_why_not_run(error), inputs)
+                rng.restore()
+                return self._eagerly(_failure_reason(error), inputs)
             outputs = {key: writable(value) for key, value in found.items()}
         recording.inputs, recording.before = [], []
-        self._note_own_changes()
+        self._check_own_changes()
         return outputs
 
     def _obstacle(self) -> str:
-        """Why the function is not recorded; empty if it is."""
+        """Return the reason why the function cannot be traced; empty if it can."""
         if self.watch.has_hooks():
-            return "it has hooks, which no program would call"
+            return "it has hooks, which a traced graph would not call"
         if self.policy.wastes_traces:
-            return self._with_what("what it depends on changes again and again")
+            return self._with_name("its dependencies keep changing")
         return ""
 
-    def _recorded(self, inputs: Inputs, keys: list[Key]) -> tuple[Recording, dict[Key, Tensor]]:
-        """Call the function once; return its recording and its outputs."""
-        given = inputs.copy()
+    def _record(self, inputs: Inputs, keys: list[Key]) -> tuple[Recording, dict[Key, Tensor]]:
+        arguments = inputs.copy()
         names: list[Key] = []
 
         def function(*tensors: Tensor) -> list[Tensor]:
             for key, tensor in zip(keys, tensors):
-                given[key] = tensor
-            outputs = self.function(given)
+                arguments[key] = tensor
+            outputs = self.function(arguments)
             names.extend(outputs)
             return list(outputs.values())
 
         recording, outputs = record(function, share_no_memory([inputs.get(k) for k in keys]))
         return recording, dict(zip(names, outputs))
 
-    def _note_own_changes(self) -> None:
-        """Drop the programs of a function that has changed its attributes while it was traced."""
+    def _check_own_changes(self) -> None:
+        """Drop the graphs if the function changed its attributes while it was traced."""
         changed = self.watch.changed()
         if changed:
             self.clear()
         if self.policy.count_trace(changed_itself=changed):
-            self._stop(self._with_what("it changes its own attributes"))
+            self._stop(self._with_name("it changes its own attributes"))
 
-    def _with_what(self, reason: str) -> str:
-        """A reason with the name of what has changed, where it has one."""
-        return f"{reason}: {self.watch.what}" if self.watch.what else reason
+    def _with_name(self, reason: str) -> str:
+        """Append the name of the changed attribute to a reason, if it is known."""
+        return f"{reason}: {self.watch.changed_name}" if self.watch.changed_name else reason
 
-    def _keep(
+    def _add_program(
         self, recording: Recording, keys: list[Key], outputs: list[Key], inputs: Inputs
     ) -> Program:
-        """Add a program; signatures are those of everything that any of the programs reads."""
+        """Add a graph; signatures cover all inputs that any graph reads."""
         read = [keys[number] for number in recording.inputs_read]
         if not set(read) <= set(self._keys):
             self._programs.clear()
             self._keys = sorted({*self._keys, *read}, key=str)
         places = [self._keys.index(key) for key in read]
         program = Program(
-            recording, places, outputs, self._asked, self._fast_products, self.read_only
+            recording,
+            places,
+            outputs,
+            self._requested_executor,
+            self._fast_products,
+            self.read_only,
         )
         program.inputs_changed = [keys[number] for number in recording.inputs_changed]
         self._programs[_signature([inputs.get(key) for key in self._keys])] = program
@@ -283,20 +285,20 @@ class Traced:
 
     # ------------------------------------------------------------------ verification
     def _verify(self, program: Program, inputs: Inputs, values: Sequence[Tensor]) -> Outputs:
-        """Run program and function from the same state, and trust the program if they agree."""
+        """Run graph and function from the same state, and accept the graph if they agree."""
         if self.refresh():
             return self._trace(inputs)
         changed = [*program.recording.changed, *map(inputs.get, program.inputs_changed)]
-        numbers, before = RNGState(self.watch.values()), [one.clone() for one in changed]
+        rng, before = RNGState(self.watch.values()), [tensor.clone() for tensor in changed]
 
         def restore() -> None:
-            numbers.restore()
+            rng.restore()
             for tensor, value in zip(changed, before):
                 tensor.copy_(value)
 
         def outcome(run: Run) -> tuple[Sequence[Tensor], list[Tensor]]:
             try:
-                return run(*program.given(values)), [tensor.clone() for tensor in changed]
+                return run(*program.select_inputs(values)), [tensor.clone() for tensor in changed]
             finally:
                 restore()
 
@@ -304,7 +306,7 @@ class Traced:
             found = program.as_recorded(values)
         except RuntimeError as error:
             restore()
-            return self._eagerly(_why_not_run(error), inputs)
+            return self._eagerly(_failure_reason(error), inputs)
         after = [tensor.clone() for tensor in changed]
         restore()
         again, unchecked = program.verified, self.policy.unchecked - 1
@@ -319,7 +321,7 @@ class Traced:
             and all(map(equal, after, changed))
             and not self.watch.changed()
             and program.recording.is_valid()
-            and not numbers.drawn_on_the_host()
+            and not rng.drawn_on_the_host()
         )
         if not agrees:
             self.is_stale = again
@@ -332,17 +334,17 @@ class Traced:
         return {key: writable(value) for key, value in program(values).items()}
 
 
-def _why_not_run(error: RuntimeError) -> str:
-    """Why PyTorch does not run a program, as of an LSTM, whose memory is no operation."""
-    cause = getattr(error, "inner_exception", None)  # of torch.compile; advice follows it
+def _failure_reason(error: RuntimeError) -> str:
+    """Return the reason why an executor failed, for example on an LSTM's packed weights."""
+    cause = getattr(error, "inner_exception", None)  # set by torch.compile
     lines = str(cause or error).strip().splitlines()
-    what = lines[0 if cause else -1].removeprefix("RuntimeError: ")
-    why = "torch.compile fails" if cause else "PyTorch does not run its operations alone"
-    return f"{why} ({what})"
+    message = lines[0 if cause else -1].removeprefix("RuntimeError: ")
+    reason = "torch.compile fails" if cause else "PyTorch cannot execute its traced graph"
+    return f"{reason} ({message})"
 
 
 def writable(tensor: Tensor) -> Tensor:
-    """A tensor that can be written to, also outside of inference mode."""
+    """Return a tensor that can be modified outside inference mode."""
     return tensor.clone() if tensor.is_inference() else tensor
 
 

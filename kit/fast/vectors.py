@@ -1,4 +1,4 @@
-"""Several tensors as parts of one vector, so that one operation reads or changes all of them."""
+"""Treat several tensors as parts of one vector, to process them with one operation."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from torch import Tensor
 
 
 def vector_of(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the vector of tensors of any shapes; without a copy if they are its parts already."""
-    whole = joined(tensors)
-    return torch.cat([one.flatten() for one in tensors]) if whole is None else whole
+    """Return the concatenation of flattened tensors; without a copy if they are adjacent."""
+    vector = joined(tensors)
+    return torch.cat([one.flatten() for one in tensors]) if vector is None else vector
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor | None:
-    """Return the vector whose parts are these tensors, in this order; ``None`` if there is none."""
-    storage, place = parts[0].untyped_storage(), 0
+    """Return the vector whose consecutive parts are these tensors, or ``None`` if there is none."""
+    storage, offset = parts[0].untyped_storage(), 0
     for part in parts:
         if (
             part.untyped_storage().data_ptr() != storage.data_ptr()
-            or part.storage_offset() != place
+            or part.storage_offset() != offset
             or not part.is_contiguous()
         ):
             return None
-        place += part.numel()
-    fits = storage.nbytes() == place * parts[0].element_size()
-    return parts[0].as_strided((place,), (1,), 0) if fits else None
+        offset += part.numel()
+    fits = storage.nbytes() == offset * parts[0].element_size()
+    return parts[0].as_strided((offset,), (1,), 0) if fits else None
 
 
 def parts_of(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Return the parts of a vector, in the shapes and data types of these tensors."""
+    """Split a vector into tensors with the shapes and dtypes of ``like``."""
     parts = torch.split(vector, [one.numel() for one in like])
     return [part.view(one.shape).to(one.dtype) for part, one in zip(parts, like)]

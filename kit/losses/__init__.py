@@ -1,4 +1,4 @@
-"""Losses that TorchRL lacks, or that need a correction."""
+"""Losses that TorchRL lacks, and corrected versions of TorchRL's losses."""
 
 from kit.losses.crossq import CrossQLoss
 from kit.losses.distributional import CategoricalDQNLoss, DQNLoss, QuantileDQNLoss

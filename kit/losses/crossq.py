@@ -1,4 +1,4 @@
-"""CrossQ, whose actor may have batch normalisation, of prioritised transitions as well."""
+"""CrossQ for batch-normalised actors and prioritized replay."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from kit.modules.layers import in_training
 
 
 class CrossQLoss(objectives.CrossQLoss):
-    """TorchRL's ``CrossQLoss`` for actors with batch normalisation, as the authors' program has.
+    """TorchRL's ``CrossQLoss`` for actors with batch normalisation, as in the authors' code.
 
-    Next actions come from the running statistics of such an actor, and its own loss takes the
-    minibatch into them, whether the actor is in training or acts by these statistics; in TorchRL's
-    one mode holds for both. The importance weights of priorities, which TorchRL's does not read,
-    weigh all losses, as in its ``SACLoss``.
+    Next actions use the running statistics of the actor's batch normalisation. Only the actor loss
+    updates these statistics. TorchRL's loss uses the same mode for both. All losses are weighted by
+    importance weights, as in TorchRL's ``SACLoss``.
     """
 
     @dataclass
@@ -29,19 +28,18 @@ class CrossQLoss(objectives.CrossQLoss):
     default_keys = _AcceptedKeys
 
     def qvalue_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss of the critics, and ``td_error``, the largest of their absolute errors."""
+        """Return the critic loss and ``td_error``, the largest absolute error of the critics."""
         with in_training(self.actor_network, False):
             return super().qvalue_loss(tensordict)  # type: ignore[no-any-return, unused-ignore]
 
     def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss of the actor, and the log-probabilities of its actions."""
+        """Return the actor loss and the log-probabilities of its actions."""
         with in_training(self.actor_network, True):
             return super().actor_loss(tensordict)  # type: ignore[no-any-return, unused-ignore]
 
     def _reduce_loss(
-        self, loss: Tensor, tensordict: TensorDictBase | None = None, **how: Any
+        self, loss: Tensor, tensordict: TensorDictBase | None = None, **kwargs: Any
     ) -> Tensor:
-        """The mean over rows, by their weights."""
         if tensordict is not None:
-            how["weights"] = self._maybe_get_priority_weight(tensordict)
-        return super()._reduce_loss(loss, tensordict, **how)  # type: ignore[no-any-return, unused-ignore]
+            kwargs["weights"] = self._maybe_get_priority_weight(tensordict)
+        return super()._reduce_loss(loss, tensordict, **kwargs)  # type: ignore[no-any-return, unused-ignore]

@@ -1,4 +1,4 @@
-"""Q-learning by the distribution of the return, of n-step transitions, without host reads."""
+"""Distributional Q-learning with n-step transitions and without host synchronisation."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from kit.steps import SettingError
 
 
 class DQNLoss(objectives.DQNLoss):
-    """TorchRL's ``DQNLoss`` with noisy networks, and with the priorities of the paper.
+    """TorchRL's ``DQNLoss`` for noisy networks, with the priorities of Schaul et al. (2016).
 
-    Noisy layers have noise in it, in TorchRL's only where the caller says so. ``td_error``, from
-    which priorities come, is the absolute error (Schaul et al. 2016, section 3.3), not its square.
+    Noisy layers are sampled in the loss. ``td_error``, which determines priorities, is the absolute
+    error (section 3.3) instead of the squared error.
     """
 
     writes_squared_errors = False
@@ -25,7 +25,7 @@ class DQNLoss(objectives.DQNLoss):
     deterministic_sampling_mode = ExplorationType.RANDOM
 
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
-        """Return ``loss``, and write ``td_error`` into the minibatch, ``[batch, 1]``."""
+        """Return ``loss``, and write ``td_error`` ``[batch, 1]`` to the minibatch."""
         losses: TensorDict = super().forward(tensordict)
         key = self.tensor_keys.priority
         tensordict.set(key, tensordict.get(key).sqrt())
@@ -33,35 +33,35 @@ class DQNLoss(objectives.DQNLoss):
 
 
 class _DistributionalLoss(objectives.DQNLoss):
-    """Base of losses of a network that writes ``return_distribution`` ``[..., choices, atoms]``.
+    """Base of losses for networks that write ``return_distribution`` ``[..., choices, atoms]``.
 
     Args:
-        value_network: network of :func:`~kit.modules.make_q_network` with ``atoms``.
-        **settings: ``double_dqn``, ``delay_value`` of TorchRL's ``DQNLoss``.
+        value_network: Network from :func:`~kit.modules.make_q_network` with ``atoms``.
+        **settings: Arguments of TorchRL's ``DQNLoss``, such as ``double_dqn`` and ``delay_value``.
 
     Raises:
-        SettingError: if the network's atoms are not those of the loss: quantiles of returns, or
-            logits of the probabilities of a support.
+        SettingError: If the loss and the network do not both use quantiles or both a support.
     """
 
     writes_squared_errors = False
 
     deterministic_sampling_mode = ExplorationType.RANDOM
-    of_support: bool
+    has_support: bool
 
     def __init__(self, value_network: Any, **settings: Any) -> None:
         super().__init__(value_network, action_space="categorical", **settings)
-        if (self._support() is not None) != self.of_support:
-            works = "QuantileDQNLoss" if self.of_support else "CategoricalDQNLoss"
-            raise SettingError("loss", type(self).__name__, "is for other atoms", [works])
+        if (self._support() is not None) != self.has_support:
+            other = "QuantileDQNLoss" if self.has_support else "CategoricalDQNLoss"
+            reason = "The network's atoms have a different meaning in this loss"
+            raise SettingError("loss", type(self).__name__, reason, [other])
 
     def _support(self) -> Tensor | None:
-        """Returns that the atoms stand for, of a network that has them."""
+        """Return the fixed returns of the atoms; ``None`` for a quantile network."""
         return self.value_network_params.get(("module", "0", "module", "support"), None)  # type: ignore[no-any-return]
 
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
-        """Return ``loss``, and write it for each transition as ``td_error``, ``[*batch]``."""
-        if tensordict.ndim > 1:  # sequences: their rows
+        """Return ``loss``, and write the loss of each transition as ``td_error`` ``[*batch]``."""
+        if tensordict.ndim > 1:  # flatten sequences
             rows = tensordict.reshape(-1)
             losses = self(rows)
             errors = rows.get(self.tensor_keys.priority)
@@ -82,18 +82,18 @@ class _DistributionalLoss(objectives.DQNLoss):
     def _returns(
         self, rows: TensorDictBase, params: Any, action: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Atoms of an action, ``[batch, atoms]``, and the action: for ``None`` the greedy one."""
+        """Return the atoms ``[batch, atoms]`` of an action (``None``: greedy) and the action."""
         rows = rows.select(*self.value_network.in_keys)
         with params.to_module(self.value_network, preserve_module_state=False):
             self.value_network(rows)
         if action is None:
             action = rows.get(self.tensor_keys.action)
         atoms = rows.get("return_distribution")
-        place = action.reshape(-1, 1, 1).expand(-1, 1, atoms.shape[-1])
-        return atoms.gather(1, place).squeeze(1), action
+        index = action.reshape(-1, 1, 1).expand(-1, 1, atoms.shape[-1])
+        return atoms.gather(1, index).squeeze(1), action
 
     def _reward_and_discount(self, rows: TensorDictBase) -> tuple[Tensor, Tensor]:
-        """Rewards, and discounts of what follows: 0 after a terminal state; ``[batch, 1]`` each."""
+        """Return rewards and discounts ``[batch, 1]``; the discount is 0 after a terminal state."""
         discount, steps = self.value_estimator.gamma, rows.get("steps_to_next_obs", None)
         reward = rows.get(("next", self.tensor_keys.reward))
         if steps is not None:
@@ -102,43 +102,43 @@ class _DistributionalLoss(objectives.DQNLoss):
         return reward, discount * (~terminated).to(reward.dtype)
 
     def distance(self, now: Tensor, later: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
-        """Distance between the present distribution and its target, ``[batch]``."""
+        """Return the distance ``[batch]`` between the distribution ``now`` and its target."""
         raise NotImplementedError
 
 
 class CategoricalDQNLoss(_DistributionalLoss):
-    """Categorical Q-learning, C51 (Bellemare et al. 2017, algorithm 1).
+    """Categorical DQN, C51 (Bellemare et al. 2017, algorithm 1).
 
-    The atoms are logits of probabilities of returns that are fixed, ``support`` of the network. The
-    loss is the cross-entropy with the target distribution ``r + gamma^n z``, projected onto the
-    support (eq. 7): a target return gives each of the two nearest atoms a share of its probability.
-    TorchRL's ``DistributionalDQNLoss`` reads tensors on the host, and takes no n-step transitions.
+    Atoms are logits over fixed returns, the network's ``support``. The loss is the cross-entropy
+    with the target distribution ``r + gamma^n z``, projected onto the support (eq. 7): the
+    probability of a target return is split between its two nearest atoms. TorchRL's
+    ``DistributionalDQNLoss`` synchronises with the host and does not support n-step transitions.
     """
 
-    of_support = True
+    has_support = True
 
     def distance(self, now: Tensor, later: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
-        """Cross-entropy, ``[batch]``."""
+        """Return the cross-entropy ``[batch]``."""
         support = self._support()
         assert support is not None
         support = support.detach()
-        width = support[1] - support[0]
+        spacing = support[1] - support[0]
         target = torch.clamp(reward + discount * support, support[0], support[-1])
-        share = 1 - ((target.unsqueeze(-1) - support) / width).abs()
+        share = 1 - ((target.unsqueeze(-1) - support) / spacing).abs()
         projected = (later.softmax(-1).unsqueeze(-1) * share.clamp(0, 1)).sum(1)
         return torch.sum(-projected * now.log_softmax(-1), -1)
 
 
 class QuantileDQNLoss(_DistributionalLoss):
-    """Quantile regression Q-learning, QR-DQN (Dabney et al. 2018, eq. 10 with kappa = 1).
+    """Quantile regression DQN, QR-DQN (Dabney et al. 2018, eq. 10 with kappa = 1).
 
-    The atoms are returns, at the quantiles (2 i + 1) / (2 N) of their distribution.
+    Atoms are the returns at the quantiles (2 i + 1) / (2 N) of the distribution.
     """
 
-    of_support = False
+    has_support = False
 
     def distance(self, now: Tensor, later: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
-        """Sum over quantiles of the mean quantile Huber loss over targets, ``[batch]``."""
+        """Return the quantile Huber loss ``[batch]``: mean over targets, sum over quantiles."""
         count = now.shape[-1]
         share = (torch.arange(count, device=now.device) + 0.5) / count
         error = (reward + discount * later).unsqueeze(1) - now.unsqueeze(2)

@@ -1,4 +1,4 @@
-"""The loss of the first Dreamer: gradients of imagined returns through the dynamics."""
+"""Loss of DreamerV1, which differentiates imagined returns through the dynamics."""
 
 from __future__ import annotations
 
@@ -17,29 +17,28 @@ from kit.steps.errors import whole_number
 
 
 class DreamerV1Loss(LossModule):  # type: ignore[misc, unused-ignore]
-    """Losses of Dreamer (Hafner et al. 2020), each with an optimiser of its own.
+    """Losses of Dreamer (Hafner et al. 2020), each with a separate optimiser.
 
     ``loss_model`` trains the world model (eq. 10), ``loss_actor`` the actor (eq. 7) and
-    ``loss_critic`` the critic (eq. 8), all on the same weights. Minibatches are sequences of
-    records, as for :class:`~kit.losses.DreamerV3Loss`. Imagination that would begin where an
-    episode terminated counts for nothing. The value of a state is that of the rewards that follow
-    it, as in DreamerV3; the paper's has the reward that arrived with the state in it, too, which
-    makes the same returns one time step later.
+    ``loss_critic`` the critic (eq. 8), all at the same weights. Minibatches are sequences of
+    records, as for :class:`~kit.losses.DreamerV3Loss`. Imagination that starts at a terminal state
+    has weight 0. As in DreamerV3, the value of a state includes only later rewards. In the paper it
+    also includes the reward that arrives with the state.
 
     Args:
-        world_model: encodes, predicts and is trained.
-        actor: acts in imagination.
-        critic: from features to a value, ``[..., 1]``.
-        imagination_horizon: imagined policy steps.
-        imagination_starts: last time steps of each sequence from which imagination begins;
-            ``None``: all of them, as published.
-        gamma: discount.
-        lmbda: weight of longer returns (eq. 6).
-        free_nats: divergence of posterior and prior that costs nothing.
-        divergence_coeff: weight of the divergence; 1 as published, for images. Errors of
-            observations count as with unit variance, which is little where there are few numbers.
-        continuation_coeff: weight of the loss of predicted continuations; 0 predicts none, and
-            imagined episodes never end.
+        world_model: World model.
+        actor: Selects actions in imagination.
+        critic: Maps features to values ``[..., 1]``.
+        imagination_horizon: Number of imagined policy steps.
+        imagination_starts: Number of last time steps of each sequence at which imagination starts;
+            ``None``: all time steps, as published.
+        gamma: Discount factor.
+        lmbda: Weight of longer returns (eq. 6).
+        free_nats: KL divergence between posterior and prior below which it is ignored.
+        divergence_coeff: Weight of the KL divergence; 1 as published, for images. Observation
+            errors assume unit variance, so low-dimensional observations need a smaller weight.
+        continuation_coeff: Weight of the continuation loss. With 0, continuations are not predicted
+            and imagined episodes never end.
     """
 
     out_keys = ("loss_model", "loss_actor", "loss_critic")
@@ -67,11 +66,11 @@ class DreamerV1Loss(LossModule):  # type: ignore[misc, unused-ignore]
 
     @property
     def in_keys(self) -> list[Any]:
-        """Keys of a minibatch that are read."""
+        """Minibatch keys that the loss reads."""
         return Records.keys(self.world_model)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
-        """The three losses of ``[sequences, time]``, each a number, and the parts of the first."""
+        """Return the scalar losses of ``[sequences, time]`` and the parts of ``loss_model``."""
         records = Records.of(tensordict, self.world_model, self.gamma)
         latents, parts = self._model_losses(records)
         starts, horizon = latents.newest(self.imagination_starts), self.imagination_horizon
@@ -82,9 +81,9 @@ class DreamerV1Loss(LossModule):  # type: ignore[misc, unused-ignore]
         features = torch.stack(imagined.features)
         value = self.critic(features).float().squeeze(-1)
         returns = lambda_returns(imagined.reward, continuation[1:], value[1:], self.lmbda)
-        # What the records say of the starts; the model, of what follows them.
-        going = ~records.newest(self.imagination_starts).terminated.reshape(1, -1)
-        weight = torch.cat([going.float(), continuation.detach()[1:-1]]).cumprod(0)
+        # Use recorded flags for start states and predicted continuations for later states.
+        is_alive = ~records.newest(self.imagination_starts).terminated.reshape(1, -1)
+        weight = torch.cat([is_alive.float(), continuation.detach()[1:-1]]).cumprod(0)
         predicted = self.critic(features[:-1].detach()).float().squeeze(-1)
         error = (predicted - returns.detach()).square() / 2
         losses = {
@@ -96,7 +95,7 @@ class DreamerV1Loss(LossModule):  # type: ignore[misc, unused-ignore]
         return TensorDict(losses | {name: part.detach() for name, part in parts.items()}, [])
 
     def _model_losses(self, records: Records) -> tuple[Latent, dict[str, Tensor]]:
-        """Latents ``[time, sequences, ...]`` and the parts of the world model's loss (eq. 10)."""
+        """Return latents ``[time, sequences, ...]`` and the parts of the model loss (eq. 10)."""
         model = self.world_model
         targets, latents, posterior = records.filtered(model)
         divergence, _ = model.rssm.divergence(posterior, model.rssm.prior(latents.deter))

@@ -1,4 +1,4 @@
-"""The loss of DreamerV3: world model, actor and critic in one gradient step."""
+"""Loss of DreamerV3 for world model, actor and critic."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kit.steps.errors import whole_number
 
 
 class ReturnScale(nn.Module):
-    """The spread of returns between their running 5th and 95th percentiles, at least 1.
+    """Range of returns between their running 5th and 95th percentiles, at least 1.
 
     Hafner et al. 2025, eq. 11.
     """
@@ -36,49 +36,48 @@ class ReturnScale(nn.Module):
 
     @torch.no_grad()
     def forward(self, returns: Tensor) -> Tensor:
-        """Take in returns; one number."""
+        """Update the percentiles with ``returns`` and return the scale."""
         low, high = torch.quantile(returns.flatten(), self.ends).unbind(0)
         self.low.lerp_(low, self.rate)
         self.high.lerp_(high, self.rate)
         return (self.high - self.low).clamp(min=1.0)
 
 
-class Judged(NamedTuple):
-    """A critic's judgement of imagined trajectories."""
+class Evaluation(NamedTuple):
+    """A critic's evaluation of imagined trajectories."""
 
     returns: Tensor
-    """lambda-returns of all latents but the last, ``[horizon, rows]``."""
+    """Lambda-returns of all latents but the last, ``[horizon, rows]``."""
     advantage: Tensor
-    """returns minus the values of the latents, ``[horizon, rows]``."""
+    """Returns minus the values of the latents, ``[horizon, rows]``."""
     spread: Tensor
-    """running spread of the returns, at least 1."""
+    """Running scale of the returns, at least 1."""
 
 
 class DreamerV3Loss(LossModule):  # type: ignore[misc, unused-ignore]
-    """Losses of DreamerV3 (Hafner et al. 2025), to be minimised together by one optimiser.
+    """Losses of DreamerV3 (Hafner et al. 2025), minimised jointly by one optimiser.
 
-    Minibatches are sequences of records ``[sequences, time]`` as
-    :class:`~kit.buffers.SequenceReplay` samples them: an observation with the reward and the flags
-    that arrived with it, and the action that followed.
+    Minibatches are sequences of records ``[sequences, time]`` from
+    :class:`~kit.buffers.SequenceReplay`: an observation, the reward and flags that arrived with it,
+    and the action that followed.
 
     Args:
-        world_model: encodes, predicts and is trained.
-        actor: acts in imagination.
-        critic: predicts returns; a slow copy of it, moved by a target updater, regularises it.
-        imagination_horizon: imagined policy steps.
-        imagination_starts: last time steps of each sequence from which imagination begins;
-            ``None``: all of them, as published.
-        gamma: discount; 1 - 1/333 as published.
-        lmbda: weight of longer returns (eq. 7).
-        entropy_coeff: weight of the actor's entropy (eq. 11).
-        free_nats: divergence of posterior and prior that costs nothing (eq. 5).
-        dynamics_coeff: weight of the divergence that trains the prior (eq. 4).
-        representation_coeff: weight of the divergence that trains the posterior (eq. 4).
-        replay_critic_coeff: weight of the critic's loss on the replayed sequence, from one start of
-            imagination to the next.
-        stored_latents: whether sequences begin with the latent that the replay has stored with the
-            record before them, and those that are computed are written into the minibatch, under
-            ``"latent"``, for the replay to store them; zeros otherwise.
+        world_model: World model.
+        actor: Selects actions in imagination.
+        critic: Predicts returns. It is regularised towards its target network.
+        imagination_horizon: Number of imagined policy steps.
+        imagination_starts: Number of last time steps of each sequence at which imagination starts;
+            ``None``: all time steps, as published.
+        gamma: Discount factor; 1 - 1/333 as published.
+        lmbda: Weight of longer returns (eq. 7).
+        entropy_coeff: Weight of the actor's entropy (eq. 11).
+        free_nats: KL divergence between posterior and prior below which it is ignored (eq. 5).
+        dynamics_coeff: Weight of the KL divergence that trains the prior (eq. 4).
+        representation_coeff: Weight of the KL divergence that trains the posterior (eq. 4).
+        replay_critic_coeff: Weight of the critic loss on replayed sequences.
+        stored_latents: Whether sequences start with the latent stored with the preceding record.
+            New latents are then written to ``"latent"`` of the minibatch for the buffer to store.
+            False: sequences start with zero latents.
     """
 
     out_keys: tuple[str, ...] = (
@@ -122,18 +121,18 @@ class DreamerV3Loss(LossModule):  # type: ignore[misc, unused-ignore]
 
     @property
     def in_keys(self) -> list[Any]:
-        """Keys of a minibatch that are read."""
+        """Minibatch keys that the loss reads."""
         before = [self.world_model.code.key, *(("latent", name) for name in Latent._fields)]
         stored = [unravel_key(("before", key)) for key in before if self.stored_latents]
         return Records.keys(self.world_model) + stored
 
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
-        """All losses and metrics of ``[sequences, time]``, each one number."""
+        """Return all losses and metrics of ``[sequences, time]`` as scalars."""
         outputs, _ = self._outputs(tensordict)
         return TensorDict(outputs, [])
 
     def _outputs(self, tensordict: TensorDictBase) -> tuple[dict[str, Tensor], Latent]:
-        """The losses by name, and the initial latents of imagination, ``[rows, ...]``."""
+        """Return the losses by name, and the initial latents of imagination, ``[rows, ...]``."""
         records = Records.of(tensordict, self.world_model, self.gamma, self.stored_latents)
         latents, losses = self._model_losses(records)
         if self.stored_latents:
@@ -141,16 +140,16 @@ class DreamerV3Loss(LossModule):  # type: ignore[misc, unused-ignore]
                 tensordict.set(("latent", name), value.transpose(0, 1))
         starts = latents.newest(self.imagination_starts)
         imagined = imagine(self.world_model, self.actor, starts, self.imagination_horizon)
-        learnt, returns = self._behaviour_losses(imagined)
+        behaviour_losses, returns = self._behaviour_losses(imagined)
         newest = records.newest(self.imagination_starts)
-        features = self._rewarded(latents.features[-self.imagination_starts :])
+        features = self._reward_input(latents.features[-self.imagination_starts :])
         replayed = self._replay_critic_loss(newest, features, returns[0])
         losses["loss_replay_critic"] = self.replay_critic_coeff * replayed
-        return losses | learnt, starts
+        return losses | behaviour_losses, starts
 
     # ------------------------------------------------------------------ the world model
     def _model_losses(self, records: Records) -> tuple[Latent, dict[str, Tensor]]:
-        """Latents of the sequences, ``[time, sequences, ...]``, and the world model's losses."""
+        """Return latents of the sequences, ``[time, sequences, ...]``, and the model losses."""
         model = self.world_model
         targets, latents, posterior = records.filtered(model)
         divergences = model.rssm.divergence(posterior, model.rssm.prior(latents.deter))
@@ -159,45 +158,46 @@ class DreamerV3Loss(LossModule):  # type: ignore[misc, unused-ignore]
         continuation = model.continuation_error(features, records.continuation)
         return latents, {
             "loss_reconstruction": model.reconstruction_error(features, targets).mean(),
-            "loss_reward": model.reward_error(self._rewarded(features), records.reward).mean(),
+            "loss_reward": model.reward_error(self._reward_input(features), records.reward).mean(),
             "loss_continuation": continuation.mean(),
             "loss_dynamics": self.dynamics_coeff * dynamics,
             "loss_representation": self.representation_coeff * representation,
         }
 
-    def _rewarded(self, features: Tensor) -> Tensor:
-        """Features for what rewards train: their head, and the critic on replayed latents."""
+    def _reward_input(self, features: Tensor) -> Tensor:
+        """Return features for the reward head and the critic; subclasses may detach them."""
         return features
 
     # ------------------------------------------------------------------ actor and critic
     def _behaviour_losses(self, imagined: Imagined) -> tuple[dict[str, Tensor], Tensor]:
-        """Losses of actor and critic on imagined trajectories, and the imagined returns."""
-        losses, judged = self._critic_losses("", imagined, self.return_scale)
-        gained = self._actor_losses("", imagined, self.actor, judged.advantage, judged.spread)
-        return gained | losses, judged.returns
+        """Return the actor and critic losses on imagined trajectories, and the imagined returns."""
+        losses, evaluation = self._critic_losses("", imagined, self.return_scale)
+        advantage, spread = evaluation.advantage, evaluation.spread
+        actor_losses = self._actor_losses("", imagined, self.actor, advantage, spread)
+        return actor_losses | losses, evaluation.returns
 
     def _critic_losses(
         self, name: str, imagined: Imagined, scale: ReturnScale, *, gradients: bool = False
-    ) -> tuple[dict[str, Tensor], Judged]:
-        """The loss of a critic on imagined trajectories, and its judgement of these.
+    ) -> tuple[dict[str, Tensor], Evaluation]:
+        """Return the loss of a critic on imagined trajectories, and its evaluation of them.
 
         Args:
-            name: prefix of the names of the critic and its metrics.
-            imagined: trajectories with the rewards of this critic.
-            scale: running spread of its returns.
-            gradients: whether gradients flow from returns and values to the trajectories.
+            name: Prefix of the critic and its metrics.
+            imagined: Trajectories with the rewards of this critic.
+            scale: Running scale of its returns.
+            gradients: Whether gradients flow from returns and values to the trajectories.
         """
         critic = f"{name}critic_network"
         network, parameters = getattr(self, critic), getattr(self, f"{critic}_params")
-        # One time step at once: what is wide stays in the processor's cache.
+        # One time step per call keeps the wide activations in the CPU cache.
         slow = [self._slow_value(step, critic) for step in imagined.features[:-1]]
         with parameters.to_module(network):
             logits = [network(step.detach()) for step in imagined.features]
-            judging = [
-                network(step) if gradients else one.detach()
-                for step, one in zip(imagined.features, logits)
+            outputs = [
+                network(step) if gradients else step_logits.detach()
+                for step, step_logits in zip(imagined.features, logits)
             ]
-        value = torch.stack([network.two_hot.mean(step) for step in judging])
+        value = torch.stack([network.two_hot.mean(output) for output in outputs])
         continuation = imagined.continuation[1:].detach()
         returns = lambda_returns(imagined.reward, continuation, value[1:], self.lmbda)
         spread, target = scale(returns), returns.detach()
@@ -208,7 +208,7 @@ class DreamerV3Loss(LossModule):  # type: ignore[misc, unused-ignore]
                 f"{name}imagined_return": target.mean(),
                 f"{name}return_scale": spread,
             },
-            Judged(returns, returns - value[:-1], spread),
+            Evaluation(returns, returns - value[:-1], spread),
         )
 
     def _actor_losses(
@@ -221,16 +221,15 @@ class DreamerV3Loss(LossModule):  # type: ignore[misc, unused-ignore]
         *,
         gradients: bool = False,
     ) -> dict[str, Tensor]:
-        """The loss of an actor (eq. 11).
+        """Return the loss of an actor (eq. 11).
 
         Args:
-            name: prefix of the names of its metrics.
-            imagined: its trajectories.
-            actor: chose the actions.
-            advantage: of the actions, ``[horizon, rows]``.
-            spread: by which advantages are divided.
-            gradients: whether the actor maximises the advantage through the dynamics, rather than
-                by REINFORCE.
+            name: Prefix of its metrics.
+            imagined: Trajectories of the actor.
+            actor: Actor that selected the actions.
+            advantage: Advantages of the actions, ``[horizon, rows]``.
+            spread: Divisor of the advantages.
+            gradients: Whether gradients flow through the dynamics instead of REINFORCE.
         """
         entropy = actor.entropy(imagined.columns)
         if not gradients:
@@ -248,9 +247,9 @@ class DreamerV3Loss(LossModule):  # type: ignore[misc, unused-ignore]
             return network.two_hot.mean(network(features))  # type: ignore[no-any-return]
 
     def _replay_critic_loss(self, records: Records, features: Tensor, bootstrap: Tensor) -> Tensor:
-        """The critic's loss on replayed latents, with a gradient to their features.
+        """Return the critic loss on replayed latents, with gradients to their features.
 
-        Returns bootstrap from the imagined ones, and do not reach beyond the end of an episode.
+        Replayed returns bootstrap from imagined returns and end at the end of an episode.
         """
         if len(features) < 2:
             return features.sum() * 0

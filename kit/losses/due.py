@@ -1,4 +1,4 @@
-"""Losses of which some are not due in a gradient step."""
+"""Losses that can omit parts that are not due in a gradient step."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ _CRITICS: dict[type[nn.Module], str] = {
     SACLoss: "qvalue_v2_loss",
     DroQLoss: "qvalue_v2_loss",
 }
-"""The method that returns the critics' loss and its metrics."""
+"""Method that returns the critic loss and its metrics."""
 
 LEFT_OUT = frozenset({"loss_actor", "loss_alpha"})
-"""Losses that :func:`losses_due` leaves out."""
+"""Losses that :func:`losses_due` may omit."""
 
 
 def losses_due(loss_module: nn.Module, minibatch: TensorDictBase, due: Set[str]) -> TensorDictBase:
-    """What a loss module returns, but for losses of the actor where only the critics' is due.
+    """Return a module's losses, omitting actor losses if only the critic loss is due.
 
-    Between two steps of a delayed actor (Fujimoto et al. 2018, algorithm 1) its loss is a quarter
-    of the arithmetic and no more than a metric. TorchRL's losses compute all they have, but some
-    have a method for each part. Any other module, or one that is hooked or changed, returns
-    everything.
+    Between two steps of a delayed actor (Fujimoto et al. 2018, algorithm 1), the actor loss is only
+    a metric but takes a quarter of the computation. TorchRL's ``forward`` computes all losses, but
+    some modules have a method for each loss. Other modules, and modules with hooks or a replaced
+    ``forward``, return all losses.
 
     Args:
-        loss_module: that is minimised.
-        minibatch: errors of the critics are written to it, as by the whole loss.
-        due: names of the losses whose optimisers step.
+        loss_module: Loss module that is minimised.
+        minibatch: Minibatch; TD errors are written to it as by the full loss.
+        due: Names of the losses whose optimisers step.
     """
     method = _CRITICS.get(type(loss_module))
     precision, forward = vars(loss_module).get("autocast_loss", (contextlib.nullcontext(), None))
@@ -57,13 +57,13 @@ def losses_due(loss_module: nn.Module, minibatch: TensorDictBase, due: Set[str])
 
 
 def _is_changed(loss_module: nn.Module, forward: Any) -> bool:
-    """Whether calling it does more than its method: hooks, another ``forward``, a value network.
+    """Return whether calling the module involves hooks, a replaced ``forward`` or a value loss.
 
     Args:
-        loss_module: that is called.
-        forward: its own in another precision; ``None``: that of its class.
+        loss_module: Loss module.
+        forward: ``forward`` set by :func:`~kit.update.autocast_loss`; ``None``: none.
     """
-    # One hook is TorchRL's own: it warns of targets that nothing updates.
-    hooked = bool(loss_module._forward_hooks) or len(loss_module._forward_pre_hooks) > 1
-    with_value = isinstance(loss_module, SACLoss) and loss_module._version == 1
-    return hooked or with_value or vars(loss_module).get("forward") is not forward
+    # TorchRL registers one pre-hook, which warns if target networks are not updated.
+    has_hooks = bool(loss_module._forward_hooks) or len(loss_module._forward_pre_hooks) > 1
+    has_value = isinstance(loss_module, SACLoss) and loss_module._version == 1
+    return has_hooks or has_value or vars(loss_module).get("forward") is not forward

@@ -1,4 +1,4 @@
-"""PPO with a penalty on the divergence, whose gradient has the weight that its loss has."""
+"""PPO with a KL penalty whose gradient matches its loss."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchrl import objectives
 
 
 class _Unreachable:
-    """A target that no divergence is above or below: nothing is read on the host to find out."""
+    """KL target that compares false with any tensor, so that TorchRL leaves ``beta`` unchanged."""
 
     def _itself(self, _: Any) -> _Unreachable:
         return self
@@ -24,19 +24,19 @@ class _Unreachable:
 
 
 class KLPENPPOLoss(objectives.KLPENPPOLoss):
-    """TorchRL's ``KLPENPPOLoss`` (Schulman et al. 2017, eq. 8), which adapts ``beta`` afterwards.
+    """TorchRL's ``KLPENPPOLoss`` (Schulman et al. 2017, eq. 8) that adapts ``beta`` after the loss.
 
-    TorchRL doubles or halves ``beta`` in place before gradients are computed, which then have twice
-    or half the penalty of the loss; and it reads the divergence on the host to decide. As
-    TorchRL's, and other than in the paper, ``beta`` is adapted in each gradient step, not once for
-    all that are made on a batch.
+    TorchRL's loss doubles or halves ``beta`` in place before gradients are computed. The gradient
+    of the penalty is then twice or half as large as in the loss. It also reads the KL divergence on
+    the host. As in TorchRL, and unlike in the paper, ``beta`` is adapted in each gradient step
+    instead of once per batch.
     """
 
     beta: Tensor
     dtarg: Any
 
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
-        """Return the losses, and give ``beta`` the value of the next gradient step."""
+        """Return the losses, and update ``beta`` for the next gradient step."""
         target, beta = self.dtarg, self.beta
         self.dtarg, self.beta = _Unreachable(), beta.clone()  # the gradient needs this value
         try:

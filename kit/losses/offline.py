@@ -1,4 +1,4 @@
-"""Losses of offline learning: cloning of choices, implicit and conservative Q-learning."""
+"""Losses for offline RL: behaviour cloning, implicit and conservative Q-learning."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from kit.steps import SettingError
 
 
 class LikelihoodBCLoss(objectives.BCLoss):
-    """Behaviour cloning by likelihood, ``-log pi(a | s)`` (Pomerleau 1988).
+    """Behaviour cloning by maximum likelihood, ``-log pi(a | s)`` (Pomerleau 1988).
 
-    TorchRL's ``BCLoss`` compares choices with the sampled choice of a categorical actor.
+    TorchRL's ``BCLoss`` compares stored actions with sampled actions of a categorical actor.
     """
 
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
@@ -26,23 +26,23 @@ class LikelihoodBCLoss(objectives.BCLoss):
         with self.actor_network_params.to_module(self.actor_network, preserve_module_state=False):
             policy = self.actor_network.get_dist(tensordict.copy())
         if isinstance(policy, Delta):
-            why = "is of the probability of actions, and the actor is deterministic"
-            raise SettingError("loss", type(self).__name__, why, ["BCLoss"])
+            reason = "The loss requires action probabilities, but the actor is deterministic"
+            raise SettingError("loss", type(self).__name__, reason, ["BCLoss"])
         loss = -policy.log_prob(tensordict.get(self.tensor_keys.action))
         return TensorDict({"loss_bc": self._reduce_loss(loss, tensordict=tensordict)})
 
 
 class IQLLoss(objectives.IQLLoss):
-    """TorchRL's ``IQLLoss``, of which ``entropy`` is another metric's name.
+    """TorchRL's ``IQLLoss`` with a corrected metric name and absolute TD errors.
 
-    It is minus the mean log-likelihood of stored actions: ``negative_log_likelihood`` here.
-    ``td_error`` is the absolute error, not its square.
+    The metric ``entropy`` is renamed to ``negative_log_likelihood``, because it is the mean
+    negative log-likelihood of stored actions. ``td_error`` is the absolute error.
     """
 
     writes_squared_errors = False
 
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
-        """Return the losses; write ``td_error`` into the minibatch."""
+        """Return the losses, and write ``td_error`` to the minibatch."""
         losses: TensorDict = super().forward(tensordict)
         key = self.tensor_keys.priority
         tensordict.set(key, tensordict.get(key).sqrt())
@@ -52,16 +52,16 @@ class IQLLoss(objectives.IQLLoss):
 class CQLLoss(objectives.CQLLoss):
     """TorchRL's ``CQLLoss`` with the penalty of CQL(H) (Kumar et al. 2020, eq. 4, appendix F).
 
-    The penalty of a state is ``log sum_a exp(Q(s, a)) - Q(s, a_data)``, where the sum is estimated
-    by importance sampling over 3 ``num_random`` actions: uniform ones, those of the policy at s and
-    at s'. TorchRL's takes one of each kind at a time, evaluates those of s' there, draws uniform
-    actions from [-1, 1] whatever the bounds. Its ``loss_actor_bc``, which would clone behaviour
-    besides, is left out. ``td_error`` is the absolute error, not its square.
+    The penalty of a state is ``log sum_a exp(Q(s, a)) - Q(s, a_data)``. The sum is estimated by
+    importance sampling over 3 ``num_random`` actions: uniform actions, and actions of the policy at
+    s and at s'. TorchRL's loss differs in three ways: it draws one action of each kind at a time,
+    evaluates actions for s' at s', and draws uniform actions from [-1, 1] regardless of the bounds.
+    The output ``loss_actor_bc`` is omitted, and ``td_error`` is the absolute error.
 
     Args:
-        *networks: as TorchRL's.
-        action_spec: bounds of the action.
-        **settings: as TorchRL's.
+        *networks: Networks of TorchRL's loss.
+        action_spec: Bounds of the action.
+        **settings: Further arguments of TorchRL's loss.
     """
 
     writes_squared_errors = False
@@ -76,14 +76,14 @@ class CQLLoss(objectives.CQLLoss):
         self._out_keys = [name for name in self.out_keys if name != "loss_actor_bc"]
 
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
-        """Return the losses; write ``td_error`` into the minibatch."""
+        """Return the losses, and write ``td_error`` to the minibatch."""
         losses: TensorDict = super().forward(tensordict)
         key = self.tensor_keys.priority
         tensordict.set(key, tensordict.get(key).sqrt())
         return losses.exclude("loss_actor_bc")
 
     def cql_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Any]]:
-        """The penalty, over both critics; its target values were written by ``q_loss``."""
+        """Return the penalty over both critics; ``q_loss`` must have written its Q-values."""
         keys, action_key = self.actor_network.in_keys, self.tensor_keys.action
         states = tensordict.select(*keys)
         uniform = torch.rand(self.num_random, *tensordict[action_key].shape, device=self.low.device)
@@ -97,7 +97,7 @@ class CQLLoss(objectives.CQLLoss):
         ):
             for rows in (states, tensordict["next"].select(*keys)):
                 policy = self.actor_network.get_dist(rows.copy())
-                # Together: at a bound no density can be computed back from an action.
+                # The log-probability of an action at a bound cannot be recomputed later.
                 action, log_prob = rsample_and_log_prob(policy, (self.num_random,))
                 actions.append(action)
                 densities.append(log_prob)

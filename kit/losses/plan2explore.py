@@ -1,4 +1,4 @@
-"""The loss of Plan2Explore: DreamerV3's, an ensemble, and an actor that seeks its disagreement."""
+"""Loss of Plan2Explore: DreamerV3 with an ensemble and an actor that maximises its disagreement."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from kit.modules.world.rssm import Latent
 
 
 class RunningStd(nn.Module):
-    """Standard deviation of values that change over time: of an exponential moving average.
+    """Standard deviation from exponential moving averages.
 
     Args:
-        rate: weight of the newest values, in (0, 1].
+        rate: Weight of the newest values, in (0, 1].
     """
 
     mean: Tensor
@@ -37,42 +37,42 @@ class RunningStd(nn.Module):
 
     @torch.no_grad()
     def forward(self, values: Tensor) -> Tensor:
-        """Update the averages with ``values`` of any shape; return the standard deviation."""
+        """Update the averages with ``values`` and return the standard deviation."""
         self.mean.lerp_(values.mean(), self.rate)
         self.square.lerp_(values.square().mean(), self.rate)
-        self.weight.lerp_(torch.ones_like(self.weight), self.rate)  # averages begin at 0
+        self.weight.lerp_(torch.ones_like(self.weight), self.rate)  # for bias correction
         variance = self.square / self.weight - (self.mean / self.weight).square()
         return variance.clamp(min=1e-16).sqrt()
 
 
 class Plan2ExploreLoss(DreamerV3Loss):
-    """Losses of Plan2Explore (Sekar et al. 2020) on DreamerV3.
+    """Losses of Plan2Explore (Sekar et al. 2020) on top of DreamerV3.
 
-    While it is ``exploring``, an ensemble learns to predict the embedding of the next observation,
-    and a second actor is rewarded in imagination by the variance of the predictions, divided by its
-    running standard deviation. The embeddings are those of a copy of the initial encoder. Those of
-    the trained encoder drift, so that the ensemble never agrees about what it has seen.
+    While ``exploring`` is true, an ensemble learns to predict the embedding of the next
+    observation. A second actor, the explorer, is rewarded in imagination by the variance of the
+    predictions, divided by its running standard deviation. Embeddings come from a frozen copy of
+    the initial encoder. Embeddings of the trained encoder drift, so the ensemble would never agree.
 
-    The world model then learns from observations and the ends of episodes alone: rewards and
-    returns are predicted from its features without changing them. The actor of the task learns in
-    imagination all the time, so that it can be evaluated without ever having acted (zero-shot).
+    During exploration, the world model learns only from observations and episode ends: rewards and
+    returns are predicted from its features without gradients to them. The task actor learns in
+    imagination throughout, so it can be evaluated without having collected data (zero-shot).
 
-    As in sheeprl, the explorer's advantage is the weighted mean of the advantages of its critics,
-    each divided by the spread of its returns. An explorer of discrete actions learns by REINFORCE,
-    one of continuous actions by gradients through the dynamics; ``loss_explorer_actor`` then
-    depends on the world model as well, and needs an optimizer of the explorer alone.
+    As in sheeprl, the explorer's advantage is the weighted mean of its critics' advantages, each
+    divided by the scale of its returns. An explorer with discrete actions learns by REINFORCE. An
+    explorer with continuous actions learns by gradients through the dynamics;
+    ``loss_explorer_actor`` then needs a separate optimiser, as it also depends on the world model.
 
     Args:
-        world_model: as in DreamerV3.
-        actor: of the task.
-        critic: of the task.
-        explorer: acts to find novelty.
-        explorer_critic: predicts the explorer's intrinsic returns.
-        ensemble: one-step models.
-        intrinsic_weight: weight of the intrinsic critic; positive.
-        extrinsic_weight: weight of a critic of the explorer's task returns; 0: there is none.
-        intrinsic_reward_multiplier: factor of the normalized disagreement.
-        **settings: as in DreamerV3.
+        world_model: As in DreamerV3.
+        actor: Task actor.
+        critic: Task critic.
+        explorer: Actor that maximises novelty.
+        explorer_critic: Predicts the explorer's intrinsic returns.
+        ensemble: One-step prediction models.
+        intrinsic_weight: Weight of the intrinsic critic; positive.
+        extrinsic_weight: Weight of a critic for the explorer's task returns; 0: no such critic.
+        intrinsic_reward_multiplier: Multiplier of the normalised disagreement.
+        **settings: As in DreamerV3.
     """
 
     EXPLORATION = ("loss_ensemble", "loss_explorer_actor", "loss_explorer_critic")
@@ -117,7 +117,7 @@ class Plan2ExploreLoss(DreamerV3Loss):
 
     @property
     def exploring(self) -> bool:
-        """Whether ensemble and explorer are trained; their weights are frozen otherwise."""
+        """Whether ensemble and explorer are trained; otherwise their weights are frozen."""
         return self._exploring
 
     @exploring.setter
@@ -130,7 +130,7 @@ class Plan2ExploreLoss(DreamerV3Loss):
                 parameter.requires_grad_(exploring)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
-        """Return all losses as scalars. Explorer and ensemble losses are 0 after exploration."""
+        """Return all losses as scalars; explorer and ensemble losses are 0 after exploration."""
         outputs, starts = self._outputs(tensordict)
         if self.exploring:
             outputs |= self._exploration_losses(starts)
@@ -138,7 +138,7 @@ class Plan2ExploreLoss(DreamerV3Loss):
             outputs |= {name: starts.deter.new_zeros(()) for name in self.EXPLORATION}
         return TensorDict(outputs, [])
 
-    def _rewarded(self, features: Tensor) -> Tensor:
+    def _reward_input(self, features: Tensor) -> Tensor:
         return features.detach() if self.exploring else features
 
     def _model_losses(self, records: Records) -> tuple[Latent, dict[str, Tensor]]:
@@ -148,7 +148,7 @@ class Plan2ExploreLoss(DreamerV3Loss):
         return latents, losses
 
     def _ensemble_loss(self, latents: Latent, records: Records) -> Tensor:
-        """Squared errors of the predicted embeddings, except across the ends of episodes."""
+        """Return the squared errors of predicted embeddings, except across episode ends."""
         features = latents.features.detach()[:-1].flatten(0, 1)
         predicted = self.ensemble(features, records.action[:-1].flatten(0, 1))
         targets = self.world_model.targets(records.observations)
@@ -158,15 +158,14 @@ class Plan2ExploreLoss(DreamerV3Loss):
         return loss
 
     def _exploration_losses(self, starts: Latent) -> dict[str, Tensor]:
-        """Losses of the explorer and its critics."""
         gradients = not self.explorer.code.discrete
         imagined = imagine(
             self.world_model, self.explorer, starts, self.imagination_horizon, gradients=gradients
         )
         with torch.set_grad_enabled(gradients):
             features, action = torch.cat(imagined.features[:-1]), imagined.action.flatten(0, 1)
-            found = self.ensemble.disagreement(features, action)
-        novelty = found.view(imagined.reward.shape)  # arrives with the next latent
+            disagreement = self.ensemble.disagreement(features, action)
+        novelty = disagreement.view(imagined.reward.shape)  # reward of the next latent
         intrinsic = self.intrinsic_reward_multiplier * novelty / self.novelty_std(novelty)
         rewards = {"explorer_": intrinsic, "explorer_extrinsic_": imagined.reward}
         outputs = {"disagreement": novelty.detach().mean()}
@@ -175,9 +174,9 @@ class Plan2ExploreLoss(DreamerV3Loss):
         for name, weight in self.explorer_weights.items():
             rewarded = imagined._replace(reward=rewards[name])
             scale = getattr(self, f"{name}return_scale")
-            losses, judged = self._critic_losses(name, rewarded, scale, gradients=gradients)
+            losses, evaluation = self._critic_losses(name, rewarded, scale, gradients=gradients)
             critic_losses.append(losses.pop(f"loss_{name}critic"))
-            advantages.append(weight / total * judged.advantage / judged.spread)
+            advantages.append(weight / total * evaluation.advantage / evaluation.spread)
             outputs |= losses
         outputs["loss_explorer_critic"] = torch.stack(critic_losses).sum()
         advantage = torch.stack(advantages).sum(0)

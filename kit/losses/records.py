@@ -1,4 +1,4 @@
-"""Sequences of records, as losses of world models read them."""
+"""Sequences of records for world-model losses."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from kit.modules.world.rssm import Latent
 
 
 class Records(NamedTuple):
-    """What a minibatch of sequences says, time first: ``[time, sequences]``."""
+    """Entries of a minibatch of sequences, time first: ``[time, sequences]``."""
 
     observations: TensorDictBase
     previous_action: Tensor
-    """encoded, the one before; zeros where it is not known."""
+    """Encoded previous action; zeros if unknown."""
     action: Tensor
-    """encoded, the one that followed."""
+    """Encoded action that followed the observation."""
     reward: Tensor
-    """that arrived with the observation."""
+    """Reward that arrived with the observation."""
     is_init: Tensor
     terminated: Tensor
     last: Tensor
     continuation: Tensor
-    """discount, 0 where the episode terminated."""
+    """Discount factor; 0 if the episode terminated."""
     start: Latent
-    """before the first time step, ``[sequences, ...]``."""
+    """Latent before the first time step, ``[sequences, ...]``."""
 
     @staticmethod
     def keys(world_model: WorldModel) -> list[Any]:
-        """Keys that are read of the records of a minibatch."""
-        own = [world_model.code.key, "reward", "is_init", "terminated", "done"]
-        return [*world_model.observation_keys, *own]
+        """Return the minibatch keys that are read."""
+        others = [world_model.code.key, "reward", "is_init", "terminated", "done"]
+        return [*world_model.observation_keys, *others]
 
     @classmethod
     def of(
@@ -44,14 +44,14 @@ class Records(NamedTuple):
         discount: float,
         stored_latents: bool = False,
     ) -> Records:
-        """The records of a minibatch ``[sequences, time]``.
+        """Create records from a minibatch ``[sequences, time]``.
 
         Args:
-            tensordict: the minibatch.
-            world_model: says what is read.
-            discount: of a step that does not terminate the episode.
-            stored_latents: whether the first latent and action are those of the record before,
-                which ``"before"`` repeats at all time steps; zeros otherwise.
+            tensordict: Minibatch.
+            world_model: World model that determines the keys.
+            discount: Discount factor of a non-terminal step.
+            stored_latents: Whether the first latent and action come from the preceding record,
+                stored in ``"before"``; otherwise they are zeros.
         """
         rows = tensordict.select(*cls.keys(world_model)).transpose(0, 1)
         reward, is_init, terminated, last = (
@@ -74,8 +74,7 @@ class Records(NamedTuple):
         """Encode and filter the observations.
 
         Returns:
-            The observations as the model predicts them, latents ``[time, sequences, ...]``, and the
-            parameters of their posteriors.
+            Prediction targets, latents ``[time, sequences, ...]`` and posterior parameters.
         """
         targets = model.targets(self.observations)
         encoded = model.encode(targets)
@@ -83,6 +82,6 @@ class Records(NamedTuple):
         return targets, *observed
 
     def newest(self, time_steps: int) -> Records:
-        """The last time steps; 0: all."""
+        """Return the last time steps; 0: all time steps."""
         series = zip(self._fields[:-1], self)
         return self._replace(**{name: part[-time_steps:] for name, part in series})

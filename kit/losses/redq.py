@@ -1,4 +1,4 @@
-"""Randomised ensembled double Q-learning, of n-step and prioritised transitions as well."""
+"""Randomised ensembled double Q-learning for n-step and prioritized transitions."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ _STEPS = "steps_to_next_obs"
 class REDQLoss(objectives.REDQLoss):
     """TorchRL's ``REDQLoss`` with targets ``r + gamma^n Q(s_n, a_n)`` for n-step transitions.
 
-    TorchRL's leaves the number of steps out of what it computes targets from, and discounts what
-    follows n rewards by gamma. Here that number travels with the next observation. The importance
-    weights of priorities, which TorchRL's does not read, weigh all losses, as in its ``SACLoss``;
-    ``td_error`` is the absolute error (Schaul et al. 2016, section 3.3), not its square. The
-    temperature has no bounds that are felt: TorchRL's stays from 0.1 to 10.
+    TorchRL's loss drops ``steps_to_next_obs`` and discounts the bootstrap value by gamma instead of
+    gamma^n. All losses are weighted by importance weights, as in TorchRL's ``SACLoss``.
+    ``td_error`` is the absolute error (Schaul et al. 2016, section 3.3) instead of the squared
+    error. The temperature is practically unbounded, while TorchRL limits it to [0.1, 10].
 
-    As TorchRL's, and other than the authors' code, it takes the mean over the critics of their
-    losses, not the sum, and the temperature learns from the actions at both observations, by a loss
-    of its value ``exp(log_alpha)`` where theirs has ``log_alpha``.
+    As in TorchRL, and unlike in the authors' code, critic losses are averaged over the critics
+    instead of summed. The temperature is trained on the actions at both observations, with a loss
+    of ``exp(log_alpha)`` instead of ``log_alpha``.
     """
 
     writes_squared_errors = False
@@ -42,18 +41,18 @@ class REDQLoss(objectives.REDQLoss):
         super().__init__(*networks, min_alpha=min_alpha, max_alpha=max_alpha, **settings)
 
     def make_value_estimator(self, *arguments: Any, **settings: Any) -> Any:
-        """Make the estimator of targets, which reads the number of steps beside the reward."""
-        made = super().make_value_estimator(*arguments, **settings)
+        """Create the value estimator, which also reads the number of steps."""
+        result = super().make_value_estimator(*arguments, **settings)
         self.value_estimator.set_keys(steps_to_next_obs=("next", _STEPS))
-        return made
+        return result
 
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
-        """Return the losses; write ``td_error`` into the minibatch."""
+        """Return the losses, and write ``td_error`` to the minibatch."""
         rows, steps = tensordict, tensordict.get(_STEPS, None)
         if steps is not None:
             rows = tensordict.copy().set(("next", _STEPS), steps)
         device = next(self.parameters()).device
-        # TorchRL's draws the critics of a target where PyTorch makes tensors.
+        # TorchRL draws the critics of a target on PyTorch's default device.
         with contextlib.nullcontext() if device.type == "cpu" else device:
             losses: TensorDict = super().forward(rows)
         key = self.tensor_keys.priority
@@ -61,10 +60,10 @@ class REDQLoss(objectives.REDQLoss):
         return losses
 
     def _reduce_loss(
-        self, loss: Tensor, tensordict: TensorDictBase | None = None, **how: Any
+        self, loss: Tensor, tensordict: TensorDictBase | None = None, **kwargs: Any
     ) -> Tensor:
-        """The mean over critics and rows of ``[critics, *batch]``, by the weights of the rows."""
+        """Return the mean of losses ``[critics, *batch]``, with rows weighted by importance."""
         weights = None if tensordict is None else self._maybe_get_priority_weight(tensordict)
         if weights is not None:
-            how["weights"] = weights.expand_as(loss)
-        return super()._reduce_loss(loss, tensordict, **how)  # type: ignore[no-any-return, unused-ignore]
+            kwargs["weights"] = weights.expand_as(loss)
+        return super()._reduce_loss(loss, tensordict, **kwargs)  # type: ignore[no-any-return, unused-ignore]

@@ -1,4 +1,4 @@
-"""Soft actor-critic whose actor ascends the mean of its critics, or may not choose everything."""
+"""Soft actor-critic variants: dropout Q-functions (DroQ) and discrete SAC with action masks."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torchrl.modules.distributions.utils import rsample_and_log_prob
 
 
 class DroQLoss(objectives.SACLoss):
-    """The loss of dropout Q-functions (Hiraoka et al. 2022, algorithm 2).
+    """Loss of dropout Q-functions, DroQ (Hiraoka et al. 2022, algorithm 2).
 
     Critics regress on ``r + gamma (min_i Q_i(s', a') - alpha log pi(a' | s'))``, as in TorchRL's
-    ``SACLoss``; the actor minimises ``alpha log pi(a | s) - mean_i Q_i(s, a)``, where SAC takes the
-    smallest. TorchRL's ``REDQLoss`` has this mean, but takes at most all critics but one into the
-    target: with the two of DroQ a single one.
+    ``SACLoss``. The actor minimises ``alpha log pi(a | s) - mean_i Q_i(s, a)``, while SAC uses the
+    smallest Q-value. TorchRL's ``REDQLoss`` also uses the mean, but its target uses at most all
+    critics but one, so a single critic with DroQ's two.
     """
 
     def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Any]]:
-        """Loss of the actor, and ``log_prob`` of its actions."""
+        """Return the actor loss and ``log_prob`` of its actions."""
         weights = self._maybe_get_priority_weight(tensordict)
         with (
             set_exploration_type(ExplorationType.RANDOM),
@@ -40,17 +40,17 @@ class DroQLoss(objectives.SACLoss):
 
 
 class DiscreteSACLoss(objectives.DiscreteSACLoss):
-    """TorchRL's ``DiscreteSACLoss``, with a target entropy that counts the choices allowed.
+    """TorchRL's ``DiscreteSACLoss`` with a target entropy that depends on the action mask.
 
-    TorchRL's is one number for all states. No policy reaches a share of the entropy of all choices
-    where few are allowed, and the temperature then grows without bound.
+    TorchRL's target entropy is the same for all states. If few actions are allowed, no policy
+    reaches a fraction of the entropy of all actions, and the temperature grows without bound.
 
     Args:
-        *networks: as TorchRL's.
-        action_mask: key of the observation ``[..., choices]`` that is 0 where a choice is
-            forbidden; ``None``: none is.
-        **settings: as TorchRL's. ``target_entropy`` is that where all choices are allowed; where m
-            of n are, it counts ``log(m) / log(n)`` times.
+        *networks: Networks of TorchRL's loss.
+        action_mask: Key of the mask ``[..., choices]`` that is 0 for forbidden actions, or
+            ``None``.
+        **settings: Further arguments of TorchRL's loss. ``target_entropy`` applies if all actions
+            are allowed. If m of n actions are allowed, it is multiplied by ``log(m) / log(n)``.
     """
 
     def __init__(self, *networks: Any, action_mask: Any = None, **settings: Any) -> None:
@@ -58,13 +58,13 @@ class DiscreteSACLoss(objectives.DiscreteSACLoss):
         self.action_mask = action_mask
 
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
-        """Return the losses; write ``td_error`` into the minibatch."""
+        """Return the losses, and write ``td_error`` to the minibatch."""
         losses: TensorDict = super().forward(tensordict)
         if self.action_mask is None:
             return losses
         allowed = tensordict.get(self.action_mask) != 0
         share = allowed.sum(-1).clamp_min(1).log() / math.log(max(allowed.shape[-1], 2))
-        excess = self.log_alpha * self.target_entropy * (1 - share)  # of TorchRL's target
+        excess = self.log_alpha * self.target_entropy * (1 - share)  # surplus in TorchRL's loss
         weights = self._maybe_get_priority_weight(tensordict)
         excess = self._reduce_loss(excess, tensordict=tensordict, weights=weights)
         return losses.set("loss_alpha", losses.get("loss_alpha") + excess)

@@ -1,4 +1,4 @@
-"""Stein variational policy gradient: policies that learn from each other and keep apart."""
+"""Stein variational policy gradient: several policies that learn jointly and repel each other."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from torch import Tensor, nn
 
 
 def rbf_kernel(particles: Tensor) -> tuple[Tensor, Tensor]:
-    """The radial basis function kernel and the sum of its derivatives.
+    """Return the radial basis function kernel and the sum of its derivatives.
 
-    ``k(x, y) = exp(-|x - y|^2 / h)``, where the bandwidth ``h`` is the median of the squared
-    distances of all pairs, divided by ``log(n + 1)`` (Liu and Wang 2016, section 5, with the
-    ``n + 1`` of pyrado, so that two particles have a bandwidth).
+    ``k(x, y) = exp(-|x - y|^2 / h)``. The bandwidth ``h`` is the median of the squared distances of
+    all pairs, divided by ``log(n + 1)`` (Liu and Wang 2016, section 5). ``n + 1`` is as in pyrado.
 
     Args:
         particles: ``[n, parameters]``.
 
     Returns:
-        The kernel ``[n, n]``, and ``[n, parameters]``: for each particle ``i`` the sum over ``j``
-        of the derivatives of ``k(x_j, x_i)`` by ``x_j``, which points away from the others.
+        The kernel ``[n, n]``, and ``[n, parameters]``: for each particle ``i``, the sum over ``j``
+        of the derivatives of ``k(x_j, x_i)`` with respect to ``x_j``.
     """
     count = len(particles)
     away = particles[:, None] - particles[None]
@@ -36,26 +35,26 @@ def rbf_kernel(particles: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def svpg_directions(particles: Tensor, scores: Tensor, temperature: float) -> Tensor:
-    """In which direction each particle moves (Liu et al. 2017, eq. 9, with a flat prior).
+    """Return the update direction of each particle (Liu et al. 2017, eq. 9, with a flat prior).
 
     Args:
-        particles: parameters of the policies, ``[n, parameters]``.
-        scores: gradient of each policy's objective, ``[n, parameters]``.
-        temperature: weight of the entropy of the particles' distribution against the objective.
+        particles: Policy parameters, ``[n, parameters]``.
+        scores: Gradients of the policies' objectives, ``[n, parameters]``.
+        temperature: Weight of the entropy of the particle distribution relative to the objective.
     """
     kernel, repulsion = rbf_kernel(particles)
     return (kernel @ scores / temperature + repulsion) / len(particles)
 
 
 class SteinGradients:
-    """Turns the gradients of particles' losses into those of SVPG, for ``Update(gradients=...)``.
+    """Converts the gradients of particle losses to SVPG gradients, for ``Update(gradients=...)``.
 
-    Those of critics are left to their particles. All are of the loss's mean over the particles, so
-    each is multiplied by their number.
+    Critic gradients are not coupled. The loss is a mean over the particles, so each gradient is
+    multiplied by the number of particles.
 
     Args:
-        policy: whose parameters ``[particles, ...]`` are coupled, a body that it shares included.
-        temperature: as of :func:`svpg_directions`.
+        policy: Policy with parameters ``[particles, ...]``, including a shared backbone.
+        temperature: As in :func:`svpg_directions`.
     """
 
     def __init__(self, policy: nn.Module, temperature: float) -> None:
@@ -65,7 +64,7 @@ class SteinGradients:
     def __call__(
         self, parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]
     ) -> list[Tensor | None]:
-        """Return the gradients that the optimiser follows downhill."""
+        """Return the gradients for the optimiser, which minimises."""
         changed = [None if g is None else len(p) * g for p, g in zip(parameters, gradients)]
         found = {n: g for n, g in enumerate(changed) if g is not None}
         coupled = [n for n in found if id(parameters[n]) in self._coupled]

@@ -1,4 +1,4 @@
-"""Twin delayed deep deterministic policy gradient, whose actor asks one critic."""
+"""Twin delayed deep deterministic policy gradient (TD3) whose actor loss uses one critic."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from torchrl import objectives
 
 
 class TD3Loss(objectives.TD3Loss):
-    """TorchRL's loss of TD3, with the first critic alone in the actor's part.
+    """TorchRL's ``TD3Loss`` with an actor loss that evaluates only the first critic.
 
-    The actor ascends ``Q_1(s, pi(s))`` (Fujimoto et al. 2018, algorithm 1). TorchRL computes and
-    differentiates all critics and takes the first of their values: the same gradient for a tenth
-    more arithmetic. ``td_error``, from which priorities come, is the absolute error (Schaul et al.
-    2016, section 3.3), not its square.
+    The actor maximises ``Q_1(s, pi(s))`` (Fujimoto et al. 2018, algorithm 1). TorchRL evaluates and
+    differentiates all critics and selects the first value, which yields the same gradient with 10 %
+    more computation. ``td_error``, which determines priorities, is the absolute error (Schaul et
+    al. 2016, section 3.3) instead of the squared error.
     """
 
     writes_squared_errors = False
 
     def value_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Any]]:
-        """Loss of the critics, and their values, targets and errors, ``[critics, *batch]``."""
+        """Return the critic loss, and values, targets and errors, ``[critics, *batch]``."""
         loss, found = super().value_loss(tensordict)
         return loss, {**found, "td_error": found["td_error"].detach().sqrt()}
 
     def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Any]]:
-        """Loss of the actor, and ``state_action_value_actor``, the first critic's value."""
+        """Return the actor loss and ``state_action_value_actor``, the first critic's value."""
         weights = self._maybe_get_priority_weight(tensordict)
         chosen = tensordict.select(*self.actor_network.in_keys, strict=False)
         with self.actor_network_params.to_module(self.actor_network, preserve_module_state=False):

@@ -1,4 +1,4 @@
-"""Updates of target networks."""
+"""Target network updates."""
 
 from __future__ import annotations
 
@@ -17,31 +17,30 @@ from kit.steps.every import Every
 
 
 def make_target_updater(loss: LossModule, tau: float | None, every: int = 1) -> TargetNetUpdater:
-    """Return TorchRL's soft or hard update of a loss's target networks.
+    """Create TorchRL's soft or hard updater for a loss's target networks.
 
     Args:
-        loss: loss with target networks.
-        tau: Polyak coefficient, the share of the online network in a target network after an
-            update (Lillicrap et al. 2016, algorithm 1); 1 copies it. ``None``: 0.005, or 1 if
-            updates are rarer than gradient steps.
-        every: gradient steps between two updates, which :class:`~kit.update.Update` counts.
+        loss: Loss with target networks.
+        tau: Polyak coefficient: weight of the online network in an update (Lillicrap et al. 2016,
+            algorithm 1); 1 copies it. ``None``: 0.005, or 1 if ``every`` is above 1.
+        every: Gradient steps between two updates, counted by :class:`~kit.update.Update`.
     """
     tau = (0.005 if every == 1 else 1.0) if tau is None else float(tau)
-    if tau == 1.0:  # its own count is left out: it copies whenever it is called
+    if tau == 1.0:  # interval 0 copies the weights at every call
         return HardUpdate(loss, value_network_update_interval=0)
     return SoftUpdate(loss, tau=tau)
 
 
 class TargetUpdates:
-    """Updates target networks every so many gradient or policy steps.
+    """Updates target networks at a fixed interval of gradient or policy steps.
 
     Args:
-        updater: TorchRL's; ``None``: there are no target networks.
-        every: a number of gradient steps, or text such as ``"1_000 policy steps"``.
-        traces: whether a soft update is traced.
+        updater: TorchRL's updater; ``None``: there are no target networks.
+        every: Number of gradient steps, or text such as ``"1_000 policy steps"``.
+        traces: Whether soft updates are traced.
 
     Attributes:
-        counts: ``"gradient"`` or ``"policy"``: the steps that are counted.
+        counts: Unit of the interval: ``"gradient"`` or ``"policy"`` steps.
     """
 
     def __init__(self, updater: TargetNetUpdater | None, every: int | str, traces: bool) -> None:
@@ -50,14 +49,14 @@ class TargetUpdates:
         whole_number("value_network_update_interval", interval)
         if every != 1 and interval:
             name = type(updater).__name__
-            why = f"would call {name}, which copies only once in {interval + 1} calls"
-            works = f"give {name}(..., value_network_update_interval=0)"
-            raise SettingError("target_update_every", every, why, works)
+            reason = f"{name} itself copies the weights only at every {interval + 1}th call"
+            hint = f"Use {name}(..., value_network_update_interval=0)"
+            raise SettingError("target_update_every", every, reason, hint)
         self._traces = traces
         self.replace(updater)
 
     def replace(self, updater: TargetNetUpdater | None) -> None:
-        """Use another updater from now on."""
+        """Replace the updater."""
         self.updater = updater
         self._update: Callable[[], Any] | None = None if updater is None else updater.step
         if self._traces and isinstance(updater, SoftUpdate):
@@ -70,12 +69,12 @@ class TargetUpdates:
         return self.period.period in (1, *periods)
 
     def count(self, kind: str, steps: int, updated: bool = False) -> None:
-        """Update the targets if they are due, unless the optimisers' step has updated them.
+        """Update the targets if they are due, unless the traced gradient step has updated them.
 
         Args:
             kind: ``"gradient"`` or ``"policy"``.
-            steps: number of these steps so far.
-            updated: whether the optimisers' step has updated them.
+            steps: Number of these steps so far.
+            updated: Whether the traced gradient step has updated the targets.
         """
         if kind != self.counts:
             return
@@ -87,12 +86,12 @@ class TargetUpdates:
                 self._update()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the updater's own state and the last step counted."""
-        own = {} if self.updater is None else self.updater.state_dict()
-        return {"targets": own, "target_period": self.period.state_dict()}
+        """Return the updater's state and the last counted step."""
+        targets = {} if self.updater is None else self.updater.state_dict()
+        return {"targets": targets, "target_period": self.period.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a state of :meth:`state_dict`."""
+        """Restore the state returned by :meth:`state_dict`."""
         if self.updater is not None:
             self.updater.load_state_dict(state_dict["targets"])
         self.period.load_state_dict(state_dict["target_period"])
@@ -109,12 +108,13 @@ def _traced(updater: SoftUpdate) -> Callable[[], None]:
 
 
 def _period(every: int | str) -> tuple[Every, str]:
-    """Return the period of target updates and what it counts: gradient or policy steps."""
+    """Return the interval of target updates and its unit, ``"gradient"`` or ``"policy"``."""
     if not isinstance(every, str):
         return Every(whole_number("target_update_every", every, 1)), "gradient"
     found = re.fullmatch(r"([\d_,]+) (gradient|policy) steps?", every.strip())
     if found is None:
-        works = ["100 gradient steps", "1_000 policy steps"]
-        raise SettingError("target_update_every", every, "is not a number of steps", works)
+        hint = ["100 gradient steps", "1_000 policy steps"]
+        reason = "The interval is not a number of gradient or policy steps"
+        raise SettingError("target_update_every", every, reason, hint)
     count = int(found[1].replace("_", "").replace(",", "") or 0)
     return Every(whole_number("target_update_every", count, 1)), found[2]

@@ -19,20 +19,20 @@ TRACES_STEPS = ("auto", "exact")
 
 
 class TracedStep:
-    """The traced functions of an update: two for each set of optimisers that step together.
+    """Traced functions of an update, two for each set of optimisers that step together.
 
     ``"step"`` is the whole gradient step. It is used if the optimisers' steps are fixed lists of
-    operations and nothing is called between gradients and optimisers. Otherwise ``"loss"`` is used:
-    loss and gradients, after which the optimisers step eagerly.
+    operations and no hook runs between gradients and optimisers. Otherwise, ``"loss"`` computes
+    loss and gradients, and the optimisers step eagerly.
 
     Args:
-        update: whose settings and parts the functions depend on.
-        loss: computes losses and gradients.
-        step: makes the whole gradient step.
+        update: Update whose settings and parts the functions depend on.
+        loss: Computes losses and gradients.
+        step: Computes the whole gradient step.
 
     Attributes:
-        traced: functions by due optimisers and kind.
-        looked: steps found unchanged in an undisturbed phase; ``None`` outside of one.
+        traced: Functions by due optimisers and kind.
+        looked: Steps checked for changes while ``update.undisturbed`` is true; otherwise ``None``.
     """
 
     def __init__(self, update: Any, loss: Function, step: Function) -> None:
@@ -42,34 +42,34 @@ class TracedStep:
         self._ever_due = ever_due(update.groups)
         fused = update.compile in TRACES_STEPS
         self._fused = FusedOptimizers([g.optimizer for g in update.groups] if fused else [])
-        self._owned: list[list[int]] = []  # parameters of each group when losses were traced
+        self._owned: list[list[int]] = []  # parameter ids of each group at tracing time
         self.looked: set[Due] | None = None
         self._keys_read: list[Any] = []
 
     @property
     def reason(self) -> str:
-        """Why the loss runs eagerly; empty while it does not."""
+        """Reason why the loss runs eagerly; empty if it is traced."""
         stale = [traced.reason for traced in self.traced.values() if traced.is_stale]
         reasons = [traced.reason for (_, kind), traced in self.traced.items() if kind == "loss"]
         return next(filter(None, [*stale, *reasons]), "")
 
     @property
     def keys_read(self) -> list[Any]:
-        """Keys of a minibatch that are read; empty if unknown, or if a verification is due."""
+        """Minibatch keys that are read; empty if unknown or if a verification is due."""
         if any(traced.policy.check_is_due for traced in self.traced.values()):
             return []
         read = [self._keys_of(due) for due in self._ever_due]
         if not all(read):
             return []
         keys = sorted({key for keys in read for key in keys}, key=str)
-        if keys != self._keys_read:  # readers recognise the list
+        if keys != self._keys_read:  # callers compare lists by identity
             self._keys_read = keys
         return self._keys_read
 
     def _keys_of(self, due: Due) -> list[Any]:
-        """Keys that the replayed function reads; empty if there is none."""
+        """Return the keys that the traced function reads; empty if there is no traced function."""
         step = self.traced.get((due, "step"))
-        if step is not None and self._is_known(due, step):
+        if step is not None and self._is_valid(due, step):
             return step.keys_read
         loss = self.traced.get((due, "loss"))
         if loss is None or loss.refresh():
@@ -82,13 +82,13 @@ class TracedStep:
             traced.clear()
 
     def step(self, due: Due) -> Traced | None:
-        """Return the whole gradient step, or ``None`` if it is not one list of operations."""
+        """Return the traced gradient step, or ``None`` if the whole step cannot be traced."""
         update, step = self._update, self.traced.get((due, "step"))
-        open_to_hooks = update.post_backward is not None
-        if step is not None and not open_to_hooks and self._is_known(due, step):
+        has_hook = update.post_backward is not None
+        if step is not None and not has_hook and self._is_valid(due, step):
             return step
         self._fused.update()
-        if open_to_hooks or update.compile not in TRACES_STEPS or not self._is_fixed(due):
+        if has_hook or update.compile not in TRACES_STEPS or not self._is_fixed(due):
             return None
         step = self._trace(due, "step")
         if step.reason:
@@ -97,13 +97,13 @@ class TracedStep:
         return step
 
     def _is_fixed(self, due: Due) -> bool:
-        """Return whether the loss can be traced and the optimisers' steps are always the same."""
+        """Return whether the loss and the optimisers' steps can be traced."""
         loss = self.traced.get((due, "loss"))
         optimizers = [self._update.groups[number].optimizer for number in due]
         return (loss is None or not loss.reason) and step_is_fixed(optimizers)
 
-    def _is_known(self, due: Due, step: Traced) -> bool:
-        """Return whether a step can be replayed, and all that it depends on is unchanged."""
+    def _is_valid(self, due: Due, step: Traced) -> bool:
+        """Return whether a traced step can be replayed because its dependencies are unchanged."""
         if not step.replays:
             return False
         if self.looked is not None and due in self.looked:
@@ -116,9 +116,9 @@ class TracedStep:
         return True
 
     def loss(self, due: Due) -> Traced:
-        """Return the function of loss and gradients."""
+        """Return the traced function that computes loss and gradients."""
         owned = [[*map(id, group.parameters)] for group in self._update.groups]
-        if owned != self._owned:  # gradients are numbered by their parameters
+        if owned != self._owned:  # gradients are numbered in the order of the parameters
             self._owned = owned
             self.clear()
         loss = self._trace(due, "loss")
@@ -140,7 +140,7 @@ class TracedStep:
         return self.traced[due, kind]
 
     def _parts(self, due: Due) -> list[Any]:
-        """What a whole gradient step depends on, besides the loss module."""
+        """Return the dependencies of a gradient step other than the loss module."""
         update = self._update
         changes = [] if update.change_gradients is None else [update.change_gradients]
         targets = [update.target_updater] if update.targets_move_with(due) else []

@@ -1,4 +1,4 @@
-"""One gradient step: minibatch, loss, gradients, clipping, optimisers, target networks."""
+"""Gradient step: minibatch, loss, gradients, clipping, optimisers and target networks."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from kit.update.traced_step import TracedStep
 Compile = Literal["auto", "exact", True, False]
 Metrics = dict[str, Tensor]
 Gradients = dict[int, Tensor]
-"""By the number of the parameter, among those of the optimisers that step; absent where none."""
+"""Gradients keyed by position among the parameters of the due optimisers."""
 ChangeGradients = Callable[[Sequence[Tensor], Sequence[Tensor | None]], Sequence[Tensor | None]]
-"""From parameters and their gradients to other gradients."""
+"""Function from parameters and their gradients to changed gradients."""
 
 _TRACED_SETTINGS = frozenset(
     {"max_grad_norm", "clip_value", "change_gradients", "compile", "writes_to_minibatch"}
@@ -40,67 +40,69 @@ _TRACED_SETTINGS = frozenset(
 
 
 def autocast_loss(loss_module: nn.Module, precision: str, device: Any) -> nn.Module:
-    """Replace a loss's ``forward`` by one that multiplies matrices in another type.
+    """Run a loss's ``forward`` under autocast, so that matrix products use another dtype.
 
     Args:
-        loss_module: the loss; its weights keep their type.
-        precision: ``"bfloat16"``, or ``"float32"``, which changes nothing.
-        device: device of the loss.
+        loss_module: Loss module; its weights keep their dtype.
+        precision: ``"bfloat16"``, or ``"float32"`` for no autocast.
+        device: Device of the loss.
     """
     if one_of("precision", precision, ["float32", "bfloat16"]) == "bfloat16":
         mixed = torch.autocast(torch.device(device).type, torch.bfloat16)
         loss_module.forward = forward = mixed(loss_module.forward)
-        vars(loss_module)["autocast_loss"] = mixed, forward  # for losses_due, which calls a part
+        vars(loss_module)["autocast_loss"] = mixed, forward  # read by losses_due
     return loss_module
 
 
 class Update(OptimizationStepper):
-    """Minimises a TorchRL loss, one gradient step at a time.
+    """Minimises a TorchRL loss, one gradient step per call.
 
     It is an ``OptimizationStepper``, so it also works in TorchRL's ``Trainer``. With several
-    optimisers, the gradients of all losses that are due are computed at the parameters before the
-    step.
+    optimisers, the gradients of all due losses are computed before any optimiser steps.
 
     Args:
-        loss_module: returns a TensorDict of scalars. The sum of those named ``loss...`` is
-            minimised; the others are metrics.
-        optimizer: one optimiser for all losses; or one by name of the loss it minimises
-            (``{"loss_actor": ..., "loss_qvalue": ...}``). Several names may share an optimiser, and
-            ``""`` stands for all losses in the module's ``out_keys`` that are not named. Weights
-            that the losses reach must be in an optimiser or frozen (``requires_grad_(False)``);
-            they may be frozen, unfrozen and added at any time.
-        every: gradient steps between two steps of the optimiser of a loss, by name of the loss;
-            default 1. ``{"loss_actor": 2}`` is the policy delay of TD3 (Fujimoto et al. 2018).
-        max_grad_norm: largest norm of all gradients of an optimiser; ``None``: unclipped.
-        clip_value: largest absolute value of a gradient; ``None``: unclipped.
-        gradients: changes the gradients of an optimiser's parameters before they are clipped. Its
-            ``state_dict()``, if any, is in checkpoints.
-        target_updater: ``SoftUpdate`` or ``HardUpdate`` of the loss's target networks. A
-            ``HardUpdate`` needs ``value_network_update_interval=0`` with ``target_update_every``.
-        target_update_every: steps between two target updates: a number of gradient steps, or text
-            such as ``"1_000 policy steps"``. Policy steps are the argument of :meth:`advance`.
-        compile: ``"auto"``: loss, gradients and (of fused optimisers) the whole gradient step are
-            recorded once per minibatch shape and replayed as tensor operations without Python, or
-            as a CUDA graph; eager where that is not possible. Results are bitwise the eager ones,
-            except for large matrix products on some processors (:mod:`kit.fast.products`;
-            ``"exact"``: without these) and for learning rates on a GPU, which are float32 there.
-            ``True``: loss and gradients are compiled by ``torch.compile``, which rounds differently
-            and needs a C++ compiler. ``False``: eager.
+        loss_module: Returns a TensorDict of scalars. The sum of outputs named ``loss...`` is
+            minimised; other outputs are metrics.
+        optimizer: An optimiser for all losses, or a mapping from loss names to optimisers
+            (``{"loss_actor": ..., "loss_qvalue": ...}``). Several losses may share an optimiser.
+            The name ``""`` stands for all unnamed losses in the module's ``out_keys``. Parameters
+            that a loss depends on must be in an optimiser or frozen (``requires_grad_(False)``).
+            Parameters may be frozen, unfrozen and added at any time.
+        every: Gradient steps between two steps of a loss's optimiser, keyed by loss name; default
+            1. ``{"loss_actor": 2}`` is TD3's policy delay (Fujimoto et al. 2018).
+        max_grad_norm: Maximum norm of all gradients of an optimiser; ``None``: no clipping.
+        clip_value: Maximum absolute value of a gradient entry; ``None``: no clipping.
+        gradients: Function that changes the gradients of an optimiser's parameters before clipping.
+            Its ``state_dict()``, if any, is saved in checkpoints.
+        target_updater: ``SoftUpdate`` or ``HardUpdate`` of the loss's target networks. With
+            ``target_update_every``, ``HardUpdate`` requires ``value_network_update_interval=0``.
+        target_update_every: Interval between target updates: a number of gradient steps, or text
+            such as ``"1_000 policy steps"``. Policy steps are passed to :meth:`advance`.
+        compile: How gradient steps are executed:
+
+            - ``"auto"``: traced once per minibatch shape and replayed without Python, or as a CUDA
+              graph. With fused optimisers, the whole gradient step is traced; untraceable losses
+              run eagerly. Results equal eager results bit for bit, except for large matrix products
+              on some CPUs (:mod:`kit.fast.products`) and float32 learning rates on GPUs.
+            - ``"exact"``: as ``"auto"``, without the faster matrix products.
+            - ``True``: loss and gradients are compiled by ``torch.compile``, which rounds
+              differently and needs a C++ compiler.
+            - ``False``: eager.
 
     Attributes:
-        optimizer_step_count: gradient steps made.
-        shapes_vary: whether minibatches are whole batches of varying length. ``"auto"`` then works
-            as ``"exact"``: to record each shape would cost more than faster products save.
-        writes_to_minibatch: whether entries that the loss writes (``td_error``) are written to the
+        optimizer_step_count: Number of gradient steps so far.
+        shapes_vary: Whether minibatches are whole batches of varying length. ``"auto"`` then
+            behaves like ``"exact"``, because tracing each shape would cost more than faster matrix
+            products save.
+        writes_to_minibatch: Whether entries that the loss writes (``td_error``) are copied to the
             minibatch, for priorities or hooks.
-        reads_minibatches: whether a subclass reads entries that the loss does not read. It then
-            receives all entries.
-        post_backward: called in each gradient step when the gradients of all losses are in
+        reads_minibatches: Whether a subclass needs entries that the loss does not read.
+        post_backward: Hook called in each gradient step when the gradients of all losses are in
             ``parameter.grad``, before ``gradients`` and clipping; it may change or replace them.
 
     Raises:
-        SettingError: if a setting contradicts another one or the losses. Some errors are only found
-            when the loss is called; they are raised before the first step of its optimiser.
+        SettingError: If arguments contradict each other or the losses. Errors that depend on the
+            loss outputs are raised before the first step of the loss's optimiser.
     """
 
     shapes_vary = False
@@ -127,8 +129,8 @@ class Update(OptimizationStepper):
         self.max_grad_norm = _positive("max_grad_norm", max_grad_norm)
         self.clip_value = _positive("clip_value", clip_value)
         if max_grad_norm is not None and clip_value is not None:
-            why = f"contradicts max_grad_norm={max_grad_norm}"
-            raise SettingError("clip_value", clip_value, why)
+            reason = f"Gradients are already clipped by max_grad_norm={max_grad_norm}"
+            raise SettingError("clip_value", clip_value, reason, [None])
         self.change_gradients = gradients
         self.compile = one_of("compile", compile, ["auto", "exact", True, False])
         self.optimizer_step_count = 0
@@ -144,17 +146,17 @@ class Update(OptimizationStepper):
 
     @property
     def loss_module(self) -> nn.Module:
-        """The loss module; optimisers have its weights, so another one needs another update."""
+        """The loss module; it cannot be replaced, since the optimisers refer to its weights."""
         return self._loss_module
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """Optimisers, the losses they minimise and their periods."""
+        """Optimisers with their losses and periods."""
         return self._groups
 
     @property
     def target_updater(self) -> TargetNetUpdater | None:
-        """TorchRL's updater of the target networks; it may be replaced."""
+        """TorchRL's updater of the target networks; it can be replaced."""
         return self._targets.updater
 
     @target_updater.setter
@@ -164,14 +166,14 @@ class Update(OptimizationStepper):
 
     @property
     def plain_reason(self) -> str:
-        """Why the loss runs eagerly; empty while it does not."""
-        return self.traced_step.reason or ("" if self.compile else "asked for")
+        """Reason why the loss runs eagerly; empty if it is traced."""
+        return self.traced_step.reason or ("" if self.compile else "compile=False")
 
     @property
     def undisturbed(self) -> bool:
-        """Whether only gradient steps change what they depend on, until this is false again.
+        """Whether the caller changes nothing between gradient steps.
 
-        Changes are then looked for in the first gradient step only.
+        While this is true, dependencies are checked for changes only in the first gradient step.
         """
         return self.traced_step.looked is not None
 
@@ -181,20 +183,20 @@ class Update(OptimizationStepper):
 
     @property
     def keys_read(self) -> list[Any]:
-        """Keys of a minibatch that the loss reads; empty if unknown, or if a check is due."""
+        """Minibatch keys that the loss reads; empty if unknown or if a verification is due."""
         return self.traced_step.keys_read
 
     # ------------------------------------------------------------------ one gradient step
     def __call__(self, minibatch: TensorDictBase, *others: TensorDictBase) -> Metrics:
-        """Make one gradient step on one minibatch, or on several whose gradients are averaged.
+        """Run one gradient step on one minibatch, or on several with averaged gradients.
 
         Args:
             minibatch: TensorDict of any batch size.
-            others: further minibatches; gradients are weighted by the number of rows.
+            others: Further minibatches; gradients are weighted by the number of rows.
 
         Returns:
-            Losses, the loss's metrics and the norm of the gradients: read-only scalars on the
-            device. Losses of an actor that is not due may be omitted, with their metrics: see
+            Losses, the loss's metrics and gradient norms: read-only scalars on the device. Losses
+            and metrics of an actor that is not due may be omitted; see
             :func:`~kit.losses.losses_due`.
         """
         due = self._due()
@@ -212,7 +214,7 @@ class Update(OptimizationStepper):
         return metrics
 
     def losses(self, minibatch: TensorDictBase, *, due_alone: bool = False) -> TensorDictBase:
-        """Return the losses of a minibatch of any size; those not due may be omitted on request."""
+        """Return the losses of a minibatch; ``due_alone`` may omit losses that are not due."""
         if not due_alone:
             return flat(self.loss_module(minibatch))
         return self._losses_due(self._due(), minibatch)
@@ -222,7 +224,7 @@ class Update(OptimizationStepper):
         return flat(losses_due(self.loss_module, minibatch, names))
 
     def minimize(self, losses: TensorDictBase) -> Metrics:
-        """Make one eager gradient step on outputs of the loss module, perhaps changed."""
+        """Run one eager gradient step on the (possibly changed) outputs of the loss module."""
         due = self._due()
         gradients = self._differentiate(due, losses)
         metrics = {name: scalar(value) for name, value in losses.items()}
@@ -232,32 +234,31 @@ class Update(OptimizationStepper):
         return metrics
 
     def step(self, trainer: Any, sub_batch: TensorDictBase) -> TensorDictBase:
-        """Make one gradient step for TorchRL's trainer, and call its ``post_loss`` hooks."""
+        """Run one gradient step in TorchRL's trainer and call its ``post_loss`` hooks."""
         metrics = TensorDict(self(sub_batch))
-        if after_loss := getattr(trainer, "_post_loss_hook", None):  # not of a learner elsewhere
+        if after_loss := getattr(trainer, "_post_loss_hook", None):  # remote learners have none
             after_loss(sub_batch)
         return metrics
 
     def register(self, trainer: Any, name: str = "optimization_stepper") -> None:
-        """Register the update as the stepper of TorchRL's trainer.
+        """Register the update as the optimisation stepper of TorchRL's trainer.
 
         Raises:
-            SettingError: if the trainer would clip gradients differently, or targets are updated by
-                policy steps.
+            SettingError: If the trainer clips differently, or targets count policy steps.
         """
-        own = self.max_grad_norm if trainer.clip_grad_norm else self.clip_value
-        if trainer.clip_norm not in (None, own):
-            why = "is not where the update clips gradients, which it does by itself"
-            works = "leave it out, and give Update(max_grad_norm=...) or Update(clip_value=...)"
-            raise SettingError("clip_norm", trainer.clip_norm, why, works)
+        limit = self.max_grad_norm if trainer.clip_grad_norm else self.clip_value
+        if trainer.clip_norm not in (None, limit):
+            reason = "The update clips gradients itself and ignores the trainer's clip_norm"
+            hint = "Remove it and use Update(max_grad_norm=...) or Update(clip_value=...)"
+            raise SettingError("clip_norm", trainer.clip_norm, reason, hint)
         if self._targets.counts == "policy":
-            why = "counts policy steps, which TorchRL's trainer does not tell an update"
-            works = "give a number of gradient steps"
-            raise SettingError("target_update_every", self._targets.period.period, why, works)
+            reason = "TorchRL's trainer does not report policy steps to the update"
+            hint = "Use a number of gradient steps"
+            raise SettingError("target_update_every", self._targets.period.period, reason, hint)
         super().register(trainer, name)
 
     def stepped(self) -> None:
-        """Count a gradient step that was made; update the targets if it is their turn."""
+        """Count a gradient step that was made elsewhere, and update the targets if they are due."""
         self._stepped(self._due())
 
     def _stepped(self, due: Due, targets_moved: bool = False) -> None:
@@ -267,45 +268,43 @@ class Update(OptimizationStepper):
         self._targets.count("gradient", self.optimizer_step_count, updated=targets_moved)
 
     def begin_run(self) -> None:
-        """Count policy steps from 0 again, in case of an earlier run."""
+        """Restart the count of policy steps at 0 for a new run."""
         if self._targets.counts == "policy":
             self._targets.period.last = 0
 
     def advance(self, policy_steps: int) -> None:
-        """Update the targets if they are due after so many policy steps of the run."""
+        """Update the targets if they are due after ``policy_steps`` steps of the run."""
         self._targets.count("policy", policy_steps)
 
     def targets_move_with(self, due: Due) -> bool:
-        """Return whether a soft update of the targets is part of each of these gradient steps."""
+        """Return whether gradient steps with these due groups include a soft target update."""
         return self._targets.move_with([self._groups[number].period for number in due])
 
     def _due(self) -> Due:
         return due_at(self._groups, self.optimizer_step_count + 1)
 
     def _losses_of(self, due: Due, minibatch: TensorDictBase) -> tuple[Metrics, Gradients]:
-        """Metrics and gradients of a minibatch."""
         if not self.compile:
             return self._outputs(self._loss(due, minibatch.copy()), minibatch)
         return self._run(self.traced_step.loss(due), minibatch)
 
     def _run(self, traced: Traced, minibatch: TensorDictBase) -> tuple[Metrics, Gradients]:
-        """Return metrics and gradients of a traced call."""
         outputs = traced(minibatch)
         if traced.is_stale:
-            self.compile = False  # the other graphs of the loss use the old value, too
+            self.compile = False  # other graphs of the loss also use the old value
         return self._outputs(outputs, minibatch)
 
     @staticmethod
     def _outputs(
         outputs: Mapping[Any, Tensor], minibatch: TensorDictBase
     ) -> tuple[Metrics, Gradients]:
-        """Metrics and gradients; what the loss writes is written into the minibatch."""
+        """Return metrics and gradients, and copy entries that the loss wrote into the minibatch."""
         metrics: Metrics = {}
         gradients: Gradients = {}
-        for (what, name), value in outputs.items():
-            if what == "metric":
+        for (kind, name), value in outputs.items():
+            if kind == "metric":
                 metrics[name] = value
-            elif what == "gradient":
+            elif kind == "gradient":
                 gradients[name] = value
             else:
                 put(minibatch, name, writable(value))
@@ -314,7 +313,7 @@ class Update(OptimizationStepper):
     # ------------------------------------------------------------------ loss and gradients
     @torch.enable_grad()
     def _loss(self, due: Due, minibatch: TensorDictBase) -> dict[Any, Tensor]:
-        """Metrics, gradients, and what the loss writes into the minibatch."""
+        """Return metrics, gradients and the minibatch entries that the loss writes."""
         before = {key: minibatch.get(key) for key in minibatch.keys(True, True)}
         losses = self._losses_due(due, minibatch)
         outputs: dict[Any, Tensor] = {("metric", k): scalar(v) for k, v in losses.items()}
@@ -326,16 +325,15 @@ class Update(OptimizationStepper):
         return outputs
 
     def _step(self, due: Due, minibatch: TensorDictBase) -> dict[Any, Tensor]:
-        """Make the step; metrics, and what the loss writes into the minibatch."""
+        """Run the gradient step; return metrics and the minibatch entries that the loss writes."""
         outputs = self._loss(due, minibatch)
-        numbers = [name for what, name in outputs if what == "gradient"]
+        numbers = [name for kind, name in outputs if kind == "gradient"]
         norms = self._apply(due, {number: outputs.pop(("gradient", number)) for number in numbers})
         if (updater := self.target_updater) is not None and self.targets_move_with(due):
             updater.step()
         return outputs | {("metric", name): norm for name, norm in norms.items()}
 
     def _differentiate(self, due: Due, losses: TensorDictBase) -> Gradients:
-        """The gradients of the parameters of all groups that are due."""
         self._checks(due, losses)
         gradients: list[Tensor | None] = []
         for number in due:
@@ -343,7 +341,7 @@ class Update(OptimizationStepper):
         return {number: value for number, value in enumerate(gradients) if value is not None}
 
     def _apply(self, due: Due, gradients: Gradients) -> Metrics:
-        """Change gradients, clip and let the optimisers step; the norms before clipping."""
+        """Change and clip gradients, run the optimisers, and return norms before clipping."""
         norms: Metrics = {}
         gradients = self._after_hooks(due, gradients)
         numbers = itertools.count()
@@ -353,40 +351,40 @@ class Update(OptimizationStepper):
             ]
             if self.change_gradients is not None:
                 found = [*self.change_gradients(group.parameters, found)]
-            given = [gradient for gradient in found if gradient is not None]
-            whole = vector_of(given) if given else group.parameters[0].new_zeros(0)
-            norm = torch.linalg.vector_norm(whole)
+            present = [gradient for gradient in found if gradient is not None]
+            vector = vector_of(present) if present else group.parameters[0].new_zeros(0)
+            norm = torch.linalg.vector_norm(vector)
             norms["grad_norm" + "_" * bool(group.name) + group.name] = norm
-            clipped = iter(parts_of(self._clipped(whole, norm), given))
+            clipped = iter(parts_of(self._clipped(vector, norm), present))
             for parameter, gradient in zip(group.parameters, found):
                 following = None if gradient is None else next(clipped)
                 parameter.grad = _in_layout_of(parameter, following)
-            if given:  # otherwise all its weights are frozen, which some optimisers refuse
+            if present:  # some optimisers raise an error if all weights are frozen
                 group.optimizer.step()
             for parameter in group.parameters:
                 parameter.grad = None
         return norms
 
     def _after_hooks(self, due: Due, gradients: Gradients) -> Gradients:
-        """Return the gradients as ``post_backward`` leaves them."""
+        """Return the gradients after the ``post_backward`` hook."""
         if self.post_backward is None:
             return gradients
-        parameters = [one for number in due for one in self._groups[number].parameters]
+        parameters = [p for number in due for p in self._groups[number].parameters]
         for number, parameter in enumerate(parameters):
             gradient = gradients.get(number)  # parameters may share one gradient tensor
             parameter.grad = None if gradient is None else gradient.clone()
         self.post_backward()
-        return {n: one.grad for n, one in enumerate(parameters) if one.grad is not None}
+        return {n: p.grad for n, p in enumerate(parameters) if p.grad is not None}
 
     def _clipped(self, gradient: Tensor, norm: Tensor) -> Tensor:
-        """The gradient clipped; not in place, as it may be given elsewhere."""
+        """Return the clipped gradient as a new tensor, because its input may be shared."""
         if self.max_grad_norm is not None:
             return gradient * (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
         if self.clip_value is not None:
             return gradient.clamp(-self.clip_value, self.clip_value)
         return gradient
 
-    # ------------------------------------------------------------------ in and out
+    # ------------------------------------------------------------------ state
     @property
     def optimizers(self) -> dict[str, Optimizer]:
         """Optimisers by name."""
@@ -394,11 +392,11 @@ class Update(OptimizationStepper):
 
     @property
     def optimizer_steps(self) -> dict[str, int]:
-        """Steps of each optimiser, by name."""
+        """Number of steps of each optimiser, by name."""
         return dict(zip(self.optimizers, self._steps))
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of optimisers, gradients and target updates; weights are the loss module's."""
+        """Return the states of optimisers, gradient changes and targets, without the weights."""
         changes = self._stateful_changes()
         return {
             "optimizers": {name: one.state_dict() for name, one in self.optimizers.items()},
@@ -409,16 +407,18 @@ class Update(OptimizationStepper):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a state of :meth:`state_dict`.
+        """Restore the state returned by :meth:`state_dict`.
 
         Raises:
-            SettingError: if it is of an update with other optimisers.
+            SettingError: If the state belongs to an update with other optimisers.
         """
         if [*state_dict["optimizers"]] != [*self.optimizers]:
-            why = "is the state of an update with other optimisers"
-            raise SettingError("state_dict", [*state_dict["optimizers"]], why, [[*self.optimizers]])
+            reason = "The state belongs to an update with other optimisers"
+            raise SettingError(
+                "state_dict", [*state_dict["optimizers"]], reason, [[*self.optimizers]]
+            )
         for name, optimizer in self.optimizers.items():
-            # PyTorch would go on with the very tensors, which may be those of another optimiser.
+            # PyTorch keeps references to loaded tensors, so copy them.
             optimizer.load_state_dict(copy.deepcopy(state_dict["optimizers"][name]))
         self._steps = [int(steps) for steps in state_dict["optimizer_steps"].values()]
         if (changes := self._stateful_changes()) is not None:
@@ -427,19 +427,19 @@ class Update(OptimizationStepper):
         self.optimizer_step_count = int(state_dict["optimizer_step_count"])
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Refuse copies: TensorDict copies the weights of a loss apart from those of optimisers."""
-        why = "cannot be copied or pickled: the copy's optimisers would not have its loss's weights"
-        works = "copy.deepcopy(update.state_dict()) and that of its loss_module can be loaded again"
-        raise SettingError("update", type(self).__name__, why, works)
+        """Reject copies, because TensorDict would copy weights separately from optimisers."""
+        reason = "A copied or pickled update would not optimise the weights of its copied loss"
+        hint = "Use state_dict() of the update and of its loss_module"
+        raise SettingError("update", type(self).__name__, reason, hint)
 
     def _stateful_changes(self) -> Any:
-        """What changes gradients, or has the method that does; ``None`` if it has no state."""
+        """Return the object that changes gradients if it has a state, otherwise ``None``."""
         owner = getattr(self.change_gradients, "__self__", self.change_gradients)
         return owner if hasattr(owner, "load_state_dict") else None
 
 
 def _in_layout_of(parameter: Tensor, gradient: Tensor | None) -> Tensor | None:
-    """A gradient in the memory layout of its parameter, which fused optimisers rely on."""
+    """Return a gradient in the parameter's memory layout, which fused optimisers require."""
     if gradient is None or gradient.stride() == parameter.stride():
         return gradient
     return torch.empty_like(parameter).copy_(gradient)
@@ -448,5 +448,5 @@ def _in_layout_of(parameter: Tensor, gradient: Tensor | None) -> Tensor | None:
 # ---------------------------------------------------------------------- settings
 def _positive(field: str, value: float | None) -> float | None:
     if value is not None and not (isinstance(value, numbers.Real) and value > 0):
-        raise SettingError(field, value, "is not positive", [None, 0.5])
+        raise SettingError(field, value, "The value must be positive", [None, 0.5])
     return value

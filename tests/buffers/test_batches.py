@@ -632,7 +632,7 @@ def test_what_a_transform_holds_back_is_said_to_be_lost():
 
     replay = made()
     replay.extend(batch_of(1, 8))
-    with pytest.warns(UserWarning, match="MultiStepTransform holds back are in no checkpoint"):
+    with pytest.warns(UserWarning, match="MultiStepTransform are not in checkpoints"):
         made().load_state_dict(through_a_file(replay.state_dict()))
 
 
@@ -710,7 +710,7 @@ def test_priorities_that_no_checkpoint_would_hold_are_refused():
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(100), sampler=sampler, batch_size=8)
     with raises_setting("sampler") as refused:
         ReplayMinibatches(buffer)
-    assert refused.value.works == "use kit.buffers.PrioritizedSampler, with the same arguments"
+    assert refused.value.works == "Use kit.buffers.PrioritizedSampler with the same arguments"
 
 
 def test_a_sample_unit_of_the_buffer_acts():

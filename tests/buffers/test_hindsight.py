@@ -212,9 +212,7 @@ def test_rows_are_stored_of_all_environments_or_not_at_all():
     rows = Episodes(1, 0).batch(3)[0]
     with raises_setting("num_envs") as refused:
         buffer.extend(rows)
-    assert refused.value.works == (
-        "collect with steps_per_env: whole episodes are not of one length"
-    )
+    assert refused.value.works == "Collect with steps_per_env instead of whole episodes"
     with raises_setting("num_envs"):
         buffer.add(rows[0])
     assert len(buffer) == 0

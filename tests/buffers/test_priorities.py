@@ -403,9 +403,7 @@ def test_a_loss_that_writes_no_errors_is_refused():
     sampler = PrioritizedSampler(100, alpha=1.0, beta=0.5)
     parts["buffer"] = make_replay_buffer(100, plan.minibatch_size, sampler=sampler)
     parts["buffer"].buffer.priority_key = "surprise"
-    with pytest.raises(
-        (SettingError, HookError), match="needs 'surprise', which the loss does not"
-    ):
+    with pytest.raises((SettingError, HookError), match="reads 'surprise', but the loss does not"):
         Trainer(plan, **parts).run()
 
 
