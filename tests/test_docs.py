@@ -18,7 +18,15 @@ from kit.cli.launch import main
 from kit.steps.settings import OnPolicySteps
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+FOLDERS = (DOCS, DOCS / "guides", DOCS / "coming-from")
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+PAGES += [page for folder in FOLDERS for page in sorted(folder.glob("*.md"))]
+
+
+def name_of(page: Path) -> str:
+    """Return the name of a page in test IDs: its path below docs/, without the suffix."""
+    return page.relative_to(ROOT).with_suffix("").as_posix().removeprefix("docs/")
 
 
 def blocks(language: str) -> Iterator[tuple[Path, int, str]]:
@@ -36,7 +44,7 @@ def marks(page: str) -> tuple[pytest.MarkDecorator, ...]:
 
 
 PYTHON = [
-    pytest.param(*block, id=f"{block[0].stem}:{block[1] + 1}", marks=marks(block[0].stem))
+    pytest.param(*block, id=f"{name_of(block[0])}:{block[1] + 1}", marks=marks(block[0].stem))
     for block in blocks("python")
 ]
 
@@ -44,6 +52,8 @@ PYTHON = [
 @pytest.mark.parametrize(("page", "line", "code"), PYTHON)
 def test_a_block_runs_as_it_stands(page, line, code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))  # restored after a page that sets it
     module = ModuleType("documented")  # in `sys.modules`, where dataclasses look types up
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec(compile("\n" * line + code, str(page), "exec"), module.__dict__)
@@ -55,8 +65,8 @@ NOT_RUN = {
     "pip": "installs packages",
 }
 NEEDS = {"HalfCheetah": ("mujoco",), "preset=mujoco": ("mujoco",), "tensorboard": ("tensorboard",),
-         "--video": ("moviepy", "pygame"), "envpool": ("envpool",),
-         ".onnx": ("onnxscript",)}  # fmt: skip
+         "video": ("moviepy", "pygame"), "envpool": ("envpool",),
+         ".onnx": ("onnxscript",), "ale_py": ("ale_py", "cv2")}  # fmt: skip
 """What a command needs beyond the dependencies, by a part of its text."""
 
 # What makes a command short: settings added to those it has, by the vocabulary it speaks.
@@ -68,7 +78,9 @@ SHORT = {
     ],
     "kit, off-policy": ["steps.total_policy_steps=256", "steps.learning_starts=128"],
     "sb3": ["steps.total_timesteps=1_024"],
+    "cleanrl, on-policy": ["steps.total_timesteps=1_024"],
     "cleanrl": ["steps.total_timesteps=1_024", "steps.learning_starts=512"],
+    "sheeprl": ["steps.total_steps=1_024"],
     "dreamer": ["steps.steps=96", "steps.batch_size=4", "steps.batch_length=16"],
     "dreamer-paper": [
         "steps.steps=800",
@@ -80,6 +92,7 @@ SHORT = {
         "steps.sequence_length=16",
     ],
     "tianshou": ["steps.num_epochs=1", "steps.step_per_epoch=2_048"],
+    "tianshou2": ["steps.max_epochs=1", "steps.epoch_num_steps=2_048"],
 }
 COMMON = ["steps.evaluation_every=null", "steps.evaluation_episodes=1"]
 QUIET = ["progress=false"]
@@ -93,7 +106,7 @@ def commands() -> Iterator[tuple[str, int, str]]:
         joined = re.sub(r"\\\n\s*", lambda found: " " * len(found[0]), code)
         for number, text in enumerate(joined.splitlines(), line + 1):
             if words := shlex.split(text, comments=True):
-                yield page.stem, number, shlex.join(words)
+                yield name_of(page), number, shlex.join(words)
 
 
 SHELL = [
@@ -109,7 +122,7 @@ def shortened(recipe: str, words: list[str]) -> list[str]:
     steps = importlib.import_module(recipe).Config().steps
     family = "on-policy" if isinstance(steps, OnPolicySteps) else "off-policy"
     vocabulary = named.get("steps", "kit")
-    short = SHORT[f"kit, {family}" if vocabulary == "kit" else vocabulary]
+    short = SHORT.get(f"{vocabulary}, {family}") or SHORT[vocabulary]
     common = COMMON if vocabulary == "kit" else []
     return [*words, *short, *common, *QUIET]
 

@@ -24,9 +24,9 @@ SHORT = [
 ]  # fmt: skip
 
 
-def documented() -> str:
-    """The recipe that docs/recipes.md shows whole."""
-    text = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+def documented(page: str = "recipes.md") -> str:
+    """Return the recipe that a page shows whole."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     (recipe,) = [block for block in blocks if "__main__" in block]
     return recipe
@@ -90,6 +90,19 @@ def test_it_trains_and_its_run_says_where_it_is(command, file):
     assert settings_of(run)["recipe"] == str(file)
     assert settings_of(run)["learning_rate"] == 0.01
     assert (last_row(run)["policy_steps"], last_row(run)["gradient_steps"]) == ("64", "4")
+
+
+def test_guide_recipe_trains_on_discrete_and_real_actions(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("my_spo.py").write_text(documented("guides/own-algorithm.md"))
+    for number, env in enumerate(("CartPole-v1", "Pendulum-v1")):
+        changes = [f"env.id={env}", "epsilon=0.1", "steps.minibatch_size=8"]
+        monkeypatch.setattr(sys, "argv", ["my_spo.py", *SHORT, *changes])
+        runpy.run_path("my_spo.py", run_name="__main__")
+        run = runs()[number]
+        assert settings_of(run)["epsilon"] == 0.1
+        assert last_row(run)["gradient_steps"] == "80"
+        assert float(last_row(run)["train/ratio_distance"]) > 0
 
 
 def test_its_help_has_its_settings(command, file, capsys):

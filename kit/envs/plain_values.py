@@ -198,8 +198,8 @@ def _is_constant(value: Any) -> bool:
 
 
 def package(kind: type) -> str:
-    """Return the name of the top-level package that defines a class."""
-    return kind.__module__.partition(".")[0]
+    """Return the package that defines a class; empty if the class has no ``__module__``."""
+    return str(getattr(kind, "__module__", "")).partition(".")[0]
 
 
 def _is_plain(kind: type) -> bool:

@@ -405,6 +405,23 @@ def test_what_cannot_be_captured_is_named_by_its_path(what):
         capture(UnknownEnv())
 
 
+def test_capture_names_objects_whose_class_has_no_module():
+    class NoModule(type):
+        @property
+        def __module__(cls) -> str:
+            raise AttributeError  # as the class of Box2D's objects, which SWIG creates
+
+    class SwigPyObject(metaclass=NoModule):
+        __slots__ = ("pointer",)
+
+    class BoxEnv(Keeps):
+        def begin(self) -> None:
+            self.kept = SwigPyObject()
+
+    with pytest.raises(StateCaptureError, match=r"^BoxEnv\.kept is a SwigPyObject"):
+        capture(BoxEnv())
+
+
 def test_an_object_is_not_put_where_there_is_none():
     env, again = Calls(), Calls()
     again.kept = None
