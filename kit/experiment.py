@@ -319,7 +319,7 @@ class Experiment:
             reward_fn = GoalReward(self._env, cfg.hindsight)
             settings |= {"strategy": cfg.hindsight, "reward_fn": reward_fn}
         if not cfg.per_alpha:
-            checks.unused(cfg, ("per_beta",), "per_alpha=0 draws uniformly")
+            checks.reject_unused(cfg, ("per_beta",), "per_alpha=0 draws uniformly")
         elif "sampler" not in changes:
             if plan.sequence_length is not None:
                 why = f"draws no sequences, and sequence_length is {plan.sequence_length}"
@@ -494,7 +494,7 @@ class Experiment:
         wanted = parts.pop("collector", None) or cfg.collector
         if self.plan.offline:
             why = "nothing is collected (offline)"
-            checks.unused(cfg, ["collector", "collector_kwargs"], why)
+            checks.reject_unused(cfg, ["collector", "collector_kwargs"], why)
         if isinstance(wanted, BaseCollector) or self.plan.offline:
             return wanted if isinstance(wanted, BaseCollector) else None
         settings = {"seed": cfg.seed, "device": cfg.device, "exploration_policy": exploration}
@@ -515,7 +515,7 @@ class Experiment:
         cfg, hooks = self.cfg, list[Hook]()
         if self.folder is None:
             names = ["video_every", "save_policy"]
-            checks.unused(cfg, names, "it needs a run folder (log_dir='runs')")
+            checks.reject_unused(cfg, names, "it needs a run folder (log_dir='runs')")
             return hooks
         if cfg.video_every is not None:
             hooks.append(RecordVideo(self.folder / "videos", cfg.video_every))
@@ -532,7 +532,7 @@ class Experiment:
             run_name = f"{self.name} {cfg.env.id} s{cfg.seed}"
             return make_loggers(cfg.logger, self.folder, run_name=run_name)
         if cfg.logger != "none":
-            checks.unused(cfg, ["logger"], "it needs a run folder (log_dir='runs')")
+            checks.reject_unused(cfg, ["logger"], "it needs a run folder (log_dir='runs')")
         return []
 
 

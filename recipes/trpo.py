@@ -9,12 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from kit.advantages import GAE
-from kit.config import FittedCriticConfig, NonNegativeFloat, PositiveFloat, PositiveInt, checks
-from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
+from kit import GAE, EnvConfig, Experiment, OnPolicySteps, Trainer, TrustRegion, main
+from kit.config import (
+    FittedCriticConfig,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    reject_unused,
+)
 from kit.hooks import anneal_coefficients, fit_critic
-from kit.trainer import Trainer
-from kit.update import TrustRegion
 
 
 @dataclass
@@ -50,7 +53,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Wire TRPO; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
     experiment = Experiment(cfg, algorithm="trpo", parts=parts)
     unused = ("learning_rate", "lr_schedule", "backbone_lr_scale")
-    checks.unused(cfg, unused, "the length of a step follows from max_kl")
+    reject_unused(cfg, unused, "the length of a step follows from max_kl")
     env = experiment.make_env()
     actor, critic = experiment.make_actor_critic(env, **cfg.networks)
     loss = experiment.make_loss(

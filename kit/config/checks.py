@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
-
-import numpy as np
-import torch
 
 from kit.config.memory import (
     buffer_need,
@@ -27,7 +25,7 @@ def memory(plan: StepPlan, cfg: RunConfig, env: Any, latent: int = 0) -> None:
     Of each record a replay buffer keeps ``latent`` bytes more for a world model.
     """
     seen, acted = (
-        sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+        sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
         for leaves in (env.observation_leaves, env.action_leaves)
     )
     rest = acted + 4 + 3 + 16  # reward, three flags, number of the episode, place in the buffer
@@ -38,7 +36,9 @@ def memory(plan: StepPlan, cfg: RunConfig, env: Any, latent: int = 0) -> None:
         buffer = buffer_need(cfg, rest + latent + (2 * seen if both else seen // frames))
         if (folder := getattr(cfg, "buffer_folder", None)) is not None:
             check_memory([buffer], *room_of_disk(folder))
-        elif both and torch.device(cfg.device).type == "cuda":
+        elif both and str(cfg.device).startswith("cuda"):
+            import torch  # here, because kit.config works without torch
+
             available = torch.cuda.mem_get_info(cfg.device)[1]
             check_memory([buffer], available, f"memory of {cfg.device}")
         else:
@@ -69,7 +69,7 @@ def reported_as(
         raise SettingError(field, value, f"{why}: {reason}", works) from error
 
 
-def unused(cfg: RunConfig, names: Sequence[str], why: str) -> None:
+def reject_unused(cfg: RunConfig, names: Sequence[str], why: str) -> None:
     """Refuse settings that have no effect beside others, if they are not at their defaults."""
     for name in names:
         value, default = getattr(cfg, name), getattr(type(cfg)(), name)
@@ -80,4 +80,4 @@ def unused(cfg: RunConfig, names: Sequence[str], why: str) -> None:
 def rows_of_normalization(cfg: RunConfig) -> None:
     """Refuse rows over which advantages are normalised where they are not."""
     if isinstance(cfg, ActorCriticConfig) and not cfg.normalize_advantage:
-        unused(cfg, ("advantage_norm",), "normalize_advantage=false")
+        reject_unused(cfg, ("advantage_norm",), "normalize_advantage=false")

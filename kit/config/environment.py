@@ -9,7 +9,7 @@ from typing import Any, Literal
 import gymnasium as gym
 import numpy as np
 
-from kit.config.checks import unused
+from kit.config.checks import reject_unused
 from kit.config.settings import ActorCriticConfig, OfflineConfig, RunConfig
 from kit.steps import SettingError
 from kit.steps.errors import show
@@ -75,10 +75,10 @@ def check_deviation(cfg: RunConfig, env: Any) -> None:
     """Reject settings of continuous actions if all actions are discrete."""
     if isinstance(cfg, ActorCriticConfig) and all(x.dtype.kind != "f" for x in env.action_leaves):
         names = [name for name in ("initial_log_std", "squash_actions") if hasattr(cfg, name)]
-        unused(cfg, names, f"{env.name} has no continuous actions")
+        reject_unused(cfg, names, f"{env.name} has no continuous actions")
     if getattr(cfg, "squash_actions", False):
         why = "squash_actions=true learns a standard deviation for each state"
-        unused(cfg, ["initial_log_std"], why)
+        reject_unused(cfg, ["initial_log_std"], why)
 
 
 def check_dataset(env: Any, rows: Any, names: Sequence[str]) -> None:

@@ -33,7 +33,7 @@ PositiveFraction = Annotated[float, Limits(0, 1, open=True)]
 """A number in (0, 1]: a share of the run, a clipping range of the ratio, which is not negative."""
 UnitInterval = Annotated[float, Limits(0, 1)]
 """A number in [0, 1]: a discount, a probability, an averaging coefficient."""
-Decay = Annotated[float, Limits(0, 0.9999)]
+DecayRate = Annotated[float, Limits(0, 0.9999)]
 """What remains of an average after each step, less than all of it."""
 LogStd = Annotated[float, Limits(-20, 10)]
 """Logarithm of a standard deviation."""

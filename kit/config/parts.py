@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torchrl import objectives
 from torchrl.objectives import LossModule
 
-from kit.config.checks import unused
+from kit.config.checks import reject_unused
 from kit.config.settings import RunConfig
 from kit.lazy import module_and_name
 from kit.steps.errors import SettingError, nearest_first
@@ -191,7 +191,7 @@ def check_replaced(cfg: RunConfig, parts: Replacements, algorithm: str) -> None:
             raise SettingError(name, name_of(parts.given[name]), why, works)
     for name, part in parts.without_effect.items():
         if hasattr(cfg, name):
-            unused(cfg, (name,), f"{part} replaces the part that it changes")
+            reject_unused(cfg, (name,), f"{part} replaces the part that it changes")
 
 
 def check_update(cfg: RunConfig, made: Any) -> None:

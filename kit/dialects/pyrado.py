@@ -3,7 +3,8 @@
 Its unit is the step or sample, the policy step here, and it collects whole rollouts (episodes)
 until its minima are met. A value-based algorithm makes its first iteration with a warm-up of
 random actions. ``Pyrado`` has the settings of all its step-based algorithms, whose classes are
-A2C, PPO, PPO2, DQL, SAC and SVPG; ``GAE`` has those of the advantage estimator that a critic is.
+A2C, PPO, PPO2, DQL, SAC and SVPG; ``PyradoGAE`` has those of the advantage estimator that a
+critic is.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ _FLOOR = Acts("epsilon_end", lambda factor, given: given.eps_init if factor == 1
 
 
 @dataclass
-class GAE(GivenFields):
+class PyradoGAE(GivenFields):
     """Settings of pyrado's critic, which has an optimiser of its own (not so in PPO2 and A2C)."""
 
     gamma: float = acts("gamma", 0.99)
@@ -142,7 +143,7 @@ class Pyrado(WrappedDialect):
     IMPLIED: ClassVar = {"sac": ("memory_size", "num_init_memory_steps", "num_updates_per_step")}
     DEFAULTS: ClassVar = _DEFAULTS
     CANNOT: ClassVar = {"collects_episodes": (True, "it collects rollouts")}
-    GROUPS: ClassVar = {"critic": GAE}
+    GROUPS: ClassVar = {"critic": PyradoGAE}
     IMPLICIT_DEFAULTS: ClassVar = _UNSAID
 
     max_iter: int = 1
@@ -155,7 +156,7 @@ class Pyrado(WrappedDialect):
     """passes over the collected rollouts in one update of the policy (PPO, PPO2)."""
     batch_size: PositiveInt = counts()
     """transitions in a minibatch; the last one of a pass is smaller."""
-    critic: GAE = field(default_factory=GAE, metadata={"only": (ON_POLICY,)})
+    critic: PyradoGAE = field(default_factory=PyradoGAE, metadata={"only": (ON_POLICY,)})
     """settings of the critic."""
     memory_size: PositiveInt | None = acts("buffer_size", only=OFF_POLICY)
     """transitions in the replay memory; the newest are kept."""
@@ -230,8 +231,8 @@ class Pyrado(WrappedDialect):
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.critic, Mapping):
-            check_fields(self.critic, GAE, "is not a setting", "critic.")
-            self.critic = GAE(**self.critic)
+            check_fields(self.critic, PyradoGAE, "is not a setting", "critic.")
+            self.critic = PyradoGAE(**self.critic)
 
     # ------------------------------------------------------------------ what follows from them
     @property
