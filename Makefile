@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 CORE := tests/test_*.py tests/collectors tests/envs tests/hooks tests/modules
 
 .PHONY: help train check test test-slow nightly test-gpu chaos fuzz mutations durations
-.PHONY: test-wheel test-lowest lint format bench clean
+.PHONY: test-wheel test-lowest lint format docs gallery bench clean
 
 help:
 	@echo "make train        train PPO on CartPole-v1 and say where the learning curve is"
@@ -26,6 +26,8 @@ help:
 	@echo "make test-lowest  run the tests with the lowest supported torch and torchrl (3 GB)"
 	@echo "make lint         ruff, mypy and codespell"
 	@echo "make format       let ruff rewrite what it can"
+	@echo "make docs         build the documentation site in docs/_build/html"
+	@echo "make gallery      train the runs of the gallery and of the notebooks, and draw them"
 	@echo "make bench        run the benchmarks and write their tables"
 
 train: $(VENV)/.run
@@ -78,11 +80,17 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(VENV)/.dev
+	$(BIN)/python -m sphinx -q -W --keep-going docs docs/_build/html
+
+gallery: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.gallery
+
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) $(VENV)-lowest build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-lowest build dist docs/_build docs/api *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

@@ -1,9 +1,80 @@
-"""A modular component kit on TorchRL and tensordict that counts every step exactly.
+"""RL components on TorchRL and tensordict, with exact step accounting.
 
-Importing ``kit`` imports nothing else: ``kit.steps`` works without torch, and each room is
-imported by its own name (``kit.collectors``, ``kit.update``, ``kit.trainer.trainer``, ...).
+``kit`` exports what most recipes need; every other public name is in a package such as
+``kit.modules`` or ``kit.buffers``. A name is public if it is in the ``__all__`` of ``kit`` or of
+one of its packages. ``import kit`` alone imports nothing else, and ``kit.steps`` works without
+torch.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from kit.lazy import lazy
+
+if TYPE_CHECKING:
+    from kit.advantages import GAE, RewardToGo, VTrace
+    from kit.buffers import make_replay_buffer
+    from kit.cli.launch import main
+    from kit.collectors import VectorCollector, make_collector
+    from kit.config import (
+        ActorCriticConfig,
+        CriticNetworkConfig,
+        EnvConfig,
+        FittedCriticConfig,
+        NetworkConfig,
+        OfflineConfig,
+        OffPolicyConfig,
+        OnPolicyConfig,
+        ReplayConfig,
+    )
+    from kit.envs import make_env
+    from kit.experiment import Experiment
+    from kit.hooks import (
+        AnnealLearningRate,
+        Evaluator,
+        Hook,
+        StopWhen,
+        TargetKL,
+        anneal_coefficients,
+        anneal_epsilon,
+        fit_critic,
+    )
+    from kit.modules import (
+        EpsilonGreedy,
+        GaussianNoise,
+        make_action_value,
+        make_actor,
+        make_actor_critic,
+        make_q_network,
+        make_value,
+        parameter_groups,
+    )
+    from kit.runs import SavedRun, compare
+    from kit.steps import (
+        OfflineSteps,
+        OffPolicySteps,
+        OnPolicySteps,
+        SequenceSteps,
+        SettingError,
+        StepLedger,
+        StepPlan,
+    )
+    from kit.trainer import Trainer
+    from kit.update import TrustRegion, Update, make_target_updater
+
+__all__ = [
+    "GAE", "ActorCriticConfig", "AnnealLearningRate", "CriticNetworkConfig", "EnvConfig",
+    "EpsilonGreedy", "Evaluator", "Experiment", "FittedCriticConfig", "GaussianNoise", "Hook",
+    "NetworkConfig", "OffPolicyConfig", "OffPolicySteps", "OfflineConfig", "OfflineSteps",
+    "OnPolicyConfig", "OnPolicySteps", "ReplayConfig", "RewardToGo", "SavedRun", "SequenceSteps",
+    "SettingError", "StepLedger", "StepPlan", "StopWhen", "TargetKL", "Trainer", "TrustRegion",
+    "Update", "VTrace", "VectorCollector", "anneal_coefficients", "anneal_epsilon", "compare",
+    "fit_critic", "main", "make_action_value", "make_actor", "make_actor_critic", "make_collector",
+    "make_env", "make_q_network", "make_replay_buffer", "make_target_updater", "make_value",
+    "parameter_groups",
+]  # fmt: skip
+
 __version__ = "0.1.0"
+
+__getattr__, __dir__ = lazy(__name__)

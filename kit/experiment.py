@@ -326,7 +326,7 @@ class Experiment:
             reward_fn = GoalReward(self._env, cfg.hindsight)
             settings |= {"strategy": cfg.hindsight, "reward_fn": reward_fn}
         if not cfg.per_alpha:
-            checks.unused(cfg, ("per_beta",), "per_alpha=0 samples uniformly")
+            checks.reject_unused(cfg, ("per_beta",), "per_alpha=0 samples uniformly")
         elif "sampler" not in changes:
             if plan.sequence_length is not None:
                 reason = f"Sequences (sequence_length={plan.sequence_length}) have no priorities"
@@ -498,7 +498,9 @@ class Experiment:
         cfg, exploration = self.cfg, parts.pop("exploration_policy", None)
         wanted = parts.pop("collector", None) or cfg.collector
         if self.plan.offline:
-            checks.unused(cfg, ["collector", "collector_kwargs"], "an offline run collects nothing")
+            checks.reject_unused(
+                cfg, ["collector", "collector_kwargs"], "an offline run collects nothing"
+            )
         if isinstance(wanted, BaseCollector) or self.plan.offline:
             return wanted if isinstance(wanted, BaseCollector) else None
         settings = {"seed": cfg.seed, "device": cfg.device, "exploration_policy": exploration}
@@ -519,7 +521,7 @@ class Experiment:
         cfg, hooks = self.cfg, list[Hook]()
         if self.folder is None:
             names = ["video_every", "save_policy"]
-            checks.unused(cfg, names, "the run has no folder (log_dir=null)")
+            checks.reject_unused(cfg, names, "the run has no folder (log_dir=null)")
             return hooks
         if cfg.video_every is not None:
             hooks.append(RecordVideo(self.folder / "videos", cfg.video_every))
@@ -537,7 +539,7 @@ class Experiment:
             run_name = f"{self.name} {cfg.env.id} s{cfg.seed}"
             return make_loggers(cfg.logger, self.folder, run_name=run_name)
         if cfg.logger != "none":
-            checks.unused(cfg, ["logger"], "the run has no folder (log_dir=null)")
+            checks.reject_unused(cfg, ["logger"], "the run has no folder (log_dir=null)")
         return []
 
 

@@ -11,21 +11,11 @@ from typing import Any, Literal
 
 from torch.optim import Adam
 
-from kit.advantages import GAE
-from kit.config import (
-    FittedCriticConfig,
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    ScheduleName,
-    UnitInterval,
-)
-from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
-from kit.fast.optimizers import RMSprop
+from kit import GAE, EnvConfig, Experiment, FittedCriticConfig, OnPolicySteps, Trainer, Update, main
+from kit.config import NonNegativeFloat, PositiveFloat, PositiveInt, ScheduleName, UnitInterval
+from kit.fast import RMSprop
 from kit.hooks import AnnealLearningRate, anneal_coefficients, fit_critic
 from kit.modules import drop_log_prob, parameter_groups
-from kit.trainer import Trainer
-from kit.update import Update
 
 
 @dataclass

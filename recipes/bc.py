@@ -11,11 +11,9 @@ from typing import Any
 
 from torch.optim import Adam
 
-from kit.config import HiddenSizes, NetworkConfig, PositiveFloat
-from kit.experiment import EnvConfig, Experiment, OfflineConfig, main
+from kit import EnvConfig, Experiment, NetworkConfig, OfflineConfig, Trainer, Update, main
+from kit.config import HiddenSizes, PositiveFloat
 from kit.modules import make_actor
-from kit.trainer import Trainer
-from kit.update import Update
 
 LOSSES: dict[str, tuple[str, dict[str, Any]]] = {
     "f": ("BCLoss", {"loss_function": "l2"}),

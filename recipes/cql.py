@@ -12,18 +12,9 @@ from typing import Annotated, Any
 from torch.optim import Adam
 from torchrl.objectives import SoftUpdate
 
-from kit.config import (
-    CriticNetworkConfig,
-    FiniteFloat,
-    Limits,
-    NonNegativeFloat,
-    PositiveFloat,
-    UnitInterval,
-)
-from kit.experiment import EnvConfig, Experiment, OfflineConfig, main
+from kit import CriticNetworkConfig, EnvConfig, Experiment, OfflineConfig, Trainer, Update, main
+from kit.config import FiniteFloat, Limits, NonNegativeFloat, PositiveFloat, UnitInterval
 from kit.modules import make_action_value, make_actor
-from kit.trainer import Trainer
-from kit.update import Update
 
 
 @dataclass

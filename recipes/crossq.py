@@ -11,9 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from kit import EnvConfig, Experiment, OffPolicyConfig, OffPolicySteps, Trainer, Update, main
 from kit.config import (
     CriticNetworkConfig,
-    Decay,
+    DecayRate,
     FiniteFloat,
     NonNegativeInt,
     NumNetworks,
@@ -21,12 +22,9 @@ from kit.config import (
     PositiveInt,
     UnitInterval,
 )
-from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, OffPolicySteps, main
 from kit.losses import CrossQLoss
 from kit.modules import BatchRenorm, make_action_value
 from kit.steps import SettingError
-from kit.trainer import Trainer
-from kit.update import Update
 from recipes import sac
 
 
@@ -60,7 +58,7 @@ class Config(CriticNetworkConfig, OffPolicyConfig):
     of action dimensions."""
     learning_rate: PositiveFloat = 1e-3
     """Learning rate of Adam for actor, critics and temperature."""
-    beta_1: Decay = 0.5
+    beta_1: DecayRate = 0.5
     """Decay rate of Adam's gradient average."""
 
 

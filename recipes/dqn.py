@@ -12,13 +12,11 @@ from typing import Any, Literal
 from tensordict.nn import TensorDictSequential
 from torch.optim import Adam
 
+from kit import EnvConfig, Experiment, OffPolicyConfig, OffPolicySteps, Trainer, Update, main
 from kit.config import HiddenSizes, PositiveFloat, PositiveFraction, PositiveInt, UnitInterval
-from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, OffPolicySteps, main
 from kit.hooks import AnnealLearningRate, anneal_epsilon
-from kit.modules import make_q_network
-from kit.modules.exploration import EpsilonGreedy
-from kit.trainer import Trainer
-from kit.update import Update, make_target_updater
+from kit.modules import EpsilonGreedy, make_q_network
+from kit.update import make_target_updater
 
 
 @dataclass

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from tensordict.nn import TensorDictSequential
 from torch.optim import Adam
 
+from kit import EnvConfig, Experiment, OffPolicySteps, SettingError, Trainer, Update, main
 from kit.config import (
     HiddenSizes,
     NumFrames,
@@ -21,14 +22,10 @@ from kit.config import (
     PositiveInt,
     UnitInterval,
 )
-from kit.envs.pixels import pixel_wrappers
-from kit.experiment import EnvConfig, Experiment, OffPolicySteps, main
+from kit.envs import pixel_wrappers
 from kit.hooks import AnnealLearningRate, SignReward, anneal_epsilon
-from kit.modules import NATURE, make_q_network
-from kit.modules.exploration import EpsilonGreedy
-from kit.steps import SettingError
-from kit.trainer import Trainer
-from kit.update import Update, make_target_updater
+from kit.modules import NATURE, EpsilonGreedy, make_q_network
+from kit.update import make_target_updater
 from recipes import dqn
 
 

@@ -14,22 +14,11 @@ from typing import Any
 
 from torch.optim import Adam
 
+from kit import EnvConfig, Experiment, ReplayConfig, SequenceSteps, StepPlan, Trainer, Update, main
 from kit.buffers import SequenceReplay
-from kit.config import (
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    ReplayConfig,
-    UnitInterval,
-    checks,
-)
-from kit.dialects.base import Dialect
-from kit.experiment import EnvConfig, Experiment, main
-from kit.modules.world import GaussianWorldModel, Player, TanhActor, elu_network
-from kit.steps import StepPlan
-from kit.steps.settings import SequenceSteps
-from kit.trainer import Trainer
-from kit.update import Update
+from kit.config import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval, reject_unused
+from kit.dialects import Dialect
+from kit.modules import GaussianWorldModel, Player, TanhActor, elu_network
 
 
 def episodes() -> SequenceSteps:
@@ -83,7 +72,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
 
     model = GaussianWorldModel(env, cfg.size)
     if model.code.discrete:
-        checks.unused(cfg, ("exploration_noise",), "discrete actions have no noise")
+        reject_unused(cfg, ("exploration_noise",), "discrete actions have no noise")
     actor = TanhActor(model.code, model.features, model.size)
     critic = elu_network(model.features, model.size.units, 3, 1)
     loss = experiment.make_loss(

@@ -18,6 +18,7 @@ from torchrl.envs.utils import ExplorationType
 from torchrl.objectives import SoftUpdate
 from torchrl.trainers.algorithms import DreamerV3Optimizer
 
+from kit import EnvConfig, Experiment, ReplayConfig, SequenceSteps, StepPlan, Trainer, Update, main
 from kit.buffers import SequenceReplay
 from kit.config import (
     Limits,
@@ -25,17 +26,11 @@ from kit.config import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    ReplayConfig,
     UnitInterval,
 )
-from kit.dialects.base import Dialect
+from kit.dialects import Dialect
 from kit.envs import VectorEnv
-from kit.experiment import EnvConfig, Experiment, main
-from kit.modules.world import LatentActor, Player, make_critic, make_world_model
-from kit.steps import StepPlan
-from kit.steps.settings import SequenceSteps
-from kit.trainer import Trainer
-from kit.update import Update
+from kit.modules import LatentActor, Player, make_latent_critic, make_world_model
 
 LOSS_SETTINGS = (
     "imagination_horizon", "imagination_starts", "gamma", "lmbda", "entropy_coeff",
@@ -105,7 +100,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         make_loss or cfg.loss,
         world_model,
         actor,
-        make_critic(world_model),
+        make_latent_critic(world_model),
         **{name: getattr(cfg, name) for name in LOSS_SETTINGS},
     )
     player = Player(world_model, actor, stored_latents=cfg.stored_latents).to(cfg.device)

@@ -12,11 +12,9 @@ from typing import Any
 from torch.nn import Dropout, LayerNorm
 from torchrl.objectives import SoftUpdate
 
+from kit import Experiment, OffPolicySteps, Trainer, Update, main
 from kit.config import PositiveInt, UnitInterval
-from kit.experiment import Experiment, OffPolicySteps, main
 from kit.modules import make_action_value
-from kit.trainer import Trainer
-from kit.update import Update
 from recipes import sac
 
 

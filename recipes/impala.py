@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from kit.advantages import VTrace
+from kit import EnvConfig, Experiment, OnPolicySteps, Trainer, Update, VTrace, main
 from kit.config import (
     ActorCriticConfig,
     NonNegativeFloat,
@@ -21,12 +21,9 @@ from kit.config import (
     ScheduleName,
     UnitInterval,
 )
-from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
-from kit.fast.optimizers import RMSprop
+from kit.fast import RMSprop
 from kit.hooks import AnnealLearningRate, anneal_coefficients
 from kit.modules import parameter_groups
-from kit.trainer import Trainer
-from kit.update import Update
 
 
 @dataclass

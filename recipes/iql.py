@@ -12,11 +12,9 @@ from typing import Any
 from torch.optim import Adam
 from torchrl.objectives import SoftUpdate
 
-from kit.config import CriticNetworkConfig, NumNetworks, PositiveFloat, UnitInterval
-from kit.experiment import EnvConfig, Experiment, OfflineConfig, main
+from kit import CriticNetworkConfig, EnvConfig, Experiment, OfflineConfig, Trainer, Update, main
+from kit.config import NumNetworks, PositiveFloat, UnitInterval
 from kit.modules import make_action_value, make_actor, make_value
-from kit.trainer import Trainer
-from kit.update import Update
 
 
 @dataclass

@@ -12,15 +12,13 @@ from typing import Annotated, Any
 from torch.optim import Adam
 
 import recipes.dreamerv3
-from kit.buffers.datasets import dataset_loading_disabled
+from kit import EnvConfig, Experiment, SettingError, StepPlan, Trainer, main
+from kit.buffers import dataset_loading_disabled
 from kit.config import Limits, NonNegativeFloat, PositiveFloat
-from kit.dialects.base import Dialect
-from kit.experiment import EnvConfig, Experiment, main
+from kit.dialects import Dialect
 from kit.hooks import EndOfExploration
-from kit.modules.world import Ensemble, LatentActor, Player, make_critic, make_world_model
-from kit.steps import SettingError, StepPlan
-from kit.steps.settings import ExplorationSteps
-from kit.trainer import Trainer
+from kit.modules import Ensemble, LatentActor, Player, make_latent_critic, make_world_model
+from kit.steps import ExplorationSteps
 from recipes.dreamerv3 import LOSS_SETTINGS, around, make_optimizer
 
 
@@ -59,7 +57,14 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     features, size = model.features, model.size
     actor, explorer = (LatentActor(model.code, features, size) for _ in range(2))
     ensemble = Ensemble(cfg.ensemble, features, model.code.features, model.embedding, size)
-    networks = model, actor, make_critic(model), explorer, make_critic(model), ensemble
+    networks = (
+        model,
+        actor,
+        make_latent_critic(model),
+        explorer,
+        make_latent_critic(model),
+        ensemble,
+    )
     own = ("intrinsic_weight", "extrinsic_weight", "intrinsic_reward_multiplier")
     settings = {name: getattr(cfg, name) for name in (*LOSS_SETTINGS, *own)}
     loss = experiment.make_loss(make_loss or cfg.loss, *networks, **settings)

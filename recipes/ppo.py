@@ -12,13 +12,10 @@ from typing import Any, Literal
 
 from torch.optim import Adam
 
-from kit.advantages import GAE
-from kit.config import FittedCriticConfig, PositiveFloat, PositiveFraction, ScheduleName
-from kit.experiment import EnvConfig, Experiment, main
+from kit import GAE, EnvConfig, Experiment, FittedCriticConfig, Trainer, Update, main
+from kit.config import PositiveFloat, PositiveFraction, ScheduleName
 from kit.hooks import AnnealLearningRate, TargetKL, anneal_coefficients, fit_critic
 from kit.modules import parameter_groups
-from kit.trainer import Trainer
-from kit.update import Update
 
 
 @dataclass

@@ -12,21 +12,11 @@ from typing import Any, Literal
 
 from torch.optim import Adam
 
-from kit.advantages import GAE
-from kit.config import (
-    ActorCriticConfig,
-    HiddenSizes,
-    NonNegativeFloat,
-    NumFrames,
-    PositiveFloat,
-    PositiveFraction,
-)
-from kit.envs.pixels import pixel_wrappers
-from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
+from kit import GAE, ActorCriticConfig, EnvConfig, Experiment, OnPolicySteps, Trainer, Update, main
+from kit.config import HiddenSizes, NonNegativeFloat, NumFrames, PositiveFloat, PositiveFraction
+from kit.envs import pixel_wrappers
 from kit.hooks import AnnealLearningRate, TargetKL, anneal_coefficients
 from kit.modules import NATURE, parameter_groups
-from kit.trainer import Trainer
-from kit.update import Update
 
 
 @dataclass

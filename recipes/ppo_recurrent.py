@@ -14,21 +14,10 @@ from typing import Any, Literal
 
 from torch.optim import Adam
 
-from kit.advantages import GAE
-from kit.config import (
-    ActorCriticConfig,
-    LayerWidth,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveFraction,
-    ScheduleName,
-)
-from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
+from kit import GAE, ActorCriticConfig, EnvConfig, Experiment, OnPolicySteps, Trainer, Update, main
+from kit.config import LayerWidth, NonNegativeInt, PositiveFloat, PositiveFraction, ScheduleName
 from kit.hooks import AnnealLearningRate, TargetKL, anneal_coefficients
-from kit.modules import parameter_groups
-from kit.modules.recurrent import check_sequences
-from kit.trainer import Trainer
-from kit.update import Update
+from kit.modules import check_sequences, parameter_groups
 
 
 @dataclass

@@ -16,14 +16,10 @@ from tensordict.nn import TensorDictSequential
 from torch.optim import Adam
 from torchrl.envs.utils import ExplorationType
 
-from kit.config import FiniteFloat, NonNegativeFloat, NumAtoms, checks
-from kit.experiment import Experiment, main
+from kit import Experiment, SettingError, Trainer, Update, main, make_target_updater
+from kit.config import FiniteFloat, NonNegativeFloat, NumAtoms, reject_unused
 from kit.hooks import AnnealLearningRate, anneal_epsilon
-from kit.modules import make_q_network
-from kit.modules.exploration import EpsilonGreedy
-from kit.steps import SettingError
-from kit.trainer import Trainer
-from kit.update import Update, make_target_updater
+from kit.modules import EpsilonGreedy, make_q_network
 from recipes import dqn
 
 LOSSES = {"value": "DQNLoss", "c51": "CategoricalDQNLoss", "quantile": "QuantileDQNLoss"}
@@ -88,11 +84,11 @@ def _check_extensions(cfg: Config) -> None:
     """Reject settings of disabled extensions."""
     if cfg.noisy:
         epsilon = ("epsilon_start", "epsilon_end", "epsilon_decay", "exploration_share")
-        checks.unused(cfg, epsilon, "noisy=true explores with noisy weights")
+        reject_unused(cfg, epsilon, "noisy=true explores with noisy weights")
     if cfg.head != "c51":
-        checks.unused(cfg, ("support",), f"head={cfg.head} has no support")
+        reject_unused(cfg, ("support",), f"head={cfg.head} has no support")
     if cfg.head == "value":
-        checks.unused(cfg, ("atoms",), "head=value predicts no distribution")
+        reject_unused(cfg, ("atoms",), "head=value predicts no distribution")
 
 
 if __name__ == "__main__":

@@ -13,12 +13,9 @@ from typing import Any
 
 from torchrl.objectives import SoftUpdate
 
+from kit import Experiment, OffPolicySteps, SettingError, Trainer, Update, main
 from kit.config import NumNetworks, PositiveInt
-from kit.experiment import Experiment, OffPolicySteps, main
 from kit.modules import make_action_value
-from kit.steps import SettingError
-from kit.trainer import Trainer
-from kit.update import Update
 from recipes import sac
 
 

@@ -14,20 +14,17 @@ from typing import Any, Literal
 
 from torch.optim import Adam
 
-from kit.advantages import GAE, RewardToGo
+from kit import GAE, EnvConfig, Experiment, OnPolicySteps, RewardToGo, Trainer, Update, main
 from kit.config import (
     ActorCriticConfig,
     NonNegativeFloat,
     PositiveFloat,
     ScheduleName,
     UnitInterval,
-    checks,
+    reject_unused,
 )
-from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
 from kit.hooks import AnnealLearningRate, anneal_coefficients
 from kit.modules import parameter_groups
-from kit.trainer import Trainer
-from kit.update import Update
 
 
 @dataclass
@@ -65,7 +62,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     if not cfg.baseline:
         critic_settings = ("critic_coeff", "critic_hidden_sizes", "critic_loss", "critic_schedule")
         unused = (*critic_settings, "gae_lambda", "shared_backbone")
-        checks.unused(cfg, unused, "baseline=false has no critic")
+        reject_unused(cfg, unused, "baseline=false has no critic")
     env = experiment.make_env()
     actor, critic = experiment.make_actor_critic(env, **cfg.networks)
     loss = experiment.make_loss(

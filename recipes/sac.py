@@ -12,19 +12,10 @@ from typing import Any
 from torch.optim import Adam, Optimizer
 from torchrl.objectives import SoftUpdate
 
-from kit.config import (
-    CriticNetworkConfig,
-    FiniteFloat,
-    NumNetworks,
-    PositiveFloat,
-    UnitInterval,
-    checks,
-)
+from kit import CriticNetworkConfig, EnvConfig, Experiment, OffPolicyConfig, Trainer, Update, main
+from kit.config import FiniteFloat, NumNetworks, PositiveFloat, UnitInterval, reject_unused
 from kit.envs import VectorEnv
-from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, main
 from kit.modules import make_action_value, make_actor
-from kit.trainer import Trainer
-from kit.update import Update
 
 
 @dataclass
@@ -58,7 +49,7 @@ def make_policy(env: VectorEnv, hidden_sizes: list[int], activation: str, **chan
 def temperature(env: VectorEnv, cfg: Any) -> dict[str, Any]:
     """Return the arguments of the loss that set the entropy temperature."""
     if cfg.fixed_alpha:
-        checks.unused(cfg, ["target_entropy"], "fixed_alpha=true needs no target")
+        reject_unused(cfg, ["target_entropy"], "fixed_alpha=true needs no target")
     target = cfg.target_entropy
     target = -float(env.action_spec.shape[1:].numel()) if target is None else target
     how = {"alpha_init": cfg.initial_alpha, "fixed_alpha": cfg.fixed_alpha}

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from torch.optim import Adam
 from torchrl.objectives import SoftUpdate
 
+from kit import EnvConfig, Experiment, OffPolicyConfig, OffPolicySteps, Trainer, Update, main
 from kit.config import (
     CriticNetworkConfig,
     HiddenSizes,
@@ -25,12 +26,8 @@ from kit.config import (
     PositiveInt,
     UnitInterval,
 )
-from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, OffPolicySteps, main
 from kit.hooks import AnnealLearningRate
-from kit.modules import make_actor, make_q_network
-from kit.modules.heads import action_masks
-from kit.trainer import Trainer
-from kit.update import Update
+from kit.modules import action_masks, make_actor, make_q_network
 
 
 @dataclass

@@ -17,15 +17,12 @@ from typing import Annotated, Any, Literal
 
 from torch.optim import Adam
 
-from kit.advantages import GAE
+from kit import GAE, ActorCriticConfig, EnvConfig, Experiment, OnPolicySteps, Trainer, Update, main
 from kit.buffers import GroupedMinibatches
-from kit.config import ActorCriticConfig, Limits, PositiveFloat
-from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
+from kit.config import Limits, PositiveFloat
 from kit.hooks import AnnealLearningRate, anneal_coefficients
 from kit.losses import SteinGradients
 from kit.modules import make_particles, parameter_groups
-from kit.trainer import Trainer
-from kit.update import Update
 
 
 @dataclass

@@ -13,18 +13,9 @@ from tensordict.nn import TensorDictSequential
 from torch.optim import Adam
 from torchrl.objectives import SoftUpdate
 
-from kit.config import (
-    CriticNetworkConfig,
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    UnitInterval,
-)
-from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, main
-from kit.modules import make_action_value, make_actor
-from kit.modules.exploration import GaussianNoise, half_range
-from kit.trainer import Trainer
-from kit.update import Update
+from kit import CriticNetworkConfig, EnvConfig, Experiment, OffPolicyConfig, Trainer, Update, main
+from kit.config import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
+from kit.modules import GaussianNoise, half_range, make_action_value, make_actor
 
 
 @dataclass

@@ -12,18 +12,9 @@ from typing import Any
 from torch.optim import Adam
 from torchrl.objectives import SoftUpdate
 
-from kit.config import (
-    CriticNetworkConfig,
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    UnitInterval,
-)
-from kit.experiment import EnvConfig, Experiment, OfflineConfig, main
-from kit.modules import make_action_value, make_actor
-from kit.modules.exploration import half_range
-from kit.trainer import Trainer
-from kit.update import Update
+from kit import CriticNetworkConfig, EnvConfig, Experiment, OfflineConfig, Trainer, Update, main
+from kit.config import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
+from kit.modules import half_range, make_action_value, make_actor
 
 
 @dataclass

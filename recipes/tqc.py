@@ -12,12 +12,9 @@ from typing import Any
 from torch.optim import Adam
 from torchrl.objectives import SoftUpdate
 
+from kit import Experiment, SettingError, Trainer, Update, main
 from kit.config import NonNegativeInt, NumNetworks, NumQuantiles
-from kit.experiment import Experiment, main
 from kit.modules import make_action_value
-from kit.steps import SettingError
-from kit.trainer import Trainer
-from kit.update import Update
 from recipes import sac
 
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from kit.advantages import GAE
-from kit.config import FittedCriticConfig, NonNegativeFloat, PositiveFloat, PositiveInt, checks
-from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
+from kit import GAE, EnvConfig, Experiment, OnPolicySteps, Trainer, TrustRegion, main
+from kit.config import (
+    FittedCriticConfig,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    reject_unused,
+)
 from kit.hooks import anneal_coefficients, fit_critic
-from kit.trainer import Trainer
-from kit.update import TrustRegion
 
 
 @dataclass
@@ -49,7 +52,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
     experiment = Experiment(cfg, algorithm="trpo", parts=parts)
     unused = ("learning_rate", "lr_schedule", "backbone_lr_scale")
-    checks.unused(cfg, unused, "max_kl determines the step length")
+    reject_unused(cfg, unused, "max_kl determines the step length")
     env = experiment.make_env()
     actor, critic = experiment.make_actor_critic(env, **cfg.networks)
     loss = experiment.make_loss(

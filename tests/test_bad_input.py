@@ -100,8 +100,7 @@ REFUSED = {
     "steps.optim_steps_per_batch=1 steps.init_random_frames=60": "learning_starts=60: Training "
     "would start after the 40 policy steps of the run. Start training earlier, or train longer.",
     "redq steps.sequence_length=1": "steps.sequence_length=1: REDQLoss does not support",
-    "ppo shared_backbone=true critic_hidden_sizes=[8]": "critic_hidden_sizes=[8] is of layers that the "
-    "critic does not have: it shares the actor's. Try: null.",
+    "ppo shared_backbone=true critic_hidden_sizes=[8]": "The critic shares",
     "crossq renorm_actor=true loss=CrossQLoss": "renorm_actor=True: The loss does not "
     "update the running statistics of the actor. Use loss=kit.losses:CrossQLoss.",
     "ppo collector_kwargs.exploration_type=3": "collector_kwargs={'exploration_type': 3}: "

@@ -324,7 +324,8 @@ def test_rare_settings_exist():
 @pytest.mark.parametrize(
     ("hint", "kind"),
     [
-        (PositiveInt, "int > 0"), (PositiveFloat | None, "float > 0 or null"), (NonNegativeFloat, "float >= 0"),
+        (PositiveInt, "int > 0"), (PositiveFloat | None, "float > 0 or null"),
+        (NonNegativeFloat, "float >= 0"),
         (UnitInterval, "float in [0, 1]"), (PositiveFraction, "float in (0, 1]"), (bool, "bool"),
         (Literal["l2", "l1"] | None, "l2 | l1 | null"), (list[PositiveInt], "list of int > 0"),
         (tuple[int, float], "(int, float)"), (dict[str, Any], "dict"), (Any, ""),

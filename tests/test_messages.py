@@ -35,8 +35,7 @@ EXAMPLES: list[tuple[Callable[[], Any], str]] = [
     ),
     (
         lambda: from_plain(Config, {"learning_rat": 1}),
-        "learning_rat=1 is not a setting of Config; "
-        "Try: learning_rate or critic_learning_rate.",
+        "learning_rat=1 is not a setting of Config; Try: learning_rate or critic_learning_rate.",
     ),
     (
         lambda: make_env("Pendulum-v1", num_envs=0),

@@ -44,7 +44,8 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "ppo, schedules": (
         "ppo",
         {
-            **TINY, "lr_schedule": "warmup 0.5 cosine", "clip_schedule": "linear", "entropy_coeff": 0.01,
+            **TINY, "lr_schedule": "warmup 0.5 cosine", "clip_schedule": "linear",
+            "entropy_coeff": 0.01,
             "entropy_schedule": "piecewise 0.5 0.1", "critic_schedule": "cosine",
         },
     ),
@@ -55,7 +56,9 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "impala": ("impala", {**TINY, "collector": "vector"}),
     "trpo": ("trpo", {**TINY, "critic_epochs": 2}),
     "svpg": ("svpg", {**TINY, "num_particles": 2}),
-    "svpg, ppo": ("svpg", {**TINY, "num_particles": 2, "loss": "ClipPPOLoss", "shared_backbone": True}),
+    "svpg, ppo": (
+        "svpg", {**TINY, "num_particles": 2, "loss": "ClipPPOLoss", "shared_backbone": True}
+    ),
     "ppo_recurrent": ("ppo_recurrent", {**TINY, "recurrent_size": 8, "recurrent": "gru"}),
     "ppo_pixels": ("ppo_pixels", IMAGES),
 }  # fmt: skip

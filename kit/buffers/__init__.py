@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kit.buffers.batches import ReplayMinibatches, as_minibatches
+from kit.buffers.datasets import dataset_loading_disabled
 from kit.buffers.hindsight import HindsightReplayBuffer
 from kit.buffers.n_step import NStep
 from kit.buffers.observations import ObservationStorage
@@ -20,19 +21,9 @@ from kit.buffers.sequences import SequenceSampler
 from kit.buffers.writer import SliceWriter
 
 __all__ = [
-    "GroupedMinibatches",
-    "HindsightReplayBuffer",
-    "MinibatchGroup",
-    "Minibatches",
-    "NStep",
-    "ObservationStorage",
-    "PrioritizedSampler",
-    "ReplayMinibatches",
-    "RolloutMinibatches",
+    "GroupedMinibatches", "HindsightReplayBuffer", "MinibatchGroup", "Minibatches", "NStep",
+    "ObservationStorage", "PrioritizedSampler", "ReplayMinibatches", "RolloutMinibatches",
     "SequenceReplay",
-    "SequenceSampler",
-    "SliceWriter",
-    "as_minibatches",
-    "make_replay_buffer",
-    "valid_rows",
-]
+    "SequenceSampler", "SliceWriter", "as_minibatches", "dataset_loading_disabled",
+    "make_replay_buffer", "valid_rows",
+]  # fmt: skip

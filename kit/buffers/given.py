@@ -54,7 +54,7 @@ def check_given(cfg: RunConfig, buffer: Any, exponent_per_alpha: int) -> None:
         "per_beta",
     )  # fmt: skip
     different = [name for name, value in actual.items() if getattr(cfg, name) != value]
-    checks.unused(cfg, [*different, *ignored], _UNCHANGED)
+    checks.reject_unused(cfg, [*different, *ignored], _UNCHANGED)
 
 
 def delivering_to(device: torch.device | str, buffer: Any) -> Any:

@@ -16,7 +16,7 @@ from kit.dialects.base import Dialect
 from kit.dialects.carried import flat, use_of
 from kit.dialects.explain import explain
 from kit.dialects.files import left_unread, make, settings_of
-from kit.dialects.translate import compare_text, translate
+from kit.dialects.translation import compare_text, translate
 from kit.steps.errors import SettingError
 from kit.steps.plan import StepPlan
 from kit.steps.same_run import differing_settings

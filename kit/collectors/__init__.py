@@ -10,13 +10,6 @@ from kit.collectors.rollout import VectorCollector
 from kit.collectors.tensor import TensorCollector
 
 __all__ = [
-    "COLLECTORS",
-    "AsyncCollector",
-    "EpisodeCollector",
-    "KitCollector",
-    "PolicyError",
-    "StepsCollector",
-    "TensorCollector",
-    "VectorCollector",
-    "make_collector",
-]
+    "COLLECTORS", "AsyncCollector", "EpisodeCollector", "KitCollector", "PolicyError",
+    "StepsCollector", "TensorCollector", "VectorCollector", "make_collector",
+]  # fmt: skip

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from kit.config.checks import reject_unused
 from kit.config.limits import (
-    Decay,
+    DecayRate,
     FiniteFloat,
     HiddenSizes,
     LayerWidth,
@@ -38,7 +39,7 @@ from kit.steps.schema import NonNegativeInt, PositiveInt
 __all__ = [
     "ActorCriticConfig",
     "CriticNetworkConfig",
-    "Decay",
+    "DecayRate",
     "EnvConfig",
     "FiniteFloat",
     "FittedCriticConfig",
@@ -65,4 +66,5 @@ __all__ = [
     "ScheduleName",
     "Seed",
     "UnitInterval",
+    "reject_unused",
 ]  # fmt: skip

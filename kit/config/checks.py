@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
-
-import numpy as np
-import torch
 
 from kit.config.memory import (
     buffer_memory,
@@ -34,7 +32,7 @@ def check_run_memory(plan: StepPlan, cfg: RunConfig, env: Any, latent: int = 0) 
         SettingError: if they do not fit.
     """
     observation, action = (
-        sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+        sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
         for leaves in (env.observation_leaves, env.action_leaves)
     )
     rest = action + 4 + 3 + 16  # reward, three flags, episode number and index
@@ -46,7 +44,9 @@ def check_run_memory(plan: StepPlan, cfg: RunConfig, env: Any, latent: int = 0) 
         buffer = buffer_memory(cfg, rest + latent + observations)
         if (folder := getattr(cfg, "buffer_folder", None)) is not None:
             check_memory([buffer], *free_disk_space(folder))
-        elif both and torch.device(cfg.device).type == "cuda":
+        elif both and str(cfg.device).startswith("cuda"):
+            import torch  # here, because kit.config works without torch
+
             available = torch.cuda.mem_get_info(cfg.device)[1]
             check_memory([buffer], available, f"memory of {cfg.device}")
         else:
@@ -82,7 +82,7 @@ def reraise_as_setting_error(
         raise SettingError(field, value, f"{reason}: {cause}", advice) from error
 
 
-def unused(cfg: RunConfig, names: Sequence[str], reason: str) -> None:
+def reject_unused(cfg: RunConfig, names: Sequence[str], reason: str) -> None:
     """Reject settings that have no effect, unless they have their default.
 
     Args:
@@ -99,4 +99,4 @@ def unused(cfg: RunConfig, names: Sequence[str], reason: str) -> None:
 def check_advantage_norm(cfg: RunConfig) -> None:
     """Reject ``advantage_norm`` if advantages are not normalised."""
     if isinstance(cfg, ActorCriticConfig) and not cfg.normalize_advantage:
-        unused(cfg, ("advantage_norm",), "normalize_advantage=false")
+        reject_unused(cfg, ("advantage_norm",), "normalize_advantage=false")

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import gymnasium as gym
 import numpy as np
 
-from kit.config.checks import unused
+from kit.config.checks import reject_unused
 from kit.config.settings import ActorCriticConfig, OfflineConfig, RunConfig
 from kit.steps import SettingError
 from kit.steps.errors import show
@@ -90,10 +90,10 @@ def check_continuous_settings(cfg: RunConfig, env: Any) -> None:
     """Reject settings of continuous actions that have no effect on this environment."""
     if isinstance(cfg, ActorCriticConfig) and all(x.dtype.kind != "f" for x in env.action_leaves):
         names = [name for name in ("initial_log_std", "squash_actions") if hasattr(cfg, name)]
-        unused(cfg, names, f"{env.name} has no continuous actions")
+        reject_unused(cfg, names, f"{env.name} has no continuous actions")
     if getattr(cfg, "squash_actions", False):
         reason = "squash_actions=true uses a state-dependent standard deviation"
-        unused(cfg, ["initial_log_std"], reason)
+        reject_unused(cfg, ["initial_log_std"], reason)
 
 
 def check_dataset(env: Any, rows: Any, names: Sequence[str]) -> None:

@@ -33,8 +33,8 @@ PositiveFraction = Annotated[float, Limits(0, 1, open=True)]
 """Number in (0, 1], such as a fraction of the run."""
 UnitInterval = Annotated[float, Limits(0, 1)]
 """Number in [0, 1], such as a discount factor or a probability."""
-Decay = Annotated[float, Limits(0, 0.9999)]
-"""Decay rate of a running average, below 1."""
+DecayRate = Annotated[float, Limits(0, 0.9999)]
+"""DecayRate rate of a running average, below 1."""
 LogStd = Annotated[float, Limits(-20, 10)]
 """Logarithm of a standard deviation."""
 ScheduleName = Annotated[str, NamesSchedule()]

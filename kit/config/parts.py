@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torchrl import objectives
 from torchrl.objectives import LossModule
 
-from kit.config.checks import unused
+from kit.config.checks import reject_unused
 from kit.config.settings import RunConfig
 from kit.lazy import module_and_name
 from kit.steps.errors import SettingError, nearest_first
@@ -196,7 +196,7 @@ def check_replaced(cfg: RunConfig, replacements: Replacements, algorithm: str) -
             raise SettingError(name, name_of(parts[name]), reason, advice)
     for name, part in replacements.without_effect.items():
         if hasattr(cfg, name):
-            unused(cfg, (name,), f"{part} replaces the part that uses it")
+            reject_unused(cfg, (name,), f"{part} replaces the part that uses it")
 
 
 def check_update(cfg: RunConfig, update: Any) -> None:

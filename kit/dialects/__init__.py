@@ -12,25 +12,29 @@ Examples:
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING
 
-from kit.steps.foreign import as_plan
-from kit.steps.registry import DIALECTS, dialect
+from kit.lazy import lazy
 
-__all__ = ["DIALECTS", "as_plan", "dialect"]
+if TYPE_CHECKING:
+    from kit.dialects.base import Dialect
+    from kit.dialects.carried import map_fields
+    from kit.dialects.cleanrl import CleanRL
+    from kit.dialects.dreamer import Dreamer, DreamerPaper
+    from kit.dialects.nip import LrFactors, Nip, RlTrainerParameters
+    from kit.dialects.pyrado import Pyrado, PyradoGAE
+    from kit.dialects.sb3 import SB3
+    from kit.dialects.sheeprl import Sheeprl
+    from kit.dialects.tianshou import Tianshou, Tianshou2
+    from kit.dialects.torchrl import TorchRL
+    from kit.dialects.translation import Translation, translate
+    from kit.steps.foreign import as_plan
+    from kit.steps.registry import DIALECTS, dialect
 
-_PATHS = [*DIALECTS.values(), "kit.dialects.base:Dialect", "kit.dialects.pyrado:GAE",
-          "kit.dialects.nip:RlTrainerParameters", "kit.dialects.nip:LrFactors"]  # fmt: skip
-_MODULES = {path.partition(":")[2]: path.partition(":")[0] for path in _PATHS}
-"""Module of each lazily imported class."""
+__all__ = [
+    "DIALECTS", "SB3", "CleanRL", "Dialect", "Dreamer", "DreamerPaper", "LrFactors", "Nip",
+    "Pyrado", "PyradoGAE", "RlTrainerParameters", "Sheeprl", "Tianshou", "Tianshou2", "TorchRL",
+    "Translation", "as_plan", "dialect", "map_fields", "translate",
+]  # fmt: skip
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_MODULES])
+__getattr__, __dir__ = lazy(__name__)

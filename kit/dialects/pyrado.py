@@ -2,8 +2,8 @@
 
 pyrado counts steps or samples, which are policy steps. It collects whole rollouts (episodes) until
 a minimum is reached. The first iteration of value-based algorithms is a warm-up with random
-actions. ``Pyrado`` has the settings of the classes A2C, PPO, PPO2, DQL, SAC and SVPG. ``GAE`` has
-the settings of pyrado's advantage estimator, which includes the critic.
+actions. ``Pyrado`` has the settings of the classes A2C, PPO, PPO2, DQL, SAC and SVPG. ``PyradoGAE``
+has the settings of pyrado's advantage estimator, which includes the critic.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ _FLOOR = MapsTo("epsilon_end", lambda decay, settings: settings.eps_init if deca
 
 
 @dataclass
-class GAE(GivenFields):
+class PyradoGAE(GivenFields):
     """Settings of pyrado's critic, which has a separate optimiser except in PPO2 and A2C."""
 
     gamma: float = mapped("gamma", 0.99)
@@ -145,7 +145,7 @@ class Pyrado(WrappedDialect):
     IMPLIED: ClassVar = {"sac": ("memory_size", "num_init_memory_steps", "num_updates_per_step")}
     DEFAULTS: ClassVar = _DEFAULTS
     CANNOT: ClassVar = {"collects_episodes": (True, "it collects whole rollouts")}
-    GROUPS: ClassVar = {"critic": GAE}
+    GROUPS: ClassVar = {"critic": PyradoGAE}
     IMPLICIT_DEFAULTS: ClassVar = _IMPLICIT
 
     max_iter: int = 1
@@ -158,7 +158,7 @@ class Pyrado(WrappedDialect):
     """Passes over the collected rollouts per policy update (PPO, PPO2)."""
     batch_size: PositiveInt = count_field()
     """Transitions per minibatch; the last minibatch of a pass may be smaller."""
-    critic: GAE = field(default_factory=GAE, metadata={"only": (ON_POLICY,)})
+    critic: PyradoGAE = field(default_factory=PyradoGAE, metadata={"only": (ON_POLICY,)})
     """Settings of the critic."""
     memory_size: PositiveInt | None = mapped("buffer_size", only=OFF_POLICY)
     """Capacity of the replay memory in transitions; the newest are kept."""
@@ -228,8 +228,8 @@ class Pyrado(WrappedDialect):
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.critic, Mapping):
-            check_fields(self.critic, GAE, "is not a setting", "critic.")
-            self.critic = GAE(**self.critic)
+            check_fields(self.critic, PyradoGAE, "is not a setting", "critic.")
+            self.critic = PyradoGAE(**self.critic)
 
     # ------------------------------------------------------------------ derived counts
     @property

@@ -7,35 +7,26 @@ from typing import TYPE_CHECKING
 from kit.lazy import lazy
 
 if TYPE_CHECKING:
-    from kit.envs.backends.base import EnvBackend as EnvBackend
-    from kit.envs.backends.base import StepArrays as StepArrays
-    from kit.envs.backends.gymnasium import GymnasiumBackend as GymnasiumBackend
-    from kit.envs.backends.serial import SerialBackend as SerialBackend
-    from kit.envs.backends.torchrl import TorchRLBackend as TorchRLBackend
-    from kit.envs.backends.workers import WorkersBackend as WorkersBackend
-    from kit.envs.episodes import Episode as Episode
-    from kit.envs.episodes import EpisodeStatistics as EpisodeStatistics
-    from kit.envs.errors import EnvError as EnvError
-    from kit.envs.make import make_env as make_env
-    from kit.envs.normalize import Normalizer as Normalizer
-    from kit.envs.single_env import ActionMask as ActionMask
-    from kit.envs.single_env import ActionRepeat as ActionRepeat
-    from kit.envs.single_env import make_single_env as make_single_env
-    from kit.envs.vector_env import VectorEnv as VectorEnv
+    from kit.envs.backends.base import EnvBackend, StepArrays
+    from kit.envs.backends.gymnasium import GymnasiumBackend
+    from kit.envs.backends.serial import SerialBackend
+    from kit.envs.backends.torchrl import TorchRLBackend
+    from kit.envs.backends.workers import WorkersBackend
+    from kit.envs.episodes import Episode, EpisodeStatistics
+    from kit.envs.errors import EnvError
+    from kit.envs.make import make_env
+    from kit.envs.normalize import Normalizer
+    from kit.envs.pixels import pixel_wrappers
+    from kit.envs.single_env import ActionMask, ActionRepeat, make_single_env
+    from kit.envs.tensor import TENSOR_ENVS, EpisodeState, TensorEnv, TensorStep, make_tensor_env
+    from kit.envs.vector_env import VectorEnv
 
-# Lazy imports keep torch out of worker processes that only step environments.
-_HOMES = {
-    "backends.base": ["EnvBackend", "StepArrays"],
-    "backends.gymnasium": ["GymnasiumBackend"],
-    "backends.serial": ["SerialBackend"],
-    "backends.torchrl": ["TorchRLBackend"],
-    "backends.workers": ["WorkersBackend"],
-    "episodes": ["Episode", "EpisodeStatistics"],
-    "errors": ["EnvError"],
-    "make": ["make_env"],
-    "normalize": ["Normalizer"],
-    "single_env": ["ActionMask", "ActionRepeat", "make_single_env"],
-    "vector_env": ["VectorEnv"],
-}
+__all__ = [
+    "TENSOR_ENVS", "ActionMask", "ActionRepeat", "EnvBackend", "EnvError", "Episode",
+    "EpisodeState", "EpisodeStatistics", "GymnasiumBackend", "Normalizer", "SerialBackend",
+    "StepArrays", "TensorEnv", "TensorStep", "TorchRLBackend", "VectorEnv", "WorkersBackend",
+    "make_env", "make_single_env", "make_tensor_env", "pixel_wrappers",
+]  # fmt: skip
 
-__getattr__, __dir__ = lazy(__name__, _HOMES)
+# Lazy, so that a process that only steps an env does not import torch.
+__getattr__, __dir__ = lazy(__name__)

@@ -327,10 +327,12 @@ def anneal_epsilon(explore: nn.Module, cfg: Any, plan: StepPlan) -> AnnealExplor
         falls = cfg.epsilon_start != cfg.epsilon_end  # custom schedules may set a constant epsilon
         schedule = "linear" if falls else "constant"
         if not falls:
-            checks.unused(cfg, ("exploration_share",), "epsilon_start=epsilon_end is constant")
+            checks.reject_unused(
+                cfg, ("exploration_share",), "epsilon_start=epsilon_end is constant"
+            )
         return AnnealExploration(explore, schedule, share_of_run=cfg.exploration_share)
     without_share = f"epsilon_decay={cfg.epsilon_decay} decays throughout the run"
-    checks.unused(cfg, ("exploration_share",), without_share)
+    checks.reject_unused(cfg, ("exploration_share",), without_share)
     begin = int(plan.prefill_is_iteration)
     falling = Decay(cfg.epsilon_start, cfg.epsilon_decay, cfg.epsilon_end, begin)
     return AnnealExploration(explore, falling, counter="iterations")

@@ -1,4 +1,4 @@
-"""Metrics, loggers and files of a run."""
+"""Rows of metrics, the loggers that write them, and the files of a run."""
 
 from __future__ import annotations
 
@@ -7,22 +7,29 @@ from typing import TYPE_CHECKING
 from kit.lazy import lazy
 
 if TYPE_CHECKING:
-    from kit.logging.csv_file import read_rows as read_rows
-    from kit.logging.loggers import CsvLogger as CsvLogger
-    from kit.logging.loggers import LoggerError as LoggerError
-    from kit.logging.loggers import RowLogger as RowLogger
-    from kit.logging.loggers import TensorBoardLogger as TensorBoardLogger
-    from kit.logging.loggers import TorchRLLogger as TorchRLLogger
-    from kit.logging.loggers import WandbLogger as WandbLogger
-    from kit.logging.loggers import make_loggers as make_loggers
+    from kit.logging.csv_file import read_rows
+    from kit.logging.files import WriteError
+    from kit.logging.loggers import (
+        CsvLogger,
+        LoggerError,
+        RowLogger,
+        TensorBoardLogger,
+        TorchRLLogger,
+        WandbLogger,
+        make_loggers,
+    )
 
-# Lazy imports, so that reading rows does not import torch.
-_HOMES = {
-    "csv_file": ["read_rows"],
-    "loggers": [
-        "CsvLogger", "LoggerError", "RowLogger", "TensorBoardLogger", "TorchRLLogger",
-        "WandbLogger", "make_loggers",
-    ],
-}  # fmt: skip
+__all__ = [
+    "CsvLogger",
+    "LoggerError",
+    "RowLogger",
+    "TensorBoardLogger",
+    "TorchRLLogger",
+    "WandbLogger",
+    "WriteError",
+    "make_loggers",
+    "read_rows",
+]  # fmt: skip
 
-__getattr__, __dir__ = lazy(__name__, _HOMES)
+# Lazy, so that code that only reads rows does not import torch.
+__getattr__, __dir__ = lazy(__name__)

@@ -14,7 +14,7 @@ from kit.losses.imagination import imagine
 from kit.losses.records import Records
 from kit.modules.world.actions import LatentActor
 from kit.modules.world.ensemble import Ensemble
-from kit.modules.world.model import LatentCritic, WorldModel, make_critic
+from kit.modules.world.model import LatentCritic, WorldModel, make_latent_critic
 from kit.modules.world.rssm import Latent
 
 
@@ -109,7 +109,7 @@ class Plan2ExploreLoss(DreamerV3Loss):
         critics = [explorer_critic]
         if extrinsic_weight:
             self.explorer_weights["explorer_extrinsic_"] = extrinsic_weight
-            critics.append(make_critic(world_model))
+            critics.append(make_latent_critic(world_model))
         for name, network in zip(self.explorer_weights, critics):
             self.convert_to_functional(network, f"{name}critic_network", create_target_params=True)
             setattr(self, f"{name}return_scale", ReturnScale())

@@ -1,1 +1,16 @@
-"""Saved runs: run folders, trusted modules, saved policies and comparisons."""
+"""Saved runs: compare them, and use the policies in them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kit.lazy import lazy
+
+if TYPE_CHECKING:
+    from kit.runs.comparison import Comparison, Group, SeedCurve, compare
+    from kit.runs.saved_policy import SavedPolicy, SavedRun
+
+__all__ = ["Comparison", "Group", "SavedPolicy", "SavedRun", "SeedCurve", "compare"]
+
+# Lazy, because comparing runs needs no torch.
+__getattr__, __dir__ = lazy(__name__)

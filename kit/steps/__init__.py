@@ -23,9 +23,17 @@ from kit.steps.schedules import (
     Warmup,
     make_schedule,
 )
+from kit.steps.settings import (
+    ExplorationSteps,
+    OfflineSteps,
+    OffPolicySteps,
+    OnPolicySteps,
+    SequenceSteps,
+)
 
 __all__ = [
-    "Constant", "Cosine", "Counts", "Decay", "Difference", "Due", "Every", "Exponential", "Linear",
-    "Piecewise", "ReplayRatio", "RunSchedule", "Schedule", "SettingError", "StepLedger", "StepPlan",
-    "Warmup", "make_schedule",
+    "Constant", "Cosine", "Counts", "Decay", "Difference", "Due", "Every", "ExplorationSteps",
+    "Exponential", "Linear", "OffPolicySteps", "OfflineSteps", "OnPolicySteps", "Piecewise",
+    "ReplayRatio", "RunSchedule", "Schedule", "SequenceSteps", "SettingError", "StepLedger",
+    "StepPlan", "Warmup", "make_schedule",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from kit.dialects import DIALECTS, dialect
-from kit.dialects.pyrado import GAE
+from kit.dialects.pyrado import PyradoGAE
 
 NASTY = [None, True, False, "", "4", "many", [], {}, (1,), object(), -1, 0, 0.5, 1e6, 2.0]
 NASTY += [math.nan, math.inf, -math.inf, 10**12, 10**19, 10**400, 1e300, -1e-300, 5e-324]
@@ -24,7 +24,7 @@ def sensible(name: str, hint: Any, draw: random.Random) -> Any:
     if name == "sampler":
         return draw.choice([None, "random", "without_replacement"])
     if name == "critic":
-        return draw.choice([GAE(), GAE(num_epoch=3, batch_size=16), {"num_epoch": 2}])
+        return draw.choice([PyradoGAE(), PyradoGAE(num_epoch=3, batch_size=16), {"num_epoch": 2}])
     options = [o for o in typing.get_args(hint) if o is not type(None)] or [hint]
     if None.__class__ in typing.get_args(hint) and draw.random() < 0.3:
         return None

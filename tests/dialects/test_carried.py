@@ -13,19 +13,19 @@ import pytest
 from kit.cli import steps as command
 from kit.dialects import (
     DIALECTS,
-    GAE,
     SB3,
     CleanRL,
     Dreamer,
     Nip,
     Pyrado,
+    PyradoGAE,
     Sheeprl,
     Tianshou,
     dialect,
 )
 from kit.dialects.carried import apply_to_config, caveats, flat, map_fields, use_of
 from kit.dialects.fields import uses
-from kit.dialects.translate import translate
+from kit.dialects.translation import translate
 from kit.steps import SettingError
 from recipes import a2c, crossq, ddpg, dqn, dqn_pixels, ppo, ppo_pixels, rainbow, sac, td3
 from tests.dialects.random_settings import EVERY_DIALECT, random_settings
@@ -121,7 +121,7 @@ def test_what_acts_everywhere_or_is_refused_is_part_of_no_count(name):
             {"hidden_sizes": [8], "critic_hidden_sizes": [4]},
         ),
         (SB3(policy="MlpPolicy", target_kl=0.1), {"target_kl": 0.1}),
-        (Pyrado(algo="ppo", critic=GAE(lamda=0.5)), {"gae_lambda": 0.5}),
+        (Pyrado(algo="ppo", critic=PyradoGAE(lamda=0.5)), {"gae_lambda": 0.5}),
         (Pyrado(algo="a2c", vfcn_coeff=0.8), {"critic_coeff": 0.4}),
         (Pyrado(algo="ppo", std_init=1.0, eps_clip=0.4), {"clip_epsilon": 0.4}),
     ],
@@ -178,7 +178,7 @@ def test_pyrados_running_standardizer_normalises_over_all_batches():
     assert map_fields(given, ppo.Config(), "ppo")[0] == {"advantage_norm": "running"}
     assert "mean and variance of the means of batches" in " ".join(given.notes())
     with raises_setting("critic.standardizer"):
-        map_fields(Pyrado(algo="ppo", critic=GAE(standardizer="Mine")), ppo.Config(), "ppo")
+        map_fields(Pyrado(algo="ppo", critic=PyradoGAE(standardizer="Mine")), ppo.Config(), "ppo")
 
 
 def test_pyrados_sac_has_a_learning_rate_of_its_own():
@@ -210,14 +210,14 @@ def test_whose_gradients_pyrado_clips_is_told_where_recipes_clip_those_of_others
 
 
 def test_the_largest_norms_of_pyrados_policy_and_critic_act_if_they_are_the_same():
-    both = Pyrado(algo="ppo", max_grad_norm=1.0, critic=GAE(max_grad_norm=1.0))
+    both = Pyrado(algo="ppo", max_grad_norm=1.0, critic=PyradoGAE(max_grad_norm=1.0))
     assert map_fields(both, ppo.Config(), "ppo")[0] == {"max_grad_norm": 1.0, "critic_epochs": 10}
     assert map_fields(Pyrado(algo="dql", max_grad_norm=1.0), dqn.Config())[0] == {
         "max_grad_norm": 1.0
     }
     with raises_setting("max_grad_norm"):
         map_fields(Pyrado(algo="ppo", max_grad_norm=1.0), ppo.Config(), "ppo")
-    unused = Pyrado(algo="a2c", critic=GAE(max_grad_norm=1.0))
+    unused = Pyrado(algo="a2c", critic=PyradoGAE(max_grad_norm=1.0))
     with raises_setting("critic.max_grad_norm"):
         map_fields(unused, a2c.Config(), "a2c")
 
@@ -423,7 +423,7 @@ def test_many_caveats_are_the_command_that_shows_them(capsys):
         (SB3(use_sde=True, algo="ppo"), "use_sde"),
         (Tianshou(stop_rew=3.0), "stop_rew"),
         (
-            Pyrado(algo="ppo", critic=GAE(num_epoch=3)),
+            Pyrado(algo="ppo", critic=PyradoGAE(num_epoch=3)),
             "critic.num_epoch",
         ),
     ],
@@ -453,12 +453,12 @@ def test_an_entropy_coefficient_without_effect_is_refused():
 
 
 def test_pyrados_critic_acts_where_it_learns_by_itself():
-    given = Pyrado(algo="ppo", critic=GAE(num_epoch=3, batch_size=32, lr=1e-4))
+    given = Pyrado(algo="ppo", critic=PyradoGAE(num_epoch=3, batch_size=32, lr=1e-4))
     expected = {"critic_epochs": 3, "critic_minibatch_size": 32, "critic_learning_rate": 1e-4}
     assert map_fields(given, ppo.Config())[0] == expected
     with raises_setting("critic.num_epoch"):
-        map_fields(Pyrado(algo="a2c", critic=GAE(num_epoch=3)), a2c.Config())
-    both = Pyrado(algo="ppo2", critic=GAE(standardize_adv=False))  # which ppo2 sets to true
+        map_fields(Pyrado(algo="a2c", critic=PyradoGAE(num_epoch=3)), a2c.Config())
+    both = Pyrado(algo="ppo2", critic=PyradoGAE(standardize_adv=False))  # which ppo2 sets to true
     assert map_fields(both, ppo.Config())[0] == {"normalize_advantage": True}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kit.cli.steps import main
-from kit.dialects import GAE, SB3, Dreamer, Pyrado, Sheeprl, Tianshou
+from kit.dialects import SB3, Dreamer, Pyrado, PyradoGAE, Sheeprl, Tianshou
 from kit.dialects.carried import map_fields
 from kit.dialects.files import left_unread, make, settings_of, value_of
 from recipes import ppo
@@ -270,6 +270,6 @@ def test_networks_in_the_manner_of_the_zoo_count_nothing_and_are_refused_in_a_ru
 
 
 def test_checking_a_group_leaves_it_as_it_was_given():
-    critic = GAE(num_epoch=3.0)
+    critic = PyradoGAE(num_epoch=3.0)
     assert Pyrado(algo="ppo", min_steps=5, critic=critic).resolved().critic.num_epoch == 3
     assert isinstance(critic.num_epoch, float)

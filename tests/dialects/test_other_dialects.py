@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from kit.dialects import GAE, SB3, CleanRL, Dreamer, DreamerPaper, Pyrado, TorchRL
+from kit.dialects import SB3, CleanRL, Dreamer, DreamerPaper, Pyrado, PyradoGAE, TorchRL
 from kit.steps import SettingError, StepPlan
 from tests.errors import raises_setting
 
@@ -71,10 +71,12 @@ class TestPyrado:
         assert Pyrado(batch_size=works, num_updates_per_step=1, **settings).to_plan()
 
     def test_the_critic_of_ppo_has_gradient_steps_of_its_own(self):
-        settings = Pyrado(algo="ppo", min_steps=50, critic=GAE(num_epoch=3, batch_size=16))
+        settings = Pyrado(algo="ppo", min_steps=50, critic=PyradoGAE(num_epoch=3, batch_size=16))
         assert settings.critic_gradient_steps(60) == 12
         assert Pyrado(algo="ppo2", min_steps=50).critic_gradient_steps(60) == 0
-        assert Pyrado(algo="ppo", min_steps=50, critic={"num_epoch": 1}).critic == GAE(num_epoch=1)
+        assert Pyrado(algo="ppo", min_steps=50, critic={"num_epoch": 1}).critic == PyradoGAE(
+            num_epoch=1
+        )
 
     def test_particles_make_one_gradient_step_each(self):
         plan = Pyrado(

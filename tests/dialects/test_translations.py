@@ -8,11 +8,11 @@ import pytest
 
 from kit.cli.steps import main
 from kit.dialects import (
-    GAE,
     SB3,
     Dreamer,
     Nip,
     Pyrado,
+    PyradoGAE,
     Sheeprl,
     Tianshou,
     as_plan,
@@ -21,7 +21,7 @@ from kit.dialects import (
 from kit.dialects.carried import flat
 from kit.dialects.explain import explain, shown
 from kit.dialects.files import make, settings_of
-from kit.dialects.translate import translate
+from kit.dialects.translation import translate
 from kit.steps import SettingError
 from kit.steps.same_run import differing_settings
 from tests.dialects.random_settings import EVERY_DIALECT, random_settings
@@ -99,7 +99,7 @@ def test_a_translation_to_the_same_library_gives_back_what_was_given(name):
         (Dreamer(steps=1000, replay_size=1_000_000), {"replay_size": 1_000_000}),
         (Tianshou(algo="sac", num_train_envs=3, num_test_envs=4), {"num_test_envs": 4}),
         (Nip(steps_per_env_per_iteration=100, num_normalization_steps=5), {}),
-        (Pyrado(algo="ppo", min_steps=8, critic=GAE(gamma=0.5)), {"critic.gamma": 0.5}),
+        (Pyrado(algo="ppo", min_steps=8, critic=PyradoGAE(gamma=0.5)), {"critic.gamma": 0.5}),
         (SB3(algo="ppo", use_sde=True, policy="CnnPolicy"), {"use_sde": True}),
         (Sheeprl(version="0.5.0", share_data=True, rollout_steps=8), {"version": "0.5.0"}),
     ],
@@ -115,7 +115,9 @@ def test_another_version_of_the_same_library_keeps_what_does_not_count():
     translation = translate(given, Sheeprl, {"version": "0.5.0"})
     made = translation.target
     assert (made.version, made.gamma, made.buffer_checkpoint) == ("0.5.0", 0.5, False)
-    pyrado = Pyrado(algo="ppo", min_steps=8, num_workers=3, critic=GAE(gamma=0.5, lr_scheduler="x"))
+    pyrado = Pyrado(
+        algo="ppo", min_steps=8, num_workers=3, critic=PyradoGAE(gamma=0.5, lr_scheduler="x")
+    )
     made = translate(pyrado, Pyrado, {"batch_size": 7}).target
     assert (made.batch_size, made.num_workers) == (7, 3)
     assert made.critic == pyrado.critic

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 from kit.dialects import SB3, CleanRL, Dreamer, DreamerPaper, Sheeprl, Tianshou
 from kit.dialects.explain import explain, iteration_row, listed
-from kit.dialects.translate import compare_text, translate
+from kit.dialects.translation import compare_text, translate
 from kit.hooks.annealing import _length
 from kit.steps import StepPlan
 from kit.steps.counts import can_count, can_follow

@@ -21,7 +21,7 @@ from torchrl.objectives import SoftUpdate
 
 from kit.envs import make_env
 from kit.losses import DreamerV3Loss
-from kit.modules.world import LatentActor, Size, WorldModel, make_critic
+from kit.modules.world import LatentActor, Size, WorldModel, make_latent_critic
 from kit.modules.world.layers import sample_one_hot
 
 FIGURES = Path(__file__).with_name("sheeprl.npz")
@@ -80,7 +80,7 @@ def make_step(case: str) -> Step:
     model = WorldModel(make_env(f"kit/Described-{case}-v0"), SIZE)
     actor = LatentActor(model.code, model.features, SIZE)
     settings: dict[str, Any] = {"imagination_horizon": HORIZON, "stored_latents": case == "choices"}
-    loss = DreamerV3Loss(model, actor, make_critic(model), **settings)
+    loss = DreamerV3Loss(model, actor, make_latent_critic(model), **settings)
     SoftUpdate(loss, tau=0.02)
     with torch.no_grad():
         for name, parameter in parameters(loss):

@@ -14,7 +14,7 @@ from kit.envs import make_env
 from kit.losses import DreamerV3Loss
 from kit.losses.dreamerv3 import ReturnScale
 from kit.losses.imagination import imagine, lambda_returns
-from kit.modules.world import Latent, LatentActor, make_critic, make_world_model
+from kit.modules.world import Latent, LatentActor, make_latent_critic, make_world_model
 
 
 def make_loss(env_id: str = "CartPole-v1", **settings: Any) -> DreamerV3Loss:
@@ -23,7 +23,7 @@ def make_loss(env_id: str = "CartPole-v1", **settings: Any) -> DreamerV3Loss:
     model = make_world_model(env, "nano")
     actor = LatentActor(model.code, model.features, model.size)
     settings = {"imagination_horizon": 4, **settings}
-    loss = DreamerV3Loss(model, actor, make_critic(model), **settings)
+    loss = DreamerV3Loss(model, actor, make_latent_critic(model), **settings)
     SoftUpdate(loss, tau=0.02)
     with torch.no_grad():  # initial outputs of zero would hide what depends on what
         for parameter in loss.parameters():

@@ -185,7 +185,7 @@ def make_world_model(env: Any, size: str | Size = "tiny", latents: int | None = 
     return WorldModel(env, size_of(size, latents=latents))
 
 
-def make_critic(world_model: WorldModel) -> LatentCritic:
+def make_latent_critic(world_model: WorldModel) -> LatentCritic:
     """Create a critic on the features of a world model."""
     return LatentCritic(world_model.features, world_model.size)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from kit.dialects.pyrado import EVALUATION_ROLLOUTS, GAE, Pyrado
+from kit.dialects.pyrado import EVALUATION_ROLLOUTS, Pyrado, PyradoGAE
 from kit.steps.errors import SettingError
 from kit.steps.minibatches import epoch_sizes
 from kit.steps.plan import StepPlan
@@ -60,7 +60,7 @@ def _settings(case: Mapping[str, Any], params: dict[str, Any]) -> Pyrado:
     length = params.get("terminate_at")
     if length is not None and params.get("env_max_steps") is not None:
         length = min(length, params["env_max_steps"])
-    settings = known(Pyrado, params) | {"critic": GAE(**critic)}
+    settings = known(Pyrado, params) | {"critic": PyradoGAE(**critic)}
     settings["episode_length"] = length or settings.get("episode_length")
     version = "05cfa26" if "05cfa26" in str(case.get("how", "")) else "7c48d66"
     return Pyrado(**settings | {"algo": str(case.get("algo", "")).lower(), "version": version})
