@@ -102,10 +102,8 @@ def _explores(cfg: Config, plan: StepPlan) -> bool:
         trained = max(trained, plan.policy_steps_after(next(trains, 0)))
     if plan.exploration_steps > trained:
         return True
-    is_saved = (
-        cfg.resume is not None or dataset_loading_disabled()
-    )  # it was checked when it started
-    if cfg.init_from is None and not is_saved:
+    checked_before = cfg.resume is not None or dataset_loading_disabled()
+    if cfg.init_from is None and not checked_before:
         reason = f"The explorer would never act, because it is untrained until step {trained}"
         advice = (
             f"Use more than {trained}, set init_from=RUN to an exploration run, or use dreamerv3"

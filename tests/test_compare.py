@@ -242,7 +242,7 @@ def test_any_column_can_be_compared(place, capsys):
     ("words", "message"),
     [
         ("runss", "run='runss': The folder contains no runs. Try: runs"),
-        ("runs/ppo/CartPole-v2", "below it. Try: runs/ppo/CartPole-v1."),
+        ("runs/ppo/CartPole-v2", "The folder contains no runs. Try: runs/ppo/CartPole-v1."),
         ("empty", "run='empty': The folder contains no runs. Try: runs/ppo/CartPole-v1/"),
         ("runs --column evaluation/retrun",
          "column='evaluation/retrun': These runs have no such column. Try: evaluation/return or"),

@@ -435,7 +435,7 @@ def test_rewards_that_a_transform_of_a_given_buffer_sums_are_those_of_the_settin
     recipes.sac.build(sac(n_step=3, gamma=0.9), buffer=joining())
     settings = sac(n_step=3, gamma=0.9)
     message = refused(recipes.sac.build, settings, make_loss=OneStep, buffer=joining())
-    assert message.startswith("n_step=3 joins steps, and OneStep does not read how many")
+    assert message.startswith("n_step=3: The loss OneStep does not read steps_to_next_obs")
 
 
 def prioritized(alpha):

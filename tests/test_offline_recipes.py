@@ -28,7 +28,7 @@ import recipes.sac
 from kit.__main__ import main
 from kit.buffers import PrioritizedSampler, as_minibatches, make_replay_buffer
 from kit.buffers.dataset_writer import DatasetWriter
-from kit.cli.record import SometimesRandom, _played, record
+from kit.cli.record import RandomizedPolicy, _play, record
 from kit.collectors import VectorCollector
 from kit.config.environment import check_dataset
 from kit.envs import make_env
@@ -584,7 +584,7 @@ def metadata(folder: Path) -> Any:
     return needs_minari().MinariDataset(folder / "data")
 
 
-def test_a_data_set_names_the_environment_that_was_played(tmp_path):
+def test_a_data_set_names_the_environment_that_was_play(tmp_path):
     needs_minari()
     env = make_env("Pendulum-v1", 1, max_episode_steps=7, g=5.0)
     write(tmp_path / "light-v0", transitions(20), env)
@@ -616,7 +616,7 @@ def test_a_data_set_has_the_spaces_and_the_numbers_of_its_environment(tmp_path):
     assert torch.equal(read["next", "observation"], rows["next", "observation"])
 
 
-def test_actions_are_written_as_they_were_played(tmp_path):
+def test_actions_are_written_as_they_were_play(tmp_path):
     needs_minari()
     rows = transitions(20)
     rows["action"] = rows["action"] * 10
@@ -709,8 +709,8 @@ def test_nothing_is_left_of_a_data_set_that_was_half_written(tmp_path, monkeypat
 def test_the_command_refuses_in_one_line_before_it_plays(stored, tmp_path, monkeypatch, capsys):
     run = built("bc", log_dir=str(tmp_path), normalize_data=False)
     run.run()
-    monkeypatch.setattr("kit.cli.record._played", lambda *_: pytest.fail("it was played"))
-    for name, why in [("few", "Minari dataset names"), ("it-v0", "already exists")]:
+    monkeypatch.setattr("kit.cli.record._play", lambda *_: pytest.fail("it was played"))
+    for name, why in [("few", "has a name that Minari does not take"), ("it-v0", "exists already")]:
         (tmp_path / "it-v0").mkdir(exist_ok=True)
         with pytest.raises(SystemExit):
             main(["record", str(run.folder), "--to", str(tmp_path / name)])
@@ -756,7 +756,7 @@ def test_a_share_of_actions_is_random_without_a_warning(tmp_path, random):
     env = make_env("Pendulum-v1", 1, max_episode_steps=30, seed=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        rows = _played(env, run.trainer.evaluate, 2, random, 1)
+        rows = _play(env, run.trainer.evaluate, 2, random, 1)
     assert len(rows) == 60
     own = run.trainer.evaluate.policy(rows.select("observation"))["action"]
     same = (own - rows["action"]).abs().amax(-1) < 1e-3
@@ -770,7 +770,7 @@ def test_actions_are_sampled_where_evaluations_sample_them(kind):
     env = make_env("Pendulum-v1", 1, max_episode_steps=30, seed=1)
     policy = make_actor(env, (8,), continuous="tanh_normal")
     evaluator = Evaluator(env.make_again(), policy, exploration_type=ExplorationType[kind])
-    rows = _played(env, evaluator, 1, 0.0, 1)
+    rows = _play(env, evaluator, 1, 0.0, 1)
     with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
         likeliest = policy(rows.select("observation"))["action"]
     assert torch.allclose(rows["action"], likeliest, atol=1e-4) == (kind == "DETERMINISTIC")
@@ -781,7 +781,7 @@ def test_a_world_model_remembers_the_random_action_that_was_executed():
     model = make_world_model(env, "nano")
     player = Player(model, LatentActor(model.code, model.features, model.size))
     rows = env.reset().update(player.make_tensordict_primer().primers.zero([20]))
-    rows = SometimesRandom(player, env.action_spec, 1.0)(rows)
+    rows = RandomizedPolicy(player, env.action_spec, 1.0)(rows)
     assert torch.equal(rows["next", player.ACTION].argmax(-1), rows["action"])
 
 

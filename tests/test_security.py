@@ -116,7 +116,7 @@ def test_a_module_from_elsewhere_needs_trust_to_be_imported(name, attack, capsys
     assert trap.exists()
     with pytest.raises(SystemExit):  # trusted, it is still not the run that was saved
         resume(run, "trust=other,evil_module")
-    assert "config.yaml that is not that of its checkpoint" in one_line(capsys.readouterr().err)
+    assert "differs from the settings in the checkpoint" in one_line(capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("name", ["loss", "id"])

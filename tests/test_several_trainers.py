@@ -238,7 +238,7 @@ def test_nothing_global_is_changed_by_a_build_and_a_run(build):
 
 
 @RECIPES
-@pytest.mark.parametrize("wrong", [{"env": EnvConfig(num_envs=3)}, {"collector": "no such"}])
+@pytest.mark.parametrize("wrong", [{"gamma": 2.0}, {"collector": "no such"}])
 def test_nothing_global_is_changed_by_a_build_that_is_refused(build, wrong):
     alone(build, 0)
     before = of_the_process()

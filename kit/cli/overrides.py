@@ -1,4 +1,4 @@
-"""Arguments of a recipe: a preset or a run to resume, and ``name=value`` overrides."""
+"""Parsing of a recipe's arguments: presets, runs to resume and ``name=value`` overrides."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def _reject_word(word: str, following: Sequence[str], defaults: Mapping[str, Any
 
 
 def _nearest_names(name: str, known: Iterable[str]) -> list[str]:
-    """Return at most three settings like ``name``: the same setting first, then near spellings."""
+    """Return at most three settings with a similar name, the best match first."""
     last = name.rpartition(".")[2]
     known = [*known]
     exact = [entry for entry in known if entry == name or entry.rpartition(".")[2] == last]

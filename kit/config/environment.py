@@ -43,7 +43,7 @@ def check_arguments(cfg: RunConfig, settings: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def renamed_errors(cfg: RunConfig) -> Iterator[None]:
-    """Rename ``env.normalize_observation`` in errors to ``normalize_data`` for offline recipes."""
+    """Report errors of ``env.normalize_observation`` as ``normalize_data`` in offline recipes."""
     try:
         yield
     except SettingError as error:

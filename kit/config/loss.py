@@ -66,7 +66,7 @@ class RecipeLoss:
         return accepted
 
     def _check_default(self, name: str, argument: Any) -> None:
-        """Reject a loss that lacks an argument whose setting is not at its default."""
+        """Raise SettingError if the loss ignores a setting that was changed."""
         make, value = self.make, getattr(self._cfg, name)  # the argument may have another unit
         is_reinforce = isinstance(make, type) and issubclass(make, objectives.ReinforceLoss)
         keeps_critic = is_reinforce and name == "critic_coeff" and not argument

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from kit.steps import SettingError, StepPlan
 
 BYTES_PER_STEP = 1_500
-"""Size of the Python objects per time step of a rollout buffer: views of the rows of its arrays."""
+"""Bytes of Python objects per time step of a rollout buffer, mostly views of array rows."""
 
 
 class MemoryEstimate(NamedTuple):

@@ -47,7 +47,7 @@ def accepts(make: Callable[..., Any], argument: str) -> bool:
     bases: list[Any] = [make]
     constructors: list[Any] = [make]
     if isinstance(make, type):
-        ends = (LossModule, nn.Module, object)  # which get no arguments of the loss
+        ends = (LossModule, nn.Module, object)  # these base classes take no loss arguments
         classes = itertools.takewhile(lambda base: base not in ends, make.__mro__)
         bases = [base for base in classes if "__init__" in vars(base)]
         constructors = [vars(base)["__init__"] for base in bases]
@@ -77,7 +77,7 @@ class Replacements:
         self.parts = parts
         self.requested: set[str] = set()
         self._replaced: dict[str, str] = {}  # settings of replaced parts, and these parts
-        self._used = {"env", "device"}  # settings of other parts; these two are never unused
+        self._used = {"env", "device"}  # settings in use; env and device always are
 
     @property
     def without_effect(self) -> dict[str, str]:

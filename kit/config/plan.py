@@ -76,7 +76,7 @@ def _check_limits(plan: StepPlan, cfg: Any) -> None:
 def _check_learning(plan: StepPlan, cfg: Any) -> None:
     """Raise SettingError for a run that ends before training starts."""
     starts, total = plan.learning_starts, plan.total_policy_steps
-    value = getattr(cfg.steps, "learning_starts", ...)  # other libraries may not have it
+    value = getattr(cfg.steps, "learning_starts", ...)  # `...`: the library has no such setting
     name = "learning_starts" if value is ... else "steps.learning_starts"
     advice = "Start training earlier, or train longer"
     if plan.trains and starts and total is not None and starts > total:
@@ -89,7 +89,7 @@ def _check_learning(plan: StepPlan, cfg: Any) -> None:
         raise SettingError(field, plan.prefill_steps, reason, advice)
     if plan.trains and starts and plan.is_exact and starts == total and plan.iterations > 1:
         steps = plural(plan.gradient_steps_after(plan.iterations), "gradient step")
-        text = f"{name}={starts} is the length of the run, so all {steps} happen at its end"
+        text = f"{name}={starts} is the length of the run: training is {steps} at its end"
         warnings.warn(text, stacklevel=2)
 
 

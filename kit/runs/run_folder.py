@@ -77,7 +77,7 @@ class RunFolder(KitHook):
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[Path]:
-        """Create and lock the folder, until the run ends, this object is deleted or an error.
+        """Create and lock the folder. The lock is released when the run ends or on an error.
 
         Raises:
             SettingError: if another process uses the run to resume.
@@ -137,7 +137,7 @@ class RunFolder(KitHook):
         defaults, before, now = (
             _of_training(one, self._free) for one in (self._defaults, saved, self.config)
         )
-        # An older version may lack settings; they count as having their defaults.
+        # Runs of older versions may lack settings. These had their default values.
         known = {name: value for name, value in defaults.items() if name in now}
         return _differing({**known, **before}, now)
 
