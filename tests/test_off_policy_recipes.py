@@ -316,8 +316,8 @@ def test_a_resumed_run_ends_as_if_it_had_not_been_interrupted(name, tmp_path):
         ),
         (
             "rainbow",
-            {"priority_exponent": 0.0, "importance_exponent": 0.5},
-            r"importance_exponent=0\.5: It has no effect because priority_exponent=0",
+            {"per_alpha": 0.0, "per_beta": 0.5},
+            r"per_beta=0\.5: It has no effect because per_alpha=0",
         ),
         ("sac_discrete", {"target_entropy": 2.0}, "target_entropy=2.0 is more than 1"),
     ],
