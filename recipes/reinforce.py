@@ -60,8 +60,8 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
     experiment = Experiment(cfg, algorithm="reinforce", parts=parts)
     if not cfg.baseline:
-        critic_settings = ("critic_coeff", "critic_hidden_sizes", "critic_loss", "critic_schedule")
-        unused = (*critic_settings, "gae_lambda", "shared_backbone")
+        unused = ("critic_coeff", "critic_hidden_sizes", "critic_loss", "critic_schedule",
+                  "gae_lambda", "shared_backbone")  # fmt: skip
         reject_unused(cfg, unused, "baseline=false has no critic")
     env = experiment.make_env()
     actor, critic = experiment.make_actor_critic(env, **cfg.networks)

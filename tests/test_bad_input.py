@@ -74,23 +74,22 @@ def command(tmp_path, capsys, monkeypatch):
 
 
 REFUSED = {
-    "ppo env.id=CartPole-v2": "env.id='CartPole-v2' cannot be made: ",
-    "ppo env.id=nowhere_at_all:Bar-v0": "cannot be made: No module named 'nowhere_at_all'",
-    "ppo env.id=Blackjack-v1": "observation_space=Tuple(Discrete(32), Discrete(11), Discrete(2)) "
-    "is a space this kit has no array for; use Box, Discrete, MultiDiscrete, MultiBinary",
+    "ppo env.id=CartPole-v2": "env.id='CartPole-v2': Gymnasium cannot create this environment: ",
+    "ppo env.id=nowhere_at_all:Bar-v0": "cannot create this environment: No module named 'nowhere_at_all'",
+    "ppo env.id=Blackjack-v1": "This kind of space is not supported. Use Box, ",
     "sac env=Pendulum-v1": "env='Pendulum-v1': This is a group of settings, not a single one. "
     "Use env.id=Pendulum-v1.",
     "sac env.id=CartPole-v1": "env.id='CartPole-v1': The recipe sac needs continuous "
     "actions, not Discrete(2). Use an environment with a float Box action space, or",
-    "ppo env.kwargs.foo=1": "making it raised TypeError: ",
+    "ppo env.kwargs.foo=1": "creating it raised TypeError: ",
     "ppo env.vectorization=asnc": "env.vectorization='asnc' is not a choice. Try: async or",
     "ppo env.num_envs=0": "env.num_envs=0 is less than 1. Try: 1.",
     "ppo steps.total_policy_steps=72 steps.rounding=error": "steps.total_policy_steps=72 is not a "
-    "whole number of iterations of 16 policy steps. Try: 64 or 80; or steps.rounding=up",
+    "whole number of iterations of 16 policy steps. Try: 64 or 80, or steps.rounding=up",
     "ppo steps.minibatches=2 steps.minibatch_size=128": "steps.minibatches=2 contradicts "
     "minibatch_size=128. Try: null.",
     "ppo steps.rounding=upp": "steps.rounding='upp' is not a choice. Try: up or",
-    "sac steps.replay_ratio=nan": "steps.replay_ratio=nan is not a finite number from 0; use a "
+    "sac steps.replay_ratio=nan": "steps.replay_ratio=nan is not a finite number >= 0. Use a "
     "number such as 0.5 or '1/3'.",
     "ppo steps=tianshu": "steps='tianshu' is not a choice. Try: tianshou or",
     "ppo steps=sb3 steps.n_step=8": "steps.n_step='8': There is no such setting. Try: ",
@@ -126,7 +125,7 @@ REFUSED = {
     "ppo preset=mujco": "preset='mujco' is not a choice. Try: mujoco or",
     "ppo lr_schedule=lin": "lr_schedule='lin' is not a schedule. Try: linear or",
     "ppo activation=tan": "activation='tan' is not a choice. Try: tanh or",
-    "ppo collector=vecor": "collector='vecor' is no collector. Try: vector or",
+    "ppo collector=vecor": "collector='vecor' is not a registered collector. Try: vector or",
     "ppo collector_kwargs.fast_polcy=exact": "collector_kwargs={'fast_polcy': 'exact'}: "
     "The collector cannot be created: TypeError: ",
     "ppo collector=async collector_kwargs.max_stalenes=2": "collector_kwargs={"
@@ -136,13 +135,13 @@ REFUSED = {
     "ppo collector_kwargs.frames_per_batch=8": "collector_kwargs={'frames_per_batch': 8}: The "
     "collector cannot be created: TypeError: ",
     "ppo logger=wanb": "logger='wanb' is not a choice. Try: wandb or",
-    "ppo learning_rate=-1": "learning_rate=-1.0 is not above 0; use a number above 0.",
+    "ppo learning_rate=-1": "learning_rate=-1.0 is not above 0. Use a number above 0.",
     "ppo gamma=2": "gamma=2.0 is more than 1. Try: 1.",
-    "rainbow exploration_share=0": "exploration_share=0.0 is not above 0; use a number above 0 and",
+    "rainbow exploration_share=0": "exploration_share=0.0 is not above 0. Use a number above 0 and",
     "sac stacked_frames=3": "stacked_frames=3: The entry observation of shape (3,) does not "
     "have as many frames. Try: 1.",
     "ppo device=gpu": "device='gpu': PyTorch has no device of this name. Try: cuda",
-    "ppo initial_log_std=-.inf": "initial_log_std='-.inf' is not a number; give a number.",
+    "ppo initial_log_std=-.inf": "initial_log_std='-.inf' is not a number. Give a number.",
     "ppo stop_at_return=9 steps.evaluation_every=null": "stop_at_return=9.0: It has no effect",
     "ppo log_dir=/proc/no": "/proc/no/ppo/CartPole-v1 cannot be written",
     "ppo resume=nowhere": "resume='nowhere': This is not a run folder, because it",

@@ -308,11 +308,11 @@ def test_the_damaged_file_is_named_and_the_checkpoint_before_is_used(what, tmp_p
     (file,) = path.glob("components/*-part/state.pt")
     DAMAGES[what](file)
     name = file.relative_to(path)
-    advice = "use another checkpoint or start a new run; this folder can be removed."
+    advice = "Use another checkpoint or start a new run; this folder can be removed."
     with pytest.raises(CorruptCheckpointError) as raised:
         checkpoints.load(path)
     why = f"is damaged: its file {name} {what}"
-    assert str(raised.value) == f"checkpoint='{path}' {why}; {advice}"
+    assert str(raised.value) == f"checkpoint='{path}' {why}. {advice}"
     assert part.value == 2  # nothing was read
     with pytest.warns(UserWarning, match=f"^{path.name} {why}; using {before.name} instead"):
         assert Checkpoints.latest(tmp_path / "run") == before
@@ -363,7 +363,7 @@ def test_what_cannot_be_read_is_not_taken_for_damaged(what, tmp_path, monkeypatc
     with raises_setting("checkpoint") as refused:
         Checkpoints.latest(tmp_path)
     assert not isinstance(refused.value, CorruptCheckpointError)
-    assert f"make {forbidden} readable" in str(refused.value)
+    assert f"Make {forbidden} readable" in str(refused.value)
     assert "remove" not in str(refused.value)
 
 

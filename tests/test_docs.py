@@ -62,6 +62,7 @@ def test_a_block_runs_as_it_stands(page, line, code, tmp_path, monkeypatch):
 # ---------------------------------------------------------------------- shell
 NOT_RUN = {
     "make": "takes minutes and installs packages; continuous integration runs lint and test",
+    "git": "needs the network",
     "pip": "installs packages",
 }
 NEEDS = {"HalfCheetah": ("mujoco",), "preset=mujoco": ("mujoco",), "tensorboard": ("tensorboard",),

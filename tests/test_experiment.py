@@ -352,7 +352,7 @@ def test_what_is_no_part_is_refused(part, message):
         (recipes.sac, lambda: sac(steps=StepPlan(num_envs=1, **ON)),
          ": This recipe is off-policy. Use replay_ratio."),
         (recipes.ppo, lambda: ppo(learning_rate=-1),
-         "learning_rate=-1.0 is not above 0; use a number above 0."),
+         "learning_rate=-1.0 is not above 0. Use a number above 0."),
     ],
 )  # fmt: skip
 def test_settings_that_make_no_sense_are_refused_with_what_to_do(recipe, config, message):
@@ -431,7 +431,7 @@ def test_rewards_that_a_transform_of_a_given_buffer_sums_are_those_of_the_settin
         return TensorDictReplayBuffer(storage=LazyTensorStorage(100), transform=transform)
 
     message = refused(recipes.sac.build, sac(n_step=3), buffer=joining())
-    assert message.startswith("gamma=0.9 of NStep is not the 0.99 of SACLoss")
+    assert message.startswith("gamma=0.9 of NStep differs from 0.99 of SACLoss")
     recipes.sac.build(sac(n_step=3, gamma=0.9), buffer=joining())
     settings = sac(n_step=3, gamma=0.9)
     message = refused(recipes.sac.build, settings, make_loss=OneStep, buffer=joining())
@@ -447,7 +447,7 @@ def test_priorities_of_a_given_replay_buffer_have_the_exponent_of_the_settings()
         recipes.sac.build(sac(per_alpha=0.6), buffer=prioritized(0.7))
     recipes.sac.build(sac(per_alpha=0.7), buffer=prioritized(0.7))
     message = refused(recipes.ddpg.build, ddpg(per_alpha=0.6), buffer=prioritized(0.6))
-    assert message.startswith("per_alpha=0.6: It has no effect because the given")
+    assert message.startswith("per_alpha=0.6: It has no effect because a replay buffer")
     recipes.ddpg.build(ddpg(per_alpha=1.2), buffer=prioritized(0.6))
 
 
@@ -462,7 +462,7 @@ def test_priorities_of_a_given_replay_buffer_have_the_exponent_of_the_settings()
 def test_how_a_given_replay_buffer_stores_and_draws_is_no_setting(settings):
     setting, value = next(iter(settings.items()))
     message = refused(recipes.sac.build, sac(**settings), buffer=prioritized(0.6))
-    assert message.startswith(f"{setting}={value!r}: It has no effect because the given")
+    assert message.startswith(f"{setting}={value!r}: It has no effect because a replay buffer")
 
 
 def test_evaluating_a_saved_run_allocates_no_replay_buffer_and_starts_no_process(tmp_path):

@@ -17,17 +17,17 @@ from recipes.ppo import Config
 EXAMPLES: list[tuple[Callable[[], Any], str]] = [
     (
         lambda: OnPolicySteps(500, steps_per_env=16, rounding="error").to_plan(num_envs=8),
-        "total_policy_steps=500 is not a whole number of iterations of 128 policy steps; "
-        "Try: 384 or 512; or rounding=up or down.",
+        "total_policy_steps=500 is not a whole number of iterations of 128 policy steps. "
+        "Try: 384 or 512, or rounding=up or down.",
     ),
     (
         lambda: OffPolicySteps(total_policy_steps=100, replay_ratio="half").to_plan(num_envs=1),
-        "replay_ratio='half' is not a finite number from 0; use a number such as 0.5 or '1/3'.",
+        "replay_ratio='half' is not a finite number >= 0. Use a number such as 0.5 or '1/3'.",
     ),
     (lambda: from_plain(Config, {"gamma": 2}), "gamma=2.0 is more than 1. Try: 1."),
     (
         lambda: from_plain(Config, {"seed": "x"}),
-        "seed='x' is not a whole number; give a whole number.",
+        "seed='x' is not a whole number. Give a whole number.",
     ),
     (
         lambda: from_plain(Config, {"steps": {"rounding": "upp"}}),
@@ -35,7 +35,7 @@ EXAMPLES: list[tuple[Callable[[], Any], str]] = [
     ),
     (
         lambda: from_plain(Config, {"learning_rat": 1}),
-        "learning_rat=1 is not a setting of Config; Try: learning_rate or critic_learning_rate.",
+        "learning_rat=1 is not a setting of Config. Try: learning_rate or critic_learning_rate.",
     ),
     (
         lambda: make_env("Pendulum-v1", num_envs=0),

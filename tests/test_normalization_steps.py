@@ -93,7 +93,7 @@ def test_a_resumed_run_ends_as_if_it_had_not_been_interrupted(tmp_path):
         ),
         ({"steps": {"steps_per_env": None, "min_steps": 64}}, "steps.num_normalization_steps"),
         ({"collector": "torchrl"}, "collector"),
-        ({"steps": {"total_policy_steps": 300}}, "steps.total_policy_steps"),
+        ({"steps": {"total_policy_steps": 300, "rounding": "error"}}, "steps.total_policy_steps"),
     ],
 )
 def test_what_does_not_fit_is_refused(changes, message):

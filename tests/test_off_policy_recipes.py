@@ -301,7 +301,7 @@ def test_a_resumed_run_ends_as_if_it_had_not_been_interrupted(name, tmp_path):
     [
         ("redq", {"num_critics": 3, "num_target_critics": 3}, "num_target_critics=3: .*Try: 2"),
         ("tqc", {"dropped_quantiles": 25}, "dropped_quantiles=25: .*Try: 24"),
-        ("tqc", {"dropped_quantiles": -1}, "dropped_quantiles=-1.*works: 0"),
+        ("tqc", {"dropped_quantiles": -1}, "dropped_quantiles=-1.*Try: 0"),
         ("droq", {"dropout": 1.5}, "dropout=1.5 is more than 1"),
         ("rainbow", {"support": [1.0, 0.0]}, r"support=\[1.0, 0.0\].* increasing pair"),
         ("crossq", {"tau": 0.1}, "tau"),

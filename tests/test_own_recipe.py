@@ -117,7 +117,7 @@ def test_a_mapping_of_its_own_is_set_by_name_in_a_preset_and_in_a_sweep(
     command, preset, file, capsys
 ):
     text = file.read_text()
-    rate = "    learning_rate: Positive = 7e-4\n"
+    rate = "    learning_rate: PositiveFloat = 7e-4\n"
     assert rate in text
     mapping = "    weights: dict[str, float] = field(default_factory=dict)\n"
     file.write_text(text.replace(rate, f"{mapping}{rate}"))

@@ -136,7 +136,7 @@ def _rendering_error(name: str, raised: Exception) -> SettingError | None:
         error = error.__context__
     if error is not None:
         reason = f"needs a package that is not installed ({error})"
-        hint = "pip install 'torchrl-kit[video]'"
+        hint = "Run pip install 'torchrl-kit[video]'"
     elif "OpenGL" in str(raised):
         reason = f"cannot be rendered: {raised}"
         hint = "set MUJOCO_GL=egl or MUJOCO_GL=osmesa on a machine without a display"

@@ -13,7 +13,7 @@ from kit.buffers import PrioritizedSampler, disk, make_replay_buffer
 from kit.buffers.disk import TransitionStorage, zeros_on_disk
 from kit.evaluate import SavedRun
 from kit.experiment import OffPolicySteps
-from kit.trainer import pieces
+from kit.trainer import chunked_state
 from kit.trainer.checkpoint import Checkpoints
 from tests.buffers.test_batches import batch_of
 from tests.test_checkpoint import Part
@@ -138,7 +138,7 @@ def test_a_checkpoint_of_more_than_memory_holds_is_read_to_the_disk(tmp_path, mo
     before, other = anonymous_memory(), Part()
     Checkpoints(tmp_path, {"part": other}).load(path)
     assert anonymous_memory() - before > large.nbytes / 2
-    monkeypatch.setattr(pieces, "IN_MEMORY", 0)
+    monkeypatch.setattr(chunked_state, "IN_MEMORY", 0)
     before, other = anonymous_memory(), Part()
     Checkpoints(tmp_path, {"part": other}).load(path)
     assert anonymous_memory() - before < large.nbytes / 2

@@ -322,7 +322,7 @@ def test_no_places_change_no_priorities(any_tree):
 @pytest.mark.parametrize("place", [4, 10**12])
 def test_places_beyond_the_buffer_are_refused(any_tree, place):
     sampler = PrioritizedSampler(4, alpha=1.0, beta=0.5)
-    with pytest.raises(IndexError, match=f"place {place} is not in the buffer. Try: 0 to 3"):
+    with pytest.raises(IndexError, match=f"index {place} is out of range 0 to 3"):
         sampler.update_priority(torch.tensor([1, place]), torch.tensor([2.0, 3.0]))
     assert sampler._sum_tree.values.tolist() == [0, 0, 0, 0]
 

@@ -190,7 +190,7 @@ class TestTorchRL:
     def test_a_growing_buffer_with_minibatches_of_several_sizes_is_refused(self):
         settings = {"frames_per_batch": 6, "total_frames": 60, "buffer_size": 20}
         settings |= {"sampler": "without_replacement", "optim_steps_per_batch": 1}
-        with pytest.raises(SettingError, match="Try: 2; or drop_last=True"):
+        with pytest.raises(SettingError, match="Try: 2, or drop_last=True"):
             TorchRL(**settings, batch_size=4).to_plan()
         assert TorchRL(**settings, batch_size=2).to_plan()
         assert TorchRL(**settings, batch_size=4, drop_last=True).to_plan()

@@ -164,8 +164,8 @@ def test_the_message_reads_well():
     with pytest.raises(SettingError) as error:
         StepPlan(total_policy_steps=1001, num_envs=4)
     assert str(error.value) == (
-        "total_policy_steps=1001 is not a whole number of iterations of 4 policy steps; what "
-        "works: 1000 or 1004; or rounding=up or down."
+        "total_policy_steps=1001 is not a whole number of iterations of 4 policy steps. "
+        "Try: 1000 or 1004, or rounding=up or down."
     )
 
 

@@ -162,8 +162,8 @@ def test_offline_evaluations_are_counted_by_gradient_steps():
             {"replay_ratio": 1},
             r"replay_ratio='1' needs policy steps.* gradient_steps",
         ),
-        ({"learning_starts": 5}, r"learning_starts=5 needs policy steps.*works: 0\."),
-        ({"prefill_steps": 5}, r"prefill_steps=5 needs policy steps.*works: 0\."),
+        ({"learning_starts": 5}, r"learning_starts=5 needs policy steps.*Try: 0\."),
+        ({"prefill_steps": 5}, r"prefill_steps=5 needs policy steps.*Try: 0\."),
     ],
 )
 def test_offline_counts_of_policy_steps_are_refused(settings, message):
