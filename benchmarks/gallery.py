@@ -48,6 +48,7 @@ class Case:
         settings: settings of the run, as typed.
         seeds: number of seeds; the first one is shown.
         frame: policy step of the episode that is shown.
+        render: arguments of the environment that draws.
         curves: curve of each seed, policy steps and mean returns of evaluations.
         seconds: CPU seconds of the first seed, with starting Python.
         returns: returns of the evaluation after the run: mean and standard deviation.
@@ -58,6 +59,7 @@ class Case:
     settings: str
     seeds: int = 1
     frame: int = 60
+    render: dict[str, str] = field(default_factory=dict)
     curves: list[NDArray[np.float64]] = field(default_factory=list)
     seconds: float = 0.0
     returns: tuple[float, float] = (0.0, 0.0)
@@ -73,9 +75,10 @@ CASES = [
     Case(
         "PPO, HalfCheetah-v5",
         "ppo",
-        "preset=mujoco steps.total_policy_steps=301_056 steps.evaluation_every=14_336",
+        "preset=mujoco squash_actions=true steps.total_policy_steps=301_056"
+        " steps.evaluation_every=14_336",
         seeds=3,
-        frame=120,
+        render={"camera_name": "track"},
     ),
     Case("SAC, Pendulum-v1", "sac", "steps.evaluation_every=1_000", seeds=3, frame=190),
     Case("PPO, CartPole-v1", "ppo", "steps.evaluation_every=4_096", seeds=3),
@@ -110,10 +113,10 @@ def train(case: Case, seed: int, folder: Path) -> Path:
     return run
 
 
-def play(run: SavedRun, steps: int) -> list[NDArray[np.uint8]]:
+def play(run: SavedRun, steps: int, render: dict[str, str]) -> list[NDArray[np.uint8]]:
     """Return the frames of one episode of the policy, ``steps`` at most."""
     policy, frames = run.policy(), []
-    env = policy.make_env(render_mode="rgb_array")
+    env = policy.make_env(render_mode="rgb_array", **render)
     observation, _ = env.reset(seed=1)
     policy.reset()
     for _ in range(steps):
@@ -170,9 +173,9 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def save_gif(frames: list[NDArray[np.uint8]], path: Path) -> None:
-    """Save every second frame as a GIF that repeats."""
-    images = [Image.fromarray(frame).resize((240, 240)).quantize(64) for frame in frames[::2]]
-    images[0].save(path, save_all=True, append_images=images[1:], duration=100, loop=0)
+    """Save frames as a GIF that repeats, at the speed of the simulation of HalfCheetah."""
+    images = [Image.fromarray(frame).resize((240, 240)).quantize(64) for frame in frames]
+    images[0].save(path, save_all=True, append_images=images[1:], duration=50, loop=0)
 
 
 # ---------------------------------------------------------------------- page
@@ -240,11 +243,11 @@ def main() -> None:
             metrics: dict[str, Any] = evaluator(0)
             evaluator.close()
             case.returns = metrics["evaluation/return"], metrics["evaluation/return_std"]
-            frames = play(run, 150)
+            frames = play(run, 200, case.render)
             run.close()
         draw_case(case, frames[min(case.frame, len(frames) - 1)])
         if case is CASES[0]:
-            save_gif(frames, IMAGES / "policy.gif")
+            save_gif(frames[40:120], IMAGES / "policy.gif")
         print(section(case), flush=True)
     draw_overview([case for case in CASES if case.seeds > 1])
     machine = f"{processor()}, PyTorch {torch.__version__}, {time.strftime('%Y-%m-%d')}"

@@ -35,6 +35,7 @@ html_theme_options = {"navigation_with_keys": True}
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.intersphinx", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build"]
+highlight_language = "text"
 myst_heading_anchors = 4
 nb_execution_mode = "off"  # they have outputs, and tests/test_notebooks.py runs them
 
@@ -164,10 +165,15 @@ def link_shortest_name(
 
 # ---------------------------------------------------------------------- pages
 def adapt_page(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Drop empty globs of ``index.md``; make links to Markdown outside of ``docs/`` downloads."""
+    """Adapt a page that GitHub shows too.
+
+    In ``index``, drop entries of toctrees that match no page. In all pages, turn links to Markdown
+    outside of ``docs/`` into downloads.
+    """
     lines = source[0].splitlines()
     if docname == "index":
-        lines = [line for line in lines if "*" not in line or any(DOCS.glob(f"{line}.*"))]
+        entry = re.compile(r"[\w-]+(/[\w*-]+|\*)")
+        lines = [one for one in lines if not entry.fullmatch(one) or any(DOCS.glob(f"{one}.*"))]
     source[0] = re.sub(r"\]\(((\.\./)+(?:benchmarks|recipes)/)", r"](path:\1", "\n".join(lines))
 
 
