@@ -1,7 +1,5 @@
 """REINFORCE with an optional baseline (Williams 1992). Discrete and continuous actions.
 
-The baseline is described in Sutton and Barto (2018), section 13.4.
-
 kit train reinforce env.id=Acrobot-v1 seed=1
 kit train reinforce baseline=false
 kit train reinforce --help
@@ -16,13 +14,8 @@ from torch.optim import Adam
 
 from kit import GAE, EnvConfig, Experiment, OnPolicySteps, RewardToGo, Trainer, Update, main
 from kit.config import (
-    ActorCriticConfig,
-    NonNegativeFloat,
-    PositiveFloat,
-    ScheduleName,
-    UnitInterval,
-    reject_unused,
-)
+    ActorCriticConfig, NonNegativeFloat, PositiveFloat, ScheduleName, UnitInterval, reject_unused,
+)  # fmt: skip
 from kit.hooks import AnnealLearningRate, anneal_coefficients
 from kit.modules import parameter_groups
 
@@ -46,7 +39,7 @@ class Config(ActorCriticConfig):
     """Loss of torchrl.objectives, or module:Class. A2CLoss is minus log-probability times
     advantage, which is the loss of REINFORCE."""
     baseline: bool = True
-    """Whether a learned state value is subtracted from the return."""
+    """Whether to subtract a learned state value (Sutton and Barto 2018, section 13.4)."""
     critic_coeff: NonNegativeFloat = 1.0
     gae_lambda: UnitInterval = 1.0
     advantage_norm: Literal["batch", "running"] = "batch"  # type: ignore[assignment]

@@ -122,7 +122,7 @@ def test_what_hydra_writes_of_a_sweep_is_where_its_runs_are(tmp_path):
          "learning_rate=-1.0 is not above 0. Use a number above 0. "
          "This is run 1 of the sweep (learning_rate=-1); no run was started."),
         ("steps.steps_per_env=8,12 seed=0,1 steps.rounding=error",
-         "steps.total_policy_steps=32 is not a whole number of iterations of 24 policy steps; "
+         "steps.total_policy_steps=32 is not a whole number of iterations of 24 policy steps. "
          "Try: 24 or 48, or steps.rounding=up or down. "
          "This is run 2 of the sweep (steps.steps_per_env=12, seed=0); no run was started."),
         ("seed=0,1 hydra/launcher=joblib gamma=2", "gamma=2.0 is more than 1. Try: 1. "

@@ -139,7 +139,7 @@ def test_a_mapping_of_its_own_is_set_by_name_in_a_preset_and_in_a_sweep(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "heavy.yaml' has no settings by name."),
+        ("", "heavy.yaml': The file has no mapping of names to settings."),
         ("env: [1", "heavy.yaml"),
         ("env: {grvity: 9}", "env.grvity=9 is not a setting of EnvConfig. Try: id or"),
     ],
