@@ -2,7 +2,6 @@
 
 kit train reinforce env.id=Acrobot-v1 seed=1
 kit train reinforce baseline=false
-kit train reinforce --help
 """
 
 from __future__ import annotations
@@ -14,7 +13,12 @@ from torch.optim import Adam
 
 from kit import GAE, EnvConfig, Experiment, OnPolicySteps, RewardToGo, Trainer, Update, main
 from kit.config import (
-    ActorCriticConfig, NonNegativeFloat, PositiveFloat, ScheduleName, UnitInterval, reject_unused,
+    ActorCriticConfig,
+    NonNegativeFloat,
+    PositiveFloat,
+    ScheduleName,
+    UnitInterval,
+    reject_unused,
 )  # fmt: skip
 from kit.hooks import AnnealLearningRate, anneal_coefficients
 from kit.modules import parameter_groups
@@ -36,8 +40,7 @@ class Config(ActorCriticConfig):
         )
     )
     loss: str = "A2CLoss"
-    """Loss of torchrl.objectives, or module:Class. A2CLoss is minus log-probability times
-    advantage, which is the loss of REINFORCE."""
+    """Loss of torchrl.objectives, or module:Class. A2CLoss is the loss of REINFORCE."""
     baseline: bool = True
     """Whether to subtract a learned state value (Sutton and Barto 2018, section 13.4)."""
     critic_coeff: NonNegativeFloat = 1.0

@@ -75,7 +75,7 @@ def command(tmp_path, capsys, monkeypatch):
 
 REFUSED = {
     "ppo env.id=CartPole-v2": "env.id='CartPole-v2': Gymnasium cannot create this environment: ",
-    "ppo env.id=nowhere_at_all:Bar-v0": "cannot create this environment: No module named 'nowhere_at_all'",
+    "ppo env.id=nowhere_at_all:Bar-v0": "environment: No module named 'nowhere_at_all'",
     "ppo env.id=Blackjack-v1": "This kind of space is not supported. Use Box, ",
     "sac env=Pendulum-v1": "env='Pendulum-v1': This is a group of settings, not a single one. "
     "Use env.id=Pendulum-v1.",

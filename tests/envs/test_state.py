@@ -540,8 +540,8 @@ def test_what_is_lost_is_said_when_the_run_starts_and_when_it_is_resumed(tmp_pat
         return ppo_trainer(on_policy_plan(), Locks, **parts)
 
     why = (
-        "^Checkpoints do not contain the state of the environments: Locks.lock is a lock, which cannot "
-        "be captured. "
+        "^Checkpoints do not contain the state of the environments: Locks.lock is a lock, "
+        "which cannot be captured. "
         "A resumed run ends their open episodes and is not bit-exact.$"
     )
     begun = trainer(folder=tmp_path)
