@@ -168,7 +168,7 @@ def test_a_run_of_a_sweep_that_fails_leaves_the_others_alone(capsys):
     with pytest.raises(SystemExit):
         ppo(*SHORT, "--multirun", "env.id=Nowhere-v0,CartPole-v1")
     out, err = capsys.readouterr()
-    assert err.startswith("\nerror: env.id='Nowhere-v0' ")
+    assert err.startswith("\nerror: env.id='Nowhere-v0': ")
     assert "sweep.csv" in out
     assert [settings_of(run)["env"]["id"] for run in runs()] == ["CartPole-v1"]
     (table,) = Path("runs").glob("ppo/sweeps/*/sweep.csv")
