@@ -137,9 +137,9 @@ def draw_curves(axes: Axes, case: Case) -> None:
         axes.fill_between(steps, low, high, color=INK, alpha=0.2, linewidth=0)
     axes.plot(steps, returns.mean(0), color=INK, linewidth=1.6)
     axes.set_xlim(0, steps[-1])
-    axes.xaxis.set_major_locator(MaxNLocator(4))
+    axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
     axes.set_xlabel("policy steps")
@@ -159,9 +159,11 @@ def draw_case(case: Case, frame: NDArray[np.uint8]) -> None:
 def draw_overview(cases: list[Case]) -> None:
     """Draw the learning curves of the cases with several seeds in one row."""
     figure = Figure(figsize=(11, 2.6), layout="constrained")
-    for axes, case in zip(figure.subplots(1, len(cases)), cases):
+    row = figure.subplots(1, len(cases))
+    for axes, case in zip(row, cases):
         draw_curves(axes, case)
         axes.set_title(case.title, fontsize=10)
+    row[0].set_ylabel("evaluation return")
     save(figure, IMAGES / "curves.png")
 
 
@@ -187,7 +189,9 @@ learning curve of one run, a frame of its trained policy and the command that tr
 shows evaluations with deterministic actions. Where a run was repeated with three seeds, the line
 is their mean and the band reaches from the lowest to the highest seed. The return is the mean and
 standard deviation of {episodes} episodes after the run. Seconds are CPU seconds of one process with
-one PyTorch thread, including the start of Python and the evaluations. Hardware: {machine}.
+one PyTorch thread, including the start of Python and the evaluations.
+
+Hardware: {machine}.
 """
 
 SECTION = """
