@@ -133,7 +133,7 @@ def test_words_lists_the_vocabularies(kit):
     assert "dreamer-paper" in kit("words")
     text = kit("words tianshou")
     assert "update_per_step=1.0" in text
-    assert "a half goes to the even number" in text
+    assert "rounded half to even" in text
     assert "train_seed=42  (acts: seed)" in text
     assert "critic.lamda=0.95  (acts: gae_lambda)" in kit("words pyrado")
     uses = {row["name"]: (row["use"], row["as"]) for row in json.loads(kit("words sb3 --json"))}

@@ -7,6 +7,8 @@ import functools
 import importlib
 import pkgutil
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType
@@ -157,7 +159,11 @@ def test_upstream_page_lists_private_names_of_source():
 
 
 def test_upstream_page_lists_private_names_of_base_classes():
-    assert set(inherited()) - listed() == set()
+    # In a new process: TorchRL adds attributes to the classes of environments once they are used.
+    code = "from tests.test_upstream import *; print(sorted({*inherited()} - listed()))"
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 def test_upstream_page_lists_names_that_files_contain():
