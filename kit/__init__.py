@@ -8,6 +8,8 @@ torch.
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kit.lazy import lazy
@@ -76,5 +78,11 @@ __all__ = [
 ]  # fmt: skip
 
 __version__ = "0.1.0"
+
+# `import recipes` finds the built-in recipes: inside kit in a wheel, next to it in a clone.
+_PACKAGE = Path(__file__).parent
+RECIPES_ROOT = _PACKAGE / "builtin" if (_PACKAGE / "builtin").is_dir() else _PACKAGE.parent
+if str(RECIPES_ROOT) not in sys.path:
+    sys.path.append(str(RECIPES_ROOT))
 
 __getattr__, __dir__ = lazy(__name__)

@@ -44,7 +44,10 @@ def imported(tree: ast.AST, known: set[str]) -> Iterator[str]:
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
-            names = [f"{node.module}.{alias.name}" for alias in node.names] + [str(node.module)]
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            constants = {"__version__", "RECIPES_ROOT"}  # defined in kit/__init__.py itself
+            if not constants.issuperset(alias.name for alias in node.names):
+                names.append(str(node.module))
         for name in names:
             for ours in (name, f"{name}.__init__"):
                 if ours in known:

@@ -110,3 +110,7 @@ def test_wheel_trains_copies_compares_and_evaluates(installed, tmp_path):
 def test_wheel_explains_steps(installed, tmp_path):
     words = ["-m", "kit", "steps", "explain", "sb3", "train_freq=1", "n_envs=4"]
     assert "1/4" in run(installed, *words, cwd=tmp_path)
+
+
+def test_wheel_imports_a_recipe_after_kit(installed, tmp_path):
+    run(installed, "-c", "from kit import EnvConfig; from recipes.ppo import build", cwd=tmp_path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 RENAMED = {
@@ -37,14 +37,14 @@ def current_name(name: str, cls: type, stacklevel: int = 3) -> str:
     return RENAMED[name]
 
 
-def upgraded(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a saved run under their current names.
+def upgraded(saved: Mapping[str, Any], known: Container[str]) -> dict[str, Any]:
+    """Return saved settings under their current names.
 
-    Runs saved before version 0.2 have no ``log_dir``; only their settings are renamed.
+    Args:
+        saved: settings by name.
+        known: names of current settings, which are not renamed.
     """
-    if "log_dir" in saved:
-        return dict(saved)
-    return {RENAMED.get(name, name): value for name, value in saved.items()}
+    return {n if n in known else RENAMED.get(n, n): value for n, value in saved.items()}
 
 
 class RenamedSettings(type):
@@ -52,7 +52,8 @@ class RenamedSettings(type):
 
     def __call__(cls, *args: Any, **settings: Any) -> Any:
         """Create an instance, with a warning for each old name."""
-        current = {}
+        current: dict[str, Any] = {}
+        # dataclasses.replace passes changes first, then all other fields under current names.
         for name, value in settings.items():
-            current[current_name(name, cls, stacklevel=3)] = value
+            current.setdefault(current_name(name, cls, stacklevel=3), value)
         return super().__call__(*args, **current)

@@ -9,25 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-import kit
+from kit import RECIPES_ROOT
 from kit.logging.files import from_here
 from kit.steps.errors import SettingError, close_to
 
 
-def _builtin_root() -> Path:
-    """Return the parent folder of ``recipes``: inside ``kit`` in a wheel, next to it in a clone."""
-    package = Path(kit.__file__).parent
-    return package / "builtin" if (package / "builtin").is_dir() else package.parent
-
-
-if str(_builtin_root()) not in sys.path:
-    # Copies of recipes, saved runs and child processes import `recipes`.
-    sys.path.append(str(_builtin_root()))
-
-
 def builtin_recipes() -> dict[str, Path]:
     """Return the files of the built-in recipes by name."""
-    files = (_builtin_root() / "recipes").glob("[!_]*.py")
+    files = (RECIPES_ROOT / "recipes").glob("[!_]*.py")
     return {file.stem: file for file in sorted(files)}
 
 

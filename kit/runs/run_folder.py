@@ -126,7 +126,7 @@ class RunFolder(KitHook):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Raise SettingError if ``config.yaml`` was changed since the checkpoint was written."""
-        if differing := self._differing(upgraded(state_dict)):
+        if differing := self._differing(upgraded(state_dict, self.config)):
             reason = (
                 f"The file config.yaml differs from the settings in the checkpoint ({differing})"
             )

@@ -83,8 +83,9 @@ def read_config(folder: Path, field: str = "resume") -> dict[str, Any]:
         SettingError: if the folder has no readable settings.
     """
     try:
-        config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-        return upgraded(dict(config))
+        config = dict(yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")))
+        # Only runs of version 0.1 have no log_dir.
+        return config if "log_dir" in config else upgraded(config, ())
     except (OSError, TypeError, ValueError, yaml.YAMLError) as error:
         cause = getattr(error, "problem", None) or getattr(error, "strerror", None) or error
         reason = f"The folder has no readable config.yaml: {cause}"

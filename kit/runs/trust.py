@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import gymnasium as gym
 
-import kit
+from kit import RECIPES_ROOT
 from kit.lazy import module_and_name
 from kit.runs.recipe import Recipe
 from kit.steps import SettingError
@@ -101,8 +101,7 @@ def _is_trusted(module: str, run: Path, trust: Collection[str], *folders: Path) 
     if module.partition(".")[0] in {*_TRUSTED, *_environments()}:
         package = [file.parent for file in found.files[:1]]
         installed = all(
-            _INSTALLED.intersection(place.parts) or place == Path(kit.__file__).parents[1]
-            for place in found.places
+            _INSTALLED.intersection(place.parts) or place == RECIPES_ROOT for place in found.places
         )
         return not _came_with(run, found, *project, *package, installed=installed)
     below = all(any(_is_below(file, root) for root in project) for file in found.files)
