@@ -123,7 +123,7 @@ def test_update_runs_eagerly_once_a_change_was_not_noticed(monkeypatch):
             found = float(update(minibatch_for("TD3Loss", seed=step))["scale"])
             assert (found == scale[0]) == (step < 8 or step >= 12), step
     assert sum("Scaled runs eagerly" in str(one.message) for one in warned) == 1
-    assert "whose change was not noticed" in update.plain_reason
+    assert "whose change was not detected" in update.plain_reason
 
 
 # ---------------------------------------------------------------------- every optimiser
