@@ -129,7 +129,7 @@ REFUSED = {
     "ppo collector_kwargs.fast_polcy=exact": "collector_kwargs={'fast_polcy': 'exact'}: "
     "The collector cannot be created: TypeError: ",
     "ppo collector=async collector_kwargs.max_stalenes=2": "collector_kwargs={"
-    "'max_stalenes': 2}: The collector cannot be created: RuntimeError: the collector's process failed: ",
+    "'max_stalenes': 2}: The collector cannot be created: RuntimeError: the collector's process ",
     "ppo collector=torchrl collector_kwargs.max_frames_per_traj=x": "collector_kwargs="
     "{'max_frames_per_traj': 'x'}: The collector cannot be created: ValueError: invalid literal",
     "ppo collector_kwargs.frames_per_batch=8": "collector_kwargs={'frames_per_batch': 8}: The "
