@@ -106,8 +106,8 @@ def vtrace(
     ``log_ratio`` is the log-probability of the action under the current policy minus the recorded
     log-probability. ``max_rho`` is the maximum importance weight of a temporal difference.
     ``max_c`` is the maximum importance weight that is propagated to earlier steps, and ``lmbda`` in
-    [0, 1] multiplies it (remark 2). The other arguments are those of
-    :func:`generalized_advantages`.
+    [0, 1] multiplies it (remark 2). See :func:`generalized_advantages` for the other
+    arguments.
     """
     ratio = log_ratio.exp()
     rho, c = ratio.clamp(max=max_rho), lmbda * ratio.clamp(max=max_c)
@@ -304,7 +304,7 @@ class VTrace(GAE):
     """V-trace (Espeholt et al. 2018): off-policy advantages for batches from an older policy.
 
     For batches from the current policy, its value targets are TD(1) returns. TorchRL's class
-    compares the log-probability of a newly sampled action with that of the recorded action. Other
+    compares the log-probabilities of two actions, a newly sampled one and the recorded one. Other
     behaviour is as in :class:`GAE`.
 
     Args:

@@ -88,7 +88,7 @@ EVALUATED_AT_ONCE = 32
 """Maximum number of parallel evaluation environments, unless more are used for training."""
 
 Parts = Mapping[str, Any]
-"""Parts of a trainer by argument name, which replace those of a recipe."""
+"""Parts of a trainer that replace the recipe's parts, keyed by argument name."""
 
 
 class Experiment:
@@ -103,7 +103,7 @@ class Experiment:
             other settings in place. With ``log_dir=None`` nothing is written.
         algorithm: name of the algorithm in other libraries, which interprets their step settings;
             defaults to the name of the recipe.
-        parts: parts passed to ``build``, by name. They replace those of the recipe, except
+        parts: parts passed to ``build``, by name. They replace the recipe's parts, except
             ``hooks`` and ``logger``, which are added. ``collector`` is a name, a class or a
             collector. ``make_actor`` and ``make_critic`` are functions that take the environment
             and return a TensorDict module. See :meth:`make_optimizer` for ``optimizer``.

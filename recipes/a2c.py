@@ -38,7 +38,7 @@ class Config(FittedCriticConfig):
     n_step: PositiveInt | None = None
     """Rewards summed before bootstrapping, instead of gae_lambda. null: use gae_lambda."""
     advantage_norm: Literal["batch", "running"] = "batch"  # type: ignore[assignment]
-    """Statistics that normalise advantages: those of each batch, or running ones."""
+    """Statistics that normalise advantages: per batch, or running."""
     entropy_coeff: NonNegativeFloat = 0.01
     optimizer: Literal["rmsprop", "adam"] = "rmsprop"
     """Optimiser: RMSprop, as in the paper, or Adam."""

@@ -52,7 +52,7 @@ class Config(ActorCriticConfig):
     entropy_coeff: NonNegativeFloat = 0.01
     normalize_advantage: bool = False
     advantage_norm: Literal["batch", "running"] = "batch"  # type: ignore[assignment]
-    """Statistics that normalise advantages: those of each batch, or running ones."""
+    """Statistics that normalise advantages: per batch, or running."""
     gamma: UnitInterval = 0.98
     learning_rate: PositiveFloat = 1e-3
     lr_schedule: ScheduleName = "constant"

@@ -24,7 +24,7 @@ from recipes.dreamerv3 import LOSS_SETTINGS, around, make_optimizer
 
 @dataclass
 class Config(recipes.dreamerv3.Config):
-    """Settings of Plan2Explore: DreamerV3's settings plus those of the explorer."""
+    """Settings of Plan2Explore: DreamerV3's settings and the explorer's settings."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="MountainCar-v0", num_envs=1))
     steps: ExplorationSteps | Dialect | StepPlan = field(default_factory=ExplorationSteps)

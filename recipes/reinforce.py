@@ -46,7 +46,7 @@ class Config(ActorCriticConfig):
     critic_coeff: NonNegativeFloat = 1.0
     gae_lambda: UnitInterval = 1.0
     advantage_norm: Literal["batch", "running"] = "batch"  # type: ignore[assignment]
-    """Statistics that normalise advantages: those of each batch, or running ones."""
+    """Statistics that normalise advantages: per batch, or running."""
     gamma: UnitInterval = 0.98
     learning_rate: PositiveFloat = 3e-3
     lr_schedule: ScheduleName = "constant"

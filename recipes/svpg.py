@@ -47,8 +47,7 @@ class Config(ActorCriticConfig):
     """Loss of torchrl.objectives (A2CLoss, ClipPPOLoss, ...), or module:Class."""
     normalize_advantage: bool = False
     advantage_norm: Literal["batch", "running"] = "batch"  # type: ignore[assignment]
-    """Statistics that normalise advantages: those of each batch over all particles, or running
-    ones."""
+    """Statistics that normalise advantages: per batch over all particles, or running."""
     max_grad_norm: PositiveFloat | None = None
     """Maximum norm of the gradient over all particles. null: no clipping."""
 

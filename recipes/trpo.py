@@ -45,7 +45,7 @@ class Config(FittedCriticConfig):
     critic_epochs: PositiveInt = 10
     """Passes over each batch that fit the critic, before advantages are computed."""
     advantage_norm: Literal["batch", "running"] = "batch"  # type: ignore[assignment]
-    """Statistics that normalise advantages: those of each batch, or running ones."""
+    """Statistics that normalise advantages: per batch, or running."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:

@@ -60,8 +60,8 @@ class NStep:
             batch: Steps ``[num_envs, steps]``, or whole episodes one after another, ``[steps]``.
 
         Raises:
-            SettingError: If the number of environments differs from that of the incomplete
-                transitions, or an entry is not a tensor.
+            SettingError: If the incomplete transitions have another number of environments, or an
+                entry is not a tensor.
         """
         entries, axis, total = leaves(batch), batch.ndim - 1, batch.shape[-1]
         _check_tensors(entries)

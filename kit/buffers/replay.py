@@ -56,7 +56,7 @@ def make_replay_buffer(
             observations stored once, transitions are stored on the host.
         store_next_observation: Whether to store both observations of a transition. False: store
             each observation once (see :class:`~kit.buffers.ObservationStorage`).
-        stacked_frames: Frames per stacked observation, of which only the newest is stored. A value
+        stacked_frames: Frames per stacked observation. Only the newest frame is stored. A value
             above 1 implies ``store_next_observation=False``. 1: store whole observations.
         folder: Folder of memory-mapped files, for large buffers; ``None``: use memory.
         strategy: Strategy for choosing hindsight goals, which replace the goals of 80 % of the

@@ -62,7 +62,7 @@ class Setting(NamedTuple):
     name: str
     """Dotted name."""
     default: str
-    """Default value as it is typed on the command line."""
+    """Default value in command-line syntax."""
     kind: str
     """Type, such as ``int > 0``; empty: any."""
     text: str

@@ -267,7 +267,9 @@ class AsyncCollector(KitCollector):
     def load_state_dict(self, state_dict: OrderedDict[str, Any]) -> None:
         """Restore the state returned by :meth:`state_dict`. ``max_staleness`` must not grow."""
         if self.max_staleness > (most := int(state_dict["max_staleness"])):
-            reason = "exceeds that of the saved collector, which lacks the older weights"
+            reason = (
+                "exceeds the saved collector's max_staleness, and the older weights were not saved"
+            )
             raise SettingError("max_staleness", self.max_staleness, reason, [most])
         super().load_state_dict(state_dict)
         collected = int(state_dict["taken"]) + len(state_dict["under_way"])

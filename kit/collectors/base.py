@@ -58,7 +58,7 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
         episodes: finished episodes so far.
         environment_errors: environment failures recovered from so far.
         exact_resume: whether the last :meth:`load_state_dict` restored the complete state.
-        exact_policy: whether the policy's outputs are bitwise equal to those of its module.
+        exact_policy: whether the policy's outputs are bitwise equal to the outputs of its module.
         collects_on_host: whether batches are collected on the host before ``storing_device``.
         continues_episodes: whether the last batch continued the episodes of the batch before. False
             if other code stepped, reset or seeded the environments in between.

@@ -85,7 +85,7 @@ class Replacements:
         return {name: part for name, part in self._replaced.items() if name not in self._used}
 
     def network(self, part: str, make: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
-        """Create a network with the factory of the caller, or with that of the recipe."""
+        """Create a network with the caller's factory, or with the recipe's factory."""
         self.requested.add(part)
         names = _names_of(make, *arguments, **settings)
         names |= {f"critic_{name}" for name in names if part == "make_critic"}
@@ -125,7 +125,7 @@ class Replacements:
     def optimizer(
         self, make: type[Optimizer], parameters: Iterable[Any], **settings: Any
     ) -> Optimizer:
-        """Create an optimizer: that of the caller, or that of the recipe.
+        """Create an optimizer with the caller's factory, or with the recipe's factory.
 
         Raises:
             SettingError: if the optimizer of the caller lacks some of the parameters.

@@ -23,7 +23,7 @@ from kit.steps.settings import OfflineSteps, OffPolicySteps, OnPolicySteps
 from kit.steps.values import flat, same_value
 
 PLAN = "plan"
-"""Name that stands for a :class:`~kit.steps.StepPlan` instead of a config format."""
+"""Name that selects a :class:`~kit.steps.StepPlan` instead of a config format."""
 
 
 def to_plain(config: Any) -> Any:

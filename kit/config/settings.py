@@ -181,8 +181,8 @@ class OffPolicyConfig(ReplayConfig):
     """Whether the buffer stores both observations of each transition. false: each observation is
     stored once, which halves the memory."""
     stacked_frames: NumFrames = 1
-    """Frames stacked in each observation, of which the buffer stores only the newest. 1:
-    observations are stored unchanged."""
+    """Frames stacked in each observation. The buffer stores only the newest frame. 1: observations
+    are stored unchanged."""
     buffer_folder: str | None = None
     """Folder for memory-mapped buffer files, for buffers larger than memory. null: the buffer is in
     memory."""
@@ -257,8 +257,7 @@ class ActorCriticConfig(OnPolicyConfig):
     normalize_advantage: bool = True
     """Whether advantages are normalised to mean 0 and standard deviation 1."""
     advantage_norm: Literal["minibatch", "batch", "running"] = "minibatch"
-    """Statistics that normalise advantages: those of each minibatch, of each batch, or running
-    ones."""
+    """Statistics that normalise advantages: per minibatch, per batch, or running."""
     learning_rate: PositiveFloat = 1e-3
     """Initial learning rate."""
     backbone_lr_scale: PositiveFloat = 1.0

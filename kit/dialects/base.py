@@ -402,8 +402,8 @@ def steps_of_training(plan: StepPlan) -> int:
 def step_by_step(plan: StepPlan) -> StepPlan:
     """Convert a plan that collects whole episodes to a plan that collects single steps.
 
-    Gradient steps are spread evenly, and those of a prefill iteration become pretraining. All other
-    plans are returned unchanged.
+    Gradient steps are spread evenly. The gradient steps of a prefill iteration become pretraining.
+    All other plans are returned unchanged.
 
     Raises:
         SettingError: if the episode length is unknown.

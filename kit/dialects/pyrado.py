@@ -175,7 +175,7 @@ class Pyrado(WrappedDialect):
     num_workers: PositiveInt = unsupported("Use env.vectorization=async", 4)
     """Number of sampling processes, which does not affect the samples."""
     num_particles: PositiveInt = count_field(default=1, only="svpg")
-    """Number of particles (SVPG), each of which is an A2C agent."""
+    """Number of particles (SVPG). Each particle is an A2C agent."""
     horizon: int | None = unsupported("pyrado does not use this setting", only="svpg")
     """Steps per particle (SVPG); unused."""
     temperature: float | None = unsupported("Use recipes.svpg without a dialect", only="svpg")

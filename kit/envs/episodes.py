@@ -141,7 +141,7 @@ class EpisodeStatistics:
         ]
 
     def restart(self, mask: NDArray[np.bool_] | None = None) -> None:
-        """Reset the running sums of all environments, or of those in ``mask``."""
+        """Reset the running sums of the environments in ``mask`` (``None``: all)."""
         for name in _SUMS:
             getattr(self, name)[... if mask is None else mask] = 0
 

@@ -45,7 +45,7 @@ def restore(present: Any, saved: dict[str, Any], decode: Callable[..., Any]) -> 
     decode(saved["model"], present.model)
     mujoco.mj_setState(present.model, present, state, kind)
     mujoco.mj_forward(present.model, present)
-    # mj_forward recomputes all derived arrays, some of which lag one substep behind in a real run.
+    # mj_forward recomputes all derived arrays. In a real run, some lag one substep behind.
     # Environments read these lagging arrays, so restore them.
     _write(_derived(present), saved["derived"], decode)
     mujoco.mj_setState(present.model, present, state, kind)

@@ -357,7 +357,7 @@ class Normalizer:
         return Statistics(self.observation.get("observation"), self.reward, self.returns)
 
     def fit(self, observation: Tensor) -> None:
-        """Set the statistics of ``observation``, in place, to those of the given rows."""
+        """Set the statistics of ``observation``, in place, to the statistics of the given rows."""
         moments, seen = self.observation["observation"], observation.double()
         moments.mean.copy_(seen.mean(0))
         moments.var.copy_(seen.var(0, correction=0))

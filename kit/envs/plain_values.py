@@ -187,7 +187,7 @@ class Encoder:
 
 
 def _is_constant(value: Any) -> bool:
-    """Return whether a value has no state of its own, such as a class, logger or global RNG."""
+    """Return whether a value has no state, such as a class, logger or global RNG."""
     owner = getattr(value, "__self__", value) if callable(value) else value
     if owner is np.random.mtrand._rand or owner is getattr(random.seed, "__self__", None):
         return True
@@ -273,7 +273,7 @@ class Decoder:
     """Decodes values of :class:`Encoder` into the objects of an identical environment.
 
     Safe for untrusted input: only plain values are created, no module is imported, and only enum
-    classes are looked up by name. Functions and callable objects stay those of the environment.
+    classes are looked up by name. The environment keeps its own functions and callable objects.
 
     Args:
         found: layers of the environment.

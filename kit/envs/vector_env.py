@@ -171,7 +171,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         rewards: bool = True,
         played: Mask | None = None,
     ) -> None:
-        """Step all environments, or those of ``active``.
+        """Step the ``active`` environments (``None``: all).
 
         Args:
             actions: one row per environment.

@@ -30,7 +30,7 @@ _CONTAINERS = (dict, list, deque)
 _NO_SETTINGS = (type, ModuleType, nn.Module, Tensor, TensorDictBase)
 _PARTS = ("_parameters", "_buffers", "_modules", *_HOOKS)
 _MODULE_ATTRIBUTES = frozenset(vars(nn.Module())) - {"training"}
-"""Attributes of every module; only the contents of those in ``_PARTS`` are watched."""
+"""Attributes of every module. Only the contents of the attributes in ``_PARTS`` are watched."""
 _GLOBAL_HOOKS = [
     *(
         getattr(nn.modules.module, f"_global_{kind}_hooks")

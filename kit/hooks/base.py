@@ -97,7 +97,7 @@ class Hook(TrainerHookBase):
 class KitHook(Hook):
     """Base class of kit's own hooks, which declare how they use batches and training state.
 
-    Derive custom hooks from :class:`Hook`, and set those of these attributes that apply.
+    Derive custom hooks from :class:`Hook`, and set the attributes that apply.
     """
 
     keeps_batches = False

@@ -23,7 +23,7 @@ AXES = ("policy_steps", "env_steps", "gradient_steps", "time/seconds")
 
 
 class RowLogger:
-    """Base class of loggers, of which only ``log_row`` must be implemented.
+    """Base class of loggers. Only ``log_row`` must be implemented.
 
     Attributes:
         axis: column of the x-axis, set before ``start``; ``gradient_steps`` for offline plans.
@@ -67,8 +67,8 @@ class RowLogger:
 class CsvLogger(RowLogger):
     """Writes rows to ``metrics.csv`` and their times to ``times.csv``.
 
-    Times are separate because they differ between identical runs. The ``metrics.csv`` of a run that
-    was killed and resumed is therefore equal, byte for byte, to that of an uninterrupted run.
+    Times are separate because they differ between identical runs. A killed and
+    resumed run therefore writes, byte for byte, the ``metrics.csv`` of an uninterrupted run.
 
     Args:
         folder: folder of both files.

@@ -38,7 +38,7 @@ class SavedRun:
         trust: modules that its settings may import, in addition to kit and the project.
         how: command-line prefix that trusts a module, for errors.
         best: whether to load the policy of the best evaluation instead of the last one.
-        device: device of the networks; ``None``: that of the run.
+        device: device of the networks; ``None``: the run's device.
 
     Attributes:
         folder: run folder.

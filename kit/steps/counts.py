@@ -132,9 +132,9 @@ class PlannedCounts:
     evaluation_every_iterations: PositiveInt | None = None
     """iterations between evaluations, in place of ``evaluation_every``."""
     evaluation_before_update: bool = False
-    """whether an iteration evaluates the policy that collected, before its update phase, and the
-    first one begins the count: the policy is that of the end of the previous iteration, so these
-    evaluations are counted there, the first one before the run and none at its end."""
+    """whether an iteration evaluates the collecting policy, before its update phase. This is the
+    policy after the previous iteration, so the evaluation is counted there. The first evaluation
+    happens before the run and none at its end."""
     evaluation_episodes: PositiveInt = 10
     """whole episodes in one evaluation."""
     initial_evaluations: NonNegativeInt = 0

@@ -40,5 +40,5 @@ __all__ = [
     "recurrent_policy",
 ]  # fmt: skip
 
-# Lazy, because the suites of collectors import torch and those of dialects do not.
+# Lazy, because the collector suites import torch and the dialect suites do not.
 __getattr__, __dir__ = lazy(__name__)

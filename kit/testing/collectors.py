@@ -254,7 +254,7 @@ def _policy(trial: CollectorUnderTest) -> None:
     """Check that the unmodified policy samples each action from the step's observation.
 
     At the latest, the last batch must use new weights that were sent before. ``action_log_prob``,
-    if present, must be that of the new or the previous weights.
+    if present, must match the new or the previous weights.
     """
     trial.world.policies.clear()
     with trial.create(batches=_BATCHES_TO_FOLLOW, random_steps=0) as collector:

@@ -87,7 +87,7 @@ class VectorCounter(gym.vector.VectorEnv[Any, Any, Any]):  # type: ignore[misc, 
     def reset(
         self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observations, dict[str, Any]]:
-        """Start episodes in all environments, or only in those of ``options["reset_mask"]``.
+        """Start episodes in the environments in ``options["reset_mask"]`` (by default all).
 
         Args:
             seed: seed of each environment, or of the first; the others use consecutive seeds.

@@ -50,7 +50,7 @@ def groups_of(
             raise SettingError("every", name, "This loss has no separate optimiser", hint)
     others = [name for name in _declared_names(loss_module) if name not in named]
     if len(named) > 1 and "" in named and not others:
-        reason = "The name '' stands for all other losses, but the loss module declares none"
+        reason = "The name '' selects all other losses, but the loss module declares none"
         raise SettingError("optimizer", "", reason, "Name its losses, or list them in out_keys")
     groups = []
     for member in dict.fromkeys(named.values()):

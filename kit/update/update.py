@@ -65,7 +65,7 @@ class Update(OptimizationStepper):
             minimised; other outputs are metrics.
         optimizer: An optimiser for all losses, or a mapping from loss names to optimisers
             (``{"loss_actor": ..., "loss_qvalue": ...}``). Several losses may share an optimiser.
-            The name ``""`` stands for all unnamed losses in the module's ``out_keys``. Parameters
+            The name ``""`` selects all unnamed losses in the module's ``out_keys``. Parameters
             that a loss depends on must be in an optimiser or frozen (``requires_grad_(False)``).
             Parameters may be frozen, unfrozen and added at any time.
         every: Gradient steps between two steps of a loss's optimiser, keyed by loss name; default

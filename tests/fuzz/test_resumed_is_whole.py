@@ -46,7 +46,7 @@ def longer_config(config_class: type, draw: random.Random) -> dict[str, Any]:
         group = values
         for part in groups:
             group = group[part]
-        group[name] = sensible(name, hint, draw, huge=0.0)
+        group[name] = sensible(name, hint, draw)
     return values
 
 

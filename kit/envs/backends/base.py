@@ -113,7 +113,7 @@ class EnvBackend(ABC):
     def reset(
         self, observation: Arrays, seeds: Sequence[int] | None = None, mask: Mask | None = None
     ) -> None:
-        """Reset all environments, or those of ``mask``, and write their first observations.
+        """Reset the environments in ``mask`` (``None``: all) and write their first observations.
 
         Args:
             observation: output arrays.
@@ -123,7 +123,7 @@ class EnvBackend(ABC):
 
     @abstractmethod
     def step(self, actions: Arrays, result: StepArrays, active: Mask | None = None) -> Mask | None:
-        """Perform one step in all environments, or in those of ``active``.
+        """Perform one step in the ``active`` environments (``None``: all).
 
         An inactive environment keeps its observation, with zero reward and no env step. So does an
         environment that is rebuilt after a failure, except that its episode is truncated, a new

@@ -84,7 +84,7 @@ class EnvPoolBackend(EnvBackend):
     def reset(
         self, observation: Arrays, seeds: Sequence[int] | None = None, mask: Mask | None = None
     ) -> None:
-        """Reset all environments, or those of ``mask``; only the first seed is used."""
+        """Reset the environments in ``mask`` (``None``: all). Only the first seed is used."""
         if seeds is not None and int(seeds[0]) % 2**31 != self._seed:
             self.close()
             self._make(int(seeds[0]))

@@ -63,10 +63,10 @@ class GymnasiumBackend(EnvBackend):
     def reset(
         self, observation: Arrays, seeds: Sequence[int] | None = None, mask: Mask | None = None
     ) -> None:
-        """Reset all environments, or those of ``mask``, through the vector environment."""
+        """Reset the environments in ``mask`` (``None``: all) through the vector environment."""
         options = None if mask is None or mask.all() else {"reset_mask": mask}
         seed = None if seeds is None else list(seeds)
-        if seed is not None:  # the vector's spaces first, as they may be those of its environments
+        if seed is not None:  # the vector's spaces first, as its environments may share them
             seed_spaces(self.vector, seed[0])
             for env, env_seed in zip(getattr(self.vector.unwrapped, "envs", ()), seed):
                 seed_spaces(env, env_seed)
@@ -178,7 +178,7 @@ class _SameStepCartPole(gym.vector.VectorWrapper):  # type: ignore[misc, unused-
     def reset(
         self, *, seed: int | list[int] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[Any], dict[str, Any]]:
-        """Reset all environments, or those of ``options["reset_mask"]``."""
+        """Reset the environments in ``options["reset_mask"]`` (by default all)."""
         core = self.env.unwrapped
         mask = (options or {}).get("reset_mask")
         if mask is None:

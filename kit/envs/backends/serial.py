@@ -64,7 +64,7 @@ class SerialBackend(EnvBackend):
     def reset(
         self, observation: Arrays, seeds: Sequence[int] | None = None, mask: Mask | None = None
     ) -> None:
-        """Reset all environments, or those of ``mask``, sequentially."""
+        """Reset the environments in ``mask`` (``None``: all), one after another."""
         if seeds is not None:
             self._seeds = [int(seed) for seed in seeds]
         for number in range(self.num_envs):
@@ -87,7 +87,7 @@ class SerialBackend(EnvBackend):
                 self._rebuild(number, error, "reset()")
 
     def step(self, actions: Arrays, result: StepArrays, active: Mask | None = None) -> Mask | None:
-        """Step all environments, or those of ``active``, sequentially."""
+        """Step the ``active`` environments (``None``: all), one after another."""
         numbers = iter(self._numbers)
         if active is not None:
             hold(~active, result, self.present)

@@ -30,7 +30,7 @@ class TensorBackend(EnvBackend):
     def reset(
         self, observation: Arrays, seeds: Sequence[int] | None = None, mask: Mask | None = None
     ) -> None:
-        """Reset all environments, or those of ``mask``; only the first seed is used."""
+        """Reset the environments in ``mask`` (``None``: all). Only the first seed is used."""
         seed = None if seeds is None else int(seeds[0])
         first = self.env.reset_tensors(seed, None if mask is None else torch.from_numpy(mask))
         observation["observation"][...] = _array(first)

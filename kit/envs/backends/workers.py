@@ -107,7 +107,7 @@ class WorkersBackend(EnvBackend):
     def reset(
         self, observation: Arrays, seeds: Sequence[int] | None = None, mask: Mask | None = None
     ) -> None:
-        """Reset all environments, or those of ``mask``, in all workers in parallel."""
+        """Reset the environments in ``mask`` (``None``: all), in all workers in parallel."""
         if seeds is not None:
             self._seeds = [int(seed) for seed in seeds]
         for worker in self._workers:
@@ -121,7 +121,7 @@ class WorkersBackend(EnvBackend):
         self.present = observation
 
     def step(self, actions: Arrays, result: StepArrays, active: Mask | None = None) -> Mask | None:
-        """Step all environments, or those of ``active``, in all workers in parallel."""
+        """Step the ``active`` environments (``None``: all), in all workers in parallel."""
         arrays = self._arrays
         for key, values in arrays.action.items():
             if actions[key].shape != values.shape:
@@ -460,7 +460,7 @@ class _Served:
             seed_process(states[0]["seed"])
 
     def reset(self, seeds: Sequence[int] | None, mask: Mask | None) -> None:
-        """Reset all environments, or those of ``mask``."""
+        """Reset the environments in ``mask`` (``None``: all)."""
         if seeds is not None:
             seed_process(seeds[0])
         self.backend.reset(self.arrays.result.observation, seeds, mask)

@@ -193,7 +193,7 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
 
     @torch.no_grad()
     def reset_tensors(self, seed: int | None = None, mask: Tensor | None = None) -> Tensor:
-        """Start new episodes in all environments, or in those of ``mask``.
+        """Start new episodes in the environments in ``mask`` (``None``: all).
 
         Args:
             seed: seed for the generator; ``None``: the generator continues.
