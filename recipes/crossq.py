@@ -79,7 +79,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     form = {"num_qvalue_nets": cfg.num_critics, "loss_function": "l2", **sac.temperature(env, cfg)}
     loss = experiment.make_loss(make_loss or cfg.loss, actor, critic, **form)
     if cfg.renorm_actor and not isinstance(loss, CrossQLoss):
-        reason = "The loss does not update the running statistics of the actor"
+        reason = "It needs a loss that updates the actor's running statistics"
         raise SettingError("renorm_actor", True, reason, "Use loss=kit.losses:CrossQLoss")
     optimizers = sac.optimizers(experiment, loss, lr=cfg.learning_rate, betas=(cfg.beta_1, 0.999))
     update = Update(

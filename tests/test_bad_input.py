@@ -82,38 +82,38 @@ REFUSED = {
     "sac env.id=CartPole-v1": "env.id='CartPole-v1': The recipe sac needs continuous "
     "actions, not Discrete(2). Use an environment with a float Box action space, or",
     "ppo env.kwargs.foo=1": "creating it raised TypeError: ",
-    "ppo env.vectorization=asnc": "env.vectorization='asnc' is not a choice. Try: async or",
-    "ppo env.num_envs=0": "env.num_envs=0 is less than 1. Try: 1.",
+    "ppo env.vectorization=asnc": "env.vectorization='asnc' is not a valid choice. Try: async,",
+    "ppo env.num_envs=0": "env.num_envs=0: The value must be at least 1",
     "ppo steps.total_policy_steps=72 steps.rounding=error": "steps.total_policy_steps=72 is not a "
     "whole number of iterations of 16 policy steps. Try: 64 or 80, or steps.rounding=up",
     "ppo steps.minibatches=2 steps.minibatch_size=128": "steps.minibatches=2 contradicts "
-    "minibatch_size=128. Try: null.",
-    "ppo steps.rounding=upp": "steps.rounding='upp' is not a choice. Try: up or",
+    "minibatch_size=128. Use steps.minibatches=null.",
+    "ppo steps.rounding=upp": "steps.rounding='upp' is not a valid choice. Try: up,",
     "sac steps.replay_ratio=nan": "steps.replay_ratio=nan is not a finite number >= 0. Use a "
     "number such as 0.5 or '1/3'.",
-    "ppo steps=tianshu": "steps='tianshu' is not a choice. Try: tianshou or",
+    "ppo steps=tianshu": "steps='tianshu' is not a valid choice. Try: tianshou,",
     "ppo steps=sb3 steps.n_step=8": "steps.n_step='8': There is no such setting. Try: ",
-    "sac steps.learning_starts=60": "steps.learning_starts=60: Training would start after the 40 "
-    "policy steps of the run. Start training earlier, or train longer.",
+    "sac steps.learning_starts=60": "steps.learning_starts=60: Training would never start, "
+    "because the run has only 40 policy steps. Lower it, or train longer.",
     "sac steps=torchrl steps.total_frames=40 steps.frames_per_batch=10 steps.batch_size=4 "
     "steps.optim_steps_per_batch=1 steps.init_random_frames=60": "learning_starts=60: Training "
-    "would start after the 40 policy steps of the run. Start training earlier, or train longer.",
+    "would never start, because the run has only 40 policy steps. Lower it, or train longer.",
     "redq steps.sequence_length=1": "steps.sequence_length=1: REDQLoss does not support",
-    "ppo shared_backbone=true critic_hidden_sizes=[8]": "The critic shares",
-    "crossq renorm_actor=true loss=CrossQLoss": "renorm_actor=True: The loss does not "
-    "update the running statistics of the actor. Use loss=kit.losses:CrossQLoss.",
+    "ppo shared_backbone=true critic_hidden_sizes=[8]": "the critic uses the actor's",
+    "crossq renorm_actor=true loss=CrossQLoss": "renorm_actor=True: It needs a loss "
+    "that updates the actor's running statistics. Use loss=kit.losses:CrossQLoss.",
     "ppo collector_kwargs.exploration_type=3": "collector_kwargs={'exploration_type': 3}: "
     "The collector cannot be created: ValueError: 3 is not a valid ",
-    "ppo env.kwargs.id=Pendulum-v1": "env.kwargs.id='Pendulum-v1': This argument is set by "
+    "ppo env.kwargs.id=Pendulum-v1": "env.kwargs.id='Pendulum-v1': It is set by "
     "env.id. Use env.id='Pendulum-v1'",
-    "ppo env.kwargs.gamma=0.5": "env.kwargs.gamma=0.5: This argument is set by gamma. Use gamma",
+    "ppo env.kwargs.gamma=0.5": "env.kwargs.gamma=0.5: It is set by gamma. Use gamma",
     "sac buffer_size=1_000_000_000_000": "buffer_size=1000000000000: It needs ",
-    "ppo seed=9223372036854775808": "is more than 9223372036854775807. Try: 92",
+    "ppo seed=9223372036854775808": "The value must be at most 9223372036854775807.",
     "ppo device=meta": "device='meta': PyTorch cannot use it",
     "ppo loss=SACLoss": "loss='SACLoss': The loss is not compatible with this recipe: TypeError: "
     "SACLoss.__init__() got an unexpected keyword argument 'loss_critic_type'",
     "td3 loss=SACLoss": "loss='SACLoss': The loss is not compatible with this recipe: ",
-    "ppo learning_rat=1": "learning_rat='1': There is no such setting. Try: learning_rate=1 or",
+    "ppo learning_rat=1": "learning_rat='1': There is no such setting. Try: learning_rate=1",
     "ppo num_envs=3": "num_envs='3': There is no such setting. Try: env.num_envs=3.",
     "ppo +zzz=3": "zzz='3': There is no such setting. List all settings with --help=all.",
     "ppo seed": "command line='seed': Settings are written as name=value. Use seed=VALUE.",
@@ -122,10 +122,10 @@ REFUSED = {
     "ppo env.id=[1,2": "command line='env.id=[1,2': Hydra rejects it: no viable alternative",
     "ppo seed=1,2": "seed='1,2': Several values need a sweep. Use seed=[1,2] for a list, or",
     "ppo env.id=${bar}": "Interpolation key 'bar' not found",
-    "ppo preset=mujco": "preset='mujco' is not a choice. Try: mujoco or",
-    "ppo lr_schedule=lin": "lr_schedule='lin' is not a schedule. Try: linear or",
-    "ppo activation=tan": "activation='tan' is not a choice. Try: tanh or",
-    "ppo collector=vecor": "collector='vecor' is not a registered collector. Try: vector or",
+    "ppo preset=mujco": "preset='mujco' is not a valid choice. Try: mujoco, classic",
+    "ppo lr_schedule=lin": "lr_schedule='lin' is not a schedule. Try: linear, ",
+    "ppo activation=tan": "activation='tan' is not a valid choice. Try: tanh,",
+    "ppo collector=vecor": "collector='vecor' is not a registered collector. Try: vector,",
     "ppo collector_kwargs.fast_polcy=exact": "collector_kwargs={'fast_polcy': 'exact'}: "
     "The collector cannot be created: TypeError: ",
     "ppo collector=async collector_kwargs.max_stalenes=2": "collector_kwargs={"
@@ -134,17 +134,17 @@ REFUSED = {
     "{'max_frames_per_traj': 'x'}: The collector cannot be created: ValueError: invalid literal",
     "ppo collector_kwargs.frames_per_batch=8": "collector_kwargs={'frames_per_batch': 8}: The "
     "collector cannot be created: TypeError: ",
-    "ppo logger=wanb": "logger='wanb' is not a choice. Try: wandb or",
-    "ppo learning_rate=-1": "learning_rate=-1.0 is not above 0. Use a number above 0.",
-    "ppo gamma=2": "gamma=2.0 is more than 1. Try: 1.",
-    "rainbow exploration_share=0": "exploration_share=0.0 is not above 0. Use a number above 0 and",
+    "ppo logger=wanb": "logger='wanb' is not a valid choice. Try: wandb,",
+    "ppo learning_rate=-1": "learning_rate=-1.0: The value must be above 0.",
+    "ppo gamma=2": "gamma=2.0: The value must be at least 0 and at most 1.",
+    "rainbow exploration_share=0": "exploration_share=0.0: The value must be above 0 and",
     "sac stacked_frames=3": "stacked_frames=3: The entry observation of shape (3,) does not "
     "have as many frames. Try: 1.",
-    "ppo device=gpu": "device='gpu': PyTorch has no device of this name. Try: cuda",
-    "ppo initial_log_std=-.inf": "initial_log_std='-.inf' is not a number. Give a number.",
+    "ppo device=gpu": "device='gpu': PyTorch has no device with this name. Try: cuda",
+    "ppo initial_log_std=-.inf": "initial_log_std='-.inf' is not a number.",
     "ppo stop_at_return=9 steps.evaluation_every=null": "stop_at_return=9.0: It has no effect",
     "ppo log_dir=/proc/no": "/proc/no/ppo/CartPole-v1 cannot be written",
-    "ppo resume=nowhere": "resume='nowhere': This is not a run folder, because it",
+    "ppo resume=nowhere": "resume='nowhere': There is no such folder",
     "ppo resume=latest": "resume='latest': There is no run in runs/ppo.",
 }
 

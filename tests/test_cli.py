@@ -148,7 +148,7 @@ def test_words_lists_the_vocabularies(kit):
     [
         ("explain sheprl", "dialect='sheprl' is not known. Try: sheeprl"),
         ("explain sheeprl replay_rato=1", "Try: replay_ratio"),
-        ("explain sb3 train_freq=0", "train_freq=0 is less than 1. Try: 1."),
+        ("explain sb3 train_freq=0", "train_freq=0: The value must be at least 1"),
         ("explain sb3 n_envs", "cannot be read"),
         ("explain sb3 n_envs=1 junk", "Settings have the form name=value"),
         ("translate sb3 --to shee", "dialect='shee' is not known"),

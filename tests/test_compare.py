@@ -245,7 +245,7 @@ def test_any_column_can_be_compared(place, capsys):
         ("runs/ppo/CartPole-v2", "The folder contains no runs. Try: runs/ppo/CartPole-v1."),
         ("empty", "run='empty': The folder contains no runs. Try: runs/ppo/CartPole-v1/"),
         ("runs --column evaluation/retrun",
-         "column='evaluation/retrun': These runs have no such column. Try: evaluation/return or"),
+         "column='evaluation/retrun': These runs have no such column. Try: evaluation/return"),
         ("runs --plot broken/config.yaml/c.png", "File exists: 'broken/config.yaml'"),
         ("broken", "run='broken': The folder has no readable config.yaml: expected"),
     ],

@@ -131,10 +131,10 @@ def test_the_latest_run_is_found(run, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nowhere"], "run='nowhere': This is not a run folder, because it has no config.yaml"),
+        (["nowhere"], "run='nowhere': There is no such folder"),
         (["latest", "--runs", "nowhere"], "run='latest': There is no run in nowhere"),
-        (["{run}", "--episodes", "0"], "episodes=0 is less than 1. Try: 1."),
-        (["{run}", "--seed", "-1"], "seed=-1 is less than 0. Try: 0."),
+        (["{run}", "--episodes", "0"], "episodes=0: The value must be at least 1"),
+        (["{run}", "--seed", "-1"], "seed=-1: The value must be at least 0"),
     ],
 )
 def test_what_cannot_be_evaluated_is_one_line(run, capsys, words, message):

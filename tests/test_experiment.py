@@ -326,7 +326,7 @@ def test_parts_given_to_build_replace_those_of_the_recipe_and_hooks_are_added():
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        ({"advantag": 1}, "advantag=1: A trainer has no such part. Try: advantage or"),
+        ({"advantag": 1}, "advantag=1: A trainer has no such part. Try: advantage"),
         ({"loss": PPOLoss}, "A trainer has no such part. Use make_loss=..., or Config(loss=...)"),
         ({"folder": "here"}, "folder='here': A trainer has no such part"),
     ],
@@ -352,7 +352,7 @@ def test_what_is_no_part_is_refused(part, message):
         (recipes.sac, lambda: sac(steps=StepPlan(num_envs=1, **ON)),
          ": This recipe is off-policy. Use replay_ratio."),
         (recipes.ppo, lambda: ppo(learning_rate=-1),
-         "learning_rate=-1.0 is not above 0. Use a number above 0."),
+         "learning_rate=-1.0: The value must be above 0."),
     ],
 )  # fmt: skip
 def test_settings_that_make_no_sense_are_refused_with_what_to_do(recipe, config, message):

@@ -119,13 +119,14 @@ def test_what_hydra_writes_of_a_sweep_is_where_its_runs_are(tmp_path):
     ("swept", "error"),
     [
         ("learning_rate=1e-3,-1",
-         "learning_rate=-1.0 is not above 0. Use a number above 0. "
+         "learning_rate=-1.0: The value must be above 0. "
          "This is run 1 of the sweep (learning_rate=-1); no run was started."),
         ("steps.steps_per_env=8,12 seed=0,1 steps.rounding=error",
          "steps.total_policy_steps=32 is not a whole number of iterations of 24 policy steps. "
          "Try: 24 or 48, or steps.rounding=up or down. "
          "This is run 2 of the sweep (steps.steps_per_env=12, seed=0); no run was started."),
-        ("seed=0,1 hydra/launcher=joblib gamma=2", "gamma=2.0 is more than 1. Try: 1. "
+        ("seed=0,1 hydra/launcher=joblib gamma=2",
+         "gamma=2.0: The value must be at least 0 and at most 1. "
          "This is run 0 of the sweep (seed=0); no run was started."),
     ],
 )  # fmt: skip
@@ -160,7 +161,7 @@ def test_one_run_is_not_made_by_each_of_several_processes(capsys, monkeypatch):
 def test_settings_that_another_sweeper_chooses_are_checked_run_by_run(capsys):
     with pytest.raises(SystemExit):
         ppo(*SHORT, "--multirun", "seed=0,-1", "hydra/sweeper=basic")
-    assert capsys.readouterr().err == "\nerror: seed=-1 is less than 0. Try: 0.\n"
+    assert capsys.readouterr().err == "\nerror: seed=-1: The value must be at least 0.\n"
     assert [settings_of(run)["seed"] for run in runs()] == [0]
 
 

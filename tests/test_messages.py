@@ -24,14 +24,17 @@ EXAMPLES: list[tuple[Callable[[], Any], str]] = [
         lambda: OffPolicySteps(total_policy_steps=100, replay_ratio="half").to_plan(num_envs=1),
         "replay_ratio='half' is not a finite number >= 0. Use a number such as 0.5 or '1/3'.",
     ),
-    (lambda: from_plain(Config, {"gamma": 2}), "gamma=2.0 is more than 1. Try: 1."),
+    (
+        lambda: from_plain(Config, {"gamma": 2}),
+        "gamma=2.0: The value must be at least 0 and at most 1.",
+    ),
     (
         lambda: from_plain(Config, {"seed": "x"}),
-        "seed='x' is not a whole number. Give a whole number.",
+        "seed='x' is not a whole number.",
     ),
     (
         lambda: from_plain(Config, {"steps": {"rounding": "upp"}}),
-        "steps.rounding='upp' is not a choice. Try: up or error or down.",
+        "steps.rounding='upp' is not a valid choice. Try: up, error or down.",
     ),
     (
         lambda: from_plain(Config, {"learning_rat": 1}),
@@ -39,13 +42,13 @@ EXAMPLES: list[tuple[Callable[[], Any], str]] = [
     ),
     (
         lambda: make_env("Pendulum-v1", num_envs=0),
-        "env.num_envs=0 is less than 1. Try: 1.",
+        "env.num_envs=0: The value must be at least 1.",
     ),
     (
         lambda: make_env("Pendulum-v1", num_envs=1, normalize_reward="no"),
         "env.normalize_reward='no' is neither true nor false. Try: True or False.",
     ),
-    (lambda: make_replay_buffer(0, 4), "buffer_size=0 is less than 1. Try: 1."),
+    (lambda: make_replay_buffer(0, 4), "buffer_size=0: The value must be at least 1."),
 ]
 
 

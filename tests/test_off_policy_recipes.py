@@ -301,8 +301,8 @@ def test_a_resumed_run_ends_as_if_it_had_not_been_interrupted(name, tmp_path):
     [
         ("redq", {"num_critics": 3, "num_target_critics": 3}, "num_target_critics=3: .*Try: 2"),
         ("tqc", {"dropped_quantiles": 25}, "dropped_quantiles=25: .*Try: 24"),
-        ("tqc", {"dropped_quantiles": -1}, "dropped_quantiles=-1.*Try: 0"),
-        ("droq", {"dropout": 1.5}, "dropout=1.5 is more than 1"),
+        ("tqc", {"dropped_quantiles": -1}, "dropped_quantiles=-1.*at least 0"),
+        ("droq", {"dropout": 1.5}, "dropout=1.5: The value must be at least 0"),
         ("rainbow", {"support": [1.0, 0.0]}, r"support=\[1.0, 0.0\].* increasing pair"),
         ("crossq", {"tau": 0.1}, "tau"),
         ("rainbow", {"epsilon_end": 0.1}, "epsilon_end=0.1: .* noisy=true explores with noisy"),
@@ -319,7 +319,7 @@ def test_a_resumed_run_ends_as_if_it_had_not_been_interrupted(name, tmp_path):
             {"per_alpha": 0.0, "per_beta": 0.5},
             r"per_beta=0\.5: It has no effect because per_alpha=0",
         ),
-        ("sac_discrete", {"target_entropy": 2.0}, "target_entropy=2.0 is more than 1"),
+        ("sac_discrete", {"target_entropy": 2.0}, "target_entropy=2.0: The value must be"),
     ],
 )
 def test_what_an_algorithm_cannot_do_is_refused(name, settings, message):

@@ -141,7 +141,7 @@ def test_a_mapping_of_its_own_is_set_by_name_in_a_preset_and_in_a_sweep(
     [
         ("", "heavy.yaml': The file has no mapping of names to settings."),
         ("env: [1", "heavy.yaml"),
-        ("env: {grvity: 9}", "env.grvity=9 is not a setting of EnvConfig. Try: id or"),
+        ("env: {grvity: 9}", "env.grvity=9 is not a setting of EnvConfig. Try: id"),
     ],
 )
 def test_a_preset_that_cannot_be_used_is_refused_in_one_line(
@@ -202,7 +202,7 @@ def test_a_launcher_of_processes_runs_every_point_and_says_what_failed(file):
     launcher = ["--multirun", "hydra/launcher=joblib", "hydra.launcher.n_jobs=1"]
     ran = in_a_shell(str(file), *SHORT, *launcher, "learning_rate=0.1,0.01", "device=cpu,gpu")
     assert ran.returncode == 1
-    assert "error: device='gpu': PyTorch has no device of this name" in ran.stderr
+    assert "error: device='gpu': PyTorch has no device with this name" in ran.stderr
     assert sorted(settings_of(run)["learning_rate"] for run in runs()) == [0.01, 0.1]
     assert [last_row(run)["policy_steps"] for run in runs()] == ["64", "64"]
 

@@ -98,7 +98,7 @@ class Settings:
                 OmegaConf.update(config, name, value, merge=True)
             return typing.cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True))
         except OmegaConfBaseException as error:
-            reject(overrides, error)
+            reject([o for o in overrides if split(o)[0] == error.full_key] or overrides, error)
 
     def check(self, overrides: Sequence[str], sweeps: bool) -> None:
         """Check the form and the names of overrides.

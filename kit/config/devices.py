@@ -34,7 +34,7 @@ def _usable(field: str, device: Any) -> torch.device:
         if str(error).startswith("Could not run"):
             reason = "PyTorch has no backend for this device"
         if str(error).startswith("Expected one of"):
-            reason = "PyTorch has no device of this name"
+            reason = "PyTorch has no device with this name"
         if str(device).startswith("gpu"):
             near = [str(device).replace("gpu", "cuda"), *near]
         raise SettingError(field, device, reason, near) from None

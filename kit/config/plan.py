@@ -78,12 +78,12 @@ def _check_learning(plan: StepPlan, cfg: Any) -> None:
     starts, total = plan.learning_starts, plan.total_policy_steps
     value = getattr(cfg.steps, "learning_starts", ...)  # `...`: the library has no such setting
     name = "learning_starts" if value is ... else "steps.learning_starts"
-    advice = "Start training earlier, or train longer"
+    advice = "Lower it, or train longer"
     if plan.trains and starts and total is not None and starts > total:
-        reason = f"Training would start after the {total} policy steps of the run"
+        reason = f"Training would never start, because the run has only {total} policy steps"
         raise SettingError(name, starts if value in (None, ...) else value, reason, advice)
     if plan.trains and plan.prefill_steps and plan.iterations == 0:
-        reason = f"No policy steps of the {total} in total would be left for training"
+        reason = f"None of the {total} policy steps of the run would be left for training"
         field = "num_normalization_steps"
         field = f"steps.{field}" if hasattr(cfg.steps, field) else "prefill_steps"
         raise SettingError(field, plan.prefill_steps, reason, advice)
@@ -97,6 +97,6 @@ def _check_stop(plan: StepPlan, cfg: RunConfig) -> None:
     """Reject ``stop_at_return`` if there is no evaluation before the end of the run."""
     evaluates = plan.evaluation_every or plan.evaluation_every_iterations
     if cfg.stop_at_return is not None and not evaluates:
-        reason = "It has no effect because evaluations happen only at the end of the run"
-        advice = "Set steps.evaluation_every, or the equivalent of another library"
+        reason = "It has no effect, because the only evaluation is at the end of the run"
+        advice = "Evaluate during the run as well, with steps.evaluation_every"
         raise SettingError("stop_at_return", cfg.stop_at_return, reason, advice)

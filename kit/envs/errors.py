@@ -40,5 +40,6 @@ def fault_of(name: str, env: int | None, error: BaseException, call: str) -> Env
     """Return an exception raised in ``call`` as an :class:`EnvError` of environment ``name``."""
     if isinstance(error, EnvError):
         return error
-    what = f"{call} raised {type(error).__name__}: {error}{place_of(error)}"
+    text = str(error).partition(" was raised from the environment creator for")[0]  # Gymnasium's
+    what = f"{call} raised {type(error).__name__}: {text}{place_of(error)}"
     return EnvError(name, env, what)

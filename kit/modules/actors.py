@@ -175,7 +175,7 @@ def make_actor_critic(
     if critic_hidden_sizes is not None:
         critic_shape["hidden_sizes"] = critic_hidden_sizes
         if shared_backbone:
-            reason = "The critic shares the policy's hidden layers (shared_backbone)"
+            reason = "With shared_backbone, the critic uses the actor's hidden layers"
             raise SettingError("critic_hidden_sizes", [*critic_hidden_sizes], reason, [None])
     if body.get("recurrent") and not shared_backbone:
         reason = "Collectors only store the policy's hidden state, so the critic must share it"

@@ -48,6 +48,8 @@ def find_run(name: str, runs: Path, recipe: str | None = None, field: str = "res
     if name == "latest" and newest:
         return Path(newest[0])
     reason = "This is not a run folder, because it has no config.yaml"
+    if not folder.exists():
+        reason = "There is no such folder"
     if name == "latest":
         reason = f"There is no run in {runs / (recipe or '')}"
     raise SettingError(field, name, reason, newest)

@@ -51,14 +51,22 @@ class SettingError(ValueError):
         text = f"{self.field}={value}{':' * is_sentence} {' '.join(self.why.split())}"
         advice = self.works if isinstance(self.works, str) else ""
         if self.works and not advice:
-            works = (none if value is None else show(value, text=True) for value in self.works)
-            advice = f"Try: {' or '.join(dict.fromkeys(works))}"
+            works = [none if value is None else show(value, text=True) for value in self.works]
+            advice = f"Try: {listed([repr(w) if ' ' in w else w for w in works])}"
+            if none in works:
+                advice = f"Use {listed([f'{self.field}={w}' for w in works])}"
         for part in filter(None, (advice, self.hint)):
             text += f", {part}" if part.startswith("or ") else f". {_capitalized(part)}"
         return f"{text}."
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), (self.field, self.value, self.why, self.works, self.hint))
+
+
+def listed(words: Sequence[str]) -> str:
+    """Join words as in ``a, b or c``, without repetitions."""
+    *first, last = dict.fromkeys(words)
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 def _capitalized(text: str) -> str:
@@ -95,22 +103,13 @@ class Limits:
     """Whether ``low`` itself is excluded."""
 
     def check(self, field: str, value: Any) -> None:
-        """Raise SettingError if ``value`` of the setting ``field`` is out of bounds."""
-        low, high = _shown(self.low), _shown(self.high)
-        if value > self.high:
-            raise SettingError(field, value, f"is more than {high}", [self.high])
-        if value < self.low + (SMALLEST_FLOAT if self.open else 0):
-            why = f"is not above {self.low:g}" if self.open else f"is less than {low}"
-            works = f"use a number {self}" if self.open else [self.low]
-            raise SettingError(field, value, why, works)
-
-    def __str__(self) -> str:
-        if self.low <= -LARGEST_FLOAT:
-            return "that is finite"
-        first = f"{'above' if self.open else 'from'} {_shown(self.low)}"
-        if self.high >= LARGEST:
-            return first
-        return f"{first}{' and up to' if self.open else ' to'} {_shown(self.high)}"
+        """Raise SettingError if the ``value`` of setting ``field`` is out of bounds."""
+        low = f"{'above' if self.open else 'at least'} {_shown(self.low)}"
+        high = f"at most {_shown(self.high)}"
+        has_both = self.low > -LARGEST and self.high < LARGEST
+        if value > self.high or value < self.low + (SMALLEST_FLOAT if self.open else 0):
+            rule = f"{low} and {high}" if has_both else high if value > self.high else low
+            raise SettingError(field, value, f"The value must be {rule}")
 
 
 def _shown(number: float) -> str:
@@ -123,7 +122,7 @@ def as_integer(field: str, value: Any) -> int:
     Raises:
         SettingError: if ``value`` is not a whole number.
     """
-    works: Any = "give a whole number"
+    works: Any = ()
     if not isinstance(value, bool):
         with contextlib.suppress(TypeError):
             return operator.index(value)
@@ -146,7 +145,7 @@ def as_number(field: str, value: Any) -> float:
         with contextlib.suppress(TypeError, ValueError, OverflowError):
             number = float(value)
     if math.isnan(number):
-        raise SettingError(field, value, "is not a number", "give a number")
+        raise SettingError(field, value, "is not a number")
     return number
 
 
@@ -206,7 +205,7 @@ def one_of(field: str, value: Any, choices: Sequence[Choice]) -> Choice:
     for choice in choices:
         if isinstance(value, type(choice)) and choice == value:
             return choice
-    raise SettingError(field, value, "is not a choice", nearest_first(value, words(choices)))
+    raise SettingError(field, value, "is not a valid choice", nearest_first(value, words(choices)))
 
 
 def words(choices: Sequence[Any]) -> list[str]:

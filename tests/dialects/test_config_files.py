@@ -233,7 +233,7 @@ def test_an_environment_chooses_nothing_in_a_file_of_one_run(tmp_path):
         (
             "nip",
             "loss_critic_type=l3",
-            "loss_critic_type='l3' .* Try: l1 or l2 or smooth_l1",
+            "loss_critic_type='l3' .* Try: l1, l2 or smooth_l1",
         ),
         ("nip", "clip_value=x", "clip_value='x' is not a number"),
         ("sheeprl", "algo=sac gamma=x", "gamma='x' is not a number"),
