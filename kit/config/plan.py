@@ -1,4 +1,4 @@
-"""Creation of the step plan from the settings of a recipe."""
+"""Step plan creation from the settings of a recipe."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ AnyConfig = OnPolicyConfig | ReplayConfig | OfflineConfig
 
 
 def make_plan(cfg: AnyConfig, algorithm: str) -> StepPlan:
-    """Return the plan of a run.
+    """Create the step plan for a run.
 
     Args:
-        cfg: settings of the recipe. Environment settings come from ``cfg.env``, unless the step
-            settings of another library contain them.
-        algorithm: name of the algorithm. Step settings that it does not have are rejected.
+        cfg: recipe settings. Environment settings come from ``cfg.env``, unless another
+            library's step settings contain them.
+        algorithm: name of the algorithm. Step settings that the algorithm lacks are rejected.
 
     Raises:
         SettingError: if the settings are invalid or contradict each other.
@@ -50,7 +50,7 @@ def make_plan(cfg: AnyConfig, algorithm: str) -> StepPlan:
 
 
 def _check_family(plan: StepPlan, family: str) -> None:
-    """Raise SettingError for a plan of another algorithm family."""
+    """Raise SettingError if the plan is for another algorithm family."""
     reason = f"This recipe is {family.replace('_', '-')}"
     if family == "on_policy" and plan.replay_ratio is not None:
         raise SettingError("replay_ratio", plan.replay_ratio, reason, "Use update_epochs")
@@ -61,7 +61,7 @@ def _check_family(plan: StepPlan, family: str) -> None:
 
 
 def _check_limits(plan: StepPlan, cfg: Any) -> None:
-    """Reject environment settings that contradict the step settings of another library."""
+    """Reject environment settings that contradict another library's step settings."""
     for field in ("num_envs", "action_repeat", "max_episode_steps"):
         ours, theirs = getattr(cfg.env, field), getattr(plan, field)
         defaults = {getattr(env, field) for env in (EnvConfig(), type(cfg)().env)}
@@ -69,27 +69,27 @@ def _check_limits(plan: StepPlan, cfg: Any) -> None:
         is_unset = field != "num_envs" and theirs in defaults
         is_given = ours not in defaults or field in given_fields(cfg.env)
         if is_given and ours != theirs and not is_unset:
-            reason = f"It contradicts the value {theirs} in steps"
-            raise SettingError(f"env.{field}", ours, reason, "Remove one of them")
+            reason = f"The step settings contain the value {theirs} instead"
+            raise SettingError(f"env.{field}", ours, reason, "Remove one of the two")
 
 
 def _check_learning(plan: StepPlan, cfg: Any) -> None:
-    """Raise SettingError for a run that ends before training starts."""
+    """Raise SettingError if the run ends before training starts."""
     starts, total = plan.learning_starts, plan.total_policy_steps
     value = getattr(cfg.steps, "learning_starts", ...)  # `...`: the library has no such setting
     name = "learning_starts" if value is ... else "steps.learning_starts"
-    advice = "Start training earlier, or train longer"
+    advice = "Use a smaller value, or increase the total number of policy steps"
     if plan.trains and starts and total is not None and starts > total:
-        reason = f"Training would start after the {total} policy steps of the run"
+        reason = f"The run ends after {total} policy steps, before training starts"
         raise SettingError(name, starts if value in (None, ...) else value, reason, advice)
     if plan.trains and plan.prefill_steps and plan.iterations == 0:
-        reason = f"No policy steps of the {total} in total would be left for training"
+        reason = f"None of the {total} policy steps in total would be left for training"
         field = "num_normalization_steps"
         field = f"steps.{field}" if hasattr(cfg.steps, field) else "prefill_steps"
         raise SettingError(field, plan.prefill_steps, reason, advice)
     if plan.trains and starts and plan.is_exact and starts == total and plan.iterations > 1:
         steps = plural(plan.gradient_steps_after(plan.iterations), "gradient step")
-        text = f"{name}={starts} is the length of the run: training is {steps} at its end"
+        text = f"{name}={starts} is the length of the run, so training takes {steps} at the end"
         warnings.warn(text, stacklevel=2)
 
 
@@ -97,6 +97,6 @@ def _check_stop(plan: StepPlan, cfg: RunConfig) -> None:
     """Reject ``stop_at_return`` if there is no evaluation before the end of the run."""
     evaluates = plan.evaluation_every or plan.evaluation_every_iterations
     if cfg.stop_at_return is not None and not evaluates:
-        reason = "It has no effect because evaluations happen only at the end of the run"
-        advice = "Set steps.evaluation_every, or the equivalent of another library"
+        reason = "It has no effect because the only evaluation is at the end of the run"
+        advice = "Set steps.evaluation_every, or the equivalent setting of another library"
         raise SettingError("stop_at_return", cfg.stop_at_return, reason, advice)
