@@ -1,9 +1,9 @@
 """RL components on TorchRL and tensordict, with exact step accounting.
 
-``kit`` exports what most recipes need; every other public name is in a package such as
+``kit`` exports the names that most recipes need. All other public names are in packages such as
 ``kit.modules`` or ``kit.buffers``. A name is public if it is in the ``__all__`` of ``kit`` or of
-one of its packages. ``import kit`` alone imports nothing else, and ``kit.steps`` works without
-torch.
+one of its packages. ``import kit`` does not import these packages; they are imported on first
+access. ``kit.steps`` works without torch.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-# `import recipes` finds the built-in recipes: inside kit in a wheel, next to it in a clone.
+# Makes the built-in recipes importable. They are inside kit in a wheel, next to kit in a clone.
 _PACKAGE = Path(__file__).parent
 RECIPES_ROOT = _PACKAGE / "builtin" if (_PACKAGE / "builtin").is_dir() else _PACKAGE.parent
 if str(RECIPES_ROOT) not in sys.path:

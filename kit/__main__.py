@@ -1,4 +1,4 @@
-"""The command ``kit``, also as ``python -m kit``."""
+"""The ``kit`` command, also available as ``python -m kit``."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from kit.steps.errors import close_to
 COMMANDS = {
     "recipes": "list the built-in recipes",
     "train": "train a recipe",
-    "new": "copy a recipe to a file that you can change",
+    "new": "copy a recipe to a new file for editing",
     "evaluate": "evaluate the policy of a saved run, or record a video of it",
-    "compare": "compare saved runs over their seeds, in a table and a plot",
-    "record": "record episodes of a saved run to an offline data set",
+    "compare": "compare saved runs across seeds in a table and a plot",
+    "record": "record episodes of a saved run in an offline dataset",
     "export": "export the policy of a saved run to PyTorch or ONNX",
-    "steps": "explain and translate step settings of other libraries",
+    "steps": "explain and convert step settings from other libraries",
 }
-"""Descriptions of the commands; each is a module of ``kit.cli``, imported when it is called."""
+"""Command descriptions. Each command is a module in ``kit.cli``, imported when it runs."""
 
 USAGE = """\
 usage: kit COMMAND ...
@@ -38,7 +38,7 @@ examples:
   kit new ppo my_ppo.py
   kit evaluate latest
 
-kit COMMAND --help describes a command, kit --version prints the version."""
+Run kit COMMAND --help for help on a command, or kit --version for the version."""
 
 
 @terminal()
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0, or 2 for invalid arguments.
 
     Args:
-        arguments: words after ``kit``; ``None``: arguments of the process.
+        arguments: arguments after ``kit``. ``None``: command-line arguments of the process.
     """
     command, *words = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if command in ("-h", "--help"):
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if command == "train":  # SIGUSR1 would end the process before the run can handle it
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
         if os.getcwd() not in sys.path and not sys.flags.safe_path:
-            sys.path.append(os.getcwd())  # for modules of the user, as in python -m kit
+            sys.path.append(os.getcwd())  # to import the user's modules, as in python -m kit
     module = importlib.import_module(f"kit.cli.{command}")
     if is_process:
         gc.freeze()

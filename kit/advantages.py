@@ -18,18 +18,18 @@ from kit.steps.errors import one_of, real_number, whole_number
 
 Standardize = Literal["batch", "running"]
 Ends = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
-"""Rewards, values, next values, ``done`` and ``terminated``, with time as last dimension."""
+"""Rewards, values, next values, ``done`` and ``terminated``, with time as the last dimension."""
 
 
 def discounted_suffix_sums(values: Tensor, factors: Tensor) -> Tensor:
-    """Return ``x`` with ``x[t] = values[t] + factors[t] * x[t + 1]`` and 0 past the end.
+    """Return ``x`` with ``x[t] = values[t] + factors[t] * x[t + 1]``; ``x`` is 0 past the end.
 
     Time is the last dimension. The recursion is solved by doubling in about ``log2(steps)`` tensor
     operations, without synchronising with the host.
 
     Args:
-        values: ``[..., steps]``.
-        factors: ``[..., steps]``; 0 ends the sum.
+        values: Summands, ``[..., steps]``.
+        factors: Factors of ``x[t + 1]``, ``[..., steps]``; 0 ends a sum.
     """
     steps = values.shape[-1]
     reach = 1
@@ -78,8 +78,8 @@ def n_step_returns(
 ) -> Tensor:
     """Compute n-step returns with bootstrapping (Mnih et al. 2016, section 4).
 
-    Fewer steps are summed if the episode or the batch ends earlier. The other arguments are those
-    of :func:`generalized_advantages`.
+    ``n_step`` rewards are summed, or fewer if the episode or the batch ends earlier. See
+    :func:`generalized_advantages` for the other arguments.
     """
     first = reward + gamma * next_value * ~terminated
     returns = first
@@ -178,20 +178,21 @@ def _standardized(advantage: Tensor, mask: Tensor | None) -> Tensor:
 class GAE(torchrl_value.GAE):
     """TorchRL's generalised advantage estimator without host synchronisation.
 
-    It has the same keys and results as TorchRL's class, up to the order of summation. Batches are
-    ``[num_envs, steps]``, possibly padded episodes, or ``[steps]`` with episodes separated by
-    ``done``, or ``[num_envs, steps, agents, 1]`` for several agents. It writes ``advantage``,
-    ``value_target`` (the TD(lambda) return) and the values of both observations, all without
-    gradients. A recurrent value network starts from the hidden states in the batch.
+    Keys and results are the same as for TorchRL's class, up to rounding, because sums are computed
+    in a different order. Batches are ``[num_envs, steps]`` (episodes may be padded) or ``[steps]``
+    (episodes are separated by ``done``). With several agents, entries have shape ``[num_envs,
+    steps, agents, 1]``. The outputs, without gradients, are ``advantage``, ``value_target`` (the
+    TD(lambda) return), and the values of current and next observations. A recurrent value network
+    starts from the hidden states in the batch.
 
     Args:
         gamma: Discount factor in [0, 1].
         lmbda: Weight of longer estimates in [0, 1].
         value_network: Module from observations to values.
-        n_step: Rewards summed before bootstrapping, instead of using ``lmbda``.
+        n_step: Number of rewards summed before bootstrapping. ``None``: use ``lmbda``.
         standardize: Transitions over which advantages are normalised (see
-            :class:`AdvantageNormalizer`). ``None``: no normalisation here; a loss normalises per
-            minibatch with ``normalize_advantage``.
+            :class:`AdvantageNormalizer`). ``None``: advantages are not normalised here. A loss can
+            normalise them per minibatch (``normalize_advantage``).
 
     Raises:
         SettingError: If an argument is out of range, or ``n_step`` is combined with ``lmbda``.
@@ -239,7 +240,7 @@ class GAE(torchrl_value.GAE):
         return tensordict
 
     def _compute(self, batch: TensorDictBase) -> dict[Any, Tensor]:
-        """Return advantages, value targets and the values of both observations, by key."""
+        """Return advantages, value targets, and values of current and next observations."""
         names, reads, time = self.tensor_keys, self._reads, self._time
         end_keys = [("next", name) for name in (names.reward, names.done, names.terminated)]
         others = (names.steps_to_next_obs, ("collector", "mask"))
@@ -270,8 +271,9 @@ class GAE(torchrl_value.GAE):
     def _values(self, seen: TensorDictBase) -> Tensor:
         """Return values ``[num_envs, steps, 1]`` or ``[steps, 1]``.
 
-        A recurrent network runs one time step on all rows, starting from the hidden states in the
-        batch. Batch normalisation also expects features in dimension 1.
+        Rows are flattened for recurrent networks, which then run one time step from the hidden
+        states in the batch, and for layers such as batch normalisation, which expect features in
+        dimension 1.
         """
         network, name = self.value_network, self.tensor_keys.value
         if "is_init" not in self._reads and not _needs_rows(network):
@@ -279,7 +281,7 @@ class GAE(torchrl_value.GAE):
         return network(seen.reshape(-1)).get(name).unflatten(0, seen.batch_size)  # type: ignore[no-any-return]
 
     def _estimates(self, batch: TensorDictBase, ends: Ends, gamma: Tensor) -> tuple[Tensor, Tensor]:
-        """Return advantages and value targets, with time last."""
+        """Return advantages and value targets, with time as the last dimension."""
         reward, value, following, done, terminated = ends
         if self.n_step is None:
             advantage = generalized_advantages(*ends, gamma, self.lmbda)
@@ -303,17 +305,18 @@ def _time_of(batch: TensorDictBase) -> int:
 class VTrace(GAE):
     """V-trace (Espeholt et al. 2018): off-policy advantages for batches from an older policy.
 
-    For batches from the current policy, its value targets are TD(1) returns. TorchRL's class
-    compares the log-probabilities of two actions, a newly sampled one and the recorded one. Other
-    behaviour is as in :class:`GAE`.
+    For batches from the current policy, the value targets are TD(1) returns if ``lmbda`` is 1.
+    TorchRL's class compares the log-probability of a newly sampled action with that of the recorded
+    action. This class evaluates the recorded action under both policies. Other behaviour is as in
+    :class:`GAE`.
 
     Args:
         gamma: Discount factor in [0, 1].
         value_network: Module from observations to values.
-        actor_network: Current policy; its log-probabilities are compared with the batch's.
+        actor_network: Current policy; its log-probabilities are compared with those in the batch.
         max_rho: Maximum importance weight of a temporal difference.
         max_c: Maximum importance weight that is propagated to earlier steps.
-        lmbda: Multiplier of the propagated weight in [0, 1].
+        lmbda: Factor in [0, 1] that multiplies the propagated weight.
         standardize: As in :class:`GAE`.
     """
 
@@ -354,11 +357,11 @@ class VTrace(GAE):
 class RewardToGo(nn.Module):
     """Monte-Carlo returns: the sum of discounted rewards from each step to the end of its episode.
 
-    For REINFORCE without a baseline (Williams 1992; Sutton and Barto 2018, section 13.3). Given a
-    batch ``[num_envs, steps]``, possibly padded episodes, or ``[steps]``, it writes the return as
-    ``value_target`` and ``advantage``, both ``[..., steps, 1]``. Rewards after a truncation or the
-    end of the batch count as 0, so collect whole episodes. With a baseline, use :class:`GAE` with
-    ``lmbda=1``, which bootstraps from the value network.
+    The module is for REINFORCE without a baseline (Williams 1992; Sutton and Barto 2018, section
+    13.3). Batches are ``[num_envs, steps]`` (episodes may be padded) or ``[steps]``. Returns are
+    written as ``value_target`` and ``advantage``, both ``[..., steps, 1]``. Rewards after a
+    truncation or the end of the batch count as 0, so collect complete episodes. With a baseline,
+    use :class:`GAE` with ``lmbda=1``, which bootstraps from the value network.
 
     Args:
         gamma: Discount factor in [0, 1].

@@ -1,4 +1,4 @@
-"""The policies of saved runs, and the command that evaluates them: ``python -m kit.evaluate``."""
+"""Policies of saved runs, and the command ``python -m kit.evaluate``, which evaluates them."""
 
 from __future__ import annotations
 

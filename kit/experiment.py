@@ -1,4 +1,4 @@
-"""The experiment: plan, environments, replay buffer, run folder and trainer of a recipe."""
+"""Experiment: the plan, environments, replay buffer, run folder and trainer of a recipe."""
 
 from __future__ import annotations
 
@@ -85,24 +85,24 @@ __all__ = [
 ]  # fmt: skip
 
 EVALUATED_AT_ONCE = 32
-"""Maximum number of parallel evaluation environments, unless more are used for training."""
+"""Maximum number of parallel evaluation environments, unless training uses more."""
 
 Parts = Mapping[str, Any]
-"""Parts of a trainer that replace the recipe's parts, keyed by argument name."""
+"""Trainer parts that replace the recipe's parts, keyed by argument name."""
 
 
 class Experiment:
-    """Creates everything around an algorithm: plan, environments, buffer, run folder, trainer.
+    """Creates everything around an algorithm: plan, environments, buffer, run folder and trainer.
 
-    Create it first in a recipe's ``build``. It checks the settings, seeds all random number
-    generators and sets PyTorch's threads. Training and evaluation environments share one
-    normaliser, and all parts use the same discount factor and device.
+    Create the experiment first in a recipe's ``build``. The constructor checks the settings, seeds
+    all random number generators and sets the number of PyTorch threads. Training and evaluation
+    environments share one normaliser, and all parts use the same discount factor and device.
 
     Args:
-        cfg: settings of the recipe. Step settings of another library (``cfg.steps``) may change
-            other settings in place. With ``log_dir=None`` nothing is written.
-        algorithm: name of the algorithm in other libraries, which interprets their step settings;
-            defaults to the name of the recipe.
+        cfg: recipe settings. Another library's step settings (``cfg.steps``) may change
+            other settings in place. With ``log_dir=None``, nothing is written to disk.
+        algorithm: name of the algorithm in other libraries, used to interpret their step settings.
+            Default: the name of the recipe.
         parts: parts passed to ``build``, by name. They replace the recipe's parts, except
             ``hooks`` and ``logger``, which are added. ``collector`` is a name, a class or a
             collector. ``make_actor`` and ``make_critic`` are functions that take the environment
@@ -112,7 +112,7 @@ class Experiment:
         plan: step plan of the run.
         name: name of the recipe, which is the name of its module.
         algorithm: name of the algorithm in other libraries.
-        folder: run folder; set when the trainer is created. ``None`` if nothing is written.
+        folder: run folder, set when the trainer is created. ``None`` if nothing is written.
 
     Raises:
         SettingError: if settings are invalid or contradict each other.
@@ -134,14 +134,14 @@ class Experiment:
         self._parts = dict(parts or {})
         self._replacements = Replacements(self._parts)
         if cfg.log_dir is None and cfg.resume is not None:
-            reason = "A resumed run continues in its run folder, but log_dir=null disables it"
+            reason = "A resumed run needs its run folder, but log_dir=null disables run folders"
             raise SettingError(
                 "resume", cfg.resume, reason, "Remove log_dir=null, or use init_from"
             )
         self._run = None if cfg.log_dir is None else RunFolder(recipe, cfg)
         self.folder: Path | None = None
         self.plan = make_plan(cfg, self.algorithm)
-        if self._run is not None:  # step settings of another library may set the number
+        if self._run is not None:  # another library's step settings may set num_envs
             self._run.config["env"]["num_envs"] = self.plan.num_envs
         self._loss: RecipeLoss | None = None
         self._env: VectorEnv | None = None
@@ -158,11 +158,11 @@ class Experiment:
         """Create the training environments.
 
         Args:
-            actions: kind of actions that the algorithm needs; ``None``: any.
-            **changes: arguments of :func:`~kit.envs.make_env` that override the settings.
+            actions: kind of actions that the algorithm needs. ``None``: any actions.
+            **changes: arguments for :func:`~kit.envs.make_env` that override the settings.
 
         Raises:
-            SettingError: if the environments cannot be created, or have other actions.
+            SettingError: if the environments cannot be created, or have the wrong kind of actions.
         """
         cfg, plan = self.cfg, self.plan
         settings = {
@@ -174,7 +174,7 @@ class Experiment:
             "gamma": getattr(cfg, "gamma", 1.0),  # behaviour cloning has no discount factor
             "normalization_steps": None,
         }
-        if isinstance(cfg.steps, OnPolicySteps):  # nip does not count them in the total
+        if isinstance(cfg.steps, OnPolicySteps):  # nip does not count these steps in the total
             settings["normalization_steps"] = cfg.steps.num_normalization_steps or None
         kwargs = settings.pop("kwargs")
         check_arguments(cfg, settings)
@@ -182,7 +182,7 @@ class Experiment:
             settings["normalize_observation"] = cfg.normalize_data
         with renamed_errors(cfg):
             env = make_env(**{**settings, **kwargs, **changes})
-        if not dataset_loading_disabled():  # runs that are only evaluated store nothing
+        if not dataset_loading_disabled():  # evaluation-only runs store no transitions
             checks.check_run_memory(plan, cfg, env, _bytes_of_latent(cfg))
         check_stacked_frames(cfg, env)
         check_actions(env, actions, self.name)
@@ -191,13 +191,13 @@ class Experiment:
         return env
 
     def make_evaluation_env(self, env: VectorEnv) -> VectorEnv:
-        """Create evaluation environments that share the normalisation of ``env``.
+        """Create evaluation environments that share the normaliser of ``env``.
 
         There is one environment per episode, but at most the number of training environments or
         :data:`EVALUATED_AT_ONCE`, whichever is larger.
         """
         if env.make_again is None:
-            reason = "A second copy of the environment cannot be created for evaluations"
+            reason = "The environment cannot be created a second time for evaluations"
             raise SettingError("env", env.name, reason, "Pass evaluate=Evaluator(...)")
         limit = max(self.plan.num_envs, EVALUATED_AT_ONCE)
         copy = env.make_again(num_envs=min(self.plan.evaluation_episodes, limit), seed=0)
@@ -210,7 +210,7 @@ class Experiment:
         Args:
             env: training environments.
             policy: policy to evaluate.
-            **changes: arguments of :class:`~kit.hooks.Evaluator` that override the settings.
+            **changes: arguments for :class:`~kit.hooks.Evaluator` that override the settings.
         """
         cfg, episodes = self.cfg, self.plan.evaluation_episodes
         settings = {"episodes": episodes, "seed": cfg.seed, "device": cfg.device}
@@ -219,26 +219,26 @@ class Experiment:
         return Evaluator(self.make_evaluation_env(env), policy, **{**settings, **changes})
 
     def make_actor(self, make: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
-        """Create the actor with the part ``make_actor``, or with the factory of the recipe.
+        """Create the actor with the part ``make_actor`` if passed, else with the recipe's factory.
 
         Args:
             make: factory of the recipe.
-            *arguments: arguments of ``make``. Only the first one, the environment, is passed to
-                the part ``make_actor``.
-            **settings: keyword arguments of ``make``.
+            *arguments: arguments for ``make``. The part ``make_actor`` gets only the first
+                argument, the environment.
+            **settings: keyword arguments for ``make``.
         """
         return self._replacements.network("make_actor", make, *arguments, **settings)
 
     def make_critic(self, make: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
-        """Create the critic; see :meth:`make_actor`."""
+        """Create the critic in the same way as :meth:`make_actor` creates the actor."""
         return self._replacements.network("make_critic", make, *arguments, **settings)
 
     def make_actor_critic(self, env: VectorEnv, **settings: Any) -> tuple[Any, Any]:
-        """Create actor and critic; the parts ``make_actor`` and ``make_critic`` replace them.
+        """Create the actor and the critic, unless ``make_actor`` or ``make_critic`` replaces them.
 
         Args:
             env: training environments.
-            **settings: keyword arguments of :func:`~kit.modules.make_actor_critic`.
+            **settings: keyword arguments for :func:`~kit.modules.make_actor_critic`.
 
         Raises:
             SettingError: if a part replaces only one of two networks that share layers.
@@ -248,16 +248,16 @@ class Experiment:
     def make_optimizer(
         self, make: type[Optimizer], parameters: Iterable[Any], **settings: Any
     ) -> Optimizer:
-        """Create an optimizer from the part ``optimizer``, or from the class of the recipe.
+        """Create an optimizer from the part ``optimizer`` if passed, else from the recipe's class.
 
-        The part may be a class or its name in ``torch.optim``, which gets the parameters and the
-        learning rate of the recipe. It may be a function that takes a list of all parameters, or
-        an optimizer of all parameters.
+        The part may be an optimizer class, or its name in ``torch.optim``. The class is called with
+        the parameters and the learning rate of the recipe. The part may also be a function that
+        takes a list of all parameters, or an optimizer that contains all parameters.
 
         Args:
             make: optimizer class of the recipe.
             parameters: parameters, or parameter groups.
-            **settings: keyword arguments of ``make``.
+            **settings: keyword arguments for ``make``.
 
         Raises:
             SettingError: if the optimizer lacks some of the parameters.
@@ -267,27 +267,27 @@ class Experiment:
     def make_loss(
         self, loss: str | Callable[..., Any], *networks: nn.Module, **arguments: Any
     ) -> Any:
-        """Create the loss module on the device of the settings.
+        """Create the loss module on the configured device.
 
-        A TorchRL loss without a value estimator gets one with the settings ``gamma`` and, if the
-        estimator has a lambda, ``gae_lambda``.
+        A TorchRL loss without a value estimator gets an estimator that uses the settings ``gamma``
+        and, if the estimator has a lambda, ``gae_lambda``.
 
         Args:
-            loss: class or function, or its name: in ``torchrl.objectives``, or ``module:Class``.
-            *networks: actor and critics, in the order of the loss's arguments. Layers that actor
-                and critic share run once; see :class:`~kit.modules.shared_backbone.SharedBackbone`.
-            **arguments: keyword arguments. Settings at their default are omitted if the loss does
-                not have them.
+            loss: class or function, or its name in ``torchrl.objectives``, or ``module:Class``.
+            *networks: actor and critics, in the order of the loss's arguments. Layers shared by
+                both are evaluated once; see :class:`~kit.modules.shared_backbone.SharedBackbone`.
+            **arguments: keyword arguments for the loss. Settings with their default value are
+                omitted if the loss does not accept them.
 
         Raises:
-            SettingError: if there is no such loss, or it does not accept networks or arguments.
+            SettingError: if there is no such loss, or it rejects the networks or arguments.
         """
         self._loss = recipe_loss = RecipeLoss(loss, self.cfg)
         accepted = recipe_loss.arguments(arguments)
-        for network in networks:  # action bounds are buffers, which a loss does not move
+        for network in networks:  # a loss does not move buffers, such as action bounds
             network.to(self.cfg.device)
         with recipe_loss.reraising(), warnings.catch_warnings():
-            # TorchRL's BCLoss has no target networks, but warns about them.
+            # TorchRL's BCLoss warns about target networks although it has none.
             warnings.filterwarnings("ignore", "The name target_")
             module = with_shared_backbone(recipe_loss.make, networks, **accepted).to(
                 self.cfg.device
@@ -298,7 +298,7 @@ class Experiment:
         return module
 
     def _set_discount(self, loss: Any) -> None:
-        """Set the value estimator of a loss without one; the default would use gamma=0.99."""
+        """Create the value estimator of a loss if missing; the default would use gamma=0.99."""
         kind, cfg = getattr(loss, "default_value_estimator", None), self.cfg
         if kind is None or loss._value_estimator is not None or not hasattr(cfg, "gamma"):
             return
@@ -310,14 +310,14 @@ class Experiment:
     def make_replay_buffer(self, **changes: Any) -> ReplayMinibatches:
         """Create the replay buffer from the settings.
 
-        Create it after the loss, which determines the unit of priorities.
+        Create the buffer after the loss, because the loss determines the unit of priorities.
 
         Args:
-            **changes: arguments of :func:`~kit.buffers.make_replay_buffer` that override the
+            **changes: arguments for :func:`~kit.buffers.make_replay_buffer` that override the
                 settings.
 
         Raises:
-            SettingError: if settings of the buffer contradict each other.
+            SettingError: if buffer settings contradict each other.
         """
         cfg, plan = self.cfg, self.plan
         assert isinstance(cfg, OffPolicyConfig), "only off-policy recipes have a replay buffer"
@@ -326,10 +326,10 @@ class Experiment:
             reward_fn = GoalReward(self._env, cfg.hindsight)
             settings |= {"strategy": cfg.hindsight, "reward_fn": reward_fn}
         if not cfg.per_alpha:
-            checks.reject_unused(cfg, ("per_beta",), "per_alpha=0 samples uniformly")
+            checks.reject_unused(cfg, ("per_beta",), "per_alpha=0 disables prioritised replay")
         elif "sampler" not in changes:
             if plan.sequence_length is not None:
-                reason = f"Sequences (sequence_length={plan.sequence_length}) have no priorities"
+                reason = "Prioritised replay does not support steps.sequence_length"
                 raise SettingError("per_alpha", cfg.per_alpha, reason, [0.0])
             alpha = cfg.per_alpha / self._exponent_per_alpha
             self._sampler = PrioritizedSampler(cfg.buffer_size, alpha, cfg.per_beta)
@@ -337,12 +337,12 @@ class Experiment:
         return make_replay_buffer(**{**settings, **changes})
 
     def make_dataset(self, env: VectorEnv) -> DatasetMinibatches:
-        """Load the dataset of the settings, and normalise observations with its statistics.
+        """Load the configured dataset, and fit the observation normaliser to the dataset.
 
-        A saved run that is only evaluated loads no dataset: its checkpoint has the statistics.
+        A run that is only evaluated loads no dataset, because its checkpoint has the statistics.
 
         Raises:
-            SettingError: if the dataset cannot be read, or is from another environment.
+            SettingError: if the dataset cannot be read, or does not match the environment.
         """
         cfg = self.cfg
         assert isinstance(cfg, OfflineConfig), "only offline recipes have a dataset"
@@ -369,13 +369,13 @@ class Experiment:
 
         Args:
             env: training environments.
-            policy: policy to train, which the collector and the evaluator use.
+            policy: policy to train. The collector and the evaluator also use it.
             parts: further parts passed to ``build``.
             start_with_buffer: whether ``init_from`` also loads the replay buffer.
             **wired: parts of the recipe: ``update``, ``advantage``, ``buffer``, ``hooks``, ...
 
         Raises:
-            SettingError: if parts are unknown or do not fit together.
+            SettingError: if parts are unknown or incompatible with each other.
         """
         try:
             self._parts.update(parts or {})
@@ -384,7 +384,7 @@ class Experiment:
             used = self._replacements.requested
             replaced = {name: part for name, part in self._parts.items() if name not in used}
             return self._trainer(env, policy, replaced, wired, start_with_buffer)
-        finally:  # the trainer keeps the seeded RNG state; the process gets its previous one back
+        finally:  # the trainer keeps the seeded RNG state, so the previous state is restored
             self._outside.restore_global()
             torch.set_num_threads(self._threads)
 
@@ -418,13 +418,13 @@ class Experiment:
             start = cfg.init_from if run is None else run.config["init_from"]
             if start is not None and (run is None or run.checkpoint is None):
                 folder = init_from(trainer, start, cfg, self.name, start_with_buffer)
-                if run is not None:  # "latest" means another run later
+                if run is not None:  # "latest" would later mean a different run
                     run.config["init_from"] = str(folder)
         trainer.numbers.threads = cfg.threads
         return trainer
 
     def _hooks(self, recipe_hooks: Sequence[Any], caller_hooks: Sequence[Any]) -> list[Any]:
-        """Return the hooks of the recipe, of the settings and of the caller."""
+        """Return the hooks from the recipe, the settings and the caller."""
         cfg, hooks = self.cfg, [*recipe_hooks]
         if isinstance(cfg, OffPolicyConfig) and (cfg.standardize_reward or cfg.reward_scale != 1):
             hooks.append(ScaleReward(cfg.reward_scale, cfg.standardize_reward))
@@ -463,11 +463,11 @@ class Experiment:
 
     @property
     def _exponent_per_alpha(self) -> int:
-        """Exponent of absolute TD errors at alpha = 1: 2 if the loss writes squared errors."""
+        """Exponent of absolute TD errors at alpha = 1, which is 2 if the loss writes squares."""
         return 2 if self._loss is not None and self._loss.writes_squares else 1
 
     def _try_loss(self, env: VectorEnv, policy: Policy, parts: dict[str, Any]) -> None:
-        """Call a custom loss once with an example batch, and check its n-step returns."""
+        """Call a custom loss with an example batch, and check that n-step returns are supported."""
         advantage, buffer = parts.get("advantage"), parts.get("buffer")
         recipe_loss = self._loss
         if recipe_loss is None:
@@ -499,7 +499,7 @@ class Experiment:
         wanted = parts.pop("collector", None) or cfg.collector
         if self.plan.offline:
             checks.reject_unused(
-                cfg, ["collector", "collector_kwargs"], "an offline run collects nothing"
+                cfg, ["collector", "collector_kwargs"], "an offline run collects no data"
             )
         if isinstance(wanted, BaseCollector) or self.plan.offline:
             return wanted if isinstance(wanted, BaseCollector) else None
@@ -532,8 +532,8 @@ class Experiment:
     def _loggers(self) -> list[RowLogger]:
         cfg, run_id = self.cfg, os.environ.get("WANDB_RUN_ID")
         if run_id and SWEEP_JOB.get() and "wandb" in cfg.logger:
-            reason = "All runs of this sweep would log to the same W&B run"
-            advice = "Unset it, or group runs with WANDB_RUN_GROUP"
+            reason = "All runs in this sweep would log to the same W&B run"
+            advice = "Unset WANDB_RUN_ID, or group runs with WANDB_RUN_GROUP"
             raise SettingError("WANDB_RUN_ID", run_id, reason, advice)
         if self.folder is not None:
             run_name = f"{self.name} {cfg.env.id} s{cfg.seed}"
@@ -544,7 +544,7 @@ class Experiment:
 
 
 def _bytes_of_latent(cfg: AnyConfig) -> int:
-    """Return the bytes of stored latents per record of the replay buffer."""
+    """Return the number of bytes per replay buffer record for stored latents."""
     if not getattr(cfg, "stored_latents", False):
         return 0
     from kit.modules.world.sizes import size_of

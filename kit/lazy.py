@@ -1,4 +1,4 @@
-"""Packages that import their public names on first access."""
+"""Lazy imports for packages: public names are imported on first access."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 
 def lazy(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` of a package with lazy imports (PEP 562).
+    """Return ``__getattr__`` and ``__dir__`` for a package with lazy imports (PEP 562).
 
-    The package imports its names below ``if TYPE_CHECKING:`` only. That block is the single list of
-    imports: type checkers read it, and so does the first access to a name.
+    The package imports its names only in an ``if TYPE_CHECKING:`` block. Type checkers read this
+    block, and so does the first access to a name.
     """
     modules: dict[str, str] = {}
 
@@ -26,8 +26,8 @@ def lazy(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
 
 
 def imports_of(package: str) -> dict[str, str]:
-    """Map each name that the source of ``package`` imports from a kit module to that module."""
-    import ast  # here, because `import kit` loads nothing that it does not need
+    """Return a dict from each name that ``package`` imports from kit to the name's module."""
+    import ast  # imported here to keep `import kit` fast
 
     loader: Any = importlib.import_module(package).__loader__
     tree = ast.parse(loader.get_source(package))
@@ -40,6 +40,6 @@ def imports_of(package: str) -> dict[str, str]:
 
 
 def module_and_name(text: str) -> tuple[str, str]:
-    """Split ``module:Name`` at its last colon; without a colon, the module is empty."""
+    """Split ``module:Name`` at the last colon. Without a colon, the module is empty."""
     module, _, name = text.rpartition(":")
     return module, name

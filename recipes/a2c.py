@@ -20,7 +20,7 @@ from kit.modules import drop_log_prob, parameter_groups
 
 @dataclass
 class Config(FittedCriticConfig):
-    """Settings of A2C."""
+    """Settings for A2C."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(normalize_observation=True))
     steps: OnPolicySteps = field(
@@ -33,22 +33,23 @@ class Config(FittedCriticConfig):
         )
     )
     loss: str = "A2CLoss"
-    """Loss of torchrl.objectives, or module:Class."""
+    """Loss class: a name from torchrl.objectives, or your own as module:Class."""
     gae_lambda: UnitInterval = 1.0
     n_step: PositiveInt | None = None
-    """Rewards summed before bootstrapping, instead of gae_lambda. null: use gae_lambda."""
+    """Number of rewards summed before bootstrapping. Requires gae_lambda=1. null: use
+    gae_lambda."""
     advantage_norm: Literal["batch", "running"] = "batch"  # type: ignore[assignment]
-    """Statistics that normalise advantages: per batch, or running."""
+    """Statistics used to normalise advantages: per batch or running."""
     entropy_coeff: NonNegativeFloat = 0.01
     optimizer: Literal["rmsprop", "adam"] = "rmsprop"
-    """Optimiser: RMSprop, as in the paper, or Adam."""
+    """Optimiser: rmsprop, as in the paper, or adam."""
     gamma: UnitInterval = 0.98
     learning_rate: PositiveFloat = 1e-3
     lr_schedule: ScheduleName = "constant"
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
+    """Build a trainer. ``make_loss`` replaces ``cfg.loss``; ``parts`` replace trainer parts."""
     experiment = Experiment(cfg, algorithm="a2c", parts=parts)
     env = experiment.make_env()
     actor, critic = experiment.make_actor_critic(env, **cfg.networks)

@@ -1,4 +1,4 @@
-"""Behaviour cloning of a dataset (Pomerleau 1988). Discrete and continuous actions.
+"""Behaviour cloning from a dataset (Pomerleau 1988). Discrete and continuous actions.
 
 kit train bc env.id=Pendulum-v1 dataset=[datasets/pendulum-mixed-v0] seed=1
 kit train bc --help
@@ -19,25 +19,25 @@ LOSSES: dict[str, tuple[str, dict[str, Any]]] = {
     "f": ("BCLoss", {"loss_function": "l2"}),
     "i": ("kit.losses:LikelihoodBCLoss", {}),
 }
-"""Loss and its arguments by kind of action: floats or integers."""
+"""Loss and loss arguments for actions of type float (``f``) or integer (``i``)."""
 
 
 @dataclass
 class Config(NetworkConfig, OfflineConfig):
-    """Settings of behaviour cloning."""
+    """Settings for behaviour cloning."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="Pendulum-v1", num_envs=1))
     hidden_sizes: HiddenSizes = field(default_factory=lambda: [64, 64])
-    """Sizes of the actor's hidden layers."""
+    """Hidden layer sizes for the actor."""
     loss: str = "auto"
-    """Loss of torchrl.objectives, or module:Class. auto: squared error for continuous actions,
-    negative log-likelihood for discrete ones."""
+    """Loss class: a name from torchrl.objectives, or your own as module:Class. auto: squared error
+    for continuous actions, negative log-likelihood for discrete actions."""
     learning_rate: PositiveFloat = 1e-3
-    """Learning rate of Adam."""
+    """Adam learning rate."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
+    """Build a trainer. ``make_loss`` replaces ``cfg.loss``; ``parts`` replace trainer parts."""
     experiment = Experiment(cfg, algorithm="bc", parts=parts)
     env = experiment.make_env()
     buffer = experiment.make_dataset(env)

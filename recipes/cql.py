@@ -19,31 +19,32 @@ from kit.modules import make_action_value, make_actor
 
 @dataclass
 class Config(CriticNetworkConfig, OfflineConfig):
-    """Settings of CQL."""
+    """Settings for CQL."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="Pendulum-v1", num_envs=1))
     gamma: UnitInterval = 0.99
     """Discount factor."""
     loss: str = "kit.losses:CQLLoss"
-    """Loss of torchrl.objectives, or module:Class."""
+    """Loss class: a name from torchrl.objectives, or your own as module:Class."""
     min_q_weight: NonNegativeFloat = 1.0
     """Weight of the conservative penalty relative to the squared TD error, as in the authors' code.
-    It is twice the alpha of eq. 4, which halves the TD error."""
+    It is twice the alpha in eq. 4 of the paper, where the TD error is halved."""
     num_random: Annotated[int, Limits(1, 1_000)] = 10
-    """Actions sampled from each distribution (uniform and policy) to estimate the penalty."""
+    """Number of actions sampled from each of three distributions to estimate the penalty: uniform,
+    policy at the current state and policy at the next state."""
     initial_alpha: PositiveFloat = 1.0
     """Initial entropy temperature. The temperature is learned."""
     target_entropy: FiniteFloat | None = None
     """Target entropy in nats, for actions in the units of the environment. null: minus the number
     of action dimensions."""
     tau: UnitInterval = 0.005
-    """Polyak averaging coefficient of the target networks."""
+    """Polyak coefficient: weight of the online networks in each target update (1: full copy)."""
     learning_rate: PositiveFloat = 1e-3
-    """Learning rate of Adam."""
+    """Adam learning rate."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
+    """Build a trainer. ``make_loss`` replaces ``cfg.loss``; ``parts`` replace trainer parts."""
     experiment = Experiment(cfg, algorithm="cql", parts=parts)
     env = experiment.make_env(actions="continuous")
     buffer = experiment.make_dataset(env)

@@ -30,40 +30,41 @@ from recipes import sac
 
 @dataclass
 class Config(CriticNetworkConfig, OffPolicyConfig):
-    """Settings of CrossQ."""
+    """Settings for CrossQ."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="Pendulum-v1", num_envs=1))
     steps: OffPolicySteps = field(
         default_factory=lambda: OffPolicySteps(total_policy_steps=20_000, learning_starts=500)
     )
     loss: str = "kit.losses:CrossQLoss"
-    """Loss of torchrl.objectives, or module:Class."""
+    """Loss class: a name from torchrl.objectives, or your own as module:Class."""
     num_critics: NumNetworks = 2
-    """Number of Q-networks. Targets use their minimum."""
+    """Number of Q-networks. Targets use the minimum of their estimates."""
     policy_delay: PositiveInt = 3
-    """Critic gradient steps per gradient step of actor and temperature."""
+    """Number of critic gradient steps per gradient step of the actor and the temperature."""
     renorm_actor: bool = False
     """Whether the actor also uses batch renormalisation and clips log standard deviations to [-20,
     2], as in the authors' code."""
     momentum: UnitInterval = 0.01
     """Weight of each minibatch in the running statistics of batch renormalisation."""
     renorm_warmup: NonNegativeInt = 100_000
-    """Minibatches that use plain batch normalisation before renormalisation starts."""
+    """Number of minibatches for which plain batch normalisation is used before batch
+    renormalisation starts."""
     initial_alpha: PositiveFloat = 1.0
     """Initial entropy temperature."""
     fixed_alpha: bool = False
-    """Whether the entropy temperature is fixed. Otherwise it is learned."""
+    """Whether the entropy temperature stays at initial_alpha. false: it is learned."""
     target_entropy: FiniteFloat | None = None
     """Target entropy in nats, for actions in the units of the environment. null: minus the number
     of action dimensions."""
     learning_rate: PositiveFloat = 1e-3
-    """Learning rate of Adam for actor, critics and temperature."""
+    """Adam learning rate for the actor, the critics and the temperature."""
     beta_1: DecayRate = 0.5
-    """Decay rate of Adam's gradient average."""
+    """Adam's decay rate for the running average of gradients."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
+    """Build a trainer. ``make_loss`` replaces ``cfg.loss``; ``parts`` replace trainer parts."""
     experiment = Experiment(cfg, algorithm="crossq", parts=parts)
     env = experiment.make_env(actions="continuous")
 
@@ -72,7 +73,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
 
     own = {"after": renorm, "continuous": "clipped_tanh_normal"} if cfg.renorm_actor else {}
     actor = experiment.make_actor(sac.make_policy, env, cfg.hidden_sizes, cfg.activation, **own)
-    actor.eval()  # it uses minibatch statistics only in its own loss
+    actor.eval()  # the actor uses minibatch statistics only in the actor loss
     critic = experiment.make_critic(
         make_action_value, env, cfg.critic_sizes, cfg.activation, after=renorm
     )

@@ -20,24 +20,24 @@ from kit.modules import GaussianNoise, half_range, make_action_value, make_actor
 
 @dataclass
 class Config(CriticNetworkConfig, OffPolicyConfig):
-    """Settings of DDPG."""
+    """Settings for DDPG."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="Pendulum-v1", num_envs=1))
     hidden_sizes: HiddenSizes = field(default_factory=lambda: [64, 64])
-    """Sizes of the hidden layers of actor and critic."""
+    """Hidden layer sizes for the actor and the critic."""
     loss: str = "DDPGLoss"
-    """Loss of torchrl.objectives, or module:Class."""
+    """Loss class: a name from torchrl.objectives, or your own as module:Class."""
     exploration_noise: NonNegativeFloat = 0.2
     """Standard deviation of the Gaussian action noise, relative to half the action range. The paper
-    uses an Ornstein-Uhlenbeck process."""
+    uses an Ornstein-Uhlenbeck process instead."""
     tau: UnitInterval = 0.005
-    """Polyak averaging coefficient of the target networks."""
+    """Polyak coefficient: weight of the online networks in each target update (1: full copy)."""
     learning_rate: PositiveFloat = 1e-3
-    """Learning rate of Adam for actor and critic."""
+    """Adam learning rate for the actor and the critic."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
+    """Build a trainer. ``make_loss`` replaces ``cfg.loss``; ``parts`` replace trainer parts."""
     experiment = Experiment(cfg, algorithm="ddpg", parts=parts)
     env = experiment.make_env(actions="continuous")
     sizes, activation, sigma = cfg.hidden_sizes, cfg.activation, float(cfg.exploration_noise)

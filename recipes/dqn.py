@@ -21,7 +21,7 @@ from kit.update import make_target_updater
 
 @dataclass
 class Config(OffPolicyConfig):
-    """Settings of DQN."""
+    """Settings for DQN."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(num_envs=1))
     steps: OffPolicySteps = field(
@@ -30,43 +30,44 @@ class Config(OffPolicyConfig):
         )
     )
     hidden_sizes: HiddenSizes = field(default_factory=lambda: [128, 128])
-    """Sizes of the Q-network's hidden layers."""
+    """Hidden layer sizes for the Q-network."""
     activation: str = "relu"
-    """Activation: tanh, sigmoid_tanh (faster on a CPU), relu, elu, silu, gelu."""
+    """Activation function: tanh, sigmoid_tanh (tanh, faster on CPUs), relu, elu, silu or gelu."""
     dueling: bool = False
-    """Whether the Q-network is dueling: state value plus advantages (Wang et al. 2016)."""
+    """Whether the Q-network is a dueling network: state value plus advantages (Wang et al.
+    2016)."""
     loss: str = "DQNLoss"
-    """Loss of torchrl.objectives, or module:Class."""
+    """Loss class: a name from torchrl.objectives, or your own as module:Class."""
     double_dqn: bool = True
-    """Whether the online network selects the action that the target network evaluates (double
-    DQN)."""
+    """Whether the online network selects the next action and the target network evaluates it
+    (double DQN)."""
     epsilon_start: UnitInterval = 1.0
     """Initial probability of a random action."""
     epsilon_end: UnitInterval = 0.04
-    """Final probability of a random action. With epsilon_decay, the limit that epsilon
-    approaches."""
+    """Final probability of a random action. With epsilon_decay, epsilon only approaches this
+    value."""
     exploration_share: PositiveFraction = 0.16
     """Fraction of the run over which epsilon decreases linearly."""
     epsilon_decay: UnitInterval | None = None
-    """Decay factor per iteration of the distance between epsilon and epsilon_end. null: epsilon
-    decreases linearly."""
+    """Factor by which the difference between epsilon and epsilon_end is multiplied in each
+    iteration. null: epsilon decreases linearly."""
     tau: UnitInterval | None = None
-    """Polyak averaging coefficient of the target network. null: 0.005, or 1 (a copy) if
-    target_update_every is above 1."""
+    """Polyak coefficient: weight of the online network in each target update (1: full copy). null:
+    0.005 if target_update_every is 1, otherwise 1."""
     target_update_every: PositiveInt = 1
-    """Gradient steps between updates of the target network."""
+    """Gradient steps between target network updates."""
     n_step: PositiveInt = 3
-    """Rewards summed before bootstrapping (n-step returns)."""
+    """Number of rewards summed before bootstrapping (n-step returns)."""
     learning_rate: PositiveFloat = 2e-3
-    """Initial learning rate of Adam."""
+    """Initial Adam learning rate."""
     lr_schedule: Literal["linear", "cosine", "constant"] = "linear"
-    """Learning-rate schedule. linear and cosine end at 0."""
+    """Learning-rate schedule. linear and cosine decay to 0."""
     max_grad_norm: PositiveFloat | None = 10.0
     """Maximum gradient norm. null: no clipping."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
+    """Build a trainer. ``make_loss`` replaces ``cfg.loss``; ``parts`` replace trainer parts."""
     experiment = Experiment(cfg, algorithm="dqn", parts=parts)
     env = experiment.make_env(actions="discrete")
     network = experiment.make_critic(

@@ -31,7 +31,7 @@ from recipes import dqn
 
 @dataclass
 class Config(dqn.Config):
-    """Settings of DQN from pixels: DQN's settings with other defaults."""
+    """Settings for DQN from pixels: the settings for DQN with different defaults."""
 
     env: EnvConfig = field(
         default_factory=lambda: EnvConfig(id="ale_py:PongNoFrameskip-v4", num_envs=1)
@@ -49,7 +49,8 @@ class Config(dqn.Config):
     preprocess: Literal["atari", "none"] = "atari"
     """Preprocessing: atari (84 x 84 greyscale, frame skip 4) or none."""
     stacked_frames: NumFrames = 4
-    """Frames stacked into one observation. The buffer stores only the newest frame of each."""
+    """Number of frames stacked into one observation. The buffer stores only the newest frame of
+    each observation."""
     clip_reward: bool = True
     """Whether to train on the sign of each reward."""
     convolutions: list[list[int]] = field(default_factory=lambda: [list(n) for n in NATURE])
@@ -65,7 +66,7 @@ class Config(dqn.Config):
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
+    """Build a trainer. ``make_loss`` replaces ``cfg.loss``; ``parts`` replace trainer parts."""
     experiment = Experiment(cfg, algorithm="dqn", parts=parts)
     wrappers = pixel_wrappers(cfg.preprocess, cfg.stacked_frames)
     env = experiment.make_env(actions="discrete", wrappers=wrappers)
@@ -85,7 +86,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     hooks: list[Any] = [AnnealLearningRate(optimizer, cfg.lr_schedule), epsilon]
     buffer = experiment.make_replay_buffer()
     if cfg.clip_reward and cfg.n_step > 1:
-        reason = f"It would clip the sum of n_step={cfg.n_step} rewards, not each reward"
+        reason = f"It would clip the sum of n_step={cfg.n_step} rewards instead of each reward"
         raise SettingError("clip_reward", True, reason, "Use clip_reward=false or n_step=1")
     if cfg.clip_reward and cfg.env.normalize_reward:
         reason = "It has no effect because clip_reward=true trains on the sign of rewards"

@@ -22,7 +22,7 @@ from kit.modules import GaussianWorldModel, Player, TanhActor, elu_network
 
 
 def episodes() -> SequenceSteps:
-    """Return steps that collect whole episodes and train after each, as in Algorithm 1."""
+    """Return step settings that train after each complete episode, as in Algorithm 1."""
     return SequenceSteps(
         steps_per_env=None, min_episodes=1, learning_starts=1_000, random_steps=None,
         replay_ratio="1/2",
@@ -31,48 +31,49 @@ def episodes() -> SequenceSteps:
 
 @dataclass
 class Config(ReplayConfig):
-    """Settings of Dreamer."""
+    """Settings for Dreamer."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="Pendulum-v1", num_envs=1))
     steps: SequenceSteps | Dialect | StepPlan = field(default_factory=episodes)
     size: str = "nano"
-    """Size of all networks: nano, tiny or published."""
+    """Size of all networks: nano, tiny or published (as in the paper)."""
     loss: str = "kit.losses:DreamerV1Loss"
-    """Loss as module:Class."""
+    """Loss class, as module:Class."""
     buffer_size: PositiveInt = 100_000
     """Capacity of the replay buffer in records. An episode of T policy steps has T + 1 records."""
     imagination_horizon: PositiveInt = 15
     """Policy steps in each imagined rollout."""
     imagination_starts: PositiveInt | None = 8
-    """Number of final time steps of each sequence at which imagined rollouts start. null: all time
-    steps, as published."""
+    """Number of time steps, counted from the end of each sequence, from which imagined rollouts
+    start. null: all time steps, as in the paper."""
     lmbda: UnitInterval = 0.95
-    """Lambda of the lambda-returns."""
+    """Lambda for lambda-returns."""
     free_nats: NonNegativeFloat = 1.0
-    """KL divergence between posterior and prior below which it is not penalised. Published: 3, for
-    pixels."""
+    """KL divergence between posterior and prior, in nats, below which there is no penalty. The
+    paper uses 3, for pixels."""
     divergence_coeff: NonNegativeFloat = 0.1
-    """Weight of the KL divergence. Published: 1, for pixels."""
+    """Weight of the KL divergence. The paper uses 1, for pixels."""
     continuation_coeff: NonNegativeFloat = 10.0
     """Weight of the continuation loss. 0: imagined episodes never end."""
     exploration_noise: NonNegativeFloat = 0.3
-    """Standard deviation of the noise added to continuous actions, which are in [-1, 1]."""
+    """Standard deviation of the noise added to continuous actions, which are scaled to [-1, 1]."""
     model_learning_rate: PositiveFloat = 6e-4
-    """Learning rate of Adam for the world model."""
+    """Adam learning rate for the world model."""
     learning_rate: PositiveFloat = 3e-4
-    """Learning rate of Adam for actor and critic. Published: 8e-5."""
+    """Adam learning rate for the actor and the critic. The paper uses 8e-5."""
     max_grad_norm: PositiveFloat | None = 100.0
-    """Maximum gradient norm of world model, actor and critic each. null: no clipping."""
+    """Maximum gradient norm, applied separately to the world model, the actor and the critic. null:
+    no clipping."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
+    """Build a trainer. ``make_loss`` replaces ``cfg.loss``; ``parts`` replace trainer parts."""
     experiment = Experiment(cfg, algorithm="dreamer_v1", parts=parts)
     env = experiment.make_env()
 
     model = GaussianWorldModel(env, cfg.size)
     if model.code.discrete:
-        reject_unused(cfg, ("exploration_noise",), "discrete actions have no noise")
+        reject_unused(cfg, ("exploration_noise",), "noise is not added to discrete actions")
     actor = TanhActor(model.code, model.features, model.size)
     critic = elu_network(model.features, model.size.units, 3, 1)
     loss = experiment.make_loss(

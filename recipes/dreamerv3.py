@@ -41,19 +41,20 @@ LOSS_SETTINGS = (
 
 @dataclass
 class Config(ReplayConfig):
-    """Settings of DreamerV3."""
+    """Settings for DreamerV3."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="CartPole-v1", num_envs=1))
     steps: SequenceSteps | Dialect | StepPlan = field(
         default_factory=lambda: SequenceSteps(replay_ratio="1/2")
     )
     size: str = "nano"
-    """Size of all networks: nano, tiny, 1m, 12m, 25m, 50m, 100m, 200m, 400m (parameters)."""
+    """Size of all networks: nano, tiny, or an approximate number of parameters (1m, 12m, 25m, 50m,
+    100m, 200m, 400m)."""
     latents: Annotated[int, Limits(1, 1_024)] | None = None
-    """Number of discrete latents. null: set by size. Latents that the task does not need stay
-    random."""
+    """Number of discrete latents. Latents that the task does not need stay random. null: determined
+    by size."""
     loss: str = "kit.losses:DreamerV3Loss"
-    """Loss as module:Class."""
+    """Loss class, as module:Class."""
     gamma: UnitInterval = 0.997
     """Discount factor."""
     buffer_size: PositiveInt = 100_000
@@ -61,36 +62,39 @@ class Config(ReplayConfig):
     imagination_horizon: Annotated[int, Limits(1, 1_000)] = 15
     """Policy steps in each imagined rollout."""
     imagination_starts: PositiveInt | None = 8
-    """Number of final time steps of each sequence at which imagined rollouts start. null: all time
-    steps, as published."""
+    """Number of time steps, counted from the end of each sequence, from which imagined rollouts
+    start. null: all time steps, as in the paper."""
     lmbda: UnitInterval = 0.95
-    """Lambda of the lambda-returns."""
+    """Lambda for lambda-returns."""
     entropy_coeff: NonNegativeFloat = 3e-4
     """Weight of the entropy bonus."""
     free_nats: NonNegativeFloat = 1.0
-    """KL divergence between posterior and prior below which it is not penalised."""
+    """KL divergence between posterior and prior, in nats, below which there is no penalty."""
     dynamics_coeff: NonNegativeFloat = 1.0
     """Weight of the KL divergence that trains the prior."""
     representation_coeff: NonNegativeFloat = 0.1
-    """Weight of the KL divergence that trains the posterior. Reduce both weights if observations
-    are few small numbers, whose reconstruction errors are small."""
+    """Weight of the KL divergence that trains the posterior. Reduce both KL weights if observations
+    are a few small numbers, because their reconstruction errors are also small."""
     replay_critic_coeff: NonNegativeFloat = 0.3
-    """Weight of the critic loss on replayed sequences, between consecutive starts of imagined
-    rollouts. No effect with imagination_starts=1."""
+    """Weight of the critic loss on replayed transitions between starts of imagined rollouts. No
+    effect with imagination_starts=1."""
     stored_latents: bool = True
-    """Whether sequences start from latents stored in the replay buffer. false: from zeros."""
+    """Whether sequences start from latents stored in the replay buffer. false: sequences start from
+    zeros."""
     tau: UnitInterval = 0.02
-    """Polyak averaging coefficient of the slow critic."""
+    """Polyak coefficient: weight of the online critic in each update of the target critic (1: full
+    copy)."""
     learning_rate: PositiveFloat = 4e-4
-    """Learning rate. Published: 4e-5, for size=12m and larger."""
+    """Learning rate. The paper uses 4e-5, for size=12m and larger."""
     warmup_gradient_steps: NonNegativeInt = 0
-    """Gradient steps over which the learning rate rises from 0. Published: 1,000."""
+    """Gradient steps over which the learning rate warms up from 0. 0: no warm-up. The paper uses
+    1,000."""
     max_grad_ratio: PositiveFloat = 0.3
-    """Maximum gradient norm of each tensor, relative to the norm of the tensor."""
+    """Maximum gradient norm of each parameter tensor, relative to the norm of that tensor."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
+    """Build a trainer. ``make_loss`` replaces ``cfg.loss``; ``parts`` replace trainer parts."""
     experiment = Experiment(cfg, algorithm="dreamer_v3", parts=parts)
     env = experiment.make_env()
 
@@ -109,7 +113,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
 
 
 def make_optimizer(experiment: Experiment, parameters: Iterable[Parameter]) -> Optimizer:
-    """Create an optimizer from the settings of the experiment."""
+    """Create an optimizer from the experiment's settings."""
     cfg: Any = experiment.cfg
     return experiment.make_optimizer(
         DreamerV3Optimizer,
@@ -130,8 +134,8 @@ def around(
         env: training environments.
         loss: loss module.
         player: policy.
-        **optimizers: separate optimizers by name of their loss. All other parameters share the
-            optimizer of the settings.
+        **optimizers: separate optimizers, keyed by loss name. All other parameters share one
+            optimizer, created from the settings.
     """
     cfg: Any = experiment.cfg
     length = experiment.plan.sequence_length

@@ -20,7 +20,7 @@ from recipes import sac
 
 @dataclass
 class Config(sac.Config):
-    """Settings of DroQ: SAC's settings with other defaults, plus dropout."""
+    """Settings for DroQ: the settings for SAC with different defaults, plus dropout."""
 
     steps: OffPolicySteps = field(
         default_factory=lambda: OffPolicySteps(
@@ -28,15 +28,15 @@ class Config(sac.Config):
         )
     )
     loss: str = "kit.losses:DroQLoss"
-    """Loss of torchrl.objectives, or module:Class."""
+    """Loss class: a name from torchrl.objectives, or your own as module:Class."""
     dropout: UnitInterval = 0.01
-    """Dropout probability in the hidden layers of critics and target critics."""
+    """Dropout probability in the hidden layers of the critics and target critics."""
     policy_delay: PositiveInt = 20
-    """Critic gradient steps per gradient step of actor and temperature."""
+    """Number of critic gradient steps per gradient step of the actor and the temperature."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
+    """Build a trainer. ``make_loss`` replaces ``cfg.loss``; ``parts`` replace trainer parts."""
     experiment = Experiment(cfg, algorithm="droq", parts=parts)
     env = experiment.make_env(actions="continuous")
     actor = experiment.make_actor(sac.make_policy, env, cfg.hidden_sizes, cfg.activation)

@@ -1,8 +1,8 @@
 """IMPALA with V-trace (Espeholt et al. 2018). Discrete and continuous actions.
 
 A worker process steps the environments while the learner trains. Batches may therefore come from an
-older policy, which V-trace corrects. ``collector_kwargs.max_staleness`` limits the age of that
-policy in updates.
+older policy, and V-trace corrects for the difference. ``collector_kwargs.max_staleness`` limits how
+many updates old this policy may be.
 
 kit train impala env.id=Acrobot-v1 collector_kwargs.max_staleness=4
 kit train impala --help
@@ -28,7 +28,7 @@ from kit.modules import parameter_groups
 
 @dataclass
 class Config(ActorCriticConfig):
-    """Settings of IMPALA."""
+    """Settings for IMPALA."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(normalize_observation=True))
     collector: str | None = "async"
@@ -42,24 +42,26 @@ class Config(ActorCriticConfig):
         )
     )
     loss: str = "A2CLoss"
-    """Loss of torchrl.objectives, or module:Class, applied to V-trace advantages."""
+    """Loss class: a name from torchrl.objectives, or your own as module:Class. It is applied to
+    V-trace advantages."""
     max_rho: PositiveFloat = 1.0
-    """Upper bound of the importance weights of TD errors (rho-bar)."""
+    """Upper bound for the importance weights of TD errors (rho-bar)."""
     max_c: PositiveFloat = 1.0
-    """Upper bound of the importance weights that propagate to earlier steps (c-bar)."""
+    """Upper bound for the importance weights that propagate TD errors to earlier steps (c-bar)."""
     gae_lambda: UnitInterval = 1.0
-    """Lambda of V-trace, a factor of the weights that propagate to earlier steps."""
+    """Lambda for V-trace: factor applied to the weights that propagate TD errors to earlier
+    steps."""
     entropy_coeff: NonNegativeFloat = 0.01
     normalize_advantage: bool = False
     advantage_norm: Literal["batch", "running"] = "batch"  # type: ignore[assignment]
-    """Statistics that normalise advantages: per batch, or running."""
+    """Statistics used to normalise advantages: per batch or running."""
     gamma: UnitInterval = 0.98
     learning_rate: PositiveFloat = 1e-3
     lr_schedule: ScheduleName = "constant"
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
+    """Build a trainer. ``make_loss`` replaces ``cfg.loss``; ``parts`` replace trainer parts."""
     experiment = Experiment(cfg, algorithm="impala", parts=parts)
     env = experiment.make_env()
     actor, critic = experiment.make_actor_critic(env, **cfg.networks)

@@ -19,27 +19,27 @@ from kit.modules import make_action_value, make_actor, make_value
 
 @dataclass
 class Config(CriticNetworkConfig, OfflineConfig):
-    """Settings of IQL."""
+    """Settings for IQL."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="Pendulum-v1", num_envs=1))
     gamma: UnitInterval = 0.99
     """Discount factor."""
     loss: str = "kit.losses:IQLLoss"
-    """Loss of torchrl.objectives, or module:Class."""
+    """Loss class: a name from torchrl.objectives, or your own as module:Class."""
     num_critics: NumNetworks = 2
-    """Number of Q-networks. Their minimum is used."""
+    """Number of Q-networks. The minimum of their estimates is used."""
     expectile: UnitInterval = 0.7
-    """Expectile of the Q-values of dataset actions that the state value estimates (eq. 5)."""
+    """Expectile of the Q-values of dataset actions to which the state value is fitted (eq. 5)."""
     temperature: PositiveFloat = 3.0
-    """Factor of the advantages in the actor's exponential weights (beta in eq. 7)."""
+    """Factor applied to advantages in the exponential weights of the actor loss (beta in eq. 7)."""
     tau: UnitInterval = 0.005
-    """Polyak averaging coefficient of the target networks."""
+    """Polyak coefficient: weight of the online networks in each target update (1: full copy)."""
     learning_rate: PositiveFloat = 1e-3
-    """Learning rate of Adam."""
+    """Adam learning rate."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
+    """Build a trainer. ``make_loss`` replaces ``cfg.loss``; ``parts`` replace trainer parts."""
     experiment = Experiment(cfg, algorithm="iql", parts=parts)
     env = experiment.make_env(actions="continuous")
     buffer = experiment.make_dataset(env)

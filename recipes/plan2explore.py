@@ -24,29 +24,30 @@ from recipes.dreamerv3 import LOSS_SETTINGS, around, make_optimizer
 
 @dataclass
 class Config(recipes.dreamerv3.Config):
-    """Settings of Plan2Explore: DreamerV3's settings and the explorer's settings."""
+    """Settings for Plan2Explore: the settings for DreamerV3 and for the explorer."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="MountainCar-v0", num_envs=1))
     steps: ExplorationSteps | Dialect | StepPlan = field(default_factory=ExplorationSteps)
     loss: str = "kit.losses:Plan2ExploreLoss"
-    """Loss as module:Class."""
+    """Loss class, as module:Class."""
     learning_rate: PositiveFloat = 1e-3
-    """Learning rate. The default was chosen for a maze (docs/worlds.md)."""
+    """Learning rate. The default was tuned on a maze (docs/worlds.md)."""
     ensemble: Annotated[int, Limits(2, 1_000)] = 8
-    """Number of one-step models. Their disagreement is the intrinsic reward."""
+    """Number of one-step prediction models. Their disagreement is the intrinsic reward."""
     ensemble_learning_rate: PositiveFloat = 1e-3
-    """Learning rate of Adam for the ensemble."""
+    """Adam learning rate for the ensemble."""
     intrinsic_weight: PositiveFloat = 1.0
-    """Weight of the advantages from intrinsic rewards in the explorer's loss."""
+    """Weight of the intrinsic-reward advantages in the explorer's loss."""
     extrinsic_weight: NonNegativeFloat = 0.0
-    """Weight of the advantages from task rewards in the explorer's loss. sheeprl uses 1, with
+    """Weight of the task-reward advantages in the explorer's loss. sheeprl uses 1, with
     intrinsic_weight=0.1."""
     intrinsic_reward_multiplier: PositiveFloat = 1.0
-    """Factor of the intrinsic reward, after division by its running standard deviation."""
+    """Factor applied to the intrinsic reward after it is divided by its running standard
+    deviation."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
+    """Build a trainer. ``make_loss`` replaces ``cfg.loss``; ``parts`` replace trainer parts."""
     fine_tunes = getattr(cfg.steps, "algo", None) == "p2e_dv3_finetuning"
     algorithm = "p2e_dv3_finetuning" if fine_tunes else "p2e_dv3_exploration"
     experiment = Experiment(cfg, algorithm=algorithm, parts=parts)
@@ -90,10 +91,10 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
 
 
 def _explores(cfg: Config, plan: StepPlan) -> bool:
-    """Return whether the explorer still acts after its first gradient step.
+    """Return whether the explorer acts after its first gradient step.
 
     Raises:
-        SettingError: if it does not, and this run does not start from an exploration run.
+        SettingError: if the trained explorer never acts, and the run starts from random weights.
     """
     trained = max(plan.learning_starts, plan.random_steps)
     if plan.is_exact:

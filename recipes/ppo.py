@@ -20,26 +20,27 @@ from kit.modules import parameter_groups
 
 @dataclass
 class Config(FittedCriticConfig):
-    """Settings of PPO."""
+    """Settings for PPO."""
 
     env: EnvConfig = field(
         default_factory=lambda: EnvConfig(normalize_observation=True, normalize_reward=True)
     )
     loss: str = "ClipPPOLoss"
-    """Loss: ClipPPOLoss or PPOLoss of torchrl.objectives, kit.losses:KLPENPPOLoss (KL penalty), or
-    module:Class."""
+    """Loss class: ClipPPOLoss or PPOLoss from torchrl.objectives, kit.losses:KLPENPPOLoss (KL
+    penalty), or your own as module:Class."""
     clip_epsilon: PositiveFraction = 0.2
-    """Clipping range of the probability ratio."""
+    """Clipping range for the probability ratio."""
     clip_schedule: ScheduleName = "constant"
-    """Schedule of clip_epsilon; same options as lr_schedule."""
+    """How clip_epsilon changes over the run; same options as lr_schedule."""
     clip_value: PositiveFloat | Literal[True] | None = None
-    """Clipping range of value updates. true: clip_epsilon with its schedule. null: no clipping."""
+    """Clipping range for value updates. true: same range and schedule as clip_epsilon. null: no
+    clipping."""
     target_kl: PositiveFloat | None = None
-    """Stop an update once the approximate KL divergence exceeds 1.5 times this value. null: never
-    stop early."""
+    """Skip the remaining epochs of an update once the approximate KL divergence exceeds 1.5 times
+    this value. null: never skip epochs."""
     squash_actions: bool = False
-    """Whether continuous actions are squashed by tanh, with a state-dependent standard deviation.
-    Otherwise they are clipped to their bounds."""
+    """Whether continuous actions are squashed by tanh and have a state-dependent standard
+    deviation. false: actions are clipped to their bounds."""
     learning_rate: PositiveFloat = 5e-4
 
     @property
@@ -50,7 +51,7 @@ class Config(FittedCriticConfig):
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
+    """Build a trainer. ``make_loss`` replaces ``cfg.loss``; ``parts`` replace trainer parts."""
     experiment = Experiment(cfg, algorithm="ppo", parts=parts)
     env = experiment.make_env()
     continuous = "tanh_normal" if cfg.squash_actions else "normal"

@@ -21,7 +21,7 @@ from kit.modules import NATURE, parameter_groups
 
 @dataclass
 class Config(ActorCriticConfig):
-    """Settings of PPO from pixels."""
+    """Settings for PPO from pixels."""
 
     env: EnvConfig = field(
         default_factory=lambda: EnvConfig(id="ale_py:PongNoFrameskip-v4", normalize_reward=True)
@@ -38,26 +38,26 @@ class Config(ActorCriticConfig):
     preprocess: Literal["atari", "none"] = "atari"
     """Preprocessing: atari (84 x 84 greyscale, frame skip 4) or none."""
     frame_stack: NumFrames = 4
-    """Number of most recent frames stacked into one observation."""
+    """Number of frames stacked into one observation."""
     convolutions: list[list[int]] = field(default_factory=lambda: [list(n) for n in NATURE])
     """Channels, kernel size and stride of each convolution."""
     hidden_sizes: HiddenSizes = field(default_factory=lambda: [512])
     activation: str = "relu"
     shared_backbone: bool = True
     loss: str = "ClipPPOLoss"
-    """Loss: ClipPPOLoss or PPOLoss of torchrl.objectives, kit.losses:KLPENPPOLoss (KL penalty), or
-    module:Class."""
+    """Loss class: ClipPPOLoss or PPOLoss from torchrl.objectives, kit.losses:KLPENPPOLoss (KL
+    penalty), or your own as module:Class."""
     clip_epsilon: PositiveFraction = 0.1
-    """Clipping range of the probability ratio."""
+    """Clipping range for the probability ratio."""
     entropy_coeff: NonNegativeFloat = 0.01
     learning_rate: PositiveFloat = 2.5e-4
     target_kl: PositiveFloat | None = None
-    """Stop an update once the approximate KL divergence exceeds 1.5 times this value. null: never
-    stop early."""
+    """Skip the remaining epochs of an update once the approximate KL divergence exceeds 1.5 times
+    this value. null: never skip epochs."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
+    """Build a trainer. ``make_loss`` replaces ``cfg.loss``; ``parts`` replace trainer parts."""
     experiment = Experiment(cfg, algorithm="ppo", parts=parts)
     env = experiment.make_env(wrappers=pixel_wrappers(cfg.preprocess, cfg.frame_stack))
     actor, critic = experiment.make_actor_critic(env, **cfg.networks, convolutions=cfg.convolutions)

@@ -22,7 +22,7 @@ from kit.modules import check_sequences, parameter_groups
 
 @dataclass
 class Config(ActorCriticConfig):
-    """Settings of recurrent PPO."""
+    """Settings for recurrent PPO."""
 
     env: EnvConfig = field(
         default_factory=lambda: EnvConfig(normalize_observation=True, normalize_reward=True)
@@ -36,23 +36,23 @@ class Config(ActorCriticConfig):
     recurrent: Literal["lstm", "gru"] = "lstm"
     """Type of the recurrent layer."""
     recurrent_size: LayerWidth = 64
-    """Units of the recurrent layer."""
+    """Number of units in the recurrent layer."""
     burn_in: NonNegativeInt = 0
-    """Time steps at the start of each sequence that only warm up the hidden state."""
+    """Number of time steps at the start of each sequence that only warm up the hidden state."""
     loss: str = "ClipPPOLoss"
-    """Loss: ClipPPOLoss or PPOLoss of torchrl.objectives, kit.losses:KLPENPPOLoss (KL penalty), or
-    module:Class."""
+    """Loss class: ClipPPOLoss or PPOLoss from torchrl.objectives, kit.losses:KLPENPPOLoss (KL
+    penalty), or your own as module:Class."""
     clip_epsilon: PositiveFraction = 0.2
-    """Clipping range of the probability ratio."""
+    """Clipping range for the probability ratio."""
     clip_schedule: ScheduleName = "constant"
-    """Schedule of clip_epsilon; same options as lr_schedule."""
+    """How clip_epsilon changes over the run; same options as lr_schedule."""
     target_kl: PositiveFloat | None = None
-    """Stop an update once the approximate KL divergence exceeds 1.5 times this value. null: never
-    stop early."""
+    """Skip the remaining epochs of an update once the approximate KL divergence exceeds 1.5 times
+    this value. null: never skip epochs."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
+    """Build a trainer. ``make_loss`` replaces ``cfg.loss``; ``parts`` replace trainer parts."""
     experiment = Experiment(cfg, algorithm="ppo_recurrent", parts=parts)
     env = experiment.make_env()
     check_sequences(experiment.plan.sequence_length, cfg.burn_in)

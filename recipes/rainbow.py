@@ -27,26 +27,28 @@ LOSSES = {"value": "DQNLoss", "c51": "CategoricalDQNLoss", "quantile": "Quantile
 
 @dataclass
 class Config(dqn.Config):
-    """Settings of Rainbow: DQN's settings with other defaults, plus the extensions."""
+    """Settings for Rainbow: the settings for DQN with different defaults, plus extensions."""
 
     loss: str = "auto"
-    """Loss of torchrl.objectives, or module:Class. auto: the loss of kit.losses for the head."""
+    """Loss class: a name from torchrl.objectives, or your own as module:Class. auto: the loss in
+    kit.losses for the selected head."""
     dueling: bool = True
-    """Whether the Q-network is dueling: state value plus advantages (Wang et al. 2016)."""
+    """Whether the Q-network is a dueling network: state value plus advantages (Wang et al.
+    2016)."""
     noisy: bool = True
     """Whether to explore with noisy weights (Fortunato et al. 2018) instead of epsilon-greedy."""
     head: Literal["value", "c51", "quantile"] = "c51"
-    """Output of the Q-network: the expected return (value) or its distribution (c51: Bellemare et
-    al. 2017, quantile: Dabney et al. 2018)."""
+    """Output of the Q-network: expected return (value), categorical return distribution (c51,
+    Bellemare et al. 2017) or quantiles of the return (quantile, Dabney et al. 2018)."""
     atoms: NumAtoms = 51
-    """Number of atoms of each return distribution that the Q-networks predict."""
+    """Number of atoms in each predicted return distribution."""
     support: list[FiniteFloat] = field(default_factory=lambda: [0.0, 100.0])
-    """Minimum and maximum return of the c51 support."""
+    """Smallest and largest return that head=c51 can represent."""
     per_alpha: NonNegativeFloat = 0.5
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
+    """Build a trainer. ``make_loss`` replaces ``cfg.loss``; ``parts`` replace trainer parts."""
     experiment = Experiment(cfg, algorithm="rainbow", parts=parts)
     _check_extensions(cfg)
     env = experiment.make_env(actions="discrete")
@@ -59,7 +61,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     loss = experiment.make_loss(make_loss or own, network, **options)
     mode = getattr(loss, "deterministic_sampling_mode", None)
     if cfg.noisy and mode == ExplorationType.DETERMINISTIC:
-        reason = "It disables the noise of the weights, so the noise scales would not be trained"
+        reason = "The loss disables weight noise, so the noise scales would not be trained"
         raise SettingError("loss", type(loss).__name__, reason, "Use loss=auto or noisy=false")
     optimizer = experiment.make_optimizer(
         Adam, loss.parameters(), lr=cfg.learning_rate, eps=1.5e-4, fused=True
@@ -86,9 +88,9 @@ def _check_extensions(cfg: Config) -> None:
         epsilon = ("epsilon_start", "epsilon_end", "epsilon_decay", "exploration_share")
         reject_unused(cfg, epsilon, "noisy=true explores with noisy weights")
     if cfg.head != "c51":
-        reject_unused(cfg, ("support",), f"head={cfg.head} has no support")
+        reject_unused(cfg, ("support",), f"head={cfg.head} does not use a support")
     if cfg.head == "value":
-        reject_unused(cfg, ("atoms",), "head=value predicts no distribution")
+        reject_unused(cfg, ("atoms",), "head=value predicts no return distribution")
 
 
 if __name__ == "__main__":

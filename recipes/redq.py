@@ -1,6 +1,7 @@
 """Randomised ensembled double Q-learning (Chen et al. 2021). Continuous actions.
 
-The number of critics, critics per target, gradient steps and policy delay follow the authors' code.
+The numbers of critics, critics per target and gradient steps and the policy delay follow the
+authors' code.
 
 kit train redq env.id=Hopper-v5 steps.total_policy_steps=125_000 seed=1
 kit train redq --help
@@ -21,7 +22,7 @@ from recipes import sac
 
 @dataclass
 class Config(sac.Config):
-    """Settings of REDQ: SAC's settings with other defaults, plus the critics per target."""
+    """Settings for REDQ: the settings for SAC with different defaults, plus critics per target."""
 
     steps: OffPolicySteps = field(
         default_factory=lambda: OffPolicySteps(
@@ -29,23 +30,24 @@ class Config(sac.Config):
         )
     )
     loss: str = "kit.losses:REDQLoss"
-    """Loss of torchrl.objectives, or module:Class."""
+    """Loss class: a name from torchrl.objectives, or your own as module:Class."""
     num_critics: NumNetworks = 10
-    """Number of Q-networks. The actor maximises their mean."""
+    """Number of Q-networks. The actor maximises the mean of their estimates."""
     num_target_critics: NumNetworks = 2
-    """Q-networks sampled for each gradient step. Targets use their minimum."""
+    """Number of Q-networks sampled in each gradient step to compute targets. Targets use the
+    minimum of their estimates."""
     policy_delay: PositiveInt = 20
-    """Critic gradient steps per gradient step of actor and temperature."""
+    """Number of critic gradient steps per gradient step of the actor and the temperature."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
+    """Build a trainer. ``make_loss`` replaces ``cfg.loss``; ``parts`` replace trainer parts."""
     experiment = Experiment(cfg, algorithm="redq", parts=parts)
     if cfg.num_target_critics >= cfg.num_critics:
-        reason = f"It must be smaller than num_critics={cfg.num_critics} to be a random subset"
+        reason = f"It must be smaller than num_critics={cfg.num_critics} for a random subset"
         near = [max(1, cfg.num_critics - 1)]
         raise SettingError("num_target_critics", cfg.num_target_critics, reason, near)
-    if experiment.plan.sequence_length == 1:  # TorchRL's REDQLoss confuses it with another axis
+    if experiment.plan.sequence_length == 1:  # TorchRL's REDQLoss confuses the axes
         reason = "REDQLoss does not support sequences of one transition"
         raise SettingError("steps.sequence_length", 1, reason, [None, 2])
     env = experiment.make_env(actions="continuous")

@@ -26,7 +26,7 @@ from kit.modules import parameter_groups
 
 @dataclass
 class Config(ActorCriticConfig):
-    """Settings of REINFORCE: each batch has whole episodes and is used once."""
+    """Settings for REINFORCE. Each batch contains complete episodes and is used once."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(normalize_observation=True))
     steps: OnPolicySteps = field(
@@ -40,25 +40,27 @@ class Config(ActorCriticConfig):
         )
     )
     loss: str = "A2CLoss"
-    """Loss of torchrl.objectives, or module:Class. A2CLoss is the loss of REINFORCE."""
+    """Loss class: a name from torchrl.objectives, or your own as module:Class. A2CLoss is the
+    REINFORCE loss."""
     baseline: bool = True
-    """Whether to subtract a learned state value (Sutton and Barto 2018, section 13.4)."""
+    """Whether to subtract a learned state value as a baseline (Sutton and Barto 2018, section
+    13.4)."""
     critic_coeff: NonNegativeFloat = 1.0
     gae_lambda: UnitInterval = 1.0
     advantage_norm: Literal["batch", "running"] = "batch"  # type: ignore[assignment]
-    """Statistics that normalise advantages: per batch, or running."""
+    """Statistics used to normalise advantages: per batch or running."""
     gamma: UnitInterval = 0.98
     learning_rate: PositiveFloat = 3e-3
     lr_schedule: ScheduleName = "constant"
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
+    """Build a trainer. ``make_loss`` replaces ``cfg.loss``; ``parts`` replace trainer parts."""
     experiment = Experiment(cfg, algorithm="reinforce", parts=parts)
     if not cfg.baseline:
         unused = ("critic_coeff", "critic_hidden_sizes", "critic_loss", "critic_schedule",
                   "gae_lambda", "shared_backbone")  # fmt: skip
-        reject_unused(cfg, unused, "baseline=false has no critic")
+        reject_unused(cfg, unused, "baseline=false disables the critic")
     env = experiment.make_env()
     actor, critic = experiment.make_actor_critic(env, **cfg.networks)
     loss = experiment.make_loss(

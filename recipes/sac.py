@@ -20,36 +20,36 @@ from kit.modules import make_action_value, make_actor
 
 @dataclass
 class Config(CriticNetworkConfig, OffPolicyConfig):
-    """Settings of SAC."""
+    """Settings for SAC."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="Pendulum-v1", num_envs=1))
     loss: str = "SACLoss"
-    """Loss of torchrl.objectives, or module:Class."""
+    """Loss class: a name from torchrl.objectives, or your own as module:Class."""
     num_critics: NumNetworks = 2
-    """Number of Q-networks. Targets use their minimum."""
+    """Number of Q-networks. Targets use the minimum of their estimates."""
     tau: UnitInterval = 0.005
-    """Polyak averaging coefficient of the target networks."""
+    """Polyak coefficient: weight of the online networks in each target update (1: full copy)."""
     initial_alpha: PositiveFloat = 1.0
     """Initial entropy temperature."""
     fixed_alpha: bool = False
-    """Whether the entropy temperature is fixed. Otherwise it is learned."""
+    """Whether the entropy temperature stays at initial_alpha. false: it is learned."""
     target_entropy: FiniteFloat | None = None
     """Target entropy in nats, for actions in the units of the environment. null: minus the number
     of action dimensions."""
     learning_rate: PositiveFloat = 1e-3
-    """Learning rate of Adam for actor, critics and temperature."""
+    """Adam learning rate for the actor, the critics and the temperature."""
 
 
 def make_policy(env: VectorEnv, hidden_sizes: list[int], activation: str, **changes: Any) -> Any:
-    """Create an actor with a normal distribution that tanh squashes to the action bounds."""
+    """Create an actor with a normal distribution, squashed by tanh to the action bounds."""
     how: Any = {"continuous": "tanh_normal", "orthogonal": False, "return_log_prob": False}
     return make_actor(env, hidden_sizes, activation, **{**how, **changes}).select_out_keys("action")
 
 
 def temperature(env: VectorEnv, cfg: Any) -> dict[str, Any]:
-    """Return the arguments of the loss that set the entropy temperature."""
+    """Return the loss arguments for the entropy temperature."""
     if cfg.fixed_alpha:
-        reject_unused(cfg, ["target_entropy"], "fixed_alpha=true needs no target")
+        reject_unused(cfg, ["target_entropy"], "fixed_alpha=true disables temperature tuning")
     target = cfg.target_entropy
     target = -float(env.action_spec.shape[1:].numel()) if target is None else target
     how = {"alpha_init": cfg.initial_alpha, "fixed_alpha": cfg.fixed_alpha}
@@ -66,7 +66,7 @@ def optimizers(experiment: Experiment, loss: Any, **settings: Any) -> dict[str, 
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
+    """Build a trainer. ``make_loss`` replaces ``cfg.loss``; ``parts`` replace trainer parts."""
     experiment = Experiment(cfg, algorithm="sac", parts=parts)
     env = experiment.make_env(actions="continuous")
     actor = experiment.make_actor(make_policy, env, cfg.hidden_sizes, cfg.activation)

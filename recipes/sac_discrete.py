@@ -1,8 +1,8 @@
 """Soft actor-critic (Christodoulou 2019). Discrete actions.
 
 Hidden layers, critic loss, learning rate and gradient steps match the recipe dqn. On CartPole, a
-lower target entropy lets the cart drift off the track: the policy stops trying the actions that
-would stop it.
+lower target entropy lets the cart drift off the track, because the policy stops trying the actions
+that would stop the cart.
 
 kit train sac_discrete env.id=LunarLander-v3 steps.total_policy_steps=300_000 seed=1
 kit train sac_discrete --help
@@ -32,7 +32,7 @@ from kit.modules import action_masks, make_actor, make_q_network
 
 @dataclass
 class Config(CriticNetworkConfig, OffPolicyConfig):
-    """Settings of SAC for discrete actions."""
+    """Settings for SAC for discrete actions."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(num_envs=1))
     steps: OffPolicySteps = field(
@@ -41,29 +41,29 @@ class Config(CriticNetworkConfig, OffPolicyConfig):
         )
     )
     hidden_sizes: HiddenSizes = field(default_factory=lambda: [128, 128])
-    """Sizes of the hidden layers of actor and critics."""
+    """Hidden layer sizes for the actor and the critics."""
     loss: str = "kit.losses:DiscreteSACLoss"
-    """Loss of torchrl.objectives, or module:Class."""
+    """Loss class: a name from torchrl.objectives, or your own as module:Class."""
     num_critics: NumNetworks = 2
-    """Number of Q-networks. Targets use their minimum."""
+    """Number of Q-networks. Targets use the minimum of their estimates."""
     tau: UnitInterval = 0.005
-    """Polyak averaging coefficient of the target networks."""
+    """Polyak coefficient: weight of the online networks in each target update (1: full copy)."""
     initial_alpha: PositiveFloat = 1.0
     """Initial entropy temperature. The temperature is learned."""
     target_entropy: UnitInterval = 0.7
     """Target entropy of the policy, as a fraction of the entropy of uniformly random actions."""
     n_step: PositiveInt = 5
-    """Rewards summed before bootstrapping (n-step returns)."""
+    """Number of rewards summed before bootstrapping (n-step returns)."""
     learning_rate: PositiveFloat = 2e-3
-    """Initial learning rate of Adam for actor, critics and temperature."""
+    """Initial Adam learning rate for the actor, the critics and the temperature."""
     lr_schedule: Literal["linear", "cosine", "constant"] = "linear"
-    """Learning-rate schedule. linear and cosine end at 0."""
+    """Learning-rate schedule. linear and cosine decay to 0."""
     max_grad_norm: PositiveFloat | None = 10.0
     """Maximum gradient norm. null: no clipping."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
+    """Build a trainer. ``make_loss`` replaces ``cfg.loss``; ``parts`` replace trainer parts."""
     experiment = Experiment(cfg, algorithm="discrete_sac", parts=parts)
     env = experiment.make_env(actions="discrete")
     how: Any = {"orthogonal": False, "return_log_prob": False}

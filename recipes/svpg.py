@@ -1,8 +1,8 @@
 """Stein variational policy gradient (Liu et al. 2017). Discrete and continuous actions.
 
-Several particles are trained with A2C or PPO. Each particle is an actor-critic pair with its own
-environments. Good policies attract the other particles, and a kernel keeps all of them apart. A
-policy step is one action in one environment.
+Several policies (particles) are trained together with A2C or PPO. Each particle is an actor-critic
+pair with its own environments. Good policies attract the other particles, and a kernel keeps all
+particles apart. A policy step is one action in one environment.
 
 kit train svpg num_particles=8 env.num_envs=16 temperature=0.01
 kit train svpg preset=ppo
@@ -27,7 +27,7 @@ from kit.modules import make_particles, parameter_groups
 
 @dataclass
 class Config(ActorCriticConfig):
-    """Settings of SVPG."""
+    """Settings for SVPG."""
 
     env: EnvConfig = field(
         default_factory=lambda: EnvConfig(num_envs=32, normalize_observation=True)
@@ -38,22 +38,24 @@ class Config(ActorCriticConfig):
         )
     )
     learning_rate: PositiveFloat = 5e-3
-    """Initial learning rate of Adam, for actor and critic."""
+    """Initial Adam learning rate for the actors and the critics."""
     num_particles: Annotated[int, Limits(1, 64)] = 4
-    """Number of particles. Environments and minibatches are divided evenly among them."""
+    """Number of policies (particles) trained together; environments and minibatches are split
+    evenly among them."""
     temperature: PositiveFloat = 0.1
     """Weight of the repulsion between particles relative to the return."""
     loss: str = "A2CLoss"
-    """Loss of torchrl.objectives (A2CLoss, ClipPPOLoss, ...), or module:Class."""
+    """Loss class: a name from torchrl.objectives (A2CLoss, ClipPPOLoss, ...), or your own as
+    module:Class."""
     normalize_advantage: bool = False
     advantage_norm: Literal["batch", "running"] = "batch"  # type: ignore[assignment]
-    """Statistics that normalise advantages: per batch over all particles, or running."""
+    """Statistics used to normalise advantages: per batch (over all particles) or running."""
     max_grad_norm: PositiveFloat | None = None
-    """Maximum norm of the gradient over all particles. null: no clipping."""
+    """Maximum gradient norm, computed over all particles. null: no clipping."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
+    """Build a trainer. ``make_loss`` replaces ``cfg.loss``; ``parts`` replace trainer parts."""
     experiment = Experiment(cfg, algorithm="svpg", parts=parts)
     env, count = experiment.make_env(), cfg.num_particles
     make = functools.partial(experiment.make_actor_critic, env, **cfg.networks)

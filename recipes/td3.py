@@ -20,28 +20,29 @@ from kit.modules import GaussianNoise, half_range, make_action_value, make_actor
 
 @dataclass
 class Config(CriticNetworkConfig, OffPolicyConfig):
-    """Settings of TD3."""
+    """Settings for TD3."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="Pendulum-v1", num_envs=1))
     loss: str = "kit.losses:TD3Loss"
-    """Loss of torchrl.objectives, or module:Class."""
+    """Loss class: a name from torchrl.objectives, or your own as module:Class."""
     policy_delay: PositiveInt = 2
-    """Critic gradient steps per gradient step of the actor."""
+    """Number of critic gradient steps per update of the actor and the target networks."""
     exploration_noise: NonNegativeFloat = 0.1
     """Standard deviation of the action noise, relative to half the action range."""
     policy_noise: NonNegativeFloat = 0.2
     """Standard deviation of the noise added to target actions (target policy smoothing), relative
     to half the action range."""
     noise_clip: NonNegativeFloat = 0.5
-    """Maximum absolute noise added to target actions, relative to half the action range."""
+    """Maximum absolute value of the noise added to target actions, relative to half the action
+    range."""
     tau: UnitInterval = 0.005
-    """Polyak averaging coefficient of the target networks."""
+    """Polyak coefficient: weight of the online networks in each target update (1: full copy)."""
     learning_rate: PositiveFloat = 1e-3
-    """Learning rate of Adam for actor and critics."""
+    """Adam learning rate for the actor and the critics."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
+    """Build a trainer. ``make_loss`` replaces ``cfg.loss``; ``parts`` replace trainer parts."""
     experiment = Experiment(cfg, algorithm="td3", parts=parts)
     env = experiment.make_env(actions="continuous")
 

@@ -19,30 +19,32 @@ from kit.modules import half_range, make_action_value, make_actor
 
 @dataclass
 class Config(CriticNetworkConfig, OfflineConfig):
-    """Settings of TD3+BC."""
+    """Settings for TD3+BC."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="Pendulum-v1", num_envs=1))
     gamma: UnitInterval = 0.99
     """Discount factor."""
     loss: str = "TD3BCLoss"
-    """Loss of torchrl.objectives, or module:Class."""
+    """Loss class: a name from torchrl.objectives, or your own as module:Class."""
     alpha: NonNegativeFloat = 2.5
-    """Weight of the normalised Q-values relative to the squared error of actions."""
+    """Weight of the normalised Q-values relative to the behaviour-cloning term (squared error of
+    actions)."""
     policy_delay: PositiveInt = 2
-    """Critic gradient steps per gradient step of the actor."""
+    """Number of critic gradient steps per update of the actor and the target networks."""
     policy_noise: NonNegativeFloat = 0.2
     """Standard deviation of the noise added to target actions (target policy smoothing), relative
     to half the action range."""
     noise_clip: NonNegativeFloat = 0.5
-    """Maximum absolute noise added to target actions, relative to half the action range."""
+    """Maximum absolute value of the noise added to target actions, relative to half the action
+    range."""
     tau: UnitInterval = 0.005
-    """Polyak averaging coefficient of the target networks."""
+    """Polyak coefficient: weight of the online networks in each target update (1: full copy)."""
     learning_rate: PositiveFloat = 1e-3
-    """Learning rate of Adam."""
+    """Adam learning rate."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
+    """Build a trainer. ``make_loss`` replaces ``cfg.loss``; ``parts`` replace trainer parts."""
     experiment = Experiment(cfg, algorithm="td3_bc", parts=parts)
     env = experiment.make_env(actions="continuous")
     buffer = experiment.make_dataset(env)

@@ -20,24 +20,24 @@ from recipes import sac
 
 @dataclass
 class Config(sac.Config):
-    """Settings of TQC: SAC's settings with other defaults, plus quantiles."""
+    """Settings for TQC: the settings for SAC with different defaults, plus quantiles."""
 
     loss: str = "TQCLoss"
-    """Loss of torchrl.objectives, or module:Class."""
+    """Loss class: a name from torchrl.objectives, or your own as module:Class."""
     num_critics: NumNetworks = 2
-    """Number of Q-networks. Each predicts the distribution of the return."""
+    """Number of Q-networks. Each predicts a distribution of the return."""
     num_quantiles: NumQuantiles = 25
-    """Number of quantiles that each of the Q-networks predicts."""
+    """Number of quantiles that each Q-network predicts."""
     dropped_quantiles: NonNegativeInt = 2
-    """Number of largest quantiles dropped from targets per Q-network. The quantiles of all
-    Q-networks are pooled first."""
+    """Number of the largest target quantiles that are dropped per Q-network, after pooling the
+    quantiles of all Q-networks."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
+    """Build a trainer. ``make_loss`` replaces ``cfg.loss``; ``parts`` replace trainer parts."""
     experiment = Experiment(cfg, algorithm="tqc", parts=parts)
     if not 0 <= cfg.dropped_quantiles < cfg.num_quantiles:
-        reason = f"It must be at least 0 and below num_quantiles={cfg.num_quantiles}"
+        reason = f"It must be at least 0 and less than num_quantiles={cfg.num_quantiles}"
         nearest = 0 if cfg.dropped_quantiles < 0 else cfg.num_quantiles - 1
         raise SettingError("dropped_quantiles", cfg.dropped_quantiles, reason, [nearest])
     env = experiment.make_env(actions="continuous")

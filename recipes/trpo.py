@@ -1,4 +1,4 @@
-"""TRPO, a trust region method (Schulman et al. 2015). Discrete and continuous actions.
+"""Trust region policy optimisation (Schulman et al. 2015). Discrete and continuous actions.
 
 kit train trpo env.id=HalfCheetah-v5 env.num_envs=1 steps.total_policy_steps=1_000_000
 kit train trpo --help
@@ -22,7 +22,7 @@ from kit.hooks import anneal_coefficients, fit_critic
 
 @dataclass
 class Config(FittedCriticConfig):
-    """Settings of TRPO: one policy step per batch, and a critic that is fitted separately."""
+    """Settings for TRPO: one policy update per batch, and a separately fitted critic."""
 
     env: EnvConfig = field(
         default_factory=lambda: EnvConfig(normalize_observation=True, normalize_reward=True)
@@ -33,23 +33,26 @@ class Config(FittedCriticConfig):
         )
     )
     loss: str = "PPOLoss"
-    """Loss of torchrl.objectives, or module:Class. PPOLoss is the surrogate objective of TRPO."""
+    """Loss class: a name from torchrl.objectives, or your own as module:Class. PPOLoss is the
+    surrogate objective of TRPO."""
     max_kl: PositiveFloat = 0.01
-    """Maximum mean KL divergence between the policies before and after a step."""
+    """Maximum mean KL divergence between the policies before and after an update."""
     damping: NonNegativeFloat = 0.1
     """Damping added to the diagonal of the Fisher matrix."""
     conjugate_gradient_steps: PositiveInt = 10
-    """Iterations of the conjugate gradient method."""
+    """Number of conjugate gradient iterations."""
     line_search_steps: PositiveInt = 10
-    """Step lengths that the line search tries. Each is 0.8 times the previous one."""
+    """Maximum number of step lengths tried in the line search. Each is 0.8 times the previous
+    one."""
     critic_epochs: PositiveInt = 10
-    """Passes over each batch that fit the critic, before advantages are computed."""
+    """Number of epochs for which the critic is fitted on each batch, before advantages are
+    computed."""
     advantage_norm: Literal["batch", "running"] = "batch"  # type: ignore[assignment]
-    """Statistics that normalise advantages: per batch, or running."""
+    """Statistics used to normalise advantages: per batch or running."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
-    """Build a trainer. ``make_loss`` overrides ``cfg.loss``, ``parts`` override trainer parts."""
+    """Build a trainer. ``make_loss`` replaces ``cfg.loss``; ``parts`` replace trainer parts."""
     experiment = Experiment(cfg, algorithm="trpo", parts=parts)
     unused = ("learning_rate", "lr_schedule", "backbone_lr_scale")
     reject_unused(cfg, unused, "max_kl determines the step length")

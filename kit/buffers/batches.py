@@ -35,7 +35,7 @@ from kit.steps import SettingError, StepPlan
 class ReplayMinibatches:
     """Samples minibatches from a TorchRL replay buffer with any storage and any sampler.
 
-    A storage with ``ndim=1`` receives transitions in time order, or episode after episode.
+    A storage with ``ndim=1`` receives transitions in time order, or one episode after another.
     A storage with ``ndim=2`` (for a slice sampler) receives batches ``[num_envs, steps]``.
 
     Args:
@@ -44,10 +44,10 @@ class ReplayMinibatches:
         device: Device of minibatches from a host storage; ``None``: the storage's device.
 
     Attributes:
-        keys_read: Minibatch keys that will be read; others may be omitted. Empty: all keys.
+        keys_read: Minibatch keys that will be read; other keys may be omitted. Empty: all keys.
         reads_minibatches: Whether minibatch entries other than the loss's outputs are read after
-            the gradient step. A subclass whose ``update_priority`` reads them sets this to true;
-            gradient steps then receive all entries.
+            the gradient step. Set this to true in a subclass whose ``update_priority`` reads such
+            entries. Gradient steps then receive all entries.
         normalizer: Normalises observations and rewards of sampled minibatches with its current
             statistics; stored rows are raw. ``None``: minibatches are returned as stored.
 
@@ -76,14 +76,14 @@ class ReplayMinibatches:
         self._once = storage if isinstance(storage, ObservationStorage) else None
         self._ordered = self._order_dependent_parts()
         if n_step is not None and isinstance(buffer, HERReplayBuffer):
-            reason = "Hindsight recomputes rewards of one-step transitions only"
+            reason = "Hindsight replay supports only one-step transitions"
             raise SettingError("n_step", n_step.steps, reason, "Use n_step=1")
         if getattr(buffer, "_prefetch", False):
             reason = "Runs that sample in other threads cannot be reproduced or resumed exactly"
             raise SettingError("prefetch", buffer._prefetch_cap, reason, [0])
         capacity = getattr(buffer.sampler, "_max_capacity", storage.max_size)
         if capacity < storage.max_size:
-            reason = f"The buffer's storage has a larger capacity of {storage.max_size} transitions"
+            reason = f"It must not be smaller than the storage's capacity of {storage.max_size}"
             raise SettingError("max_capacity", capacity, reason, [storage.max_size])
         prioritized = isinstance(buffer.sampler, TorchRLPrioritizedSampler)
         if prioritized and not isinstance(buffer.sampler, PrioritizedSampler):
@@ -96,17 +96,20 @@ class ReplayMinibatches:
         """Store raw rows and normalise sampled minibatches with the current statistics.
 
         Call it before any transition is stored. With ``n_step``, each reward is normalised and
-        clipped before the sum, as in Stable-Baselines3's ``NStepReplayBuffer``.
+        clipped before rewards are summed, as in Stable-Baselines3's ``NStepReplayBuffer``.
         """
         self.normalizer = normalizer
         if self.n_step is not None:
             self.n_step.apart = normalizer is not None and normalizer.reward is not None
 
     def extend(self, batch: TensorDictBase, keys: Sequence[Any] = ()) -> None:
-        """Add a batch to the buffer. With ``n_step``, the newest steps wait for the next batch.
+        """Add a batch to the buffer.
+
+        With ``n_step``, the newest steps are held back until the next batch.
 
         Raises:
-            SettingError: If the sampler cannot separate environments, or the buffer episodes.
+            SettingError: If the sampler cannot separate environments, or the buffer cannot separate
+                episodes.
         """
         del keys  # the buffer is filled before the loss reports which keys it reads
         if self.device is not None:
@@ -154,7 +157,7 @@ class ReplayMinibatches:
 
     @property
     def summed(self) -> NStep | None:
-        """n-step return of the buffer or of a buffer transform; ``None``: one-step returns."""
+        """n-step settings of the buffer or its transforms; ``None``: one-step returns."""
         kinds = [one for one in self._transforms if isinstance(one, MultiStepTransform)]
         found = [NStep(one.n_steps, float(one.gamma)) for one in kinds]
         return self.n_step or next(iter(found), None)
@@ -165,7 +168,7 @@ class ReplayMinibatches:
         unit = getattr(self.buffer, "_sample_unit", None)
         for field, name in found + ([] if unit is None else [("sample_unit", type(unit).__name__)]):
             reason = f"Adjacent rows come from {num_envs} different environments"
-            hint = "Use make_replay_buffer with n_step or sequence_length, or ndim=2"
+            hint = "Use make_replay_buffer with n_step or sequence_length, or a storage with ndim=2"
             raise SettingError(field, name, reason, hint)
 
     def _order_dependent_parts(self) -> list[Any]:
@@ -206,7 +209,7 @@ class ReplayMinibatches:
             raise SettingError("buffer", name, reason, hint)
 
     def epoch(self, plan: StepPlan, limit: int) -> Iterator[MinibatchGroup]:
-        """Yield a group of minibatches for each due gradient step, all within one epoch.
+        """Yield the minibatches of one epoch, grouped by gradient step.
 
         Raises:
             SettingError: If the buffer is empty, or the sampler returns too few transitions.
@@ -214,7 +217,9 @@ class ReplayMinibatches:
         filled = self._direct.filled or len(self.buffer)
         if not filled:
             reason = "The replay buffer is still empty when training starts"
-            hint = "Start later; with n_step, transitions are stored n_step steps after collection"
+            hint = (
+                "Raise steps.learning_starts. With n_step, transitions are stored n_step steps late"
+            )
             raise SettingError("learning_starts", plan.learning_starts, reason, hint)
         size = plan.minibatch_size or filled
         if plan.sequence_length is not None:
@@ -240,7 +245,7 @@ class ReplayMinibatches:
         return [nested(entries, [size]) for entries in moved]
 
     def _normalized(self, minibatch: TensorDictBase, normalizer: Normalizer) -> TensorDictBase:
-        """Return the normalised minibatch; n-step rewards are clipped first and then summed."""
+        """Return the normalised minibatch. Rewards are clipped before the n-step sum."""
         entries, reward = normalizer.minibatch(leaves(minibatch)), ("next", "reward")
         if self.n_step is not None and self.n_step.apart and reward in entries:
             entries[reward] = self.n_step.summed(entries[reward])
@@ -279,7 +284,7 @@ class ReplayMinibatches:
         return type(self.buffer.sampler).update_priority is not Sampler.update_priority
 
     def update_priority(self, minibatch: TensorDictBase) -> None:
-        """Update the sampling priorities from the minibatch's TD errors, if there are priorities.
+        """Update sampling priorities, if there are any, from the minibatch's TD errors.
 
         Raises:
             SettingError: If the loss wrote no TD errors.
@@ -296,7 +301,7 @@ class ReplayMinibatches:
         self._direct.update_priority(minibatch, errors)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the filled rows, the states of writer and sampler, and pending n-step rows."""
+        """Return the filled rows, the writer and sampler states, and the pending n-step rows."""
         filled, once, generator = self._filled(), self._once, self.buffer._rng
         waiting = None if self.n_step is None else self.n_step.waiting
         return {
@@ -317,7 +322,7 @@ class ReplayMinibatches:
         """Restore the state returned by :meth:`state_dict`.
 
         Raises:
-            SettingError: If the state belongs to a buffer of another size.
+            SettingError: If the state belongs to a buffer of a different size.
         """
         size = self.buffer.storage.max_size
         if (saved := state_dict.get("size", size)) != size:
@@ -381,7 +386,7 @@ class ReplayMinibatches:
 
 
 def _plain(rows: TensorDictBase) -> dict[str, Any]:
-    """Return a TensorDict as lists and tensors, which checkpoints load without running code."""
+    """Return a TensorDict as lists and tensors, so that loading a checkpoint executes no code."""
     keys = sorted(rows.keys(True, True), key=str)
     return {
         "batch_size": list(rows.batch_size),
@@ -396,7 +401,7 @@ def _from_plain(rows: dict[str, Any]) -> TensorDictBase:
 
 
 def as_minibatches(buffer: Minibatches | ReplayBuffer | None) -> Minibatches:
-    """Wrap a TorchRL buffer as a source of minibatches; ``None``: passes over the last batch."""
+    """Wrap a TorchRL buffer as a source of minibatches. ``None``: passes over the last batch."""
     if buffer is None:
         return RolloutMinibatches()
     return ReplayMinibatches(buffer) if isinstance(buffer, ReplayBuffer) else buffer

@@ -1,4 +1,4 @@
-"""Write whole episodes as a dataset in Minari's format."""
+"""Write complete episodes to a dataset in Minari's format."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ from kit.steps import SettingError
 class DatasetWriter:
     """Writes the episodes of an environment to a dataset atomically.
 
-    Unsupported environments raise an error in the constructor, before any step is played. Use it as
-    a context manager and call :meth:`write` once.
+    Unsupported environments raise an error in the constructor, before any step is taken. Use the
+    writer as a context manager and call :meth:`write` once.
 
     Args:
         folder: Dataset folder; its name is the dataset's name.
-        env: Environment that is played; its spec and spaces become metadata.
+        env: Environment of the episodes; its spec and spaces are stored as metadata.
 
     Raises:
-        SettingError: If the folder exists, Minari does not allow its name, the environment cannot
-            be described, its observations or actions are not one array, or a package is missing.
+        SettingError: If the folder exists, Minari does not allow its name, the environment's spec
+            cannot be stored, its observations or actions are not a single array, or a package is
+            missing.
     """
 
     def __init__(self, folder: Path, env: VectorEnv) -> None:
@@ -63,7 +64,8 @@ class DatasetWriter:
         """Write all complete episodes of one environment and return their number.
 
         Args:
-            transitions: ``[steps]`` in time order; steps after the last episode end are omitted.
+            transitions: Transitions ``[steps]`` in time order. Steps after the last episode end are
+                omitted.
             algorithm: Name of the algorithm that trained the policy, written to the metadata.
         """
         ends = transitions["next", "done"].squeeze(-1).nonzero().squeeze(-1).tolist()
@@ -102,7 +104,7 @@ class DatasetWriter:
             warnings.simplefilter("ignore")  # Minari warns about missing author metadata
             name = self.folder.name
             dataset = create(name, episodes, algorithm_name=algorithm, **spaces, **exact)
-            if self._spec is not None:  # create() would build the environment
+            if self._spec is not None:  # given a spec, create() would build the environment
                 text = self._spec.to_json()
                 dataset.storage.update_metadata({"env_spec": text, "eval_env_spec": text})
 
@@ -131,7 +133,9 @@ def _to_env_values(stored: NDArray[Any], leaf: Leaf) -> NDArray[Any]:
 def _check_folder(folder: Path) -> None:
     if not re.fullmatch(r"[-\w]+-v\d+", folder.name):
         words = re.sub(r"[^-\w]+", "-", folder.name).strip("-") or "dataset"
-        reason = "Minari dataset names consist of letters, digits, - and _, and end in a version"
+        reason = (
+            "Minari dataset names must consist of letters, digits, - and _, and end in a version"
+        )
         raise SettingError("to", str(folder), reason, [str(folder.parent / f"{words}-v0")])
     if folder.exists() or folder.is_symlink():
         raise SettingError("to", str(folder), "The folder already exists", "Use another folder")
@@ -140,8 +144,10 @@ def _check_folder(folder: Path) -> None:
 def _only_array(env: VectorEnv, leaves: list[Leaf], kind: str) -> Leaf:
     leaf, *more = leaves
     if more or leaf.path or leaf.space is None:
-        reason = f"Datasets require {kind} that are a single array, but these have several parts"
-        raise SettingError("env.id", env.name, reason, f"Use an environment with array {kind}")
+        reason = f"Datasets require {kind} to be a single array, but they have several parts"
+        raise SettingError(
+            "env.id", env.name, reason, f"Use an environment with single-array {kind}"
+        )
     return leaf
 
 
@@ -161,13 +167,13 @@ def _env_spec(env: VectorEnv) -> EnvSpec | None:
         EnvSpec.from_json(spec.to_json())
     except (TypeError, ValueError) as error:
         reason = f"The environment's spec cannot be written as JSON: {error}".rstrip(".")
-        hint = "Register it with entry_point='module:Class' and plain values as arguments"
+        hint = "Register the environment with entry_point='module:Class' and plain arguments"
         raise SettingError("env.id", env.name, reason, hint) from None
     return spec
 
 
 def _with_importable_entry_point(spec: EnvSpec) -> EnvSpec:
-    """Return the spec with its entry point as ``module:name``, if it can be imported by name."""
+    """Return the spec with a ``module:name`` entry point, if the original is importable."""
     make = spec.entry_point
     name = getattr(make, "__qualname__", "<")
     if isinstance(make, str) or "<" in name or make.__module__ == "__main__":
@@ -176,7 +182,7 @@ def _with_importable_entry_point(spec: EnvSpec) -> EnvSpec:
 
 
 def _with_repeat(spec: EnvSpec, repeat: int, limited: bool) -> EnvSpec:
-    """Return the spec with the action repeat's arguments and its time limit in env steps."""
+    """Return the spec with the action repeat's arguments and a time limit in env steps."""
 
     def with_arguments(wrapper: WrapperSpec) -> WrapperSpec:
         is_repeat = wrapper.name == ActionRepeat.__name__

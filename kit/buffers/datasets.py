@@ -1,4 +1,4 @@
-"""Read datasets of whole episodes in Minari's format from local files."""
+"""Read datasets of complete episodes in Minari's format from local files."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _loading_disabled: ContextVar[bool] = ContextVar("loading_disabled", default=Fal
 
 @contextlib.contextmanager
 def without_dataset_loading() -> Iterator[None]:
-    """Build trainers without loading datasets, for runs that only play a policy.
+    """Disable dataset loading while trainers are built, for runs that only play a policy.
 
-    The normalisation statistics of the observations come from the run's checkpoint.
+    Observation normalisation statistics then come from the run's checkpoint.
     """
     before = _loading_disabled.set(True)
     try:
@@ -53,7 +53,7 @@ class DatasetMinibatches(ReplayMinibatches):
     Checkpoints store a checksum of the dataset instead of its contents.
 
     Args:
-        transitions: ``[transitions]``; ``None``: no data, so training is not possible.
+        transitions: Dataset ``[transitions]``; ``None``: no data, so training is not possible.
         minibatch_size: Transitions per minibatch.
         normalizer: Normalises the observations with its statistics at the start of training. A run
             that starts from another run uses that run's statistics, which match its weights.
@@ -76,7 +76,7 @@ class DatasetMinibatches(ReplayMinibatches):
         super().__init__(buffer)
 
     def epoch(self, plan: StepPlan, limit: int) -> Iterator[MinibatchGroup]:
-        """Yield a group of minibatches for each due gradient step, all within one epoch."""
+        """Yield the minibatches of one epoch, grouped by gradient step."""
         if self._normalizer is not None:
             self._normalize(self._normalizer)
             self._normalizer = None
@@ -92,10 +92,10 @@ class DatasetMinibatches(ReplayMinibatches):
         return {"transitions": len(self.buffer), "contents": self._checksum}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Check that the dataset is the one the run was trained on.
+        """Check that the run was trained on this dataset.
 
         Raises:
-            SettingError: If its transitions or their number differ.
+            SettingError: If the transitions differ.
         """
         count = int(state_dict["transitions"])
         same = state_dict.get("contents", self._checksum) == self._checksum
@@ -130,13 +130,13 @@ def read_datasets(names: Sequence[str]) -> TensorDict:
     Returns:
         ``[transitions]`` with TorchRL's keys: ``observation``, ``action`` and, under ``next``,
         ``observation``, ``reward``, ``terminated``, ``truncated``, ``done``. Floats are converted
-        to float32. Integers keep their dtype if uint8 and become int64 otherwise. An episode
-        without an end flag is marked as truncated at its last transition.
+        to float32. Integers are converted to int64, except for uint8. An episode without an end
+        flag is marked as truncated at its last transition.
 
     Raises:
         SettingError: If ``names`` is empty, a folder contains no dataset, observations or actions
-            are not one array, an episode lacks its last observation or has not exactly one reward
-            per action, a value is not finite, or ``minari`` is missing.
+            are not a single array, an episode lacks its last observation or does not have exactly
+            one reward per action, a value is not finite, or ``minari`` is not installed.
     """
     if not names:
         raise SettingError("dataset", "", "No dataset is given", "Record a dataset with kit record")
@@ -151,7 +151,7 @@ def _read(folder: Path) -> TensorDict:
         arrays = (episode.observations, episode.actions)
         if not all(isinstance(array, np.ndarray) for array in arrays):
             reason = "Observations and actions must be single arrays"
-            raise SettingError("dataset", str(folder), reason, "Flatten them")
+            raise SettingError("dataset", str(folder), reason, "Flatten them into arrays")
         _check_lengths(folder, episode)
         observation, action = map(_tensor, arrays)
         terminated = torch.tensor(episode.terminations, dtype=torch.bool).unsqueeze(-1)
@@ -184,10 +184,10 @@ def _check_lengths(folder: Path, episode: Any) -> None:
 
 
 def _tensor(array: NDArray[Any]) -> torch.Tensor:
-    """Convert an array to float32, uint8 or int64; Minari stores MuJoCo's values as float64."""
+    """Convert floats to float32, and integers except for uint8 to int64."""
     if array.dtype.kind == "f":
         return torch.as_tensor(array, dtype=torch.float32)
-    if array.dtype == np.uint8:  # images would take eight times the memory as int64
+    if array.dtype == np.uint8:  # as int64, images would need eight times as much memory
         return torch.as_tensor(array)
     return torch.as_tensor(array.astype(np.int64))
 
@@ -198,8 +198,8 @@ def cast_to_env_specs(rows: TensorDictBase, env: VectorEnv) -> TensorDictBase:
     Discrete values are shifted to start at 0. Actions are clipped to their bounds.
 
     Args:
-        rows: ``[transitions]`` of this environment as stored in a dataset; modified in place.
-        env: The environment.
+        rows: Dataset ``[transitions]`` of this environment; modified in place.
+        env: Environment whose specs are used.
     """
     parts = [(rows, "action", env.action_leaves[0])]
     parts += [(part, "observation", env.observation_leaves[0]) for part in (rows, rows["next"])]
@@ -237,9 +237,9 @@ def import_minari(field: str, value: str, *others: str) -> Any:
     """Import Minari.
 
     Args:
-        field: Setting that requires Minari, for the error.
+        field: Setting that requires Minari, named in the error.
         value: Value of the setting.
-        *others: Further packages to import.
+        *others: Additional packages to import.
 
     Raises:
         SettingError: If a package is missing.

@@ -1,4 +1,4 @@
-"""Fast reads and writes of TorchRL's replay storage that bypass TensorDict."""
+"""Fast access to TorchRL's replay storage, bypassing TensorDict."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from kit.fast.nested import entry, leaves, nested, on_host
 from kit.steps import SettingError
 
 AT_ONCE = 2**20
-"""Approximate number of bytes of minibatches that are drawn in one call."""
+"""Approximate size in bytes of the minibatches that are drawn in one call."""
 
 _SAMPLERS = (RandomSampler, PrioritizedSampler, SequenceSampler)
 
@@ -35,14 +35,14 @@ class _Rows:
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
-        # Indexing a few rows takes NumPy a quarter of PyTorch's time.
+        # NumPy indexes a few rows in a quarter of the time that PyTorch needs.
         self.array = tensor.numpy() if on_host(tensor) else None
         self._shape = tensor.shape[1:]
         self._last_value: Tensor | None = None  # source of _time_ordered
         self._time_ordered: NDArray[Any] | None = None
 
     def takes(self, value: Tensor | None) -> bool:
-        """Return whether ``[num_envs, steps, ...]`` can be written without loss of information."""
+        """Return whether values ``[num_envs, steps, ...]`` can be written without loss."""
         if value is None or value is self._last_value:
             return value is not None
         fits: bool = torch.can_cast(value.dtype, self.tensor.dtype)
@@ -85,14 +85,14 @@ class _Rows:
         return self.tensor.view(-1).view(torch.uint8)
 
     def read(self, index: Tensor, places: NDArray[np.int64] | None) -> Tensor:
-        """Copy the rows at ``index``; ``places`` is the same index as an array on the host."""
+        """Copy the rows at ``index``. ``places`` is that index as a NumPy array, or ``None``."""
         if self.array is None or places is None:
             return self.tensor.index_select(0, index)
         return torch.from_numpy(self.array.take(places, 0))
 
 
 def _parts(rows: Mapping[tuple[str, ...], Tensor], size: int) -> list[dict[Any, Tensor]]:
-    """Split rows keyed by path into minibatches of ``size`` rows that share their memory."""
+    """Split rows into minibatches of ``size`` rows without copying them."""
     chunks = zip(*(torch.split(value, size) for value in rows.values()))
     return [dict(zip(rows, values)) for values in chunks]
 
@@ -101,7 +101,9 @@ def _raise_entry_error(path: tuple[str, ...], value: Tensor | None, stored: Tens
     new = "missing" if value is None else f"{value.dtype} {[*value.shape[2:]]}"
     old = "missing" if stored is None else f"{stored.dtype} {[*stored.shape[1:]]}"
     reason = f"The entry is {new} in the batch but {old} in the stored transitions"
-    raise SettingError("entry", ".".join(path), reason, "Store batches with equal entries")
+    raise SettingError(
+        "entry", ".".join(path), reason, "Use the same entries, dtypes and shapes in all batches"
+    )
 
 
 class FastStorageIO:
@@ -158,16 +160,17 @@ class FastStorageIO:
 
     @property
     def filled(self) -> int:
-        """Number of stored rows of a plain buffer; 0 for other buffers."""
+        """Number of stored rows in a plain buffer; 0 for other buffers."""
         return self.storage._len if self._is_plain() else 0
 
     def extend(self, batch: TensorDictBase) -> bool:
         """Store a batch ``[num_envs, steps]`` in time order; return whether it was stored.
 
-        Returns false if the batch does not fit in one piece, or the writer is not kit's.
+        Nothing is stored if the buffer is not plain, its writer is not kit's, the batch would wrap
+        around the end of the storage, or the batch contains priorities.
 
         Raises:
-            SettingError: If batch and stored rows have different entries, dtypes or shapes.
+            SettingError: If the batch and the stored rows have different entries, dtypes or shapes.
         """
         if not self._is_plain():
             return False
@@ -213,7 +216,7 @@ class FastStorageIO:
         torch._foreach_copy_(targets, torch.split(moved, [*map(len, sources)]))
 
     def _advance_cursor(self, end: int) -> None:
-        """Update the storage's cursor and revision, ten times faster than its own methods."""
+        """Update the storage's cursor and revision, ten times faster than the storage's methods."""
         storage, names = self.storage, ("_last_cursor_index_value", "_mutation_revision_value")
         cursor, revision = (getattr(storage, name, None) for name in names)
         if type(cursor) is type(revision) is Tensor and on_host(cursor) and on_host(revision):
@@ -238,7 +241,7 @@ class FastStorageIO:
         """Draw minibatches ``[size]``; return an empty list for an empty or non-plain buffer.
 
         Uniform samples are drawn in chunks of about one mebibyte. Prioritized samples are drawn one
-        minibatch at a time, since priorities depend on the previous gradient step.
+        minibatch at a time, because priorities depend on the previous gradient step.
 
         Args:
             size: Rows per minibatch.

@@ -1,4 +1,4 @@
-"""Replay storage on disk, for buffers larger than the memory."""
+"""Replay storage on disk, for buffers that do not fit in memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torchrl.data import LazyTensorStorage
 def zeros_on_disk(shape: Sequence[int], dtype: torch.dtype, folder: Path | str) -> Tensor:
     """Return a zero tensor backed by a memory-mapped file.
 
-    The file has no name, so its space is freed when the process ends for any reason.
+    The file has no name, so its space is freed even if the process is killed.
 
     Raises:
         OSError: If the folder is not writable or its disk is full.
@@ -38,7 +38,7 @@ def zeros_on_disk(shape: Sequence[int], dtype: torch.dtype, folder: Path | str) 
 
 
 class TransitionStorage(LazyTensorStorage):  # type: ignore[misc, unused-ignore]
-    """TorchRL storage of transitions in memory or on disk.
+    """TorchRL storage for transitions, in memory or on disk.
 
     Unlike TorchRL's ``LazyMemmapStorage``, it leaves no files behind when the process is killed,
     and a full disk raises an error instead of killing the process.
@@ -46,7 +46,7 @@ class TransitionStorage(LazyTensorStorage):  # type: ignore[misc, unused-ignore]
     Args:
         max_size: Maximum number of transitions; the oldest are overwritten.
         folder: Folder for the files; ``None``: keep transitions in memory.
-        **settings: Arguments of TorchRL's ``LazyTensorStorage``.
+        **settings: Arguments for TorchRL's ``LazyTensorStorage``.
     """
 
     def __init__(self, max_size: int, folder: Path | str | None = None, **settings: Any) -> None:
@@ -73,7 +73,7 @@ class TransitionStorage(LazyTensorStorage):  # type: ignore[misc, unused-ignore]
         self.initialized = True
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore TorchRL's state, in memory or on disk."""
+        """Restore the state of TorchRL's storage, in memory or on disk."""
         if self.folder is not None and self._storage is None and state_dict["initialized"]:
             rows = TensorDict().load_state_dict(copy(state_dict["_storage"]), strict=False)
             rows.batch_size = [self.max_size]

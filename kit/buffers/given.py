@@ -1,4 +1,4 @@
-"""Adapt a replay buffer that is passed to a recipe, and check the settings against it."""
+"""Adapt a replay buffer passed to a recipe, and reject settings that conflict with it."""
 
 from __future__ import annotations
 
@@ -35,10 +35,12 @@ def check_given(cfg: RunConfig, buffer: Any, exponent_per_alpha: int) -> None:
     Args:
         cfg: Settings of the recipe.
         buffer: Replay buffer passed by the caller.
-        exponent_per_alpha: Exponent of absolute errors for a sampler with alpha = 1.
+        exponent_per_alpha: Exponent of absolute TD errors if the sampler's alpha is 1.
     """
     if isinstance(cfg, OfflineConfig) and cfg.normalize_data:
-        raise SettingError("normalize_data", True, f"Has no effect: {_UNCHANGED}", [False])
+        raise SettingError(
+            "normalize_data", True, f"It has no effect because {_UNCHANGED}", [False]
+        )
     if not isinstance(cfg, OffPolicyConfig) or not isinstance(buffer, ReplayMinibatches):
         return
     exponent = cfg.per_alpha if buffer.reads_loss_outputs else 0.0

@@ -16,20 +16,21 @@ from kit.envs.vector_env import VectorEnv
 from kit.steps import SettingError
 
 _GOALS = ("achieved_goal", "desired_goal")
-_HINT = "Omit the setting, or use a goal-conditioned environment such as Gymnasium-Robotics"
+_HINT = "Omit hindsight, or use a goal-conditioned environment, for example FetchReach-v4"
 _CHECKED_STEPS = 8
-"""Number of random steps whose recomputed rewards are compared to the environment's rewards."""
+"""Number of random steps whose recomputed rewards are compared with the environment's rewards."""
 
 
 class GoalReward:
     """Computes rewards with an environment's ``compute_reward(achieved_goal, desired_goal, info)``.
 
-    The method belongs to Gymnasium's ``GoalEnv`` (Plappert et al. 2018) and is called with an empty
-    ``info``. All rows are passed in one call if that returns the same rewards as one call per row.
+    The method belongs to Gymnasium-Robotics' ``GoalEnv`` (Plappert et al. 2018) and is called with
+    an empty ``info``. All rows are passed in one call if this returns the same rewards as one call
+    per row.
 
     Args:
         env: Environments whose observations have ``achieved_goal`` and ``desired_goal``.
-        strategy: Value of the setting ``hindsight``, for errors.
+        strategy: Value of the setting ``hindsight``, for error messages.
 
     Raises:
         SettingError: If the observations have no goals, or the method does not return the
@@ -52,7 +53,7 @@ class GoalReward:
         computed = self._rewards(achieved, desired)
         together = np.asarray(self.compute(achieved, desired, {}))
         if not np.allclose(computed, rewards, atol=1e-6):
-            reason = f"The compute_reward method does not return the rewards of {name}"
+            reason = f"The compute_reward method does not reproduce the rewards of {name}"
             hint = "Use env.action_repeat=1 and no wrapper that changes rewards"
             raise SettingError("hindsight", strategy, reason, hint)
         has_all_rows = together.size == _CHECKED_STEPS

@@ -16,21 +16,21 @@ from kit.steps.errors import whole_number
 
 
 class HindsightReplayBuffer(HERReplayBuffer):  # type: ignore[misc, unused-ignore]
-    """Hindsight replay (Andrychowicz et al. 2017) that takes goals from the same episode.
+    """Hindsight experience replay (Andrychowicz et al. 2017) for several environments.
 
     TorchRL's class has the same arguments and strategies but assumes that adjacent rows belong to
-    one episode. In this class, the transitions of several environments alternate, in the order that
-    kit's collectors write: row ``i`` belongs to environment ``i % num_envs``. Episode boundaries
-    are recorded when transitions are written, so sampling does not search the storage. An open
-    episode is treated as ending with its newest transition. An episode whose start was overwritten
-    is treated as starting with its oldest stored transition.
+    one episode. In this class, transitions of several environments alternate, as kit's collectors
+    write them: row ``i`` belongs to environment ``i % num_envs``. Episode boundaries are recorded
+    when transitions are written, so sampling does not search the storage. An open episode is
+    treated as ending with its newest transition. An episode whose start was overwritten is treated
+    as starting with its oldest stored transition.
 
     Args:
         reward_fn: Function from relabelled transitions to rewards; see TorchRL's class.
         num_envs: Number of environments that write in turn; set by the trainer.
-        **kwargs: Arguments of TorchRL's class: ``her_ratio``, ``strategy``, ``goal_key``,
-            ``reward_key``, ``end_key``, ``sampler``, ``storage``, ``batch_size``, ... By default
-            ``achieved_goal_key`` is the goal achieved after the action; in TorchRL's class it is
+        **kwargs: Arguments for TorchRL's class: ``her_ratio``, ``strategy``, ``goal_key``,
+            ``reward_key``, ``end_key``, ``sampler``, ``storage``, ``batch_size``, ... By default,
+            ``achieved_goal_key`` is the goal achieved after the action. In TorchRL's class, it is
             the goal achieved before the action.
 
     Raises:
@@ -39,7 +39,7 @@ class HindsightReplayBuffer(HERReplayBuffer):  # type: ignore[misc, unused-ignor
 
     def __init__(self, reward_fn: Any, *, num_envs: int = 1, **kwargs: Any) -> None:
         kwargs.setdefault("writer", SliceWriter())
-        # The goal achieved before the action is already reached, so it teaches nothing.
+        # A goal achieved before the action is already reached, so nothing is learned from it.
         kwargs.setdefault("achieved_goal_key", ("next", "achieved_goal"))
         super().__init__(reward_fn, **kwargs)
         self.num_envs = whole_number("num_envs", num_envs, at_least=1)
@@ -57,7 +57,7 @@ class HindsightReplayBuffer(HERReplayBuffer):  # type: ignore[misc, unused-ignor
         """Set the number of environments that write in turn.
 
         Raises:
-            SettingError: If another number of environments has already written.
+            SettingError: If a different number of environments has already written.
         """
         if self._rows:
             check_num_envs(num_envs, self.num_envs)
@@ -68,7 +68,7 @@ class HindsightReplayBuffer(HERReplayBuffer):  # type: ignore[misc, unused-ignor
     def extend(self, tensordicts: TensorDictBase, **kwargs: Any) -> Tensor:
         """Store rows, grouped by time step with one row per environment."""
         if len(tensordicts) % self.num_envs:
-            reason = f"A batch of {len(tensordicts)} rows is not divisible by the number of envs"
+            reason = f"A batch of {len(tensordicts)} rows is not divisible by num_envs"
             hint = "Collect with steps_per_env instead of whole episodes"
             raise SettingError("num_envs", self.num_envs, reason, hint)
         index: Tensor = super().extend(tensordicts, **kwargs)
@@ -109,7 +109,7 @@ class HindsightReplayBuffer(HERReplayBuffer):  # type: ignore[misc, unused-ignor
         return (steps * self.num_envs + env) % self._storage.max_size
 
     def _rows_at(self, places: Tensor) -> Tensor:
-        """Return the row numbers, counted from the first row ever written, at storage indices."""
+        """Return how many rows were written before each of the rows at storage indices."""
         newest = self._rows - 1
         size: int = self._storage.max_size
         return newest - (newest - places) % size
@@ -123,10 +123,10 @@ class HindsightReplayBuffer(HERReplayBuffer):  # type: ignore[misc, unused-ignor
     def relabel(self, minibatch: TensorDictBase, index: Tensor) -> None:
         """Replace the goals and rewards of the first ``her_ratio`` of the rows, in place.
 
-        TorchRL's class returns the same result, but reads all entries of the goal rows.
+        TorchRL's class computes the same result, but reads all entries of the goal rows.
 
         Args:
-            minibatch: ``[batch]``.
+            minibatch: Transitions ``[batch]``.
             index: Storage indices of its rows.
         """
         self._validate_storage_keys()
@@ -158,7 +158,7 @@ class HindsightReplayBuffer(HERReplayBuffer):  # type: ignore[misc, unused-ignor
     def _sample_goal_indices(
         self, her_idx: Tensor, ep_starts: Tensor, ep_ends: Tensor, storage_len: int
     ) -> Tensor:
-        """Return storage indices of goals, chosen among time steps by TorchRL's strategy."""
+        """Return the storage indices of goals chosen by TorchRL's strategy among time steps."""
         if self.strategy == "random":
             return super()._sample_goal_indices(her_idx, ep_starts, ep_ends, storage_len)  # type: ignore[no-any-return]
         rows = self._rows_at(her_idx.cpu())
@@ -180,7 +180,7 @@ class HindsightReplayBuffer(HERReplayBuffer):  # type: ignore[misc, unused-ignor
         self._restart()
 
     def episodes_state(self) -> dict[str, Any]:
-        """Return the episode boundaries, for a checkpoint."""
+        """Return the episode boundaries to store in a checkpoint."""
         filled = len(self._storage)
         return {
             "num_envs": self.num_envs,

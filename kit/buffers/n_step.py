@@ -21,20 +21,22 @@ _REWARD, _DONE, _STEPS = ("next", "reward"), ("next", "done"), ("steps_to_next_o
 
 
 class NStep:
-    """Sums the rewards of several steps into one transition (Sutton and Barto 2018, eq. 7.1).
+    """Builds n-step transitions from consecutive steps (Sutton and Barto 2018, eq. 7.1).
 
-    Computes the same transitions as TorchRL's ``MultiStepTransform`` in less than a third of its
-    time. The entries ``gamma``, ``nonterminal`` and ``original_reward`` are omitted, because no
-    loss reads them. Observation and flags under ``next`` come from the last summed step: the n-th
-    step, or the last step of the episode. ``steps_to_next_obs`` is the number of summed steps.
+    Computes the same transitions as TorchRL's ``MultiStepTransform``, more than three times as
+    fast. The entries ``gamma``, ``nonterminal`` and ``original_reward`` are omitted, because no
+    loss reads them. Observation and flags under ``next`` come from the last summed step, which is
+    the n-th step or the last step of the episode. ``steps_to_next_obs`` is the number of summed
+    steps.
 
     Args:
         steps: Maximum number of rewards per transition.
         gamma: Discount factor.
 
     Attributes:
-        apart: Whether transitions keep all their rewards ``[..., steps]``, so that :meth:`summed`
-            can add them after normalised rewards are clipped. Rewards after the episode end are 0.
+        apart: Whether transitions store all rewards ``[..., steps]``, so that each reward can be
+            normalised and clipped before :meth:`summed` adds them. Rewards after the episode end
+            are 0.
     """
 
     apart = False
@@ -46,7 +48,7 @@ class NStep:
 
     @property
     def waiting(self) -> TensorDictBase | None:
-        """The newest steps, whose transitions are still incomplete; ``None`` if there are none."""
+        """Steps of transitions that are still incomplete; ``None`` if there are no such steps."""
         return nested(_tensors(self._newest), self._size) if self._newest else None
 
     @waiting.setter
@@ -54,18 +56,17 @@ class NStep:
         self._newest, self._size = ({}, []) if steps is None else (leaves(steps), [*steps.shape])
 
     def __call__(self, batch: TensorDictBase) -> TensorDictBase | None:
-        """Return the transitions completed by a batch, with time as last dimension, or ``None``.
+        """Return the transitions that a batch completes, or ``None``. Time is the last dimension.
 
         Args:
-            batch: Steps ``[num_envs, steps]``, or whole episodes one after another, ``[steps]``.
+            batch: Steps ``[num_envs, steps]``, or concatenated complete episodes ``[steps]``.
 
         Raises:
-            SettingError: If the incomplete transitions have another number of environments, or an
-                entry is not a tensor.
+            SettingError: If the number of environments has changed, or an entry is not a tensor.
         """
         entries, axis, total = leaves(batch), batch.ndim - 1, batch.shape[-1]
         _check_tensors(entries)
-        # NumPy takes half of PyTorch's time for small arrays, so either library is used.
+        # For small arrays, NumPy takes half the time that PyTorch needs.
         library: Any = np if _fits_numpy(entries) and _fits_numpy(self._newest) else torch
         values: Values = _arrays(entries) if library is np else entries
         if self._newest:
@@ -75,7 +76,7 @@ class NStep:
             total += self._size[-1]
         pending, count = min(self.steps, total), max(total - self.steps, 0)
         newest = _time_slice(axis, total - pending, pending)
-        # Copy the steps, because the receiver of a batch may modify it.
+        # Copy the steps, because the caller may modify the batches.
         copied = np.copy if library is np else torch.clone
         self._newest = {path: copied(one[newest]) for path, one in values.items()}
         self._size = [*batch.shape[:-1], pending]
@@ -120,7 +121,7 @@ class NStep:
 
 
 def _check_tensors(entries: Entries) -> None:
-    """Raise an error for entries that are not tensors, which cannot be joined over steps."""
+    """Raise an error for non-tensor entries, which cannot be concatenated over time."""
     for path, value in entries.items():
         if not isinstance(value, Tensor):
             reason = f"N-step returns require tensors, but this entry is a {type(value).__name__}"
@@ -128,12 +129,12 @@ def _check_tensors(entries: Entries) -> None:
 
 
 def _time_slice(axis: int, start: int, count: int) -> tuple[slice, ...]:
-    """Return the index of ``count`` time steps from ``start`` along ``axis``."""
+    """Return the index that selects ``count`` time steps, beginning at ``start``, on ``axis``."""
     return (slice(None),) * axis + (slice(start, start + count),)
 
 
 def _select_steps(values: Any, steps: Any, axis: int, library: Any) -> Any:
-    """Return values ``[..., steps, ...]`` at the given time steps of each environment."""
+    """Return values ``[..., steps, ...]`` at the given time steps for each environment."""
     if axis == 0:
         return values[steps]
     if len(values) == 1:
@@ -142,7 +143,7 @@ def _select_steps(values: Any, steps: Any, axis: int, library: Any) -> Any:
 
 
 def _positions(like: Any, axis: int, library: Any) -> Any:
-    """Return the position of every entry along an axis, from 0."""
+    """Return the position of every entry along an axis, counted from 0."""
     return library.ones_like(like).cumsum(axis) - 1
 
 
@@ -163,12 +164,12 @@ def _tensors(values: Values) -> Entries:
 
 
 def _moved_to(values: Values, others: Entries) -> Entries:
-    """Move entries (tensors, arrays or restored tensors) to the devices of ``others``."""
+    """Move each entry to the device of the entry with the same path in ``others``."""
     return {path: one.to(others[path].device) for path, one in _tensors(values).items()}
 
 
 def close(rows: TensorDictBase) -> None:
-    """Mark transitions as the last of their episodes, truncating episodes without an end."""
+    """Mark transitions as the last of their episodes, and as truncated if they were not done."""
     done, truncated = (rows.get(("next", name), None) for name in ("done", "truncated"))
     if truncated is not None:
         truncated |= ~done

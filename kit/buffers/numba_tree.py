@@ -20,20 +20,20 @@ _SMALLEST = float(np.nextafter(0.0, 1.0))
 
 
 class NumbaPriorityTree(PriorityTree):
-    """A sum tree in host memory, four times as fast as the tree of tensors.
+    """A sum tree in host memory, four times as fast as :class:`PriorityTree`.
 
-    Arrays are NumPy arrays. Indices are not checked, and the compiled code writes outside its
-    memory if an index is out of range.
+    Indices and values are NumPy arrays. Indices are not checked, and the compiled code accesses
+    memory outside the tree if an index is out of range.
 
-    The tree is binary, but only every third level is stored. Each node has eight children, which
-    fill one cache line; the two levels in between are recomputed on demand. A batch is processed
-    one level at a time without branches, so memory accesses of many rows overlap.
+    The tree is binary, but only every third level is stored. Each stored node has eight children,
+    which fill one cache line. The two levels in between are recomputed on demand. A batch is
+    processed one level at a time without branches, so that memory accesses for many rows overlap.
 
-    A lower bound is stored for each block of values. A bound is made exact only if it is the lowest
-    of all bounds, so the smallest value is found in one block.
+    A lower bound is stored for each block of values. A bound is recomputed only if it is the lowest
+    of all bounds, so finding the smallest value rarely reads more than one block.
 
     Args:
-        size: Number of values, initially zero.
+        size: Number of values, which are initially zero.
     """
 
     def __init__(self, size: int) -> None:
@@ -44,7 +44,7 @@ class NumbaPriorityTree(PriorityTree):
         while counts[-1] > 8:
             counts.append(max(counts[-1] >> 3, 8))
         self._starts = np.cumsum([0, *counts]).astype(np.uint64)
-        # PyTorch aligns memory to cache lines.
+        # Unlike NumPy, PyTorch aligns memory to cache lines.
         self._nodes = torch.zeros(sum(counts), dtype=torch.float64).numpy()
 
     @property
@@ -83,7 +83,7 @@ class NumbaPriorityTree(PriorityTree):
         return torch.tensor(float(other), dtype=torch.float32)
 
     def min(self) -> float:
-        """Return the smallest positive value; infinity if there is none."""
+        """Return the smallest positive value, or infinity if no value is positive."""
         while self._is_bound[block := int(self._bounds.argmin())]:
             first = block * BLOCK
             values = self[np.arange(first, min(first + BLOCK, self.size))]
@@ -103,7 +103,7 @@ class NumbaPriorityTree(PriorityTree):
         wanted = share * total
         place, found = _find(self._nodes, self._starts, wanted)
         while not found.all():
-            # A fraction of 0 selects the first positive value; rounding may skip the last value.
+            # A fraction of 0 must select a positive value, and rounding may skip the last value.
             lower = np.maximum(np.nextafter(wanted, 0.0), _SMALLEST)
             wanted = np.where(found > 0, wanted, lower)
             place, found = _find(self._nodes, self._starts, wanted)

@@ -1,4 +1,4 @@
-"""Replay storage that keeps each observation, and each frame of a frame stack, only once."""
+"""Replay storage that stores each observation, or each frame of a frame stack, only once."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from kit.steps import SettingError
 
 _FLAGS = {("reward",), ("done",), ("terminated",), ("truncated",)}
 _NONE, _REPEATED = -1, -2
-"""Markers instead of a row number: no separate last observation, or a repeated observation."""
+"""Markers used instead of a row number: no separate last observation, repeated observation."""
 
 Path = tuple[str, ...]
 Array = NDArray[Any]
 
 
 class ObservationStorage(TransitionStorage):
-    """TorchRL storage of transitions that stores each observation once.
+    """TorchRL storage for transitions that stores each observation only once.
 
     The next observation of a transition equals the observation of the environment's following
-    transition. It is stored separately only at the end of an episode. Of a frame stack, only the
+    transition, so it is stored separately only at the end of an episode. For frame stacks, only the
     newest frame is stored, and stacks are rebuilt on reading. Values are restored bit for bit.
 
     Args:
         max_size: Maximum number of transitions; the oldest are overwritten.
-        stacked_frames: Length of the first dimension of observations ``[stacked_frames, ...]`` that
-            are stacks of consecutive frames; only the newest frame is stored. The first frame of an
-            episode pads its stacks (Gymnasium's ``FrameStackObservation``). 1: whole observations.
+        stacked_frames: Number of consecutive frames in each observation ``[stacked_frames, ...]``;
+            only the newest frame is stored. Stacks must be padded with the first frame of the
+            episode, as in Gymnasium's ``FrameStackObservation``. 1: store whole observations.
         num_envs: Number of environments that write in turn.
-        folder: Folder of the files on disk; ``None``: keep transitions in memory.
+        folder: Folder for the files on disk; ``None``: keep transitions in memory.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class ObservationStorage(TransitionStorage):
         """Set the number of environments that write in turn.
 
         Raises:
-            SettingError: If another number of environments has written, or the storage is too
-                small.
+            SettingError: If a different number of environments has already written, or the storage
+                is too small.
         """
         if 2 * num_envs > self.max_size:
-            reason = f"The buffer must hold two transitions of each of the {num_envs} environments"
+            reason = f"The buffer must have room for two transitions from each of {num_envs} envs"
             raise SettingError("buffer_size", self.max_size, reason, [2 * num_envs])
         if self._written:
             check_num_envs(num_envs, self.num_envs)
@@ -94,14 +94,16 @@ class ObservationStorage(TransitionStorage):
     def store(self, values: Mapping[Path, Tensor]) -> None:
         """Store the observations of new rows ``[rows, ...]``, keyed by path.
 
-        Call it before other entries are stored, which may overwrite flags read here.
+        Call it before storing other entries, because they may overwrite the flags read here.
         """
         paths = [path for path in values if _is_observed(path, values)]
         if not self._memories:
             self._allocate(paths, values)
         for path in self._memories.keys() ^ {*paths}:
             reason = "Some batches contain this observation and others do not"
-            raise SettingError("entry", ".".join(path), reason, "Store batches with equal entries")
+            raise SettingError(
+                "entry", ".".join(path), reason, "Use the same entries in all batches"
+            )
         pairs = {p: (values[p].cpu().numpy(), values["next", *p].cpu().numpy()) for p in paths}
         flags = values["next", "done"].cpu()
         done: Array = flags.reshape(len(flags), -1).any(1).numpy()
@@ -133,13 +135,13 @@ class ObservationStorage(TransitionStorage):
     def _write(self, pairs: dict[Path, tuple[Array, Array]], done: Array, ended: Array) -> None:
         """Store observations and next observations of one time step, at most one row per env.
 
-        ``ended`` is whether each environment's previous transition ended an episode.
+        ``ended`` marks environments whose previous transition ended an episode.
         """
         numbers = np.arange(self._written, self._written + len(done))
         self._written += len(done)
         before, places = numbers - self.num_envs, numbers % len(self._begins)
         has_previous = before >= 0
-        changed = np.zeros_like(done)  # observation differs from the previous next observation
+        changed = np.zeros_like(done)  # the observation differs from the previous next one
         for path, (seen, _) in pairs.items():
             differs = self._newest(seen) != self._memories[path].values[places]
             changed |= differs.reshape(len(done), -1).any(1)
@@ -185,13 +187,13 @@ class ObservationStorage(TransitionStorage):
         for path, written in pairs.items():
             if not all(map(np.array_equal, self._read(path, numbers), written)):
                 name = ".".join(path)
-                reason = f"Frames of {name} are not consecutive or not padded with the first frame"
+                reason = f"The frames of {name} must be consecutive and padded with the first frame"
                 raise SettingError("stacked_frames", self.frames, reason, [1])
 
     # ------------------------------------------------------------------ reading
     @property
     def observed_bytes(self) -> int:
-        """Bytes of a transition's observation and next observation; 0 for an empty storage."""
+        """Size in bytes of an observation and its next observation; 0 if the storage is empty."""
         frames: int = sum(memory.values[0].nbytes for memory in self._memories.values())
         return 2 * self.frames * frames
 
@@ -207,7 +209,7 @@ class ObservationStorage(TransitionStorage):
         return rows
 
     def read(self, index: Array) -> dict[Path, Tensor]:
-        """Return observations and next observations ``[rows, ...]`` of ``index``, keyed by path."""
+        """Return observations and next observations ``[rows, ...]`` at ``index``, keyed by path."""
         newest, found = self._written - 1, {}
         numbers = newest - (newest - index) % self.max_size
         for path in self._memories:
@@ -293,7 +295,7 @@ class ObservationStorage(TransitionStorage):
 
 
 class _Frames:
-    """Frames of one entry: ``values`` by storage index, and ``last`` frames of episodes."""
+    """Frames of one entry: ``values`` at storage indices, and ``last`` frames of episodes."""
 
     def __init__(self, values: Array, last: Array | None = None) -> None:
         self.values = values

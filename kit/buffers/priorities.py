@@ -21,18 +21,18 @@ from kit.steps.errors import real_number, whole_number
 class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unused-ignore]
     """Prioritized experience replay (Schaul et al. 2016) on the storage's device.
 
-    TorchRL's class has the same arguments and formulas; this class hint with any PyTorch release,
-    and checkpoints include its priorities. A transition with priority p is drawn with probability
-    (p + eps)^alpha, divided by the sum over all transitions (section 3.3). Its ``priority_weight``
-    is (P / min P)^-beta (section 3.4, normalised by the largest possible weight). New transitions
-    get the highest priority so far. Samples are drawn with PyTorch's RNG.
+    TorchRL's class has the same arguments and formulas. Unlike it, this class works with any
+    PyTorch release and saves its priorities in checkpoints. A transition with priority p is drawn
+    with a probability P proportional to (p + eps)^alpha (section 3.3). Its ``priority_weight`` is
+    (P / min P)^-beta (section 3.4, normalised by the largest possible weight). New transitions get
+    the highest priority so far. Samples are drawn with PyTorch's RNG.
 
     Args:
         max_capacity: Capacity of the buffer.
         alpha: Exponent of priorities; 0 samples uniformly.
-        beta: Exponent of the importance-sampling correction in [0, 1]; 1 is the full correction.
+        beta: Exponent of the importance-sampling correction, from 0 (none) to 1 (full).
         eps: Non-negative constant added to priorities.
-        dtype: Data type of the weights.
+        dtype: Data type of the importance weights.
         reduction: How the TD errors of several entries are reduced to one priority: ``max``,
             ``min``, ``median`` or ``mean``.
         max_priority_within_buffer: Whether new transitions get the highest priority of the stored
@@ -90,7 +90,7 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
             Storage indices and importance weights (``priority_weight``), on the storage's device.
 
         Raises:
-            SettingError: If the sum is not positive and finite (not checked on a GPU).
+            SettingError: If the priorities' sum is not positive and finite (not checked on a GPU).
         """
         self._maybe_init_from_storage(storage)
         tree: PriorityTree = self._sum_tree
@@ -107,12 +107,12 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
     def update_priority(
         self, index: int | Tensor, priority: float | Tensor, *, storage: Storage | None = None
     ) -> None:
-        """Set priorities.
+        """Set the priorities of transitions.
 
         Args:
             index: Storage indices ``[batch]``, or ``[batch, ndim]`` for a multi-dimensional
                 storage; negative indices are ignored.
-            priority: Non-negative priorities: a value per index, or one value for all.
+            priority: Non-negative priorities, either one per index or one for all.
             storage: Storage whose shape is used for multi-dimensional indices.
 
         Raises:
@@ -153,7 +153,7 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
         tree[tree.array(index)] = value if index.is_cpu else torch.where(written, value, 0.0)
 
     def _maybe_init_from_storage(self, storage: Storage | None) -> None:
-        """Move the tree with its priorities to the storage's GPU."""
+        """Move the tree and its priorities to the storage's GPU, if necessary."""
         device = self._tree_device_from_storage(storage)
         if device is not None and device.type != self.device.type:
             state = self.state_dict()
@@ -168,7 +168,7 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
 
     # ------------------------------------------------------------------ state
     def state_dict(self) -> dict[str, Any]:
-        """Return exponents and priorities as plain values and tensors."""
+        """Return the exponents and priorities as plain values and tensors."""
         values = self._sum_tree.values
         written = values.nonzero()
         count = int(written[-1]) + 1 if len(written) else 0
@@ -188,7 +188,7 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
         """
         values, highest = state_dict["values"], state_dict["highest"]
         if len(values) > self._max_capacity:  # a compiled tree would write beyond its memory
-            reason = f"The checkpoint contains priorities of {len(values)} transitions"
+            reason = f"The checkpoint contains priorities for {len(values)} transitions"
             raise SettingError("max_capacity", self._max_capacity, reason, [len(values)])
         self._alpha, self._beta = state_dict["alpha"], state_dict["beta"]
         self._eps = state_dict["eps"]
@@ -209,7 +209,7 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
 
 
 def make_priority_tree(size: int, device: torch.device) -> PriorityTree:
-    """Create the fastest tree for a device; on the host with Numba, if it is installed."""
+    """Create the fastest tree for a device. On the host, use Numba if it is installed."""
     if device.type == "cpu":
         with contextlib.suppress(ImportError):  # Numba is missing, or does not support this NumPy
             from kit.buffers.numba_tree import NumbaPriorityTree
@@ -219,7 +219,7 @@ def make_priority_tree(size: int, device: torch.device) -> PriorityTree:
 
 
 def _as_tensor(value: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a tensor of this dtype on this device, without gradients."""
+    """Convert a value to a tensor with this dtype and device, detached from gradients."""
     fits = type(value) is Tensor and value.dtype is dtype and value.device == device
     if fits and not value.requires_grad:
         return value  # type: ignore[no-any-return]

@@ -21,14 +21,15 @@ _BELOW_ONE = 1 - 2**-53
 class PriorityTree:
     """A sum tree of non-negative values, for sampling them in proportion to their size.
 
-    Leaves are the values. Each node stores the sum of its children and is recomputed when a child
-    changes, so rounding errors do not accumulate. Every operation processes a batch in a number of
-    steps that is logarithmic in the size, on any device and without synchronising with the host.
+    The leaves are the values. Each node stores the sum of its children and is recomputed when a
+    child changes, so rounding errors do not accumulate. Every operation processes a batch in
+    O(log(size)) steps, on any device and without synchronising with the host.
 
-    Indices, fractions and values are arrays of the tree's type, here tensors; see :meth:`array`.
+    Indices, fractions and values are arrays, which are tensors here and NumPy arrays in
+    :class:`~kit.buffers.numba_tree.NumbaPriorityTree`; see :meth:`array`.
 
     Args:
-        size: Number of values, initially zero.
+        size: Number of values, which are initially zero.
         device: Device of the values.
     """
 
@@ -41,7 +42,7 @@ class PriorityTree:
             level = torch.zeros(nodes * _FAN_OUT, dtype=torch.float64, device=device)
             self.sums.append(level)
         self._rows = [sums.view(-1, _FAN_OUT) for sums in self.sums]
-        self._lowest = torch.full_like(self._rows[0][:, 0], torch.inf)  # lowest positive per row
+        self._lowest = torch.full_like(self._rows[0][:, 0], torch.inf)  # lowest positive value
 
     @property
     def values(self) -> Tensor:
@@ -49,7 +50,7 @@ class PriorityTree:
         return self.sums[0][: self.size]
 
     def array(self, tensor: Tensor) -> Any:
-        """Return a tensor as an array of the tree's array type that shares its memory."""
+        """Convert a tensor to the tree's array type without copying it."""
         return tensor
 
     def tensor(self, array: Any, dtype: torch.dtype | None = None) -> Tensor:
@@ -57,11 +58,11 @@ class PriorityTree:
         return array if dtype is None else array.to(dtype)  # type: ignore[no-any-return]
 
     def higher(self, one: Tensor | None, other: Any) -> Tensor:
-        """Return the higher of a tensor and a number of the tree's array type."""
+        """Return the higher of a tensor (or ``None``) and a number of the tree's array type."""
         return other if one is None else one.maximum(other)  # type: ignore[no-any-return]
 
     def min(self) -> Tensor | float:
-        """Return the smallest positive value; infinity if there is none."""
+        """Return the smallest positive value, or infinity if no value is positive."""
         return self._lowest.min()
 
     def limits(self, places: Any, values: Any) -> tuple[Any, Any, Any, Any]:
@@ -103,7 +104,7 @@ class PriorityTree:
         for rows in self._rows[-2::-1]:
             children = rows.index_select(0, place)
             reached = children.cumsum(-1)
-            # A target below the sum keeps rounding from selecting an index after the last child.
+            # Keep the target below the sum, so that rounding cannot select an index after the end.
             target = torch.minimum(rest, reached[:, -1] * _BELOW_ONE).unsqueeze(1)
             child = torch.searchsorted(reached, target, right=True)
             rest = (target - (reached - children).gather(1, child)).squeeze(1)

@@ -20,21 +20,23 @@ from kit.steps.errors import whole_number
 
 
 class SequenceReplay:
-    """Samples windows of consecutive records of one environment uniformly, across episodes.
+    """Uniformly samples windows of consecutive records from one environment, across episodes.
 
-    A record is an observation, the reward and flags that arrived with it, and the action that
-    followed. An episode of L policy steps has L + 1 records: the first with ``is_init``, the last
-    with ``done`` and a zero action. World models are trained on records, because they predict the
-    reward and the end of an episode from the observation they arrive with. TorchRL's slice samplers
-    never cross episodes and store no record of the last observation.
+    A record consists of an observation, the reward and flags that arrived with the observation, and
+    the action that followed. An episode of L policy steps has L + 1 records. The first record has
+    ``is_init`` set, and the last has ``done`` set and a zero action. World models are trained on
+    records, because they predict the reward and the end of an episode from the observation that
+    arrives at the same time. TorchRL's slice samplers never cross episodes and have no record of
+    the last observation.
 
     Args:
-        size: Maximum number of records of all environments; the oldest are overwritten.
+        size: Maximum number of records from all environments; the oldest are overwritten.
         sequence_length: Records per window, at least 2.
         device: Device of the records.
-        latents: Initial latent states of a world model, by name. Latents in the entry ``"latent"``
-            of batches are stored with their records and updated after each gradient step. A window
-            starts with the latent of the preceding record. Empty: windows start like episodes.
+        latents: Initial latent states of a world model, keyed by name. Latents in the batch entry
+            ``"latent"`` are stored with their records and updated after each gradient step. A
+            window starts with the latent of the preceding record. Empty: each window starts like
+            a new episode.
 
     Attributes:
         normalizer: Normalises observations and rewards of sampled minibatches with its current
@@ -51,7 +53,7 @@ class SequenceReplay:
 
     reads_minibatches = False
     reads_loss_outputs = True
-    """Whether :meth:`update_priority` reads loss outputs; here the latents."""
+    """Whether :meth:`update_priority` reads loss outputs, which are the latents."""
 
     normalizer: Normalizer | None = None
 
@@ -87,13 +89,13 @@ class SequenceReplay:
         """Add the transitions of a batch as records.
 
         Args:
-            batch: ``[num_envs, steps]``, or whole episodes ``[episodes, longest]`` with a mask,
-                which are stored as consecutive episodes of one environment.
-            keys: Not used.
+            batch: Batch ``[num_envs, steps]``, or complete episodes ``[episodes, longest]`` with a
+                mask, which are stored as consecutive episodes of one environment.
+            keys: Unused.
 
         Raises:
-            SettingError: If the capacity per environment is shorter than a window, or batches have
-                varying numbers of environments, no time dimension, or split episodes.
+            SettingError: If the capacity per environment is smaller than a window, the number of
+                environments changes, or a batch has no time dimension or contains split episodes.
         """
         del keys  # the buffer is filled before the loss reports which keys it reads
         if batch.ndim < 2:
@@ -138,7 +140,9 @@ class SequenceReplay:
     def _allocate(self, transitions: TensorDictBase, num_envs: int) -> None:
         capacity = self.size // num_envs
         if capacity < self.sequence_length:
-            reason = f"Each of {num_envs} envs gets {capacity} records, less than a sequence"
+            reason = (
+                f"Only {capacity} records per environment can be stored, fewer than one sequence"
+            )
             hint = [self.sequence_length * num_envs]
             raise SettingError("buffer_size", self.size, reason, hint)
         self._arrived, self._written = [(0.0, True)] * num_envs, [0] * num_envs
@@ -148,7 +152,7 @@ class SequenceReplay:
         self._rows = rows.clone().zero_().reshape(num_envs, capacity)
 
     def _records(self, env: int, transitions: TensorDictBase, done: Tensor) -> TensorDictBase:
-        """Return records of the observations before the actions."""
+        """Return a record for each transition, with the observation before the action."""
         before, first = self._arrived[env]
         reward = transitions.get(("next", "reward")).roll(1, 0)
         is_init = done.roll(1, 0)
@@ -160,7 +164,7 @@ class SequenceReplay:
         return stored.update({**arrived, "terminated": never, "done": never}).to(self.device)
 
     def _final_records(self, transitions: TensorDictBase) -> TensorDictBase:
-        """Return records of the last observations of episodes, with zero actions."""
+        """Return records for the last observations of episodes, with zero actions."""
         following, stored = transitions.get("next"), self._stored_entries(transitions)
         flags = {"is_init": torch.zeros_like(following.get("done")), "done": following.get("done")}
         arrived = {key: following.get(key) for key in ("reward", "terminated")}
@@ -178,14 +182,14 @@ class SequenceReplay:
 
     # ------------------------------------------------------------------ sampling
     def example(self, transitions: TensorDictBase) -> TensorDictBase:
-        """Return a minibatch ``[1, sequence_length]`` that repeats transitions ``[num_envs]``."""
+        """Return an example minibatch ``[1, sequence_length]`` made of repeated transitions."""
         length, envs = self.sequence_length, len(transitions)
         memory = SequenceReplay(length * envs, length, self.device, self.latents)
         memory.extend(transitions.unsqueeze(-1).expand(envs, length).clone())
         return memory.sample(1)
 
     def epoch(self, plan: StepPlan, limit: int) -> Iterator[MinibatchGroup]:
-        """Yield a minibatch ``[sequences, sequence_length]`` for each due gradient step.
+        """Yield minibatches ``[sequences, sequence_length]``, grouped by gradient step.
 
         Raises:
             SettingError: If the plan has no minibatch size.
@@ -209,7 +213,7 @@ class SequenceReplay:
         filled = [min(written, capacity) for written in self._written]
         windows = torch.tensor([max(n - length + 1, 0) for n in filled])
         if not len(windows) or not windows.any():
-            hint = f"Start after {length * max(len(filled), 1)} policy steps"
+            hint = f"Set steps.learning_starts to {length * max(len(filled), 1)} or more"
             reason = f"No environment has written a sequence of {length} records yet"
             raise SettingError("learning_starts", sum(filled), reason, hint)
         assert self._rows is not None
@@ -226,7 +230,7 @@ class SequenceReplay:
         has_latent = torch.zeros_like(is_init[:, 0])
         if self.latents:
             before = self._at(rows[:, 0])
-            # The index before the oldest record holds the newest record, which does not precede it.
+            # At the oldest record, the preceding index contains the newest record instead.
             has_latent = before["latent", "known"] & (place > 0).to(self.device).unsqueeze(-1)
             sequences.set("before", before.unsqueeze(1).expand(count, length))
             sequences.set("index", rows[:, 1:])
@@ -244,7 +248,7 @@ class SequenceReplay:
     def update_priority(self, minibatch: TensorDictBase) -> None:
         """Store the latents of a minibatch; sampling stays uniform.
 
-        If a record is in several windows, the latent of the last window is stored.
+        If a record is in several windows, the latent from the last window is stored.
         """
         if not self.latents:
             return
@@ -256,7 +260,7 @@ class SequenceReplay:
 
     # ------------------------------------------------------------------ state
     def state_dict(self) -> dict[str, Any]:
-        """Return the filled records and the write positions of the environments."""
+        """Return the stored records and the write positions of the environments."""
         rows = self._rows
         filled = max((min(n, self.capacity) for n in self._written), default=0)
         return {
@@ -272,7 +276,7 @@ class SequenceReplay:
         """Restore the state returned by :meth:`state_dict`.
 
         Raises:
-            SettingError: If the state belongs to a buffer of another size.
+            SettingError: If the state belongs to a buffer of a different size.
         """
         if (saved := state_dict.get("size", self.size)) != self.size:
             reason = f"The checkpoint was saved with a buffer of {saved} records"
@@ -290,6 +294,6 @@ class SequenceReplay:
         self._rows = empty
 
     def close_open_episodes(self, num_envs: int) -> None:
-        """Start new episodes, for environments that do not continue the stored episodes."""
+        """Start new episodes, because the environments do not continue the stored episodes."""
         del num_envs
         self._arrived = [(0.0, True)] * len(self._arrived)

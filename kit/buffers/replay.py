@@ -43,29 +43,30 @@ def make_replay_buffer(
 
     Args:
         size: Maximum number of transitions; the oldest are overwritten.
-        minibatch_size: Transitions per minibatch, or sequences with ``sequence_length``. ``None``:
-            use the plan's minibatch size.
+        minibatch_size: Transitions per minibatch, or sequences per minibatch if ``sequence_length``
+            is set. ``None``: use the plan's minibatch size.
         sampler: Sampler of minibatches; default: uniform with replacement.
         sequence_length: Time steps per sampled sequence (see
             :class:`~kit.buffers.SequenceSampler`); minibatches are ``[sequences, time]`` with
             ``is_init``. ``None``: single transitions, ``[transitions]``.
-        n_step: Rewards summed before bootstrapping (Sutton and Barto 2018, eq. 7.1).
-        gamma: Discount factor of the n-step sum. TorchRL's losses discount the bootstrapped value
+        n_step: Number of rewards summed before bootstrapping (Sutton and Barto 2018, eq. 7.1).
+        gamma: Discount factor for the n-step sum. TorchRL's losses discount the bootstrapped value
             by ``gamma ** steps_to_next_obs``.
-        device: Device of the minibatches and the stored transitions. With ``folder`` or
-            observations stored once, transitions are stored on the host.
+        device: Device of the minibatches and the stored transitions. Transitions are stored on the
+            host if ``folder`` is set or each observation is stored only once.
         store_next_observation: Whether to store both observations of a transition. False: store
-            each observation once (see :class:`~kit.buffers.ObservationStorage`).
+            each observation only once (see :class:`~kit.buffers.ObservationStorage`).
         stacked_frames: Frames per stacked observation. Only the newest frame is stored. A value
             above 1 implies ``store_next_observation=False``. 1: store whole observations.
-        folder: Folder of memory-mapped files, for large buffers; ``None``: use memory.
+        folder: Folder for memory-mapped files, for large buffers; ``None``: use memory.
         strategy: Strategy for choosing hindsight goals, which replace the goals of 80 % of the
             transitions (see :class:`~kit.buffers.HindsightReplayBuffer`); ``None``: no hindsight.
         reward_fn: Function from relabelled transitions to rewards; used with ``strategy``.
 
     Raises:
-        SettingError: If sequences are combined with a sampler, hindsight or n-step returns, or
-            observations stored once with sequences or n-step returns.
+        SettingError: If ``sequence_length`` is combined with a sampler, hindsight or n-step
+            returns. Also if storing each observation only once is combined with sequences or
+            n-step returns.
     """
     size = whole_number("buffer_size", size, at_least=1)
     n_step = whole_number("n_step", n_step, at_least=1)
@@ -106,5 +107,5 @@ def make_replay_buffer(
 def _check_without(name: str, value: Any, others: Mapping[str, Any]) -> None:
     for other, other_value in others.items():
         if other_value is not None:
-            reason = f"This setting is incompatible with {name}={value}"
+            reason = f"This setting cannot be combined with {name}={value}"
             raise SettingError(other, other_value, reason, f"Remove {name} or {other}")

@@ -1,4 +1,4 @@
-"""Minibatches of a rollout: parts of a shuffled pass over the last batch."""
+"""Minibatches from shuffled passes over the last collected batch."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from kit.steps import StepPlan
 from kit.steps.minibatches import epoch_sizes
 
 MinibatchGroup = list[TensorDictBase]
-"""Minibatches of one gradient step; the gradients of several minibatches are accumulated."""
+"""Minibatches for one gradient step. Gradients are accumulated over several minibatches."""
 
 
 class Minibatches(Protocol):
-    """Stores collected batches and yields minibatches of the sizes in the plan."""
+    """Stores collected batches and yields minibatches with the sizes in the plan."""
 
     def extend(self, batch: TensorDictBase, keys: Sequence[Any] = ()) -> None:
         """Store a collected batch.
 
         Args:
-            batch: ``[num_envs, steps]``.
-            keys: Keys of minibatches that will be read; empty: any key may be read.
+            batch: Batch ``[num_envs, steps]``.
+            keys: Minibatch keys that will be read; empty: any key may be read.
         """
 
     def epoch(self, plan: StepPlan, limit: int) -> Iterator[MinibatchGroup]:
         """Yield the minibatches of one update epoch, grouped by gradient step.
 
         Args:
-            plan: Step plan that determines the sizes of minibatches.
+            plan: Step plan, which determines the minibatch sizes.
             limit: Maximum number of gradient steps.
         """
 
@@ -61,7 +61,7 @@ class RolloutMinibatches:
 
     def __init__(self) -> None:
         self._rows: TensorDictBase | None = None
-        self._row_blocks = 1  # environments whose rows are contiguous
+        self._row_blocks = 1  # number of contiguous blocks of rows, one per environment
         self._order = torch.empty(0, dtype=torch.long)
 
     def extend(self, batch: TensorDictBase, keys: Sequence[Any] = ()) -> None:
@@ -124,7 +124,7 @@ class RolloutMinibatches:
             yield rows[chosen.to(rows.device) if rows.device is not None else chosen]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the rest of the permutation; the batch itself is not saved."""
+        """Return the unused part of the permutation; the batch itself is not saved."""
         return {"order": self._order}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -138,10 +138,10 @@ def _permutation(count: int, rows: TensorDictBase) -> Tensor:
 
 
 class GroupedMinibatches(RolloutMinibatches):
-    """Yields shuffled passes in which every minibatch has equally many rows per group of envs.
+    """Yields shuffled passes whose minibatches contain equally many rows from each env group.
 
-    A minibatch contains the rows of the first group, then of the second group, and so on. It is
-    used for particles that each learn from separate environments.
+    A minibatch contains the rows of the first group, then of the second group, and so on. Use this
+    class for particles that each learn from separate environments.
 
     Args:
         groups: Number of groups of consecutive environments; minibatch sizes are multiples of it.

@@ -1,4 +1,4 @@
-"""Sample sequences of consecutive transitions from a flat storage."""
+"""Sampling of sequences of consecutive transitions from a flat storage."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from kit.steps.errors import whole_number
 
 
 class SequenceSampler(Sampler):  # type: ignore[misc, unused-ignore]
-    """Draws sequences of consecutive transitions of one environment, uniformly.
+    """Uniformly draws sequences of consecutive transitions from one environment.
 
-    Transitions of several environments alternate in the storage, in the order that kit's collectors
-    write. A sequence may span several episodes; ``is_init`` marks the first transition of each. It
-    never wraps around from the newest transition to the oldest.
+    Transitions of several environments alternate in the storage, as kit's collectors write them. A
+    sequence may span several episodes; ``is_init`` marks the first transition of each episode. A
+    sequence never wraps around from the newest transition to the oldest.
 
     Args:
         sequence_length: Transitions per sequence.
@@ -37,7 +37,7 @@ class SequenceSampler(Sampler):  # type: ignore[misc, unused-ignore]
         """Set the number of environments that write in turn.
 
         Raises:
-            SettingError: If another number of environments has already written.
+            SettingError: If a different number of environments has already written.
         """
         if self._rows:
             check_num_envs(num_envs, self.num_envs)
@@ -56,8 +56,8 @@ class SequenceSampler(Sampler):  # type: ignore[misc, unused-ignore]
         length, filled = self.sequence_length, len(storage)
         spanned = (length - 1) * self.num_envs + 1
         if filled < spanned:
-            hint = f"Start after {length * self.num_envs} policy steps"
-            reason = f"Fewer than {length} steps of every environment are stored"
+            hint = f"Set steps.learning_starts to {length * self.num_envs} or more"
+            reason = f"Fewer than {length} steps are stored for each environment"
             raise SettingError("learning_starts", filled, reason, hint)
         oldest = self._rows % filled if filled == storage.max_size else 0
         count = batch_size // length

@@ -18,15 +18,15 @@ def check_num_envs(num_envs: int | list[int], stored: int | list[int]) -> None:
         SettingError: If the numbers differ.
     """
     if num_envs != stored:
-        reason = f"The buffer stores transitions of {stored} environments"
+        reason = f"The buffer already contains transitions from {stored} environments"
         raise SettingError("num_envs", num_envs, reason, [stored])
 
 
 class SliceWriter(TensorDictRoundRobinWriter):  # type: ignore[misc, unused-ignore]
     """Writes transitions to consecutive slices of the storage, overwriting the oldest.
 
-    Stores the same rows at the same indices as TorchRL's writer. TorchRL's writer reads its index
-    on the host, so each batch waits for the GPU.
+    Stores the same rows at the same indices as TorchRL's writer. Unlike that writer, it does not
+    read the index on the host, so batches do not wait for the GPU.
     """
 
     _cursor: int

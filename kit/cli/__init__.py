@@ -1,1 +1,1 @@
-"""Command-line interfaces of ``kit`` and of recipes."""
+"""Command-line interfaces for ``kit`` and its recipes."""

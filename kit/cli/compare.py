@@ -1,4 +1,4 @@
-"""The command ``kit compare``: statistics of saved runs over seeds, grouped by settings.
+"""The command ``kit compare``: statistics over the seeds of saved runs, grouped by settings.
 
 Run it::
 
@@ -24,7 +24,7 @@ from kit.steps.table import text_table
 
 
 def table(comparison: Comparison) -> str:
-    """Return a text table of the groups, with notes below."""
+    """Return a text table of the groups, followed by a legend and notes."""
     groups = comparison.groups
     cells = {
         "group": [group.name or "all runs" for group in groups],
@@ -54,7 +54,7 @@ _LEGEND = {
     "IQM": "interquartile mean of the last values (needs {seeds} seeds)",
     "seconds": "seconds until the last value, mean over seeds",
 }
-"""Descriptions of the columns."""
+"""Descriptions of the table columns, keyed by column name."""
 
 
 def _numbers(
@@ -81,7 +81,7 @@ def _seconds(runs: Sequence[SeedCurve]) -> str:
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the command ``kit compare``. Return 0, or 2 if there is nothing to compare."""
+    """Run the command ``kit compare``. Return the exit code: 0, or 2 after an error."""
     parser = argparse.ArgumentParser(
         prog="kit compare",
         description="Compare saved runs. Runs that differ only in their seed are one group.",

@@ -1,4 +1,4 @@
-"""Plot of the learning curves of groups of runs."""
+"""Plot of learning curves for groups of runs."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ Curves = NDArray[np.float64]
 def draw(comparison: Comparison, picture: Path) -> None:
     """Plot the mean of each group, with a band from the minimum to the maximum over seeds.
 
-    Missing values between two steps of a seed are interpolated. Where some seeds have no data, each
-    seed is a thin line.
+    Values between the logged steps of a seed are interpolated. Where some seeds have no data, each
+    of the other seeds is drawn as a thin line.
 
     Args:
-        comparison: groups of runs.
-        picture: file to write.
+        comparison: groups of runs to plot.
+        picture: image file to write.
 
     Raises:
         WriteError: if the file cannot be written.
@@ -87,7 +87,7 @@ def _draw_group(
 
 
 def shared(runs: Sequence[SeedCurve]) -> tuple[Curves, Curves, bool]:
-    """Return the part of the curves in which all runs have data.
+    """Return the curves over the range of steps for which all runs have data.
 
     Returns:
         Steps ``[steps]``, values ``[runs, steps]``, and whether values are interpolated.
@@ -100,7 +100,7 @@ def shared(runs: Sequence[SeedCurve]) -> tuple[Curves, Curves, bool]:
 
 
 def _outside(run: SeedCurve, steps: Curves) -> list[Curves]:
-    """Return the parts of a curve before and after the shared steps, ``[2, points]`` each."""
+    """Return the parts of a curve before and after the shared steps, each ``[2, points]``."""
     points = np.array([run.steps, run.values], float)
     if not len(steps):
         return [points]

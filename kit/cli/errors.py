@@ -1,4 +1,4 @@
-"""Errors that end a command with one line instead of a stack trace."""
+"""One-line messages, instead of stack traces, for errors that end a command."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ _INSTALLED = tuple(
     + [sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")]
     + ["<"]  # generated code and frozen modules
 )
-"""Prefixes of the paths of installed code."""
+"""Path prefixes of installed code."""
 
 
 def _passes_user_code(error: BaseException) -> bool:
-    """Return whether the stack trace contains code of the user, which may have a bug."""
+    """Return whether the stack trace contains user code, which may have a bug."""
     frames = traceback.extract_tb(error.__traceback__)
     return any(not frame.filename.startswith(_INSTALLED) for frame in frames)
 
 
 @contextlib.contextmanager
 def errors_in_one_line() -> Iterator[None]:
-    """Print errors in one line, unless the stack trace contains code of the user.
+    """Print errors as one line. Unexpected errors in user code keep their stack trace.
 
-    ``HYDRA_FULL_ERROR=1`` also shows the stack trace of other errors, like in Hydra.
+    As in Hydra, ``HYDRA_FULL_ERROR=1`` shows the stack trace of all unexpected errors.
     """
     with terminal():
         try:

@@ -25,12 +25,12 @@ from kit.steps.table import measured
 
 
 def parser_for(command: str, text: str, seed: int | None = None) -> argparse.ArgumentParser:
-    """Create the parser of a command that loads a saved run.
+    """Create an argument parser for a command that loads a saved run.
 
     Args:
         command: name of the command.
         text: module docstring, whose first line describes the command.
-        seed: default seed; ``None``: no arguments for episodes and seed.
+        seed: default seed; ``None``: omit the arguments ``--episodes`` and ``--seed``.
     """
     parser = argparse.ArgumentParser(prog=command, description=text.split("\n")[0])
     parser.add_argument("run", help='run folder, or "latest"')
@@ -54,7 +54,7 @@ def parser_for(command: str, text: str, seed: int | None = None) -> argparse.Arg
 
 
 def chosen_run(given: argparse.Namespace, device: str | None = None) -> SavedRun:
-    """Check the arguments of :func:`parser_for` and load the run."""
+    """Check arguments parsed by :func:`parser_for`, and load the run."""
     if "episodes" in given:
         given.episodes = whole_number("episodes", given.episodes, at_least=1)
         given.seed = whole_number("seed", given.seed)
@@ -64,11 +64,11 @@ def chosen_run(given: argparse.Namespace, device: str | None = None) -> SavedRun
 
 
 _RETURN_METRICS = ("return", "return_std", "return_min", "return_max", "length")
-"""Metrics in the first line of the output; metrics from ``info`` follow in the second."""
+"""Metrics that are printed on one line. Metrics from ``info`` follow on the next line."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Evaluate a run from the command line."""
+    """Run the command ``kit evaluate``."""
     parser = parser_for("kit evaluate", __doc__, seed=12345)
     parser.add_argument("--video", type=Path, help="record one episode to an MP4 file")
     given = parser.parse_args(argv)

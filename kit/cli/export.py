@@ -1,4 +1,4 @@
-"""Export the policy of a saved run to a file for PyTorch or ONNX, without kit.
+"""Export the policy of a saved run to a PyTorch or ONNX file that does not need kit.
 
 Run it::
 
@@ -35,19 +35,20 @@ FORMATS = (".pt2", ".onnx")
 _LONGEST = 1_000
 """Maximum number of steps on which the exported policy is compared with the original."""
 _ROUNDING = 1e-4
-"""Tolerance for continuous actions: absolute for values up to 1, relative for larger ones."""
+"""Tolerance for continuous actions: absolute for values up to 1, relative for larger values."""
 
 _ADVICE = "Use SavedRun.policy() instead"
 
 
 class ExportedPolicy(nn.Module):
-    """Deterministic policy that maps raw observations to actions of the environment.
+    """Deterministic policy that maps raw observations to environment actions.
 
-    Observations are normalised like in training. Actions are clipped to their bounds and shifted by
-    ``start``. Both have a leading batch dimension of any size.
+    Observations are normalised as in training. Continuous actions are clipped to their bounds, and
+    discrete actions are shifted by the ``start`` of their space. Observations and actions have a
+    leading batch dimension of any size.
 
     Args:
-        evaluator: evaluator of the policy.
+        evaluator: evaluator for the policy.
 
     Raises:
         SettingError: if the policy reads more than the observation, such as a hidden state.
@@ -58,7 +59,7 @@ class ExportedPolicy(nn.Module):
         env, policy = evaluator.env, evaluator.policy
         self.inputs, self.outputs = env.observation_leaves, env.action_leaves
         known = {path_of(leaf.key) for leaf in self.inputs}
-        known.add(("params",))  # written by the network for a CompositeDistribution
+        known.add(("params",))  # the network itself writes it for a CompositeDistribution
         read = [path_of(key) for key in getattr(policy, "in_keys", ())]
         more = ["/".join(path) for path in read if path not in known]
         more += ["the particle index"] if evaluator.particles > 1 else []
@@ -71,7 +72,7 @@ class ExportedPolicy(nn.Module):
         self._normalizer = env.normalizer
 
     def forward(self, *observation: Tensor) -> tuple[Tensor, ...]:
-        """Select actions; the entries of a ``Dict`` space are separate arguments and outputs."""
+        """Select actions. Each entry of a ``Dict`` space is a separate argument or output."""
         seen: dict[Key, Tensor] = {}
         for leaf, values in zip(self.inputs, observation, strict=True):
             moments = self._moments.get(leaf.key)
@@ -90,7 +91,7 @@ class ExportedPolicy(nn.Module):
 
 
 def _env_action(leaf: Leaf, action: Tensor) -> Tensor:
-    """Convert an action of the policy to an element of the action space."""
+    """Convert a policy action to an element of the action space."""
     space, action = leaf.space, action.detach()
     if leaf.start is not None:
         action = action + torch.as_tensor(leaf.start)
@@ -105,15 +106,15 @@ def _type(dtype: Any) -> torch.dtype:
 
 # ---------------------------------------------------------------------- export
 def export(run: SavedRun, file: Path, seed: int = 0) -> str:
-    """Write the policy of a run to a file, and check that the file selects the same actions.
+    """Export a run's policy to a file, after checking that its actions are unchanged.
 
     Args:
-        run: run with the policy.
+        run: run that contains the policy.
         file: file to write: ``.pt2`` (``torch.export``) or ``.onnx``.
-        seed: seed of the episode in which both are compared.
+        seed: seed of the episode on which the two policies are compared.
 
     Returns:
-        Description of inputs and outputs.
+        Text that describes the inputs and outputs.
 
     Raises:
         SettingError: if the policy cannot be exported, or a package is missing.
@@ -139,7 +140,7 @@ def export(run: SavedRun, file: Path, seed: int = 0) -> str:
 def _exported(
     policy: ExportedPolicy, kind: str, seen: Sequence[NDArray[Any]]
 ) -> tuple[bytes, list[NDArray[Any]]]:
-    """Return the content of the file, and the actions that it selects."""
+    """Return the file content, and the actions that the exported policy selects."""
     # Two rows, because torch.export would treat a single row as a fixed batch size.
     examples = tuple(torch.from_numpy(values[[0, -1]]) for values in seen)
     rows = tuple({0: torch.export.Dim("n")} for _ in examples)
@@ -153,7 +154,7 @@ def _exported(
             found = loaded(*map(torch.from_numpy, seen))
             return file.getvalue(), [action.numpy() for action in found]
         return _onnx(program, policy, seen)
-    except Exception as error:  # PyTorch's exporters raise many types
+    except Exception as error:  # PyTorch's exporters raise many types of errors
         cause = " ".join(str(error).strip().split("\n")[0].split())
         reason = f"PyTorch cannot export it: {type(error).__name__}: {cause}"
         raise SettingError("policy", type(policy.policy).__name__, reason, _ADVICE) from error
@@ -167,7 +168,7 @@ def _onnx(
     sides = policy.inputs, policy.outputs
     inputs, outputs = ([_name(leaf) for leaf in side] for side in sides)
     named: dict[str, Any] = {"input_names": inputs, "output_names": outputs}
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns about missing packages
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # hides warnings about packages
     model = torch.onnx.export(program, dynamo=True, verbose=False, **named)
     assert model is not None
     proto = model.model_proto
@@ -179,7 +180,7 @@ def _onnx(
 def _episode(
     policy: SavedPolicy, inputs: Sequence[Leaf], outputs: Sequence[Leaf], seed: int
 ) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
-    """Play an episode; return its observations and actions by entry, ``[steps, ...]``."""
+    """Play an episode. Return an array ``[steps, ...]`` per observation entry and action entry."""
     env = policy.make_env()
     observation, info = env.reset(seed=seed)
     policy.reset()
@@ -208,7 +209,7 @@ def _compare(
     found: Sequence[NDArray[Any]],
     chosen: Sequence[NDArray[Any]],
 ) -> None:
-    """Raise SettingError if the exported policy selects other actions than the original."""
+    """Raise SettingError if the exported policy and the original select different actions."""
     for leaf, ours, theirs in zip(outputs, found, chosen, strict=True):
         bound = _ROUNDING * np.maximum(np.abs(theirs), 1.0) if ours.dtype.kind == "f" else 0
         differ = np.abs(ours.astype(np.float64) - theirs) > bound
@@ -221,7 +222,7 @@ def _compare(
 
 
 def _env_type(leaf: Leaf) -> Any:
-    """Return the data type of the environment; the policy reads float32."""
+    """Return the dtype in the environment. The policy converts observations to float32."""
     return leaf.dtype if leaf.space is None else leaf.space.dtype
 
 

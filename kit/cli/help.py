@@ -1,4 +1,4 @@
-"""The help of a recipe: what it is, examples, presets, and its settings in groups."""
+"""Help text of a recipe: description, examples, presets and groups of settings."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ GROUPS = (
     "Run",
     "Hardware",
 )
-"""Titles of the groups in the order of the help."""
+"""Titles of the groups of settings, in the order in which the help prints them."""
 _OF_CLASSES = (
     (RunConfig, "Run"), (OfflineConfig, "Data"), (ReplayConfig, "Replay buffer"),
     (OffPolicyConfig, "Replay buffer"),
 )  # fmt: skip
-"""Groups of settings by the class that declares them. Settings of recipes are "Algorithm"."""
+"""Help group for settings declared by each class. Other settings are in "Algorithm"."""
 _OF_NAMES = {
     "gamma": "Algorithm", "n_step": "Algorithm",
     "device": "Hardware", "threads": "Hardware", "compile": "Hardware", "precision": "Hardware",
@@ -64,18 +64,18 @@ class Setting(NamedTuple):
     default: str
     """Default value in command-line syntax."""
     kind: str
-    """Type, such as ``int > 0``; empty: any."""
+    """Type, such as ``int > 0``; empty for any type."""
     text: str
     """Description."""
     group: str
-    """Title of its group in the help."""
+    """Title of the setting's group in the help."""
 
 
 def help_text(config_class: type[RunConfig], steps: str = "kit", everything: bool = False) -> str:
-    """Return the help of a recipe.
+    """Return the help text of a recipe.
 
     Args:
-        config_class: dataclass of the settings.
+        config_class: dataclass of the recipe's settings.
         steps: name of the config format whose step settings are shown.
         everything: whether to include rarely used settings.
     """
@@ -112,7 +112,7 @@ def help_text(config_class: type[RunConfig], steps: str = "kit", everything: boo
 
 # ---------------------------------------------------------------------- settings
 def recipe_settings(config: Any, path: str = "") -> Iterator[Setting]:
-    """Yield the settings of a recipe; those that its own class declares come first."""
+    """Yield the settings of a recipe, starting with those that its own class declares."""
     cls: type = type(config)
     docs, hints = field_docs(cls), type_hints(cls)
     names = [field.name for field in dataclasses.fields(config)]
@@ -150,7 +150,7 @@ def _usual(found: Sequence[Setting], config_class: type[RunConfig]) -> Iterator[
 
 
 def kind_of(hint: Any) -> str:
-    """Return a type in Python's terms: ``float in (0, 1]``, ``l2 | l1``; empty if it is any."""
+    """Return a type as text, such as ``float in (0, 1]`` or ``l2 | l1``; empty for any type."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         return _limited(*arguments)

@@ -39,12 +39,12 @@ def main(config_class: type[RunConfig], build: Build, argv: Sequence[str] | None
     """Run a recipe from the command line.
 
     Args:
-        config_class: dataclass of the recipe's settings. The module gives the recipe its name.
+        config_class: dataclass of the recipe's settings. Its module determines the recipe's name.
         build: function that builds a trainer from the settings.
-        argv: arguments; ``None``: arguments of the process.
+        argv: command-line arguments; ``None``: ``sys.argv[1:]``.
     """
     if is_process := _is_process(config_class):
-        # Collecting the garbage of imports and of the run at exit would take more than a second.
+        # Without this, garbage collection at exit would take more than a second.
         gc.freeze()
         atexit.register(gc.freeze)
         hold_saving()
@@ -67,14 +67,15 @@ def main(config_class: type[RunConfig], build: Build, argv: Sequence[str] | None
 def _is_process(config_class: type[RunConfig]) -> bool:
     """Return whether this process runs nothing but the command.
 
-    ``kit train`` and ``python -m recipes.ppo`` block SIGUSR1 before they import PyTorch.
+    ``kit train`` and ``python -m recipes.ppo`` are detected by SIGUSR1, which they block before
+    they import PyTorch.
     """
     is_script = getattr(sys.modules["__main__"], config_class.__name__, None) is config_class
     return is_script or signal.SIGUSR1 in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def _run(config_class: type[RunConfig], build: Build, words: Sequence[str]) -> None:
-    """Run the recipe, or a sweep, with the arguments of a command line."""
+    """Run a recipe or a sweep with command-line arguments."""
     recipe = Recipe.of(config_class)
     options = {"--multirun", "-m"}
     sweeps = not options.isdisjoint(words)
@@ -97,7 +98,7 @@ def _run(config_class: type[RunConfig], build: Build, words: Sequence[str]) -> N
 
 
 def next_commands(recipe: Recipe, folder: Path, *, is_complete: bool) -> str:
-    """Return the folder of a run and the commands to resume, evaluate and compare it."""
+    """Return text with a run's folder and the commands to resume, evaluate and compare it."""
     here, siblings = (shlex.quote(str(from_here(path))) for path in (folder, folder.parent))
     lines = [f"run folder:     {here}"]
     lines += [] if is_complete else [f"resume it:      {recipe.command} resume={here}"]
@@ -109,7 +110,7 @@ _STARTED = {
     "WORLD_SIZE": "torchrun", "SLURM_STEP_NUM_TASKS": "srun", "OMPI_COMM_WORLD_SIZE": "mpirun",
     "PMI_SIZE": "mpiexec",
 }  # fmt: skip
-"""Environment variables with the number of processes of a launcher; ``sbatch`` sets none."""
+"""Launchers, keyed by the environment variable with their process count (sbatch has none)."""
 
 
 def _check_single_process() -> None:

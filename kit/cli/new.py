@@ -25,7 +25,7 @@ the loss and the optimizer; replace any of them with your own.
 
 
 def copied(name: str, file: Path) -> str:
-    """Return the text of a built-in recipe, with a header for its copy in ``file``.
+    """Return the source code of a built-in recipe with a header for the copy in ``file``.
 
     Raises:
         SettingError: if there is no such recipe.
@@ -45,7 +45,7 @@ def copied(name: str, file: Path) -> str:
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the command ``kit new``: exit code 0, or 2 if nothing was copied."""
+    """Run the command ``kit new``. Return the exit code: 0, or 2 if nothing was copied."""
     parser = argparse.ArgumentParser(
         prog="kit new",
         description="Copy a built-in recipe to a file. Existing files are never overwritten.",

@@ -30,13 +30,13 @@ CHOICES = ("steps", "preset", "resume", "trust")
 
 
 def split(override: str) -> tuple[str, str]:
-    """Return the name and the value of an override, as text."""
+    """Return the name and the value of an override as strings."""
     key, _, value = override.partition("=")
     return key.lstrip("+"), value
 
 
 def with_current_name(override: str, config_class: type[RunConfig]) -> str:
-    """Return an override whose setting has its current name; an old name prints a warning."""
+    """Return an override with its setting's current name. Print a warning for an old name."""
     key, _ = split(override)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -62,7 +62,7 @@ def parsed(override: str) -> Any:
 
 
 def without_commas(override: str) -> str:
-    """Quote the value of ``logger=wandb,tensorboard``, which is not a sweep."""
+    """Quote a value such as ``logger=wandb,tensorboard``, which is a list and not a sweep."""
     key, value = split(override)
     is_list = key == "logger" and "," in value
     return "logger='{}'".format(value.strip("[]'\"")) if is_list else override
@@ -75,12 +75,12 @@ class Settings:
     values: dict[str, Any]
     """All settings as nested plain values."""
     given: Mapping[str, Any]
-    """Settings of a preset, a resumed run or a config format; others have their defaults."""
+    """Settings from a preset, a resumed run or a config format; all others have their defaults."""
     mappings: tuple[str, ...]
-    """Prefixes of settings with arbitrary names, such as ``env.kwargs.``."""
+    """Prefixes of settings whose names can be chosen freely, such as ``env.kwargs.``."""
 
     def overridden(self, overrides: Sequence[str]) -> dict[str, Any]:
-        """Return the given settings with overrides applied, as nested plain values.
+        """Apply overrides to the given settings, and return the result as nested plain values.
 
         Raises:
             SettingError: if the overrides cannot be applied.
@@ -90,7 +90,7 @@ class Settings:
 
         config = OmegaConf.create(self.given)
         pairs = [(entry.key_or_group, entry.value()) for entry in map(parsed, overrides)]
-        # A plain value for a group is applied last, so that it is not replaced silently.
+        # A plain value for a group is applied last. Other overrides would replace it silently.
         groups = {name for name, value in self.values.items() if isinstance(value, dict)}
         pairs.sort(key=lambda pair: pair[0] in groups and not isinstance(pair[1], dict))
         try:
@@ -101,11 +101,11 @@ class Settings:
             reject([o for o in overrides if split(o)[0] == error.full_key] or overrides, error)
 
     def check(self, overrides: Sequence[str], sweeps: bool) -> None:
-        """Check the form and the names of overrides.
+        """Check the syntax and the setting names of overrides.
 
         Raises:
-            SettingError: for words other than ``name=value``, unknown names, and several values
-                outside a sweep.
+            SettingError: if an override is not ``name=value``, its name is unknown, or it has
+                several values outside a sweep.
         """
         defaults = flat(self.values)
         known = {*defaults, *(name.rpartition(".")[0] for name in defaults)}
@@ -139,11 +139,11 @@ _SYNONYMS = {
     "steps.update_epochs", "n_steps": "steps.steps_per_env", "batch_size": "steps.minibatch_size",
     "total_timesteps": "steps.total_policy_steps", "timesteps": "steps.total_policy_steps",
 }  # fmt: skip
-"""Common names of settings that are spelled differently here."""
+"""Common names for settings that have other names in kit."""
 
 
 def _reject_word(word: str, following: Sequence[str], defaults: Mapping[str, Any]) -> NoReturn:
-    """Raise SettingError for a word that is not ``name=value``; suggest the correct spelling."""
+    """Raise SettingError for an argument that is not ``name=value``, and suggest a correction."""
     name, equals, value = word.lstrip("-").partition("=")
     reason = "Settings are written as name=value"
     if option := difflib.get_close_matches(word, _OPTIONS, n=1, cutoff=0.8):
@@ -160,7 +160,7 @@ def _reject_word(word: str, following: Sequence[str], defaults: Mapping[str, Any
 
 
 def _nearest_names(name: str, known: Iterable[str]) -> list[str]:
-    """Return at most three settings with a similar name, the best match first."""
+    """Return at most three settings with similar names, best match first."""
     last = name.rpartition(".")[2]
     known = [*known]
     exact = [entry for entry in known if entry == name or entry.rpartition(".")[2] == last]
@@ -170,7 +170,7 @@ def _nearest_names(name: str, known: Iterable[str]) -> list[str]:
 
 
 def _of_libraries(name: str) -> Iterator[str]:
-    """Yield the settings that a setting of this name sets in other libraries."""
+    """Yield kit's equivalents of settings with this name in other libraries."""
     for cls in map(dialect, DIALECTS):
         for field, use, target in use_of(cls):
             if use == "acts" and field.rpartition(".")[2] == name:
@@ -181,10 +181,10 @@ def _of_libraries(name: str) -> Iterator[str]:
 def chosen_settings(
     config_class: type[RunConfig], recipe: Recipe, words: Sequence[str]
 ) -> Settings:
-    """Return the settings of a preset, a resumed run or a config format.
+    """Return the settings that a preset, a resumed run or a config format selects.
 
     Raises:
-        SettingError: if it does not exist, or two of them contradict each other.
+        SettingError: if the selection does not exist, or two selections contradict each other.
     """
     from omegaconf import OmegaConf
 
@@ -198,7 +198,7 @@ def chosen_settings(
     values: dict[str, Any] = to_plain(default)
     given = OmegaConf.create()
     for name, value in mapped.items():
-        if value:  # arguments of the command line are added to the defaults of the recipe
+        if value:  # command-line arguments are added to the defaults
             OmegaConf.update(given, name, value)
     preset: dict[str, Any] = {}
     if "preset" in chosen:
@@ -215,7 +215,7 @@ def chosen_settings(
 
 
 def choices(words: Sequence[str]) -> dict[str, Any]:
-    """Return the values of :data:`CHOICES` and ``runs``; lists for a sweep stay text."""
+    """Return the values of :data:`CHOICES` and ``log_dir``. Values to sweep over stay strings."""
     chosen: dict[str, Any] = {}
     for word in words:
         key, value = split(word)
@@ -226,12 +226,12 @@ def choices(words: Sequence[str]) -> dict[str, Any]:
 
 
 def step_format(chosen: Mapping[str, Any]) -> str:
-    """Return the name of the format of the step settings: ``kit`` or another library."""
+    """Return the config format of the step settings: ``kit`` or the name of another library."""
     return one_of("steps", chosen.get("steps", "kit"), ["kit", *DIALECTS])
 
 
 def presets_of(config_class: type[RunConfig], recipe: Recipe) -> dict[str, Path]:
-    """Return the files of a recipe's presets by name."""
+    """Return the files of a recipe's presets, keyed by preset name."""
     folder = _file_of(config_class).parent / "presets" / recipe.name
     return {file.stem: file for file in sorted(folder.glob("*.yaml"))}
 

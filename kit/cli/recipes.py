@@ -10,7 +10,7 @@ from kit.runs.recipe import builtin_recipes
 
 
 def recipe_lines() -> list[str]:
-    """Return a line for each built-in recipe: its name and the first line of its docstring."""
+    """Return one line per built-in recipe, with its name and the first line of its docstring."""
     files = builtin_recipes()
     width = max(map(len, files), default=0)
     lines = []

@@ -1,4 +1,4 @@
-"""Record episodes of a saved run to a dataset in Minari's format.
+"""Record episodes with the policy of a saved run to a dataset in Minari format.
 
 Run it::
 
@@ -30,14 +30,14 @@ from kit.steps.errors import real_number
 
 
 def record(run: SavedRun, folder: Path, *, episodes: int, random: float, seed: int) -> int:
-    """Play episodes like in an evaluation and write them to a dataset.
+    """Play episodes as in an evaluation, and write them to a dataset.
 
     Args:
-        run: run with the policy.
+        run: run that contains the policy.
         folder: folder of the dataset.
         episodes: number of episodes.
-        random: probability of replacing an action by a random one.
-        seed: seed of the environment and of random actions.
+        random: probability of replacing an action with a random action.
+        seed: seed for the environment and the random actions.
 
     Returns:
         Number of recorded policy steps.
@@ -47,7 +47,7 @@ def record(run: SavedRun, folder: Path, *, episodes: int, random: float, seed: i
     """
     evaluator = run.trainer.evaluate
     real_number("random", random, at_least=0.0, at_most=1.0)
-    # Observations and rewards are recorded raw, with the metadata of a single environment.
+    # Record raw observations and rewards, with the metadata of a single environment.
     raw = {"normalize_reward": False, "normalize_observation": False}
     native = isinstance(evaluator.env.backend, NativeBackend)
     changes = {"vectorization": "sync"} if native else {}
@@ -64,7 +64,7 @@ def record(run: SavedRun, folder: Path, *, episodes: int, random: float, seed: i
 def _play(
     env: VectorEnv, evaluator: Evaluator, episodes: int, random: float, seed: int
 ) -> TensorDictBase:
-    """Play whole episodes and return their steps, ``[steps]``."""
+    """Play complete episodes and return their steps, with batch size ``[steps]``."""
     normalizer = evaluator.env.normalizer
     policy = evaluator.policy
     if random:
@@ -91,7 +91,7 @@ def _play(
 
 
 class _PolicyWrapper(nn.Module):
-    """Wrapper of a policy with the same input and output keys."""
+    """Policy wrapper with the same input and output keys as the wrapped policy."""
 
     def __init__(self, policy: Callable[[TensorDictBase], TensorDictBase]) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class NormalizingPolicy(_PolicyWrapper):
 
 
 class RandomizedPolicy(_PolicyWrapper):
-    """Policy whose actions are replaced by random ones with a given probability."""
+    """Policy that selects a random action with a given probability."""
 
     def __init__(
         self, policy: Callable[[TensorDictBase], TensorDictBase], spec: Any, probability: float

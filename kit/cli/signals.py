@@ -1,4 +1,4 @@
-"""Signal handlers of runs that were started from the command line."""
+"""Signal handlers for runs that were started from the command line."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ _STOPPING = (signal.SIGTERM, signal.SIGINT)
 _SAVING = signal.SIGUSR1
 _HANGING = signal.SIGALRM
 _PATIENCE = 1.5
-"""Seconds that a step of the environments may take after Ctrl-C."""
+"""Maximum duration in seconds of an environment step after Ctrl-C."""
 
 
 class Signals:
-    """Signal handlers of a run.
+    """Signal handlers for a run.
 
     SIGTERM and SIGINT (Ctrl-C) stop the run after the current iteration, or immediately if the
     trainer is not built yet. A second signal ends the process. SIGUSR1 saves a checkpoint after the
     current iteration. Ctrl-C does not wait for environments that hang.
 
     Args:
-        command: shell command of the recipe.
+        command: shell command that runs the recipe.
     """
 
     ending: ClassVar[bool] = False
-    """Whether a signal is stopping a run of this process."""
+    """Whether a signal is stopping a run in this process."""
     save_next: ClassVar[bool] = False
-    """Whether SIGUSR1 was received before a run was built."""
+    """Whether SIGUSR1 was received before the trainer was built."""
 
     def __init__(self, command: str) -> None:
         self.command = command
@@ -54,10 +54,10 @@ class Signals:
 
     @contextlib.contextmanager
     def handled(self) -> Iterator[None]:
-        """Handle signals in the context; does nothing outside of the main thread.
+        """Handle signals within the context. Has no effect outside the main thread.
 
         Raises:
-            SystemExit: on exit after a signal, with code 143 for SIGTERM and 130 for SIGINT.
+            SystemExit: after a signal stopped the run; code 143 for SIGTERM and 130 for SIGINT.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -94,7 +94,7 @@ class Signals:
                 raise KeyboardInterrupt
             self.trainer.request_stop(f"{name} was received")
             when = "stopping after this iteration"
-            if not self.trainer.ledger.iterations:  # prefill and evaluations come before it
+            if not self.trainer.ledger.iterations:  # prefill may still be running
                 when = "stopping at the latest after the first iteration"
             _write_line(f"{name}: {when}; a second signal stops the run immediately")
             if number == signal.SIGINT:
@@ -126,25 +126,25 @@ class Signals:
 
 
 def hold_saving() -> None:
-    """Let the next run save a checkpoint for a SIGUSR1 that arrives before it is built."""
+    """Store a SIGUSR1 received before the trainer is built, so that the run saves a checkpoint."""
     signal.signal(_SAVING, lambda *_: setattr(Signals, "save_next", True))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {_SAVING})
 
 
 @functools.cache
 def stop_with_parent() -> None:
-    """Send SIGTERM to this process when its parent has ended, and again after its run.
+    """Send SIGTERM to this process when its parent ends, and again after its run has stopped.
 
-    Linux's ``PR_SET_PDEATHSIG`` would send a signal for each thread of the parent, and the second
-    one would stop the run immediately.
+    Linux's ``PR_SET_PDEATHSIG`` is not used, because it sends one signal for each thread of the
+    parent. The second signal would stop the run immediately.
     """
     parent = os.getppid()
 
     def wait() -> None:
         while os.getppid() == parent:
             time.sleep(0.2)
-        while True:  # the first signal stops a run, the second one ends the process
-            time.sleep(0.2)  # the process may also have got a signal sent to all processes
+        while True:  # the first signal stops a run, the second ends the process
+            time.sleep(0.2)  # a signal to all processes may have stopped the run already
             if not Signals.ending:
                 os.kill(os.getpid(), signal.SIGTERM)
 

@@ -1,4 +1,4 @@
-"""The command ``kit steps``: explain, translate and compare step settings of libraries."""
+"""The command ``kit steps``: explain, translate and compare libraries' step settings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kit.steps.same_run import differing_settings
 from kit.steps.table import text_table
 
 KIT = "kit"
-"""Name of kit's own format, where the name of a dialect is expected."""
+"""Name that selects kit's own format where a dialect is expected."""
 
 _EXAMPLES = """\
 examples:
@@ -36,13 +36,13 @@ examples:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command ``kit steps``. Return 0, or 2 for invalid arguments."""
+    """Run the command ``kit steps``. Return the exit code: 0, or 2 for invalid arguments."""
     parser = _parser()
     given, more = parser.parse_known_args(arguments)
     unknown = [word for word in more if word[:1] == "-" and not (word[:2] == "--" and "=" in word)]
     if unknown or (more and not hasattr(given, "words")):
         parser.error(f"unrecognized arguments: {' '.join(more)}")
-    if more:  # settings may follow options, and may be written like options: --num-envs=4
+    if more:  # settings may follow options or look like options: --num-envs=4
         given.words += [word.lstrip("-") for word in more]
     try:
         print(given.run(given))
@@ -116,7 +116,7 @@ def _translate(given: argparse.Namespace) -> str:
 
 
 def _to_kit(source: Dialect | StepPlan, as_json: bool) -> str:
-    """Return a run in kit's settings, which can express every plan."""
+    """Return a run's plan and settings in kit's own format, which can express every plan."""
     explained = explain(source)
     plan = explained.plan
     if as_json:
@@ -150,7 +150,7 @@ def _column(settings: Dialect | StepPlan) -> str:
 
 
 def _two(words: list[str]) -> list[list[str]]:
-    """Split the arguments at the second dialect; a quoted argument with spaces is one side."""
+    """Split the arguments of ``diff`` at the second dialect. Split quoted arguments at spaces."""
     words = [part for word in words for part in (shlex.split(word) if " " in word else [word])]
     starts = [k for k, word in enumerate(words) if word in DIALECTS or word == KIT]
     if len(starts) != 2 or starts[0] != 0:
@@ -186,7 +186,7 @@ def _words(given: argparse.Namespace) -> str:
 
 
 def _fields(cls: type[Dialect]) -> list[tuple[str, str, str, str, str]]:
-    """Return name, default, use, setting or reason, and documentation of each field."""
+    """Return (name, default, use, setting or reason, documentation) for each field."""
     docs, values = {**field_docs(cls)}, flat(cls())
     for group, inner in cls.GROUPS.items():
         docs |= {f"{group}.{name}": text for name, text in field_docs(inner).items()}
@@ -208,7 +208,7 @@ def _settings(words: Sequence[str]) -> Dialect | StepPlan:
 
 
 def _unread(words: Sequence[str]) -> dict[str, Any]:
-    """Return the settings in a config file of another library that kit does not read."""
+    """Return the settings in another library's config file that kit does not read."""
     name, *rest = words
     if not rest or "=" in rest[0] or name not in DIALECTS:
         return {}
@@ -216,7 +216,7 @@ def _unread(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _typed(words: Sequence[str]) -> dict[str, Any]:
-    """Return the settings as typed, including those with their default value."""
+    """Return the settings as typed, including settings that equal their default."""
     return settings_of(word for word in words if "=" in word)
 
 

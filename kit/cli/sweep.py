@@ -1,4 +1,4 @@
-"""Sweeps: all settings are checked before the first run, and a table is printed at the end."""
+"""Sweeps, which check all settings before the first run and print a table at the end."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from kit.steps import SettingError
 from kit.steps.table import measured, text_table
 
 _COLUMNS = {"episode/return": "return", "evaluation/return": "evaluation"}
-"""Metrics of the last row in the table, and their names in it."""
+"""Metrics that the table shows from a run's last row, and their column names."""
 
 
 def format_overrides(overrides: Sequence[str]) -> str:
-    """Return the overrides of a run without its seed, for its title."""
+    """Format a run's overrides, except for the seed, as a title."""
     values = map(_unescaped, overrides)
     return ", ".join(f"{name}={value}" for name, value in values if name != "seed")
 
@@ -44,15 +44,16 @@ def _unescaped(override: str) -> tuple[str, str]:
 
 
 class Job:
-    """Runs of a sweep, called by Hydra.
+    """Callable that Hydra calls for each run of a sweep.
 
-    Launchers pickle it by name, because ``__main__`` is another module in other processes.
+    The config class and ``build`` are pickled by name, because ``__main__`` is a different module
+    in the processes of a launcher.
 
     Args:
         recipe: recipe of the runs.
-        config_class: class of the settings.
+        config_class: dataclass of the recipe's settings.
         build: function that builds a trainer.
-        before: settings without overrides.
+        before: settings before overrides are applied.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Job:
         self.folder = Path()  # sweep folder; set before the first run
         self.is_elsewhere = False
         self.failed: list[Exception] = []
-        self._latest = ""  # newest run before the sweep, if a run starts from it
+        self._latest = ""  # newest run before the sweep, if init_from=latest
 
     def __reduce__(self) -> tuple[Any, ...]:
         names = self.config_class.__name__, self.build.__name__
@@ -72,7 +73,7 @@ class Job:
         return _job_elsewhere, (self.recipe, *names, self.before, state)
 
     def settings(self, overrides: Sequence[str]) -> dict[str, Any]:
-        """Return the settings of a run; ``latest`` means the newest run before the sweep."""
+        """Return the settings of a run. ``latest`` refers to the newest run before the sweep."""
         values = self.before.overridden(overrides)
         if values.get("init_from") == "latest":
             if not self._latest:
@@ -82,7 +83,7 @@ class Job:
         return values
 
     def __call__(self, _: Any) -> None:
-        """Run the current job of Hydra and save its results."""
+        """Run Hydra's current job and save the results."""
         from hydra.core.hydra_config import HydraConfig
 
         hydra = HydraConfig.get()
@@ -102,14 +103,14 @@ class Job:
         with contextlib.suppress(WriteError):
             _save_result(self.folder, number, overrides, trainer, failed)
         if failed is not None and self.is_elsewhere:
-            raise failed  # Hydra reraises it in the main process
+            raise failed  # Hydra re-raises the error in the main process
         self.failed += [] if failed is None else [failed]  # not raised, because Hydra would wrap it
 
 
 def _job_elsewhere(
     recipe: Recipe, config_class: str, build: str, before: Settings, state: dict[str, Any]
 ) -> Job:
-    """Recreate a job in the process of a launcher."""
+    """Recreate a job in a launcher's process."""
     module = recipe.load()
     job = Job(recipe, getattr(module, config_class), getattr(module, build), before)
     vars(job).update(state, is_elsewhere=True)
@@ -118,7 +119,7 @@ def _job_elsewhere(
 
 
 def run(job: Job, overrides: Sequence[str]) -> None:
-    """Call ``job`` for each point of a sweep, and print a table of the runs.
+    """Call ``job`` for each run of a sweep, and print a table of the runs.
 
     Raises:
         SettingError: if the settings of a run are invalid, or Hydra rejects the overrides.
@@ -143,8 +144,9 @@ def run(job: Job, overrides: Sequence[str]) -> None:
 def _check_points(job: Job, overrides: Sequence[str]) -> None:
     """Check the settings and the plan of every run of a sweep before the first run.
 
-    Settings that another sweeper selects from the results of earlier runs are not known yet. Step
-    settings of other libraries depend on the algorithm, which only ``build`` knows.
+    Settings that a custom sweeper selects cannot be checked, because they depend on the results of
+    earlier runs. Neither can step settings of other libraries, because these depend on the
+    algorithm, which only ``build`` knows.
     """
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 
@@ -165,7 +167,7 @@ def _check_points(job: Job, overrides: Sequence[str]) -> None:
 
 
 def _call_hydra(job: Job, overrides: Sequence[str]) -> None:
-    """Run the sweep with Hydra, which does not know the settings: all overrides are additions."""
+    """Run the sweep with Hydra, whose config is empty, so that all overrides are additions."""
     from hydra import initialize
     from hydra.core.config_store import ConfigStore
     from hydra.core.global_hydra import GlobalHydra
@@ -184,7 +186,7 @@ def _call_hydra(job: Job, overrides: Sequence[str]) -> None:
 def _save_result(
     sweep: Path, number: int, overrides: Sequence[str], trainer: Any, error: Exception | None
 ) -> None:
-    """Save the overrides and results of a run to a file, from which the table is made."""
+    """Save a run's overrides and results to a file, which is read to create the table."""
     latest: Mapping[str, Any] = {} if trainer is None else trainer.journal.latest
     reached = {name: latest[column] for column, name in _COLUMNS.items() if column in latest}
     row = {"run": number, **dict(map(_unescaped, overrides)), **reached}
@@ -197,7 +199,7 @@ def _save_result(
 
 
 def _print_table(sweep: Path) -> None:
-    """Write ``sweep.csv`` and print the differing settings and results of finished runs."""
+    """Write ``sweep.csv``, and print the varying settings and the results of finished runs."""
     notes = [*sweep.glob("run-*.json")]
     rows = sorted((json.loads(path.read_text()) for path in notes), key=lambda row: row["run"])
     if not rows:

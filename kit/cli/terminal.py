@@ -1,4 +1,4 @@
-"""Output of commands: encoding errors, closed pipes, Ctrl-C and system limits."""
+"""Handling of encoding errors, closed pipes, Ctrl-C and system limits in commands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 
 _CLOSED_PIPE, _INTERRUPTED = 128 + 13, 128 + 2
-"""Exit codes of commands that were ended by SIGPIPE and SIGINT."""
+"""Exit codes of commands that SIGPIPE or SIGINT ended."""
 _MORE_FILES = "raise the limit of open files (ulimit -n 4096), or use fewer processes"
 _DISK = "free some space on the disk or in shared memory (df -h /dev/shm)"
 _MEMORY = "use smaller settings, fewer processes, or a machine with more memory"
@@ -18,17 +18,17 @@ _LIMITS = {
     errno.EMFILE: _MORE_FILES, errno.ENFILE: _MORE_FILES, errno.ENOSPC: _DISK, errno.EDQUOT: _DISK,
     errno.EFBIG: _DISK, errno.ENOMEM: _MEMORY,
 }  # fmt: skip
-"""Advice by error number."""
+"""Advice, keyed by error number."""
 _NO_MEMORY = re.compile(r"can't allocate memory|CUDA out of memory|Storage size calculation over")
 """PyTorch's messages for tensors that do not fit in memory."""
 
 
 @contextlib.contextmanager
 def terminal() -> Iterator[None]:
-    """Replace characters that the terminal cannot encode, and end without a stack trace.
+    """Replace characters that the terminal cannot encode, and exit without a stack trace.
 
-    Commands end silently if the output is closed (``| head``), with one word after Ctrl-C, and with
-    one line if the system runs out of disk space, memory or open files.
+    A command exits silently if its output is closed (``| head``). It prints one word after Ctrl-C,
+    and one line if the system runs out of disk space, memory or open files.
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # python ... >&-
@@ -55,7 +55,7 @@ def terminal() -> Iterator[None]:
 
 
 def limit_of_system(error: BaseException | None) -> str | None:
-    """Return a message if an error or its cause is a system limit, else ``None``."""
+    """Return a message if a system limit caused an error, else ``None``."""
     seen: list[BaseException] = []
     while error is not None and error not in seen:
         seen.append(error)
@@ -63,7 +63,7 @@ def limit_of_system(error: BaseException | None) -> str | None:
             return f"{' '.join(str(error).split())}: {_MEMORY}"
         for number, advice in _LIMITS.items():
             name = os.strerror(number)
-            # PyTorch only has text: "unable to open shared memory: Too many open files (24)".
+            # PyTorch reports only text: "unable to open shared memory: Too many open files (24)".
             if getattr(error, "errno", None) == number or f"{name} ({number})" in str(error):
                 return f"{name}: {advice}"
         error = error.__cause__ or error.__context__

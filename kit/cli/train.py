@@ -1,4 +1,4 @@
-"""The command ``kit train``: train a built-in recipe, or one in a file."""
+"""The command ``kit train``: train a built-in recipe or a recipe in a file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ List the recipes with: kit recipes"""
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the command ``kit train``: exit code 0, or 2 if there is no such recipe."""
+    """Run the command ``kit train``. Return the exit code: 0, or 2 if there is no such recipe."""
     if not words or words[0] in ("-h", "--help"):
         print(USAGE)
         return 0

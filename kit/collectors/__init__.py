@@ -1,4 +1,4 @@
-"""Collectors, which step environments with a policy and yield batches."""
+"""Collectors, which step environments with a policy and return batches of transitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Action selection during a rollout: random actions, exploration policy or policy."""
+"""Selection of random, exploration or policy actions during a rollout."""
 
 from __future__ import annotations
 
@@ -36,28 +36,29 @@ _FOREVER = 2**62
 
 
 class ActionSelector:
-    """Selects actions: random actions first, then an exploration policy, then the policy.
+    """Selects actions at random first, then with an exploration policy, then with the policy.
 
     Args:
-        env: environment whose actions are selected.
-        policy: module from TensorDict to TensorDict; ``None``: random actions.
-        exploration_policy: policy that acts until ``exploration_frames``.
-        init_random_frames: initial policy steps with random actions.
-        exploration_frames: policy steps until which the exploration policy acts.
-        exploration_type: whether the policies sample actions.
+        env: environment to select actions for.
+        policy: module that takes and returns a TensorDict; ``None``: random actions.
+        exploration_policy: policy that acts instead of ``policy`` until ``exploration_frames``.
+        init_random_frames: number of initial policy steps with random actions.
+        exploration_frames: number of policy steps, including random ones, after which ``policy``
+            replaces the exploration policy.
+        exploration_type: TorchRL's exploration type, which determines whether actions are sampled.
         device: device of the policies.
-        storing_device: device of the outputs; ``None``: ``device``. With a GPU policy, outputs for
-            the host are copied in every step, like the actions.
+        storing_device: device on which outputs are stored; ``None``: ``device``. If a GPU policy's
+            outputs are stored on the host, they are copied at every step, like the actions.
         fast_policy: see :class:`~kit.collectors.KitCollector`.
-        keeps_outputs: whether outputs become entries of batches.
+        keeps_outputs: whether the policies' outputs are stored in batches.
 
     Attributes:
         runner: executes the policy; ``None`` if all actions are random.
         numpy: computes the policy's actions with NumPy; ``None`` if ``runner`` computes them.
 
     Raises:
-        SettingError: if only one of exploration policy and frames is set, a policy reads a key that
-            is never written, or a policy writes a key of the environment.
+        SettingError: if only one of ``exploration_policy`` and ``exploration_frames`` is set, or a
+            policy overwrites an entry of the environment.
     """
 
     def __init__(
@@ -76,7 +77,12 @@ class ActionSelector:
     ) -> None:
         if (exploration_policy is None) != (exploration_frames == 0):
             reason = f"conflicts with exploration_policy={type(exploration_policy).__name__}"
-            raise SettingError("exploration_frames", exploration_frames, reason, "set both or none")
+            raise SettingError(
+                "exploration_frames",
+                exploration_frames,
+                reason,
+                "set both exploration_frames and exploration_policy, or neither",
+            )
         self.env, self.num_envs = env, env.num_envs
         self.device = torch.device(device)
         self._on_cpu = self.device.type == "cpu"
@@ -103,7 +109,7 @@ class ActionSelector:
         self._runners = [one for one in (self.runner, self.explorer) if one is not None]
         self._random = RandomActions(env)
         self.act_at_random(init_random_frames)
-        self.at_random = False  # whether all actions are random, regardless of policy steps
+        self.at_random = False  # all actions are random, regardless of the step count
         self._places: list[tuple[Key, int]] = []
         self._zeros: dict[Key, Tensor] = {}
         self._recorded: list[Sequence[Tensor]] = []
@@ -122,7 +128,7 @@ class ActionSelector:
         self._policy_from = max(self._random_until, self.exploration_frames)
 
     def _compute_in_numpy(self) -> None:
-        """Compute the policy's actions with NumPy, if it is supported."""
+        """Compute actions with NumPy if the policy is supported."""
         assert self.runner is not None
         before, policy = self.numpy, self.runner.policy
         try:
@@ -131,7 +137,7 @@ class ActionSelector:
             kind = self.runner.exploration_type
             self.numpy = NumpyPolicy(policy, self.num_envs, kind, self.keeps_outputs)
             if self.numpy.reads not in self._observations:
-                raise NumpyPolicyError("it does not read this environment's observation")
+                raise NumpyPolicyError("the policy does not read this environment's observation")
             self.numpy.continue_from(before)
         except NumpyPolicyError as reason:
             self.numpy, self._not_in_numpy = None, str(reason)
@@ -139,7 +145,7 @@ class ActionSelector:
 
     @property
     def path(self) -> PolicyPath:
-        """How the policy is executed. The reason may be known only after the first calls."""
+        """How the policy is executed. The reason may be unknown before the first calls."""
         if self.runner is None:
             return PolicyPath("module", "actions are random")
         if self.numpy is not None:
@@ -150,7 +156,7 @@ class ActionSelector:
 
     # ------------------------------------------------------------------ one batch
     def prepare(self) -> None:
-        """Detect policies that have changed. Called once per batch."""
+        """Detect changes to the policies. Called once per batch."""
         for runner in self._runners:
             if runner is self.runner and self.numpy is not None:
                 followed = self._copy is None or self._copy.follow()
@@ -161,23 +167,23 @@ class ActionSelector:
                 self._compute_in_numpy()
 
     def is_ready(self, policy_steps: int, steps: int) -> bool:
-        """Return whether a batch needs no PyTorch calls, because NumPy acts and has its noise."""
+        """Return whether NumPy can compute a batch of actions from noise that is already drawn."""
         numpy = self.numpy
         return numpy is not None and policy_steps >= self._policy_from and numpy.has_noise(steps)
 
     def begin(
         self, policy_steps: int = 0, steps: int = 0, into: NDArray[Any] | None = None
     ) -> AbstractContextManager[Any]:
-        """Begin a batch, after :meth:`prepare`.
+        """Begin a batch. Call :meth:`prepare` first.
 
         Args:
-            policy_steps: policy steps of all environments so far.
-            steps: time steps of the batch; 0: unknown.
-            into: array for the actions of all time steps, ``[steps, num_envs, ...]``.
+            policy_steps: total number of policy steps in all environments so far.
+            steps: number of time steps in the batch; 0 if unknown.
+            into: array ``[steps, num_envs, ...]`` that receives the actions of all time steps.
 
         Returns:
-            Context manager for the batch: inference mode, unless a call may have to create
-            parameters.
+            Context manager for the batch. It enables inference mode only if all policies replay
+            traced graphs, because other calls may create parameters.
         """
         self._recorded = []
         if steps and policy_steps < self._random_until:
@@ -193,11 +199,11 @@ class ActionSelector:
     def __call__(
         self, observation: Arrays, policy_steps: int = 0, active: Mask | None = None
     ) -> Arrays:
-        """Return the actions of one time step, by key, ``[num_envs, ...]``.
+        """Return the actions for one time step, a dict of arrays ``[num_envs, ...]``.
 
         Args:
-            observation: observation by key, ``[num_envs, ...]``.
-            policy_steps: policy steps of all environments so far.
+            observation: dict of observation arrays ``[num_envs, ...]``.
+            policy_steps: total number of policy steps in all environments so far.
             active: mask of the environments that take this step; ``None``: all.
         """
         if self.at_random or policy_steps < self._policy_from:
@@ -220,12 +226,12 @@ class ActionSelector:
 
     @property
     def _keys(self) -> Sequence[Key]:
-        """Keys of the recorded outputs, known after the policy's first call."""
+        """Keys of the recorded outputs. They are unknown before the policy's first call."""
         return self.action_keys if self.runner is None else self.runner.out_keys
 
     def _tensors(self, observation: Arrays) -> Tensors:
         if self._on_cpu:
-            # Copy, because a policy may keep its inputs, whose memory is reused.
+            # Copy the inputs, because a policy may keep them, and their memory is reused.
             # MKL's rounding also depends on memory alignment, which differs in a resumed run.
             return {key: torch.from_numpy(array).clone() for key, array in observation.items()}
         return {k: torch.from_numpy(array).to(self.device) for k, array in observation.items()}
@@ -237,7 +243,7 @@ class ActionSelector:
     def _before_the_policy(
         self, observation: Arrays, policy_steps: int, active: Mask | None
     ) -> Sequence[Tensor]:
-        """Return the outputs of a step with random actions or the exploration policy."""
+        """Return the outputs for a step with random actions or the exploration policy."""
         count = self.num_envs if active is None else int(active.sum())
         at_random = self.random_steps(policy_steps, count)
         if at_random:
@@ -268,11 +274,11 @@ class ActionSelector:
     def _padded(
         self, values: Tensors, observation: Arrays, acting: PolicyRunner | None
     ) -> list[Tensor]:
-        """Return outputs of another source under the policy's keys, padded with zeros.
+        """Return random or exploration outputs under the policy's keys. Missing outputs are zero.
 
         Args:
-            values: outputs by key.
-            observation: observation of this step.
+            values: dict of the outputs to return.
+            observation: dict of observations at this step.
             acting: runner that computed the outputs; other runners skip this step.
         """
         assert self.runner is not None
@@ -284,9 +290,10 @@ class ActionSelector:
         return [present.get(key, zero).to(self.device) for key, zero in self._zeros.items()]
 
     def outputs(self) -> Tensors:
-        """Return all outputs since :meth:`begin`, ``[num_envs, steps, ...]``, by the policy's keys.
+        """Return a dict of all outputs since :meth:`begin`, each ``[num_envs, steps, ...]``.
 
-        Outputs that random actions or the exploration policy do not provide are zero.
+        The keys are the policy's output keys. Outputs that random actions or the exploration policy
+        do not provide are zero.
         """
         last = self.numpy.outputs() if self.numpy is not None and self.numpy.steps else {}
         if not self._recorded:
@@ -299,11 +306,11 @@ class ActionSelector:
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether a policy has hidden state. May be true until the policies have acted."""
+        """Whether any policy has hidden state; true as long as this is unknown."""
         return any(runner.is_recurrent for runner in self._runners)
 
     def end_episodes(self, ended: Mask) -> None:
-        """Reset the hidden state of environments whose next step starts an episode.
+        """Reset the hidden state for environments whose next step starts an episode.
 
         Args:
             ended: mask of these environments, ``[num_envs]``.
@@ -314,7 +321,7 @@ class ActionSelector:
 
     # ------------------------------------------------------------------ blocks of steps
     def phases(self, policy_steps: int, steps: int) -> list[tuple[PolicyRunner | None, int]]:
-        """Return who acts in the next time steps, and for how many; ``None``: random actions."""
+        """Split the next time steps into (runner, steps) pairs; ``None`` means random actions."""
         limits: list[tuple[PolicyRunner | None, int]] = [(None, self._random_until)]
         limits += [(self.explorer, self.exploration_frames), (self.runner, _FOREVER)]
         found = []
@@ -332,13 +339,13 @@ class ActionSelector:
             runner.restart()
 
     def seeded(self) -> None:
-        """Discard random numbers that were drawn in advance, after a new seed was set."""
+        """Discard random numbers that were drawn in advance. Called after a new seed is set."""
         self._random.clear()
         if self.numpy is not None:
             self.numpy.noise = []
 
     def state_dict(self) -> dict[str, Any]:
-        """Return hidden state and random numbers that were drawn in advance."""
+        """Return the hidden state and the random numbers that were drawn in advance."""
         noise = [] if self.numpy is None else self.numpy.noise
         return {
             "runners": [runner.state_dict() for runner in self._runners],

@@ -38,41 +38,43 @@ from kit.steps.errors import whole_number
 
 _SECONDS_TO_CLOSE = 10.0
 _SECONDS_OF_A_STEP = 1.5
-"""Duration of an environment step after which shutdown no longer waits for it."""
+"""Shutdown does not wait for an environment step that has already taken longer than this."""
 
 
 class AsyncCollector(KitCollector):
     """Collects the next batch in a worker process while the learner trains on the last batch.
 
-    Batch ``b`` (from 0) is collected with the weights that the learner had when it requested batch
-    ``b - max_staleness``. The first batches use the weights of the request for batch 0. The
-    staleness of a batch, in update phases, therefore grows from 0 to ``max_staleness`` and then
-    stays constant. It does not depend on timing, so runs are reproducible and resume bit by bit.
+    Batch ``b``, counted from 0, is collected with the weights that the learner had when it
+    requested batch ``b - max_staleness``. The first batches use the weights from the request for
+    batch 0. The staleness of a batch, in update phases, therefore grows from 0 to
+    ``max_staleness`` and then stays constant. Staleness does not depend on timing, so runs are
+    reproducible and can be resumed bit for bit.
 
-    Weights are sent when a batch is requested, or earlier by :meth:`update_policy_weights_`.
-    Batches are returned through ``max_staleness + 2`` buffers in shared memory.
+    Weights are sent when a batch is requested, or when :meth:`update_policy_weights_` is called
+    before that. Batches are returned through ``max_staleness + 2`` buffers in shared memory.
 
     Args:
         create_env_fn: function that creates the environment in the worker process, or an
-            environment of ``make_env``, which is created again there.
-        policy: module from TensorDict to TensorDict. The worker's copies of it and of
-            ``exploration_policy`` receive parameters, buffers, and public attributes of type int,
-            float, bool or str.
-        collector: collector class in the worker process.
-        max_staleness: maximum number of update phases between a batch's policy and the learner; 0:
-            the learner waits for each batch.
-        reuse: whether a batch is the shared buffer itself, valid until the next batch is requested.
+            environment from ``make_env``, which the worker process creates again.
+        policy: module that takes and returns a TensorDict. The worker process receives its
+            parameters, buffers, and public attributes of type int, float, bool or str. The same
+            applies to ``exploration_policy``.
+        collector: class of the collector that runs in the worker process.
+        max_staleness: maximum number of update phases by which a batch's policy lags behind the
+            learner; 0: the learner waits for each batch.
+        reuse: whether to return the shared buffer itself instead of a copy. Its contents are valid
+            until the next batch is requested.
         threads: number of PyTorch threads in the worker process.
-        storing_device: device of batches.
+        storing_device: device of the returned batches.
         pre_collect_hook: called in this process before it waits for a batch.
         post_collect_hook: called in this process with each batch before it is returned.
-        **kwargs: arguments of the collector in the worker process.
+        **kwargs: arguments for the collector in the worker process.
 
     Attributes:
         staleness: staleness of the last batch, in update phases.
 
     Raises:
-        SettingError: if the environment cannot be created again, or the collector raises one.
+        SettingError: if the collector in the worker process raises it.
     """
 
     collects_on_host = True
@@ -100,7 +102,7 @@ class AsyncCollector(KitCollector):
         self._taken, self._published = 0, -1
         self.staleness = 0
         self._staleness_since_row: list[int] = []
-        # One version per batch that may be in progress. A new version overwrites the oldest.
+        # One version of the weights per batch in progress. A new version overwrites the oldest.
         versions = range(self.max_staleness + 1)
         policies = _policies(policy, exploration_policy)
         self._weights = [[_shared(tensor) for tensor in _tensors(policies)] for _ in versions]
@@ -133,16 +135,16 @@ class AsyncCollector(KitCollector):
         with without_main():
             self._process.start()
         theirs.close()
-        # Runs at exit before multiprocessing joins its processes.
+        # The finaliser runs at exit, before multiprocessing joins its processes.
         rest = self._process, self._pipe, self._in_step
         self._closing = Finalize(self, _stop, rest, exitpriority=1)
 
     # ------------------------------------------------------------------ one batch
     def _prepared(self) -> AbstractContextManager[Any]:
-        return contextlib.nullcontext()  # the worker process has the RNG state
+        return contextlib.nullcontext()  # the RNG state is in the worker process
 
     def _collect(self) -> TensorDictBase:
-        """Return the next batch, and start the collection of another batch."""
+        """Send the current weights, then wait for the next batch and return it."""
         self.update_policy_weights_()
         facts = self._await("batch")
         self.staleness = self._taken - facts["version"]
@@ -164,8 +166,8 @@ class AsyncCollector(KitCollector):
     def update_policy_weights_(self, *args: Any, **kwargs: Any) -> None:
         """Send the policy's current weights to the worker process.
 
-        Only the first call after a batch has an effect. Without such a call, weights are sent when
-        the next batch is requested.
+        Only the first call after each batch has an effect. Without such a call, weights are sent
+        when the next batch is requested.
         """
         if args or kwargs:
             super().update_policy_weights_(*args, **kwargs)
@@ -190,7 +192,7 @@ class AsyncCollector(KitCollector):
     def deliver_raw(self, raw: bool) -> bool:
         """Set whether batches are raw or normalised; return whether this is supported.
 
-        Raw batches require the worker's normalisation statistics in this process.
+        Raw batches are supported only if this process has the worker's normalisation statistics.
         """
         self._send(("raw", raw))
         delivered = bool(self._await("raw"))
@@ -205,7 +207,7 @@ class AsyncCollector(KitCollector):
             raise self._death() from error
 
     def _await(self, wanted: str) -> Any:
-        """Wait for a message of one kind. Batches that arrive in the meantime are queued."""
+        """Wait for a message of the given kind. Batches that arrive in the meantime are queued."""
         if wanted == "batch" and self._arrived:
             return self._arrived.popleft()
         while True:
@@ -245,7 +247,7 @@ class AsyncCollector(KitCollector):
         self._slots.clear()
 
     def state_dict(self) -> OrderedDict[str, Any]:
-        """Return counters, the worker's state once it is idle, and queued batches."""
+        """Wait until the worker is idle. Return counters, queued batches and the worker's state."""
         state = super().state_dict()
         self._send(("state",))
         state["collector"] = self._await("state")
@@ -256,7 +258,7 @@ class AsyncCollector(KitCollector):
             for facts in self._arrived
         ]
         state["staleness"] = [self.staleness, [*self._staleness_since_row]]
-        # Include weights of future batches, for a collector that continues beyond its total.
+        # Include the weights for later batches, in case a resumed run has a larger total.
         collected, slots = self._taken + len(self._arrived), len(self._weights)
         unused = range(max(collected - self.max_staleness, 0), self._published + 1)
         weights = {v: [tensor.clone() for tensor in self._weights[v % slots]] for v in unused}
@@ -265,11 +267,9 @@ class AsyncCollector(KitCollector):
         return state
 
     def load_state_dict(self, state_dict: OrderedDict[str, Any]) -> None:
-        """Restore the state returned by :meth:`state_dict`. ``max_staleness`` must not grow."""
+        """Restore a saved state whose ``max_staleness`` is at least this collector's."""
         if self.max_staleness > (most := int(state_dict["max_staleness"])):
-            reason = (
-                "exceeds the saved collector's max_staleness, and the older weights were not saved"
-            )
+            reason = "is larger than in the checkpoint, which lacks the required older weights"
             raise SettingError("max_staleness", self.max_staleness, reason, [most])
         super().load_state_dict(state_dict)
         collected = int(state_dict["taken"]) + len(state_dict["under_way"])
@@ -310,17 +310,17 @@ def _stop(process: Any, pipe: Any, in_step: Tensor) -> None:
 
 
 def _policies(*policies: Any) -> nn.ModuleList:
-    """Return the policies that are modules."""
+    """Return a list of the policies that are PyTorch modules."""
     return nn.ModuleList(policy for policy in policies if isinstance(policy, nn.Module))
 
 
 def _tensors(policies: nn.ModuleList) -> list[Tensor]:
-    """Return parameters and buffers of policies."""
+    """Return the parameters and buffers of the policies."""
     return [*policies.parameters(), *policies.buffers()]
 
 
 def _settings(policies: nn.ModuleList) -> dict[tuple[str, str], Any]:
-    """Return public int, float, bool and str attributes of policies and their submodules."""
+    """Return the public int, float, bool and str attributes of policies and their submodules."""
     return {
         (path, name): value
         for path, module in policies.named_modules()
@@ -330,7 +330,7 @@ def _settings(policies: nn.ModuleList) -> dict[tuple[str, str], Any]:
 
 
 def _plain(settings: dict[tuple[str, str], Any]) -> dict[tuple[str, str], Any]:
-    """Return the attributes that checkpoints can store, without enum members."""
+    """Return the attributes that checkpoints can store, which excludes enum members."""
     return {n: v for n, v in settings.items() if type(v) in (bool, int, float, str)}
 
 
@@ -388,7 +388,7 @@ def _normalized_by(collector: KitCollector) -> str:
 
 
 def _watch(in_step: Tensor, thread: int) -> None:
-    """Publish several times per second how long the current environment step has taken."""
+    """Publish the duration of the current environment step several times per second."""
     watch = StepWatch(thread)
     while True:
         in_step.fill_(watch.seconds())
@@ -411,8 +411,8 @@ _FACTS = (
 class _Worker:
     """Runs a collector in the worker process and collects batches while weights are available.
 
-    There is one version of ``weights`` more than the maximum staleness. The learner writes version
-    ``v`` when it requests batch ``v``.
+    ``weights`` contains ``max_staleness + 1`` versions. The learner writes version ``v`` when it
+    requests batch ``v``.
     """
 
     def __init__(
@@ -427,7 +427,7 @@ class _Worker:
         self.max_staleness = len(weights) - 1
         self.collected = 0
         self.newest = -1
-        self._starts_episodes = False  # episodes of queued batches cannot be continued
+        self._starts_episodes = False  # whether the next batch starts new episodes
         self._settings: dict[int, dict[tuple[str, str], Any]] = {}  # changed attributes by version
         self._slots: dict[int, TensorDictBase] = {}
 
@@ -438,7 +438,7 @@ class _Worker:
 
     @property
     def _is_due(self) -> bool:
-        """Whether another batch is to be collected and its weights are available."""
+        """Whether another batch must be collected and its weights are available."""
         total = self.collector.total_frames
         more = total < 0 or self.collector.policy_steps < total
         return more and self._version <= self.newest
@@ -465,7 +465,7 @@ class _Worker:
             self.newest = self.collected - self.max_staleness - 1
             self.pipe.send(("loaded", self.collector.exact_resume))
         elif command == "seed":
-            self._collect_due()  # batches in progress use the old RNG state
+            self._collect_due()  # requested batches use the old RNG state
             self.collector.set_seed(arguments[0])
             self.pipe.send(("seeded", None))
         elif command == "raw":
@@ -498,12 +498,12 @@ class _Worker:
         self._starts_episodes = False
 
     def _set(self, version: int) -> None:
-        """Set the policies' attributes that changed with a version of the weights."""
+        """Apply the attribute changes that were sent with a version of the weights."""
         for (path, name), value in self._settings.pop(version, {}).items():
             setattr(self.policies.get_submodule(path), name, value)
 
     def _store(self, batch: TensorDictBase) -> tuple[int, dict[int, TensorDictBase]]:
-        """Copy a batch to the next shared buffer; return its index, and the buffer if new."""
+        """Copy a batch to the next shared buffer. Return the buffer's index and any new buffer."""
         number = (self.collected - 1) % (self.max_staleness + 2)
         slot = self._slots.get(number)
         if slot is not None and _signature(slot) == _signature(batch):
@@ -514,14 +514,14 @@ class _Worker:
 
 
 def _signature(batch: TensorDictBase) -> tuple[Any, ...]:
-    """Return batch size, keys, shapes and dtypes of a batch."""
+    """Return the batch size, keys, shapes and dtypes of a batch."""
     found = {key: (value.shape, value.dtype) for key, value in batch.items(True, True)}
     return batch.batch_size, found
 
 
 def _sendable(error: BaseException) -> Exception:
-    """Return an exception that can be pickled. Third-party exceptions become a RuntimeError."""
-    if isinstance(error, KeyboardInterrupt):  # raised by an environment; the parent handles Ctrl-C
+    """Return an exception that can be pickled. Unknown types are converted to RuntimeError."""
+    if isinstance(error, KeyboardInterrupt):  # not Ctrl-C, which the parent handles
         return EnvError("env", None, "raised KeyboardInterrupt in the collector's process")
     if isinstance(error, (EnvError, PolicyError, SettingError)):
         return error

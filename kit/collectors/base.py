@@ -1,4 +1,4 @@
-"""Base classes of collectors: step counts, RNG state, weight updates and policy checks."""
+"""Base classes for collectors, with step counts, RNG state, weight updates and policy checks."""
 
 from __future__ import annotations
 
@@ -27,41 +27,43 @@ from kit.steps.errors import whole_number
 
 
 class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
-    """Base class of collectors with exact step counts.
+    """Base class for collectors with exact step counts.
 
-    An iterable of batches with TorchRL's keys. It ends after ``total_frames`` policy steps.
+    A collector is an iterable of batches with TorchRL's keys. The iteration ends after
+    ``total_frames`` policy steps.
 
     Args:
         num_envs: number of environments.
-        total_frames: total policy steps; -1: no end.
-        init_random_frames: initial policy steps with random actions; ``None``: the trainer's plan
-            decides, or none without a trainer.
-        exploration_frames: policy steps, counted from the start, until which ``exploration_policy``
-            acts.
-        exploration_policy: policy that acts instead of ``policy`` during ``exploration_frames``.
-        exploration_type: whether actions are sampled.
-        fast_policy: how the policy is executed. ``"auto"``: NumPy computes the actions of a small
-            network, with different rounding (a GPU policy is copied to the host once per batch);
-            other policies are traced. ``"exact"``: traced tensor operations, bitwise equal to the
-            module. ``"module"``: the TensorDict module itself.
-        seed: seed of the policy's sampling and of random actions.
-        device: device of policy and batches; ``None``: CPU.
+        total_frames: total number of policy steps; -1: no limit.
+        init_random_frames: number of initial policy steps with random actions; ``None``: the number
+            in the trainer's plan, or 0 without a trainer.
+        exploration_frames: number of policy steps, including random ones, after which ``policy``
+            replaces ``exploration_policy``.
+        exploration_policy: policy that acts instead of ``policy`` until ``exploration_frames``.
+        exploration_type: TorchRL's exploration type, which determines whether actions are sampled.
+        fast_policy: how the policy is executed. ``"auto"``: NumPy computes the actions of small
+            networks, with different rounding, and other policies are traced. Small GPU policies
+            are copied to the host once per batch. ``"exact"``: the policy is traced, with outputs
+            bitwise equal to the module's. ``"module"``: the TensorDict module is called.
+        seed: seed for random actions and the policy's sampling.
+        device: device of the policy and the batches; ``None``: CPU.
         policy_device: device of the policy, if different from ``device``.
         storing_device: device of batches, if different from ``device``.
         pre_collect_hook: called without arguments before each batch is collected.
         post_collect_hook: called with each batch before it is returned; may change the batch.
 
     Attributes:
-        policy_steps: policy steps so far.
-        random_policy_steps: policy steps with random actions so far.
-        env_steps: env steps so far, as reported by the environments.
-        episodes: finished episodes so far.
-        environment_errors: environment failures recovered from so far.
+        policy_steps: number of policy steps so far.
+        random_policy_steps: number of policy steps with random actions so far.
+        env_steps: number of env steps so far, as reported by the environments.
+        episodes: number of finished episodes so far.
+        environment_errors: number of environment failures so far from which the run recovered.
         exact_resume: whether the last :meth:`load_state_dict` restored the complete state.
-        exact_policy: whether the policy's outputs are bitwise equal to the outputs of its module.
-        collects_on_host: whether batches are collected on the host before ``storing_device``.
-        continues_episodes: whether the last batch continued the episodes of the batch before. False
-            if other code stepped, reset or seeded the environments in between.
+        exact_policy: whether the policy's outputs are bitwise equal to the TensorDict module's.
+        collects_on_host: whether batches are collected on the host and then moved to
+            ``storing_device``.
+        continues_episodes: whether the last batch continued the episodes of the previous batch.
+            False if other code stepped, reset or seeded the environments in between.
     """
 
     reset_at_each_iter: bool = False
@@ -131,7 +133,7 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
         )
 
     def act_at_random(self, policy_steps: int) -> None:
-        """Set ``init_random_frames``, unless the user has set it or another process acts."""
+        """Set ``init_random_frames``, unless the user set it or another process selects actions."""
         if self.follows_plan and (actor := vars(self).get("_actor")) is not None:
             self.init_random_frames = policy_steps
             actor.act_at_random(policy_steps)
@@ -176,7 +178,7 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
         return batch
 
     def _prepared(self) -> AbstractContextManager[Any]:
-        """Prepare the next batch, and return the context manager in which it is collected."""
+        """Prepare the next batch and return the context manager to collect it in."""
         return self._random_numbers
 
     @abc.abstractmethod
@@ -199,10 +201,12 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
         The policy always acts on normalised observations.
 
         Args:
-            raw: whether batches are raw, as a replay buffer needs, or normalised at each step.
+            raw: whether batches contain raw values, as a replay buffer needs, or values that are
+                normalised at each step.
 
         Returns:
-            Whether the collector supports it. By default, only unnormalised environments do.
+            Whether the collector supports this choice. By default, raw batches are supported only
+            if the environments are not normalised.
         """
         return not raw or self.normalizer is None
 
@@ -212,7 +216,7 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
         return finished
 
     def metrics(self) -> dict[str, float]:
-        """Return additional metrics to log; none by default."""
+        """Return additional metrics to log. By default, there are none."""
         return {}
 
     def update_policy_weights_(self, policy_or_weights: Any = None, **kwargs: Any) -> None:
@@ -259,7 +263,7 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
                 self.env.close(raise_if_closed=False)
 
     def _release(self) -> None:
-        """Release resources other than the environments; none by default."""
+        """Release resources other than the environments. By default, there are none."""
 
     _COUNTERS = (
         "policy_steps",
@@ -270,7 +274,7 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
     )
 
     def state_dict(self) -> OrderedDict[str, Any]:
-        """Return counters and RNG state. Subclasses add the state of the environments."""
+        """Return the counters and RNG state. Subclasses add the state of the environments."""
         state = OrderedDict((name, getattr(self, name)) for name in self._COUNTERS)
         state["batches"] = self._iter + 1
         state["random_numbers"] = self._random_numbers.state_dict()
@@ -290,18 +294,20 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
 
 
 class StepsCollector(KitCollector):
-    """Base class of collectors of batches ``[num_envs, steps_per_env]``, with time last.
+    """Base class for collectors that return batches ``[num_envs, steps_per_env]``.
 
     Args:
         num_envs: number of environments.
-        frames_per_batch: policy steps per batch: ``num_envs * steps_per_env``.
-        steps_per_env: policy steps per environment and batch; alternative to ``frames_per_batch``.
-        prefill_frames: policy steps of a separate first batch; 0: no prefill.
-        **settings: arguments of :class:`KitCollector`. ``init_random_frames``,
+        frames_per_batch: number of policy steps per batch, ``num_envs * steps_per_env``.
+        steps_per_env: number of policy steps per environment in each batch; alternative to
+            ``frames_per_batch``.
+        prefill_frames: number of policy steps in a separate first batch; 0: no such batch.
+        **settings: arguments for :class:`KitCollector`. ``init_random_frames``,
             ``exploration_frames`` and ``prefill_frames`` must be multiples of ``num_envs``.
 
     Raises:
-        SettingError: if the counts cannot be reached exactly. The error lists the nearest values.
+        SettingError: if a step count cannot be reached exactly. The error lists the nearest
+            valid values.
     """
 
     def __init__(
@@ -327,8 +333,8 @@ class StepsCollector(KitCollector):
         batches, left = divmod(total - self.prefill_frames, self.frames_per_batch)
         if left or batches < 0:
             near = self.prefill_frames + max(batches, 0) * self.frames_per_batch
-            reason = f"is not a whole number of batches of {self.frames_per_batch} policy steps"
-            reason += f" after {self.prefill_frames} of prefill" if self.prefill_frames else ""
+            reason = f"cannot be split into whole batches of {self.frames_per_batch} policy steps"
+            reason += f" after {self.prefill_frames} prefill steps" if self.prefill_frames else ""
             nearest = [n for n in (near, near + self.frames_per_batch) if n]
             raise SettingError("total_frames", total, reason, nearest)
 
@@ -349,9 +355,9 @@ class StepsCollector(KitCollector):
 
 
 class RNGStream:
-    """Separate RNG state of a collector, which other uses of PyTorch's RNG do not affect.
+    """RNG state for a collector, isolated from other uses of PyTorch's RNG.
 
-    Inside ``with stream:`` PyTorch uses the stream's RNG state and computes no gradients.
+    Inside ``with stream:``, PyTorch uses the stream's RNG state and computes no gradients.
 
     Args:
         seed: seed from which :func:`policy_seed` derives the stream's seed.
@@ -402,10 +408,10 @@ class RNGStream:
 
 
 def policy_seed(seed: int) -> int:
-    """Derive the seed of a policy's RNG from the seed of a run.
+    """Derive the seed for a policy's RNG from the seed of a run.
 
-    It differs from the run's seed, which initialises weights, and from the seeds of
-    :func:`~kit.envs.vector_env.env_seeds`.
+    The result differs from the run's seed, which is used to initialise weights, and from the
+    environment seeds returned by :func:`~kit.envs.vector_env.env_seeds`.
     """
     sequence = np.random.SeedSequence(seed, spawn_key=(0,))
     return int(sequence.generate_state(1, np.uint32)[0])
@@ -425,7 +431,7 @@ def _steps_per_env(num_envs: int, frames: int | None, steps: int | None) -> int:
 def _multiple(field: str, value: int, of: int) -> None:
     if value % of:
         down = value // of * of
-        reason = f"is not a multiple of the {of} envs, which all step at once"
+        reason = f"must be a multiple of num_envs={of}, because all environments step together"
         raise SettingError(field, value, reason, [n for n in (down, down + of) if n])
 
 
@@ -447,8 +453,8 @@ def copy_weights(source: Any, policy: Any) -> None:
     different = sorted(n for n in {*expected, *shapes} if expected.get(n) != shapes.get(n))
     if different:
         name = different[0]
-        reason = f"has shape {shapes.get(name)}, but {expected.get(name)} in the policy"
-        hint = "send the weights of a policy that is built in the same way"
+        reason = f"has shape {shapes.get(name)}, but {expected.get(name)} in the policy to update"
+        hint = "Pass the weights of a policy with the same architecture"
         raise SettingError("weights", name, reason, hint)
     with torch.no_grad():
         for name, tensor in target.items():
@@ -461,15 +467,16 @@ class PolicyError(RuntimeError):
     Args:
         key: key of the output.
         env: index of the environment.
-        policy_step: policy steps of this environment so far.
+        policy_step: number of policy steps taken in this environment so far.
     """
 
     def __init__(self, key: Key, env: int, policy_step: int) -> None:
         self.key, self.env, self.policy_step = key, env, policy_step
         name = key if isinstance(key, str) else ".".join(key)
         super().__init__(
-            f"policy, env {env}, after {policy_step} policy steps: its output {name} is NaN for an "
-            "observation without NaN. Resume an earlier checkpoint with a smaller learning_rate."
+            f"policy, env {env}, after {policy_step} policy steps: its output {name} is NaN, "
+            "although the observation contains no NaN. Resume an earlier checkpoint with a smaller "
+            "learning_rate."
         )
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
@@ -482,16 +489,16 @@ def check_policy(
     actions: Sequence[Key],
     taken: int,
 ) -> None:
-    """Raise an error for NaN in actions and log-probabilities that are stored on the host.
+    """Raise an error if actions or log-probabilities that are stored on the host contain NaN.
 
     Args:
-        outputs: outputs of the policy, ``[num_envs, steps, ...]``.
-        observation: observations of the policy, tensors or arrays ``[steps, ...]``.
+        outputs: policy outputs ``[num_envs, steps, ...]``.
+        observation: observations that the policy acted on, tensors or arrays ``[steps, ...]``.
         actions: keys of the actions.
-        taken: policy steps of each environment before this batch.
+        taken: number of policy steps in each environment before this batch.
 
     Raises:
-        PolicyError: for the first NaN, unless an earlier observation was not finite.
+        PolicyError: for the first NaN, unless an observation up to that step is not finite.
     """
     for key, value in outputs.items():
         name = key if isinstance(key, str) else key[-1]
@@ -501,14 +508,13 @@ def check_policy(
             continue
         if value.dtype is torch.bfloat16:  # not supported by NumPy
             value = value.float()
-        total = value.numpy().sum()  # NaN if any entry is NaN; half the cost of PyTorch's sum
+        total = value.numpy().sum()  # NaN if any entry is NaN; takes half as long in NumPy
         if total == total:
             continue
         steps = value.isnan().reshape(*value.shape[:2], -1).any(-1).T  # [steps, num_envs]
-        if not steps.any():  # the sum of infinities of both signs is NaN
+        if not steps.any():  # infinities of opposite sign also sum to NaN
             continue
         step, env = steps.nonzero()[0].tolist()
-        # After a non-finite observation, a recurrent policy also returns NaN for finite
-        # observations.
+        # A recurrent policy keeps returning NaN after a single non-finite observation.
         if all(np.isfinite(np.asarray(seen[: step + 1])).all() for seen in observation.values()):
             raise PolicyError(key, env, taken + step)

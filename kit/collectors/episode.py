@@ -1,4 +1,4 @@
-"""Collector of whole episodes."""
+"""Collector that returns complete episodes."""
 
 from __future__ import annotations
 
@@ -25,36 +25,38 @@ Layout = Literal["padded", "flat"]
 
 
 class EpisodeCollector(KitCollector):
-    """Collects whole episodes until a batch has at least ``min_episodes`` and ``min_steps``.
+    """Collects complete episodes until a batch reaches ``min_episodes`` and ``min_steps``.
 
-    Each batch starts with new episodes in all environments. Every episode that starts is played to
-    its end and is part of the batch, which avoids a bias towards short episodes. An idle
-    environment starts another episode if the started episodes are not expected to reach both
-    minima. The expected length of an open episode is ``episode_length`` or the mean length so far,
-    but at least its current length.
+    Each batch consists of new episodes. Every episode that starts is played to its end and is part
+    of the batch, which avoids a bias towards short episodes. An idle environment starts another
+    episode only if the episodes started so far are not expected to reach both minimums. The
+    expected length of an open episode is ``episode_length`` or the mean length so far, but at least
+    its current length.
 
     With ``min_episodes`` alone, a batch has exactly that many episodes. If all episodes are equally
     long, batches match the plan exactly for any number of environments. Otherwise, a batch may
-    exceed ``min_steps`` by the episodes that were open at that time.
+    exceed ``min_steps``, because open episodes are still played to their end.
 
     Idle environments are not stepped if the backend supports this. Native, EnvPool and torch
-    environments always step together. Their idle steps are counted only in ``idle_env_steps``.
+    environments always step together. Steps of idle environments are counted only in
+    ``idle_env_steps``.
 
     Args:
-        create_env_fn: environment, or function that creates one.
-        policy: module from TensorDict to TensorDict; ``None``: random actions.
+        create_env_fn: environment, or function that creates an environment.
+        policy: module that takes and returns a TensorDict; ``None``: random actions.
         min_episodes: minimum number of episodes per batch.
-        min_steps: minimum number of policy steps per batch; alternative to ``min_episodes``.
-        episode_length: policy steps of every episode, if all episodes are equally long.
-        layout: ``padded``: ``[episodes, longest]`` with zeros where ``("collector", "mask")`` is
-            false; ``flat``: ``[policy steps]``, concatenated episodes.
-        prefill_frames: minimum policy steps of a separate first batch; 0: no prefill.
-        prefill_random: whether all actions of the prefill batch are random.
-        **settings: arguments of :class:`~kit.collectors.KitCollector`, such as ``seed``, ``device``
-            and ``total_frames`` (policy steps after which no further batch begins).
+        min_steps: minimum number of policy steps per batch. At least one minimum is required.
+        episode_length: number of policy steps per episode, if all episodes are equally long.
+        layout: ``padded``: batches are ``[episodes, longest episode]``, with zeros where
+            ``("collector", "mask")`` is false. ``flat``: batches are ``[policy steps]``, the
+            concatenated episodes.
+        prefill_frames: minimum number of policy steps in a separate first batch; 0: no such batch.
+        prefill_random: whether all actions in the prefill batch are random.
+        **settings: arguments for :class:`~kit.collectors.KitCollector`, such as ``seed``,
+            ``device`` and ``total_frames``. No batch begins after ``total_frames`` policy steps.
 
     Attributes:
-        idle_env_steps: env steps of idle environments.
+        idle_env_steps: number of env steps taken by idle environments.
 
     Raises:
         SettingError: if neither minimum is set, or the policy is incompatible.
@@ -78,7 +80,7 @@ class EpisodeCollector(KitCollector):
         **settings: Any,
     ) -> None:
         if min_episodes is None and min_steps is None:
-            reason = "does not define the size of a batch"
+            reason = "leaves the batch size undefined"
             raise SettingError("min_episodes", None, reason, [1], "or set min_steps")
         self.min_episodes = whole_number("min_episodes", min_episodes or 1, at_least=1)
         self.min_steps = whole_number("min_steps", min_steps or 1, at_least=1)
@@ -130,7 +132,7 @@ class EpisodeCollector(KitCollector):
             self._needs_reset[...] = True
 
     def _checked_outputs(self, buffer: EpisodeBuffer, spans: Sequence[Span]) -> Tensors:
-        """Return the policy's outputs, after checking these and then the environments for NaN."""
+        """Check the policy's outputs and then the environments for NaN; return the outputs."""
         acted_on = buffer.acted_on()
         outputs = self._actor.outputs()
         taken = self.policy_steps // self.num_envs
@@ -156,7 +158,7 @@ class EpisodeCollector(KitCollector):
         self._needs_reset[...] = False
 
     def state_dict(self) -> OrderedDict[str, Any]:
-        """Return counters, RNG state and the state of the environments."""
+        """Return the counters, the RNG state and the state of the environments."""
         state = super().state_dict()
         state["idle_env_steps"] = self.idle_env_steps
         self._check_continuity()
@@ -167,8 +169,8 @@ class EpisodeCollector(KitCollector):
     def load_state_dict(self, state_dict: OrderedDict[str, Any]) -> None:
         """Restore the state returned by :meth:`state_dict`.
 
-        If the state of the environments could not be captured, ``exact_resume`` is false. No
-        episodes are lost, because no episode is open between batches.
+        If the state of the environments could not be captured, ``exact_resume`` is set to false.
+        No episodes are lost, because no episode is open between batches.
         """
         super().load_state_dict(state_dict)
         self.idle_env_steps = int(state_dict["idle_env_steps"])
@@ -184,11 +186,11 @@ class ActiveEpisodes(ActiveEnvs):
 
     Args:
         collector: collector whose previous episodes determine the expected episode length.
-        min_steps: minimum policy steps of the batch.
-        min_episodes: minimum episodes of the batch.
+        min_steps: minimum number of policy steps in the batch.
+        min_episodes: minimum number of episodes in the batch.
 
     Attributes:
-        spans: location of the episodes in memory, in the order of their starts.
+        spans: memory locations of the episodes, ordered by start time.
     """
 
     def __init__(self, collector: EpisodeCollector, min_steps: int, min_episodes: int) -> None:
@@ -214,7 +216,7 @@ class ActiveEpisodes(ActiveEnvs):
         return self._begun
 
     def stepped(self, result: StepArrays) -> None:
-        """Close the episodes that ended, and start others if they are needed."""
+        """Close the episodes that ended, and start new episodes if needed."""
         self._time += 1
         self.policy_steps += self._count
         ended = result.terminated | result.truncated
@@ -235,7 +237,7 @@ class ActiveEpisodes(ActiveEnvs):
         self._update()
 
     def _begin(self, free: Mask) -> Mask:
-        """Start episodes in free environments while needed; return a mask of these environments."""
+        """Start the required episodes in free environments; return a mask of these environments."""
         begun = np.zeros_like(free)
         for env in np.flatnonzero(free):
             if len(self.spans) >= self.min_episodes and self._expected() >= self.min_steps:
@@ -246,7 +248,7 @@ class ActiveEpisodes(ActiveEnvs):
         return begun
 
     def _expected(self) -> int:
-        """Return the expected total policy steps of the episodes that have started."""
+        """Return the expected total length, in policy steps, of the episodes that have started."""
         collector, length = self._collector, self._collector.episode_length
         finished = sum(span.end - span.start for span in self.spans if span.end)
         if length is None:

@@ -1,4 +1,4 @@
-"""Memory for batches of whole episodes."""
+"""Memory for batches of complete episodes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Span:
 
     @property
     def steps(self) -> slice:
-        """Slice of the time steps of a finished episode."""
+        """Slice that selects the time steps of a finished episode."""
         return slice(self.start, self.end)
 
 
@@ -39,7 +39,7 @@ class EpisodeBuffer:
     """Memory that grows while episodes are played.
 
     Args:
-        env: environments whose observations and rewards are written.
+        env: environments whose observations and rewards are stored.
 
     Attributes:
         steps: number of time steps so far.
@@ -51,7 +51,7 @@ class EpisodeBuffer:
         self._chunks: list[RolloutBuffer] = []
 
     def rows(self) -> Iterator[Row]:
-        """Yield rows indefinitely."""
+        """Yield the memory row for each time step, without end."""
         while True:
             chunk = RolloutBuffer(self.env, CHUNK)
             chunk.begin()
@@ -78,7 +78,7 @@ class EpisodeBuffer:
         return {key: self._joined([chunk[key] for chunk in chunks]) for key in chunks[0]}
 
     def episodes(self, spans: Sequence[Span]) -> list[Episode]:
-        """Return the episode statistics of the batch."""
+        """Return the statistics of each episode in the batch."""
         rewards = self._whole("raw_reward" if self.env.needs_raw_reward else "reward")
         env_steps, terminated = self._whole("env_steps"), self._whole("terminated")
         infos = self.env.take_infos()
@@ -117,10 +117,10 @@ class EpisodeBuffer:
         """Return the episodes as a batch.
 
         Args:
-            spans: location of the episodes.
-            outputs: outputs of the policy, ``[num_envs, steps, ...]``.
+            spans: memory locations of the episodes.
+            outputs: policy outputs ``[num_envs, steps, ...]``.
             layout: ``padded`` or ``flat``.
-            first: number of the first episode.
+            first: entry of ``traj_ids`` for the first episode.
         """
         place = _Places(spans, layout)
         batch = TensorDict({}, place.numbers.shape)
@@ -140,7 +140,7 @@ class EpisodeBuffer:
 
 
 class _Places:
-    """Indices that map steps of environments to the layout of a batch of episodes."""
+    """Indices that arrange environment steps in the layout of an episode batch."""
 
     def __init__(self, spans: Sequence[Span], layout: str) -> None:
         lengths = torch.tensor([span.end - span.start for span in spans])
@@ -157,7 +157,7 @@ class _Places:
         self.numbers, self._steps, self._envs = numbers.clone(), steps, envs
 
     def of(self, values: Tensor) -> Tensor:
-        """Select entries of values ``[steps, num_envs, ...]``. Padding is zero."""
+        """Arrange values ``[steps, num_envs, ...]`` in the layout of the batch. Padding is zero."""
         device = values.device
         picked = values[self._steps.to(device), self._envs.to(device)]
         if self.mask is not None:

@@ -1,4 +1,4 @@
-"""Policy execution: inputs, outputs and hidden state, eagerly or with a traced graph."""
+"""Eager or traced execution of policies, with their inputs, outputs and hidden state."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class PolicyPath(NamedTuple):
     """How a collector executes its policy, and why no faster path applies."""
 
     name: Literal["numpy", "program", "module"]
-    """``numpy``: NumPy computes a small network; ``program``: traced tensor operations;
-    ``module``: the TensorDict module."""
+    """``numpy``: NumPy computes a small network; ``program``: a traced graph is replayed;
+    ``module``: the TensorDict module is called."""
     reason: str
     """Why no faster path applies; empty for ``numpy``."""
 
 
 def fast_policy_of(fast_policy: FastPolicy | bool) -> FastPolicy:
-    """Return the policy execution mode for a collector's argument.
+    """Return the execution mode for the ``fast_policy`` argument of a collector.
 
     Args:
         fast_policy: ``"auto"``, ``"exact"`` or ``"module"``; true means ``"auto"`` and false means
@@ -52,33 +52,31 @@ def fast_policy_of(fast_policy: FastPolicy | bool) -> FastPolicy:
 
 
 class PolicyRunner:
-    """Calls a policy with the tensors that it reads, and returns the tensors that it writes.
+    """Runs a policy on plain tensors and stores its hidden state between calls.
 
-    The policy is traced (:class:`~kit.fast.traced.Traced`): calls replay its tensor operations with
-    the same results and the same random numbers. Parameters are read in place, so updates by the
+    The policy is traced by :class:`~kit.fast.traced.Traced`. Calls replay its tensor operations
+    with the same results and random numbers. Parameters are read in place, so updates by the
     learner take effect immediately. A policy that cannot be traced, for example because it branches
     on tensor values, runs as a TensorDict module after one warning.
 
-    A policy may be recurrent. As in TorchRL, its output ``("next", key)`` is its input ``key`` of
+    A policy may be recurrent. As in TorchRL, its output ``("next", key)`` is its input ``key`` at
     the next step. :meth:`end_episodes` resets an environment's hidden state to its initial value
     (from the policy's primers, or zero) and sets ``is_init``.
 
     Args:
-        policy: module (or function) from TensorDict to TensorDict.
+        policy: module or function that takes and returns a TensorDict.
         reads: keys of the environment's observation.
-        num_envs: number of rows of every tensor.
-        exploration_type: whether actions are sampled.
+        num_envs: number of environments, which is the number of rows of every tensor.
+        exploration_type: TorchRL's exploration type, which determines whether actions are sampled.
         fast: whether to trace the policy.
         device: device of the hidden state.
-        check: called with the keys that the policy writes, once they are known.
+        check: called with the keys that the policy writes, during the first call.
 
     Attributes:
-        out_keys: keys of the outputs, in order; known after the first call. They include hidden
-            state inputs that the policy does not return under the same key.
-        is_recurrent: whether the policy has hidden state or reads ``is_init``; true until known.
-
-    Raises:
-        SettingError: if the policy reads a key that is never written.
+        out_keys: keys of the outputs, in order; set by the first call. The hidden state that a
+            recurrent policy reads is also an output.
+        is_recurrent: whether the policy has hidden state or reads ``is_init``; true as long as
+            this is unknown.
     """
 
     def __init__(
@@ -97,7 +95,7 @@ class PolicyRunner:
         self.exploration_type = ExplorationType(exploration_type)
         self.out_keys: list[Key] = []
         self.is_recurrent = True
-        self._was_recurrent = True  # whether the policy of the checkpoint was recurrent
+        self._was_recurrent = True  # whether the checkpoint's policy was recurrent
         self._reads = list(reads)
         self._first = first_values(policy, num_envs, device)
         self._hidden: Tensors = dict(self._first)
@@ -131,16 +129,16 @@ class PolicyRunner:
     def __call__(self, tensors: Mapping[Key, Tensor]) -> Sequence[Tensor]:
         """Return the policy's outputs, in the order of ``out_keys``.
 
-        Must be called without gradients.
+        Gradients must be disabled.
 
         Args:
-            tensors: the environment's observation by key, with ``num_envs`` rows.
+            tensors: dict of observation tensors, each with ``num_envs`` rows.
         """
         if self._known and not self.is_recurrent:
             outputs = self._traced(tensors)
             return [outputs[key] for key in self.out_keys]
         pool = {IS_INIT: self._starts, **tensors, **self._hidden}
-        if not self._fast or not self._written:  # hidden state has no keys before the first call
+        if not self._fast or not self._written:  # the first call finds the hidden state
             outputs = self._call(pool)
         else:
             outputs = self._traced(pool)
@@ -158,7 +156,7 @@ class PolicyRunner:
         self._known = True
 
     def call_module(self, tensors: Mapping[Key, Tensor]) -> Sequence[Tensor]:
-        """Call the TensorDict module directly, so that callers can trace it."""
+        """Call the TensorDict module directly, for callers that trace the call themselves."""
         pool = {IS_INIT: self._starts, **tensors, **self._hidden}
         return self._keep_hidden(self._call(pool), pool)
 
@@ -189,7 +187,7 @@ class PolicyRunner:
                 attributes[name] = value
 
     def skip_step(self) -> Tensor:
-        """Advance ``is_init`` for a step with other actions; return the step's ``is_init``."""
+        """Advance ``is_init`` by a step without a policy call; return the step's ``is_init``."""
         starts, self._starts = self._starts, self._ongoing
         return starts
 
@@ -230,12 +228,12 @@ class PolicyRunner:
         return returned
 
     def end_episodes(self, ended: Mask | Tensor) -> None:
-        """Reset the hidden state of environments whose episode ended with the last step.
+        """Reset the hidden state for environments whose episode ended with the last step.
 
         Only needed if ``is_recurrent`` is true.
 
         Args:
-            ended: mask ``[num_envs]``. Reading a tensor mask does not synchronise.
+            ended: mask ``[num_envs]``. A tensor mask is not copied to the host.
         """
         if not isinstance(ended, Tensor):
             if not ended.any():
@@ -292,26 +290,26 @@ def check_writes(
     """Raise an error if a policy overwrites entries of the environment or the collector.
 
     Args:
-        policy: policy, for the error.
+        policy: policy to name in the error.
         written: keys that the policy writes.
         actions: keys of the environment's actions.
-        observations: keys of its observations, if outputs are stored in batches.
+        observations: keys of the environment's observations; empty if outputs are not stored.
 
     Raises:
-        SettingError: if an output has the key of an entry of the environment or the collector.
+        SettingError: if a written key belongs to the environment or the collector.
     """
     seen = {path_of(key) for key in observations}
     reserved = {*seen, *(("next", *path) for path in seen), *_STEP_ENTRIES} if seen else set()
     both = [key for key in written if path_of(key) in reserved]
     if both:
-        reason = f"writes {both}, which overwrites entries of the environment in batches"
+        reason = f"writes {both}, which would overwrite existing entries in batches"
         name = getattr(policy, "__name__", type(policy).__name__)
         raise SettingError("policy", name, reason, "rename the output, or the observation")
 
 
 _STEP_ENTRIES = {("next", name) for name in ("reward", "done", "terminated", "truncated")}
 _STEP_ENTRIES |= {("collector", name) for name in ("traj_ids", "mask")}
-"""Entries of every batch that a policy must not write."""
+"""Batch entries that a policy must not write."""
 
 
 def first_values(policy: Any, num_envs: int, device: torch.device | str) -> Tensors:
@@ -348,12 +346,12 @@ def _written(
 
 
 def _versions(tensors: Tensors) -> dict[Key, int]:
-    """Return PyTorch's count of in-place changes of each tensor, if it is tracked."""
+    """Return the version counters of tensors. Inference tensors have none and are omitted."""
     return {key: value._version for key, value in tensors.items() if not value.is_inference()}
 
 
 def _shows(value: Any, tensor: Tensor) -> bool:
-    """Return whether a value is a given tensor or another view of the whole tensor."""
+    """Return whether a value is the given tensor or a view of the whole tensor."""
     same = value is tensor or (isinstance(value, Tensor) and value.data_ptr() == tensor.data_ptr())
     return same and value.shape == tensor.shape
 
@@ -375,5 +373,5 @@ def _is_private(key: Key) -> bool:
 
 
 def where_rows(rows: Tensor, selected: Tensor, other: Tensor) -> Tensor:
-    """Return ``selected`` in the rows of a boolean mask ``[rows]``, and ``other`` elsewhere."""
+    """Return ``selected`` in rows where the mask ``rows`` is true, and ``other`` elsewhere."""
     return torch.where(rows.reshape(-1, *[1] * (selected.ndim - 1)), selected, other)

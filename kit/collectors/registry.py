@@ -1,4 +1,4 @@
-"""Registry of collectors by name, and their creation from a step plan."""
+"""Registry of collectors, and a function that creates a collector for a step plan."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COLLECTORS: dict[str, type[BaseCollector]] = {
     "async": AsyncCollector,
     "torchrl": Collector,
 }
-"""Collector classes by the name used in configs. Custom classes may be added."""
+"""Collector classes, keyed by their names in configs. You can add custom classes."""
 
 
 def make_collector(
@@ -42,20 +42,20 @@ def make_collector(
     exploration_policy: Policy | None = None,
     **kwargs: Any,
 ) -> BaseCollector:
-    """Create the collector of one process of a plan.
+    """Create the collector for one process of a run.
 
     Args:
         collector: name in :data:`COLLECTORS`, or a class or function with the same arguments.
-        env: training environments of this process. The ``tensor`` collector replaces them by
+        env: training environments of this process. The ``tensor`` collector replaces them with
             equivalent torch environments if necessary. The ``async`` collector creates them again
             in its worker process.
         policy: policy to train; ``None``: random actions.
         plan: step plan, which determines batch sizes and random steps.
-        seed: seed of policy and random actions, from which each process derives its seed.
+        seed: seed for the policy and random actions. Each process derives its own seed from it.
         rank: index of this process.
-        device: device of policy and batches.
+        device: device of the policy and the batches.
         exploration_policy: policy that acts during the plan's ``exploration_steps``.
-        **kwargs: arguments of the collector, such as ``max_staleness``, ``layout`` or ``reuse``.
+        **kwargs: arguments for the collector, such as ``max_staleness``, ``layout`` or ``reuse``.
 
     Raises:
         SettingError: if the collector's name is unknown.
@@ -83,7 +83,7 @@ def make_collector(
 
 
 def _resolve(collector: str | Callable[..., BaseCollector]) -> Any:
-    """Return the class of a collector that is given by name.
+    """Return the collector class for a name; return classes and functions unchanged.
 
     Raises:
         SettingError: if the name is unknown.
@@ -95,7 +95,7 @@ def _resolve(collector: str | Callable[..., BaseCollector]) -> Any:
 
 
 def _step_counts(plan: StepPlan) -> dict[str, Any]:
-    """Return the arguments of a collector that set the step counts of one process."""
+    """Return the collector arguments that set the step counts for one process."""
     total = plan.total_policy_steps if plan.is_exact else None
     prefill = plan.prefill_steps
     local = plan.local_prefill_steps * plan.world_size if prefill and plan.is_exact else prefill
@@ -107,7 +107,7 @@ def _step_counts(plan: StepPlan) -> dict[str, Any]:
     }
     episodes = ["min_episodes", "min_steps", "episode_length"]
     batch = episodes if plan.collects_episodes else ["frames_per_batch"]
-    if prefill and plan.prefill_random and not plan.is_exact:  # its length is not known in advance
+    if prefill and plan.prefill_random and not plan.is_exact:  # the prefill length is unknown
         counts["prefill_random"] = True
     return counts | {name: getattr(plan, name) for name in batch}
 
@@ -134,9 +134,10 @@ def _torchrl(
     device: torch.device | str | None,
     **kwargs: Any,
 ) -> BaseCollector:
-    """Create TorchRL's collector, which supports only equal batch sizes and initial random steps.
+    """Create TorchRL's collector, which supports neither prefill nor exploration policies.
 
-    It has no seed: its policy uses PyTorch's global RNG, and its environments are already seeded.
+    The collector takes no seed, because its policy uses PyTorch's global RNG and its environments
+    are already seeded.
     """
     counts = _step_counts(plan)
     for field in ("prefill_frames", "exploration_frames"):

@@ -1,4 +1,4 @@
-"""Rollouts of host environments, and the collector of fixed-length batches."""
+"""Rollouts in host environments, and the collector that returns fixed-length batches."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from kit.envs.vector_env import VectorEnv
 
 
 class ActiveEnvs:
-    """Selects the environments that take the next step of a rollout; by default all of them."""
+    """Selects the environments that take the next step of a rollout; all by default."""
 
     policy_steps: int
-    """Policy steps of all environments so far."""
+    """Total number of policy steps in all environments so far."""
     active: Mask | None = None
     """Mask of the environments that take the next step; ``None``: all."""
     freeze_mask: Mask | None = None
@@ -67,9 +67,9 @@ def rollout(
     Args:
         env: environments to step.
         actor: selects the actions.
-        rows: observation and result arrays of each step.
-        schedule: selects the environments of each step.
-        rewards: whether running reward normalisation is applied step by step.
+        rows: observation and result arrays for each step.
+        schedule: selects the environments that take each step.
+        rewards: whether running reward normalisation is applied at each step.
 
     Raises:
         EnvError: if an environment fails.
@@ -94,17 +94,17 @@ class VectorCollector(StepsCollector):
     ``Trainer``.
 
     Args:
-        create_env_fn: environment, or function that creates one. TorchRL environments are
-            supported, at their usual speed.
-        policy: module from TensorDict to TensorDict; ``None``: random actions.
+        create_env_fn: environment, or function that creates an environment. TorchRL environments
+            are supported, but do not run faster.
+        policy: module that takes and returns a TensorDict; ``None``: random actions.
         reuse: whether each batch overwrites the memory of the previous batch. Otherwise, the caller
             owns each batch.
         reset_at_each_iter: whether each batch starts new episodes in all environments.
-        **settings: arguments of :class:`~kit.collectors.StepsCollector`, such as
+        **settings: arguments for :class:`~kit.collectors.StepsCollector`, such as
             ``frames_per_batch``, ``total_frames`` and ``device``.
 
     Raises:
-        SettingError: if the counts cannot be reached exactly or the policy is incompatible.
+        SettingError: if a step count cannot be reached exactly or the policy is incompatible.
 
     Examples:
         >>> from kit.envs import make_env
@@ -142,7 +142,7 @@ class VectorCollector(StepsCollector):
 
     # ------------------------------------------------------------------ one batch
     def deliver_raw(self, raw: bool) -> bool:
-        """Set whether batches are raw or normalised; always supported."""
+        """Set whether batches are raw or normalised. Both are always supported."""
         self.env.leave_raw(raw)
         return True
 
@@ -155,7 +155,7 @@ class VectorCollector(StepsCollector):
 
     def _collect_steps(self, steps: int) -> TensorDictBase:
         self.continues_episodes = self.env.is_at(self._left) and not self.reset_at_each_iter
-        if not self.continues_episodes:  # drop episodes that other code has stepped
+        if not self.continues_episodes:  # drop the open episodes
             self.env.abandon()
             self._restart()
         buffer = self._begin(steps)
@@ -204,7 +204,7 @@ class VectorCollector(StepsCollector):
         return buffer
 
     def _checked_outputs(self, buffer: RolloutBuffer) -> Tensors:
-        """Return the policy's outputs, after checking these and then the environments for NaN."""
+        """Check the policy's outputs and then the environments for NaN; return the outputs."""
         taken = self.policy_steps // self.num_envs
         outputs, doubtful = self._actor.outputs(), buffer.may_be_infinite()
         if checked := buffer.doubtful_actions() | outputs if doubtful else outputs:
@@ -228,7 +228,7 @@ class VectorCollector(StepsCollector):
             self._count_batches()
 
     def _count_batches(self) -> None:
-        """Count env steps and episodes of the batches since the last call."""
+        """Count the env steps and episodes in the batches since the last call."""
         if self._batches is None or not self._batches.uncounted_steps:
             return
         reward, terminated, truncated, env_steps = self._batches.uncounted()
@@ -240,7 +240,7 @@ class VectorCollector(StepsCollector):
 
     @property
     def env_steps(self) -> int:
-        """Env steps so far."""
+        """Number of env steps so far."""
         self._count_batches()
         return self._env_steps
 
@@ -250,7 +250,7 @@ class VectorCollector(StepsCollector):
 
     @property
     def episodes(self) -> int:
-        """Episodes that have ended so far."""
+        """Number of episodes that have ended so far."""
         self._count_batches()
         return self._episodes
 
@@ -276,7 +276,7 @@ class VectorCollector(StepsCollector):
         self._actor.seeded()
 
     def state_dict(self) -> OrderedDict[str, Any]:
-        """Return counters, RNG state, open episodes and the state of the environments."""
+        """Return the counters, RNG state, open episodes and state of the environments."""
         self._count_batches()
         state = super().state_dict()
         state["statistics"] = self._statistics.state_dict()
@@ -290,7 +290,7 @@ class VectorCollector(StepsCollector):
         """Restore the state returned by :meth:`state_dict`.
 
         If the state of the environments could not be captured, new episodes begin and
-        ``exact_resume`` is false.
+        ``exact_resume`` is set to false.
         """
         self._count_batches()
         super().load_state_dict(state_dict)

@@ -1,4 +1,4 @@
-"""Memory for rollouts of host environments, and the batches that are copied from it."""
+"""Memory for rollouts in host environments and for the batches that are copied from it."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ CHUNK = 128
 """Minimum number of time steps for which memory is allocated at once."""
 
 SMALL = 2**22
-"""Maximum size in bytes of copied batches. Larger batches are returned with their memory."""
+"""Maximum size in bytes of batches that are copied. Larger batches are returned uncopied."""
 
 _FLAGS = ("done", "terminated", "truncated")
 _AT_ENDS = frozenset({*(("next", name) for name in _FLAGS), ("collector", "traj_ids")})
 """Entries that are written only if an episode ends."""
 
 Copies = Mapping[tuple[str, ...], NDArray[Any]]
-"""Arrays by path."""
+"""Arrays, keyed by path."""
 
 Row = tuple[Arrays, StepArrays]
 """Observation of a time step, and the arrays for its results."""
 
 
 class RolloutBuffer:
-    """Memory of one batch with arrays ``[steps, num_envs, ...]``, which environments write to.
+    """Memory for one batch, in arrays ``[steps, num_envs, ...]`` that environments write to.
 
     A batch is a copy of this memory (see :class:`RolloutViews`) or the memory itself.
 
     Args:
-        env: environments whose observations and rewards are written.
-        steps: time steps of a batch.
-        actions: key, shape ``[num_envs, ...]`` and dtype of actions, if the policy writes them to
-            the buffer.
+        env: environments that write to the buffer.
+        steps: number of time steps per batch.
+        actions: key, shape ``[num_envs, ...]`` and dtype of the actions, if the policy writes them
+            to the buffer.
 
     Attributes:
-        rows: row of each time step.
-        whole: results of all steps.
+        rows: memory row for each time step.
+        whole: results of all time steps.
         acted_on: observations that the policy acted on.
         actions: actions, if the policy writes them to the buffer.
         done: whether each step ended an episode.
@@ -91,7 +91,7 @@ class RolloutBuffer:
         self.rows: list[Row] = list(zip(rows_of(self.acted_on), self.whole.rows()))
 
     def begin(self, *, shown: bool = False) -> None:
-        """Begin a batch at the current observation. ``shown`` resets the last batch's flags."""
+        """Begin a batch at the current observation. If ``shown``, reset all flags."""
         present, first = self.env.start(), self.rows[0][0]
         for key, row in first.items():
             row[...] = present[key]
@@ -109,7 +109,7 @@ class RolloutBuffer:
             episodes.number(self.done, self.episode_ids)
 
     def entries(self) -> dict[tuple[str, ...], NDArray[Any]]:
-        """Return the arrays of a batch by path, ``[steps, num_envs, ...]``."""
+        """Return the arrays of a batch, ``[steps, num_envs, ...]``, keyed by path."""
         whole = self.whole
         found = {path_of(key): array for key, array in self.acted_on.items()}
         found |= {("next", *path_of(key)): array for key, array in whole.next_observation.items()}
@@ -134,7 +134,7 @@ class RolloutBuffer:
     def has_infinite(self) -> bool:
         """Return whether a reward or an observation may be infinite or NaN."""
         found = may_be_infinite(self.whole.reward) or any(map(may_be_infinite, self._seen.values()))
-        if not self.any_done:  # next observations then equal the following observations
+        if not self.any_done:  # each next observation is the next step's observation
             return found
         return found or any(map(may_be_infinite, self.whole.next_observation.values()))
 
@@ -144,7 +144,7 @@ class RolloutBuffer:
         Args:
             name: name of the environment.
             statistics: statistics of the episodes that were open before this batch.
-            taken: time steps before this batch.
+            taken: number of time steps before this batch.
         """
         whole = self.whole
         for what, values in (("reward", whole.reward), *whole.next_observation.items()):
@@ -164,11 +164,11 @@ class RolloutBuffer:
 
 
 class RolloutViews:
-    """Batches of a rollout buffer.
+    """Batches that are copies or views of a rollout buffer.
 
     Args:
         buffer: memory that environments write to.
-        count: number of batches for which memory is allocated.
+        count: number of batches to allocate memory for.
         copied: whether each batch is a copy owned by the caller, or the buffer's memory.
     """
 
@@ -176,7 +176,7 @@ class RolloutViews:
         self._buffer, self.steps, self._count, self.copied = buffer, buffer.steps, count, copied
         self._used = self._counted = 0
         self._size = buffer.env.num_envs, buffer.steps
-        # Copies for the counts, because callers may change the batches.
+        # Steps and episodes are counted from copies, because callers may change the batches.
         counted = buffer.whole.counted
         self._counts = [np.zeros((count, *a.shape), a.dtype) for a in counted]
         self._pairs = list(zip(self._counts, counted))
@@ -201,12 +201,12 @@ class RolloutViews:
 
     @property
     def is_full(self) -> bool:
-        """Whether the memory is used up."""
+        """Whether all allocated memory is in use."""
         return self._used >= self._count
 
     @property
     def uncounted_steps(self) -> int:
-        """Time steps since the last call of :meth:`uncounted`."""
+        """Number of time steps since the last call to :meth:`uncounted`."""
         return (self._used - self._counted) * self.steps
 
     def rewind(self) -> None:
@@ -214,9 +214,9 @@ class RolloutViews:
         self._used = self._counted = 0
 
     def take(self, outputs: Tensors, episodes: EpisodeIds) -> TensorDictBase:
-        """Return the batch in the buffer, ``[num_envs, steps]``.
+        """Return the buffer's batch ``[num_envs, steps]``, including the policy's outputs.
 
-        ``outputs`` of the policy have shape ``[num_envs, steps, ...]``.
+        ``outputs`` have shape ``[num_envs, steps, ...]``.
         """
         buffer, number = self._buffer, self._used
         self._used += 1
@@ -239,7 +239,7 @@ class RolloutViews:
         return batch
 
     def uncounted(self) -> list[NDArray[Any]]:
-        """Return raw rewards, terminated, truncated and env steps since the last call.
+        """Return raw rewards, end flags (terminated, truncated) and env steps since the last call.
 
         Each array has shape ``[steps, num_envs]``.
         """
@@ -253,7 +253,7 @@ class EpisodeIds:
 
     Attributes:
         present: numbers of the open episodes, ``[num_envs]``.
-        changes: how often ``present`` has changed.
+        changes: number of times that ``present`` has changed.
     """
 
     def __init__(self, num_envs: int) -> None:
@@ -261,7 +261,7 @@ class EpisodeIds:
         self.changes = 0
 
     def number(self, done: Mask, ids: NDArray[np.int64]) -> None:
-        """Write the episode number of each step to ``ids``. Arrays are ``[steps, num_envs]``."""
+        """Write each step's episode number to ``ids``. Both arrays are ``[steps, num_envs]``."""
         self.changes += 1
         ids[...] = self.present
         following = int(self.present.max()) + 1
@@ -288,10 +288,10 @@ def _aligned(count: int, shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[
 
 
 def _zeros(*groups: Mapping[Any, Any]) -> tuple[list[NDArray[Any]], list[dict[Any, NDArray[Any]]]]:
-    """Return memory for arrays of zeros, and the arrays of each group by name.
+    """Allocate arrays of zeros; return their memory, and a dict of arrays for each group.
 
-    Arrays of one dtype share memory, aligned to 16 bytes. Large arrays, which are handed to the
-    caller with their batch, are allocated separately.
+    Arrays of the same dtype share memory, aligned to 16 bytes. Large arrays are allocated
+    separately, because the caller receives them with their batch.
     """
     sizes: dict[np.dtype[Any], int] = defaultdict(int)
     for shape, dtype in chain.from_iterable(group.values() for group in groups):
@@ -312,12 +312,12 @@ def _zeros(*groups: Mapping[Any, Any]) -> tuple[list[NDArray[Any]], list[dict[An
 
 
 def _padded(shape: Sequence[int], dtype: np.dtype[Any]) -> int:
-    """Return the number of entries padded to 16 bytes, because MKL's rounding needs alignment."""
+    """Return the number of entries, padded to 16 bytes because MKL's rounding depends on it."""
     return -(-math.prod(shape) * dtype.itemsize // 16) * 16 // dtype.itemsize
 
 
 def may_be_infinite(values: NDArray[Any]) -> bool:
-    """Return whether any entry may be infinite or NaN, by the dot product with itself."""
+    """Return whether any entry may be infinite or NaN. Computes only a dot product."""
     return values.dtype.kind == "f" and not np.vdot(values, values) < np.inf
 
 
@@ -334,7 +334,7 @@ class MaskCheck:
         self._starts = np.cumsum([0, *choices[:-1]]) if several else None
 
     def __call__(self, acted_on: Arrays, taken: int) -> None:
-        """Raise ``EnvError`` if a mask of ``[steps, num_envs, ...]`` allows no action."""
+        """Raise ``EnvError`` if a mask in ``[steps, num_envs, ...]`` allows no action."""
         if self._key is None:
             return
         mask = acted_on[self._key]
@@ -344,12 +344,12 @@ class MaskCheck:
             allowed = np.logical_or.reduceat(mask != 0, self._starts, axis=-1).all(-1)
         if not allowed.all():
             step, number = np.argwhere(~allowed)[0].tolist()
-            what = "allows no action: every entry of its action_mask is false"
+            what = "allows no action according to its action_mask"
             raise EnvError(self._name, number, what, taken + step)
 
 
 def first_infinite(values: NDArray[Any]) -> tuple[int, int, str] | None:
-    """Return step, environment and name of the first entry that is not finite, or ``None``.
+    """Return step, environment and name of the first NaN or infinity, or ``None``.
 
     ``values`` have shape ``[steps, num_envs, ...]``.
     """

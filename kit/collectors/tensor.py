@@ -1,4 +1,4 @@
-"""Collector for environments that are written in torch."""
+"""Collector for environments that are written in PyTorch."""
 
 from __future__ import annotations
 
@@ -26,30 +26,33 @@ from kit.steps import SettingError
 from kit.steps.errors import whole_number
 
 Named = dict[tuple[str, Any], Tensor]
-"""Tensors by kind and name."""
+"""Tensors, keyed by kind and name."""
 
 
 class TensorCollector(StepsCollector):
-    """Steps an environment that is written in torch without host synchronisation.
+    """Steps a PyTorch environment without synchronising with the host.
 
-    Several steps of policy, sampling, environment, running normalisation and batch writing run as
-    one traced graph (on a GPU as one CUDA graph). Counts and returns stay on the device until they
-    are read. On a CPU, each batch is checked for NaN, infinity and invalid actions. On a GPU,
-    returns and actions are checked when episodes are read, because a check synchronises.
+    A block of steps runs as one traced graph, or as one CUDA graph on a GPU. The graph includes the
+    policy, the environment, running normalisation and the writes to the batch. Counts and returns
+    stay on the device until they are read. On a CPU, each batch is checked for NaN, infinity and
+    invalid actions. On a GPU, returns and actions are checked when episodes are read, because
+    checks synchronise with the host.
 
     Args:
-        create_env_fn: torch environment, environment of ``make_env(..., vectorization="tensor")``,
-            or function that creates one.
-        policy: module from TensorDict to TensorDict; ``None``: random actions.
+        create_env_fn: :class:`~kit.envs.tensor.TensorEnv`, environment from
+            ``make_env(..., vectorization="tensor")``, or function that creates either.
+        policy: module that takes and returns a TensorDict; ``None``: random actions.
         reset_at_each_iter: whether each batch starts new episodes in all environments.
-        device: device of the environment; other devices raise an error.
-        block: steps per traced graph. ``fast_policy="module"`` executes steps one by one.
-        **settings: arguments of :class:`~kit.collectors.StepsCollector`, such as
+        device: must be the environment's device, or ``None``.
+        block: number of steps per traced graph. With ``fast_policy="module"``, steps are executed
+            one by one.
+        **settings: arguments for :class:`~kit.collectors.StepsCollector`, such as
             ``frames_per_batch`` and ``total_frames``. ``seed`` does not seed the environments; use
             :meth:`set_seed`.
 
     Raises:
-        SettingError: if the environment is not written in torch, or counts cannot be reached.
+        SettingError: if the environment is not written in PyTorch, or a step count cannot be
+            reached exactly.
     """
 
     def __init__(
@@ -84,7 +87,7 @@ class TensorCollector(StepsCollector):
         )
         self._episode = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
         self._begun = self._outer is not None and self._outer.is_started
-        # Restart open episodes, because their first steps are not in this collector's counts.
+        # Restart open episodes, because their first steps are missing from this collector's counts.
         self._left = None if self.env.episode_length.any() else self._writes
 
     # ------------------------------------------------------------------ one batch
@@ -130,7 +133,7 @@ class TensorCollector(StepsCollector):
         return None if self._outer is None else self._outer.normalizer
 
     def deliver_raw(self, raw: bool) -> bool:
-        """Set whether batches are raw or normalised; always supported."""
+        """Set whether batches are raw or normalised. Both are always supported."""
         if raw != self._steps.raw:
             self._steps.raw = raw
             self._steps.clear()
@@ -158,7 +161,7 @@ class TensorCollector(StepsCollector):
         self._env_steps += memory.step["env_steps"].sum() if memory.repeats else frames
 
     def _trajectories(self, memory: TensorMemory) -> Tensor:
-        """Return episode numbers. Consecutive numbers of an environment differ by ``num_envs``."""
+        """Return episode numbers. In each environment, they increase in steps of ``num_envs``."""
         done = memory.done.long()
         ended = self._episode + done.cumsum(0)
         self._episode = ended[-1]
@@ -193,11 +196,11 @@ class TensorCollector(StepsCollector):
                 what = f"returned {value} as {what}, {length} policy steps into its episode"
                 raise EnvError(name, env, what, self.policy_steps // self.num_envs + step)
 
-    # Counts on the device. Reading them synchronises.
+    # The counts are on the device. Reading them synchronises with the host.
 
     @property
     def env_steps(self) -> int:
-        """Env steps so far."""
+        """Number of env steps so far."""
         return int(self._env_steps)
 
     @env_steps.setter
@@ -206,7 +209,7 @@ class TensorCollector(StepsCollector):
 
     @property
     def episodes(self) -> int:
-        """Episodes that have ended so far."""
+        """Number of episodes that have ended so far."""
         return self._ended.count()
 
     @episodes.setter
@@ -239,7 +242,7 @@ class TensorCollector(StepsCollector):
         self._steps.clear()
 
     def state_dict(self) -> OrderedDict[str, Any]:
-        """Return counters, RNG state and environment state. Synchronises with the device."""
+        """Return the counters, RNG state and environment state. Synchronises with the device."""
         self._finished += self._ended.take()
         state = super().state_dict()
         state["ended"] = self._ended.state_dict()
@@ -267,22 +270,22 @@ class TensorCollector(StepsCollector):
 
 
 def as_tensor_env(create_env_fn: Any) -> tuple[TensorEnv, VectorEnv | None]:
-    """Return the torch environment, created if necessary, and its vector environment."""
+    """Return the torch environment, created if necessary, and the ``VectorEnv`` around it."""
     env = create_env_fn if isinstance(create_env_fn, EnvBase) else create_env_fn()
     outer = None
     if isinstance(env, VectorEnv) and isinstance(env.backend, TensorBackend):
         outer, env = env, env.backend.env
     if not isinstance(env, TensorEnv):
         reason = f"needs an environment written in torch, not {type(env).__name__}"
-        hint = f"make_env(..., vectorization='tensor') with one of: {', '.join(TENSOR_ENVS)}"
+        hint = f"Use make_env(..., vectorization='tensor') with one of: {', '.join(TENSOR_ENVS)}"
         raise SettingError("collector", "tensor", reason, hint)
     return env, outer
 
 
 class TensorSteps:
-    """Executes steps of policy and environment on the device, and writes them to a batch's memory.
+    """Runs policy and environment steps on the device, and writes them to a batch's memory.
 
-    If ``fast``, ``block`` steps run as one traced graph.
+    If ``fast``, every ``block`` steps run as one traced graph.
     """
 
     raw = False
@@ -331,12 +334,12 @@ class TensorSteps:
         steps: range,
         learn: bool,
     ) -> int:
-        """Execute the next of ``steps`` as one graph at most, and return their number.
+        """Execute the next block of steps and return the number of executed steps.
 
         Args:
             runner: executes the policy; ``None``: random actions.
-            memory: memory of the batch.
-            uniform: random numbers of the batch, ``[steps, uniform_size, num_envs]``.
+            memory: memory for the batch.
+            uniform: random numbers for the batch, ``[steps, uniform_size, num_envs]``.
             steps: remaining steps of the batch.
             learn: whether running statistics are updated.
         """
@@ -369,9 +372,9 @@ class TensorSteps:
     def _function(
         self, runner: PolicyRunner | None, count: int, fast: bool, learn: bool
     ) -> Callable[[Named], Mapping[Any, Tensor]]:
-        """Return a function that executes ``count`` steps of policy and environment.
+        """Return a function that executes ``count`` policy and environment steps.
 
-        It maps named tensors to new states of environments, statistics and hidden state.
+        The function maps named tensors to the new environment state, statistics and hidden state.
         """
         env, actor, normalizer = self.env, self.actor, self.normalizer
         initial, raw = normalizer.statistics, self.raw
@@ -401,7 +404,7 @@ class TensorSteps:
                 acted_on = raw_observation if raw else observation
                 results.append({**step._asdict(), "observation": acted_on})
                 for key, place in _of("outputs", inputs).items():
-                    if key in outputs:  # the exploration policy may lack outputs of the policy
+                    if key in outputs:  # the exploration policy may lack some of these outputs
                         place[time_step].copy_(outputs[key])  # the next step may reuse the memory
             for name, place in _of("step", inputs).items():
                 torch.stack([result[name].transpose(0, -1) for result in results], out=place)
@@ -433,20 +436,21 @@ def _policy_input(observation: Tensor, episodes: EpisodeState) -> Tensors:
 
 
 class TensorMemory:
-    """Tensors of one batch, time first, on the environment's device.
+    """Tensors for one batch on the environment's device, with time as the first dimension.
 
-    Like in torch environments, observations have shape ``[steps, observation_size, num_envs]``. The
+    As in torch environments, observations have shape ``[steps, observation_size, num_envs]``. The
     batch is a view with the usual order of dimensions.
 
     Args:
         steps: number of time steps.
         observation: observation of all environments, ``[num_envs, observation_size]``.
-        written: an example of each output of the policy, by key.
-        repeats: whether a policy step may make several env steps.
+        written: dict with an example of each policy output.
+        repeats: whether a policy step may take several env steps.
 
     Attributes:
-        step: fields of :class:`~kit.envs.tensor.TensorStep`, and the ``observation`` acted on.
-        written: outputs of the policy by key, ``[steps, num_envs, ...]``.
+        step: fields of :class:`~kit.envs.tensor.TensorStep`, and the ``observation`` that the
+            policy acted on.
+        written: dict of policy outputs ``[steps, num_envs, ...]``.
     """
 
     def __init__(
@@ -481,7 +485,7 @@ class TensorMemory:
         return self.step["terminated"] | self.step["truncated"]
 
     def tensordict(self, trajectories: Tensor) -> TensorDictBase:
-        """Return the batch ``[num_envs, steps]`` with episode numbers ``[steps, num_envs]``."""
+        """Return the batch ``[num_envs, steps]``. ``trajectories`` are its episode numbers."""
         shape = [self.num_envs, self.steps]
         batch = TensorDict({"next": TensorDict({}, shape)}, shape)
         batch["observation"] = self.step["observation"].permute(2, 0, 1)
@@ -523,7 +527,7 @@ class FinishedEpisodes:
             self._ended += flat.sum()
 
     def _env_steps(self, done: Tensor, env_steps: Tensor) -> Tensor:
-        """Return env steps since the start of each episode, ``[steps, num_envs]``."""
+        """Return the number of env steps since each episode's start, ``[steps, num_envs]``."""
         made = env_steps.long().cumsum(0)
         at_ends = (made * done).cummax(0).values
         before = torch.cat([torch.zeros_like(made[:1]), at_ends[:-1]])
@@ -551,7 +555,7 @@ class FinishedEpisodes:
         self._open_env_steps = torch.zeros_like(self._open_env_steps)
 
     def state_dict(self) -> dict[str, Tensor | int]:
-        """Return counts. The collector's state contains the episodes that were not taken."""
+        """Return the counts. The collector's state contains the episodes not taken yet."""
         return {"ended": self.count(), "open_env_steps": self._open_env_steps.cpu().clone()}
 
     def load_state_dict(self, state_dict: dict[str, Tensor | int]) -> None:

@@ -1,4 +1,4 @@
-"""Settings of recipes: dataclasses, types with limits, and checks."""
+"""Recipe settings: dataclasses, bounded types and checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of recipe settings: settings without effect, and memory."""
+"""Checks for recipe settings that have no effect or need too much memory."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def check_run_memory(plan: StepPlan, cfg: RunConfig, env: Any, latent: int = 0) 
     """Check that the replay buffer and the rollouts fit in memory, on the device or on disk.
 
     Args:
-        plan: plan of the run.
-        cfg: settings of the run.
+        plan: step plan of the run.
+        cfg: run settings.
         env: training environments.
-        latent: additional bytes per record for the latents of a world model.
+        latent: additional bytes per record for world-model latents.
 
     Raises:
-        SettingError: if they do not fit.
+        SettingError: if the replay buffer or the rollouts do not fit.
     """
     observation, action = (
         sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
         for leaves in (env.observation_leaves, env.action_leaves)
     )
-    rest = action + 4 + 3 + 16  # reward, three flags, episode number and index
+    rest = action + 4 + 3 + 16  # bytes of reward, flags, episode number and index
     estimates = [rollout_memory(plan, 2 * observation + rest)]
     if hasattr(cfg, "buffer_size"):
         frames = getattr(cfg, "stacked_frames", 1)
@@ -45,7 +45,7 @@ def check_run_memory(plan: StepPlan, cfg: RunConfig, env: Any, latent: int = 0) 
         if (folder := getattr(cfg, "buffer_folder", None)) is not None:
             check_memory([buffer], *free_disk_space(folder))
         elif both and str(cfg.device).startswith("cuda"):
-            import torch  # here, because kit.config works without torch
+            import torch  # imported here because kit.config works without torch
 
             available = torch.cuda.mem_get_info(cfg.device)[1]
             check_memory([buffer], available, f"memory of {cfg.device}")
@@ -63,14 +63,14 @@ def reraise_as_setting_error(
     *,
     exclude: tuple[type[Exception], ...] = (),
 ) -> Iterator[None]:
-    """Reraise exceptions of a class or function that a setting names as errors of this setting.
+    """Convert exceptions from a class or function that a setting names to a SettingError.
 
     Args:
         field: name of the setting.
         value: value of the setting.
-        reason: what is wrong; type and message of the exception are appended.
-        advice: values that work, or a text.
-        exclude: exceptions that pass unchanged.
+        reason: what is wrong. The type and message of the exception are appended.
+        advice: valid values, or advice as a string.
+        exclude: exception types that are not converted.
     """
     try:
         yield
@@ -83,12 +83,12 @@ def reraise_as_setting_error(
 
 
 def reject_unused(cfg: RunConfig, names: Sequence[str], reason: str) -> None:
-    """Reject settings that have no effect, unless they have their default.
+    """Reject settings that have no effect but differ from their default.
 
     Args:
-        cfg: settings of a recipe.
+        cfg: recipe settings.
         names: names of the settings.
-        reason: clause that says why they have no effect.
+        reason: why the settings have no effect, as a clause that follows "because".
     """
     for name in names:
         value, default = getattr(cfg, name), getattr(type(cfg)(), name)
@@ -99,4 +99,4 @@ def reject_unused(cfg: RunConfig, names: Sequence[str], reason: str) -> None:
 def check_advantage_norm(cfg: RunConfig) -> None:
     """Reject ``advantage_norm`` if advantages are not normalised."""
     if isinstance(cfg, ActorCriticConfig) and not cfg.normalize_advantage:
-        reject_unused(cfg, ("advantage_norm",), "normalize_advantage=false")
+        reject_unused(cfg, ("advantage_norm",), "normalize_advantage=false disables it")

@@ -1,4 +1,4 @@
-"""Devices in settings."""
+"""Validation of device settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def usable_device(**devices: Any) -> torch.device:
     """Return the first device that is not ``None``, or the CPU.
 
     Args:
-        **devices: devices by name of their setting.
+        **devices: devices, keyed by setting name.
 
     Raises:
         SettingError: if PyTorch cannot use the device.
@@ -27,10 +27,10 @@ def usable_device(**devices: Any) -> torch.device:
 def _usable(field: str, device: Any) -> torch.device:
     try:
         torch.zeros(1, device=device).item()
-    except Exception as error:  # each backend of PyTorch raises a different type
+    except Exception as error:  # each PyTorch backend raises a different type
         reason, near = f"PyTorch cannot use it: {str(error).splitlines()[0]}", ["cpu"]
         if isinstance(error, TypeError):
-            reason = "It is not a device"
+            reason = "This is not a device"
         if str(error).startswith("Could not run"):
             reason = "PyTorch has no backend for this device"
         if str(error).startswith("Expected one of"):

@@ -1,4 +1,4 @@
-"""Checks that environment and dataset are compatible with the settings of a recipe."""
+"""Checks that the environment and the dataset match the settings of a recipe."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ Actions = Literal["continuous", "discrete"]
 
 
 def check_arguments(cfg: RunConfig, settings: Mapping[str, Any]) -> None:
-    """Reject environment settings without effect, and arguments that are settings.
+    """Reject environment settings without effect, and arguments that duplicate settings.
 
     Args:
-        cfg: settings of the recipe.
-        settings: arguments of :func:`~kit.envs.make_env` that follow from the settings.
+        cfg: recipe settings.
+        settings: arguments for :func:`~kit.envs.make_env` that are derived from the settings.
     """
     for name in ("normalize_observation", "normalize_reward"):
         if isinstance(cfg, OfflineConfig) and getattr(cfg.env, name):
-            reason = "It applies to collected batches, and an offline recipe collects none"
-            advice = "Remove it. normalize_data=true normalises observations"
+            reason = "It normalises collected data, but an offline recipe collects none"
+            advice = "Remove it. To normalise the dataset's observations, use normalize_data=true"
             raise SettingError(f"env.{name}", True, reason, advice)
     steps = settings.get("normalization_steps")
     if steps and not cfg.env.normalize_observation:
-        reason = "It has no effect without normalised observations"
-        advice = "Use 0, or env.normalize_observation=true"
+        reason = "It has no effect unless observations are normalised"
+        advice = "Use 0, or set env.normalize_observation=true"
         raise SettingError("steps.num_normalization_steps", steps, reason, advice)
     kwargs = cfg.env.kwargs
     for name in {*settings, "device"} & set(kwargs):
@@ -43,7 +43,7 @@ def check_arguments(cfg: RunConfig, settings: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def renamed_errors(cfg: RunConfig) -> Iterator[None]:
-    """Report errors of ``env.normalize_observation`` as ``normalize_data`` in offline recipes."""
+    """In offline recipes, report ``env.normalize_observation`` errors as ``normalize_data``."""
     try:
         yield
     except SettingError as error:
@@ -53,26 +53,26 @@ def renamed_errors(cfg: RunConfig) -> Iterator[None]:
 
 
 def check_stacked_frames(cfg: RunConfig, env: Any) -> None:
-    """Check that observations have ``stacked_frames`` frames in their first dimension."""
+    """Check that the first dimension of observations has size ``stacked_frames``."""
     frames = getattr(cfg, "stacked_frames", 1)
     for leaf in env.observation_leaves if frames > 1 else ():
         stacked = leaf.shape[0] if len(leaf.shape) > 1 else 1
         if stacked != frames:
             key = leaf.key if isinstance(leaf.key, str) else ".".join(leaf.key)
-            reason = f"The entry {key} of shape {leaf.shape} does not have as many frames"
+            reason = f"The observation entry {key} of shape {leaf.shape} has {stacked} frames"
             raise SettingError("stacked_frames", frames, reason, [stacked])
 
 
 def check_actions(env: Any, wanted: Actions | None, algorithm: str) -> None:
-    """Check that the environment has one continuous action array, or one discrete action.
+    """Check that the environment has the required kind of actions.
 
     Args:
         env: training environments.
-        wanted: required kind of actions; ``None``: any.
-        algorithm: name of the algorithm, for the error.
+        wanted: one continuous action array or one discrete action. ``None``: any actions.
+        algorithm: name of the algorithm, used in the error message.
 
     Raises:
-        SettingError: if the actions are of another kind.
+        SettingError: if the environment has a different kind of actions.
     """
     leaves, continuous = env.action_leaves, wanted == "continuous"
     is_single = len(leaves) == 1 and (continuous or leaves[0].shape == ())
@@ -80,14 +80,14 @@ def check_actions(env: Any, wanted: Actions | None, algorithm: str) -> None:
     if wanted is None or (is_single and leaves[0].dtype.kind in kinds):
         return
     spaces = ", ".join(str(leaf.dtype if leaf.space is None else leaf.space) for leaf in leaves)
-    reason = f"The recipe {algorithm} needs {wanted} actions, not {spaces}"
+    reason = f"The recipe {algorithm} needs {wanted} actions, but the action space is {spaces}"
     kind = "float Box" if continuous else "Discrete"
     advice = f"Use an environment with a {kind} action space, or another recipe"
     raise SettingError("env.id", env.name, reason, advice)
 
 
 def check_continuous_settings(cfg: RunConfig, env: Any) -> None:
-    """Reject settings of continuous actions that have no effect on this environment."""
+    """Reject continuous-action settings that have no effect in this environment."""
     if isinstance(cfg, ActorCriticConfig) and all(x.dtype.kind != "f" for x in env.action_leaves):
         names = [name for name in ("initial_log_std", "squash_actions") if hasattr(cfg, name)]
         reject_unused(cfg, names, f"{env.name} has no continuous actions")
@@ -97,22 +97,22 @@ def check_continuous_settings(cfg: RunConfig, env: Any) -> None:
 
 
 def check_dataset(env: Any, rows: Any, names: Sequence[str]) -> None:
-    """Check that a dataset has the observations and actions of the environment.
+    """Check that the observations and actions of a dataset match the environment.
 
     Args:
-        env: environments.
+        env: environments that the dataset must match.
         rows: transitions of the dataset, ``[transitions]``.
-        names: names of the datasets, for the error.
+        names: names of the datasets, used in the error message.
 
     Raises:
-        SettingError: if shapes, types, choices or bounds differ.
+        SettingError: if shapes, data types, discrete values or action bounds do not match.
     """
     leaves = {"observation": env.observation_leaves, "action": env.action_leaves}
     for key, (leaf, *more) in leaves.items():
         parts = (rows, rows["next"]) if key == "observation" else (rows,)
         for found, wanted in _differences([part[key] for part in parts], leaf, bool(more)):
             reason = f"The dataset has {key}s {found}, but {env.name} has {key}s {wanted}"
-            raise SettingError("dataset", [*names], reason, "Use the recorded environment")
+            raise SettingError("dataset", [*names], reason, "Use the environment that was recorded")
     action, space = rows["action"], env.action_leaves[0].space
     if isinstance(space, gym.spaces.Box):
         most, least = (end(0).double().numpy() for end in (action.amax, action.amin))
@@ -120,12 +120,12 @@ def check_dataset(env: Any, rows: Any, names: Sequence[str]) -> None:
         excess = (most - high).max(), (low - least).max()
         if max(excess) > 1e-3 * (high - low).min():  # smaller differences are rounding errors
             reason = f"Actions exceed the action bounds of {env.name} by up to {max(excess):.3g}"
-            advice = "Use the recorded environment, or clip the stored actions"
+            advice = "Use the environment that was recorded, or clip the stored actions"
             raise SettingError("dataset", [*names], reason, advice)
 
 
 def _differences(parts: Sequence[Any], leaf: Any, several: bool) -> Iterator[tuple[str, str]]:
-    """Yield descriptions of differing properties: of the dataset, and of the environment."""
+    """Yield a (dataset, environment) pair of descriptions for each property that differs."""
     shape = tuple(parts[0].shape[1:])
     if several or leaf.path or leaf.shape != shape:
         is_nested = several or leaf.path
@@ -148,14 +148,14 @@ def _differences(parts: Sequence[Any], leaf: Any, several: bool) -> Iterator[tup
 
 
 def _kind(dtype: np.dtype[Any], leaf: Any) -> str:
-    """Return the kind of a data type: real, integer, or bytes (images; not discrete choices)."""
+    """Return the kind of a data type: real, integer, or bytes for images."""
     if dtype == np.uint8 and _choices(leaf) is None:
         return "bytes"
     return "real" if dtype.kind == "f" else "integer"
 
 
 def _choices(leaf: Any) -> Any:
-    """Return the number of values of each entry of a discrete space; ``None`` for other spaces."""
+    """Return the number of values per entry of a discrete space, or ``None`` for other spaces."""
     if isinstance(leaf.space, gym.spaces.MultiBinary):
         return 2
     return getattr(leaf.space, "n", getattr(leaf.space, "nvec", None))

@@ -1,4 +1,4 @@
-"""Types of settings with their limits."""
+"""Setting types with limits."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from kit.steps.errors import LARGEST_FLOAT, Limits
 
 @dataclass(frozen=True)
 class NamesSchedule:
-    """Limits of a text that :func:`~kit.steps.make_schedule` accepts, for ``Annotated``."""
+    """``Annotated`` metadata for strings that :func:`~kit.steps.make_schedule` accepts."""
 
     def check(self, field: str, value: str) -> None:
-        """Raise SettingError if a text is not a schedule."""
+        """Raise SettingError if ``value`` does not name a schedule."""
         make_schedule(value, 1.0, 0.0, 1_000, field)
 
     def __str__(self) -> str:
@@ -22,23 +22,23 @@ class NamesSchedule:
 
 
 Seed = Annotated[int, Limits(0, 2**63 - 1)]
-"""Seed of random number generators."""
+"""Seed for random number generators."""
 FiniteFloat = Annotated[float, Limits(-LARGEST_FLOAT)]
 """Finite number."""
 NonNegativeFloat = Annotated[float, Limits(0)]
-"""Number of at least 0, such as the weight of a loss."""
+"""Non-negative number, such as a loss weight."""
 PositiveFloat = Annotated[float, Limits(0, open=True)]
-"""Number above 0, such as a learning rate."""
+"""Positive number, such as a learning rate."""
 PositiveFraction = Annotated[float, Limits(0, 1, open=True)]
 """Number in (0, 1], such as a fraction of the run."""
 UnitInterval = Annotated[float, Limits(0, 1)]
 """Number in [0, 1], such as a discount factor or a probability."""
 DecayRate = Annotated[float, Limits(0, 0.9999)]
-"""DecayRate rate of a running average, below 1."""
+"""Decay rate of a running average, at most 0.9999."""
 LogStd = Annotated[float, Limits(-20, 10)]
 """Logarithm of a standard deviation."""
 ScheduleName = Annotated[str, NamesSchedule()]
-"""Schedule of :func:`~kit.steps.make_schedule`: ``constant``, ``linear``, ``cosine``, ..."""
+"""Schedule name for :func:`~kit.steps.make_schedule`, such as ``constant`` or ``linear``."""
 NumNetworks = Annotated[int, Limits(1, 1_000)]
 """Number of networks in an ensemble."""
 NumFrames = Annotated[int, Limits(1, 1_000)]
@@ -48,6 +48,6 @@ NumQuantiles = Annotated[int, Limits(1, 10_000)]
 NumAtoms = Annotated[int, Limits(2, 10_000)]
 """Number of atoms of a categorical distribution."""
 LayerWidth = Annotated[int, Limits(1, 16_384)]
-"""Number of units of a layer."""
+"""Number of units in a layer."""
 HiddenSizes = list[LayerWidth]
-"""Sizes of the hidden layers; empty for a linear network."""
+"""Hidden layer sizes. An empty list creates a linear network."""

@@ -1,4 +1,4 @@
-"""The loss of a recipe: its arguments, and checks against networks and settings."""
+"""Arguments for the loss of a recipe, and checks that networks and settings match the loss."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _SQUARED_ERROR_LOSSES = (
     objectives.DQNLoss, objectives.DDPGLoss, objectives.TD3Loss, objectives.TD3BCLoss,
     objectives.REDQLoss, objectives.IQLLoss, objectives.CQLLoss, objectives.DiscreteCQLLoss,
 )  # fmt: skip
-"""Losses of TorchRL whose ``td_error`` is the squared TD error."""
+"""TorchRL losses whose ``td_error`` is the squared TD error."""
 
 
 class RecipeLoss:
-    """Loss class or function of a recipe, with its checks.
+    """Loss class or function of a recipe, with checks.
 
     Args:
-        loss: class or function, or its name for :func:`~kit.config.parts.resolve`.
-        cfg: settings of the recipe.
+        loss: class or function, or a name that :func:`~kit.config.parts.resolve` accepts.
+        cfg: recipe settings.
 
     Attributes:
         make: class or function that creates the loss module.
         module: loss module; set by :meth:`check`.
-        is_custom: whether the settings name another loss than the default of the recipe.
+        is_custom: whether the settings select a loss other than the recipe's default.
     """
 
     module: nn.Module
@@ -52,8 +52,8 @@ class RecipeLoss:
         """Return the arguments that the loss accepts.
 
         Raises:
-            SettingError: if the loss does not accept a setting that differs from its default, or
-                cannot omit the value loss although the critic is fitted separately.
+            SettingError: if the loss does not accept a setting that differs from its default, or if
+                it cannot omit the value loss when the critic is fitted separately.
         """
         accepted, make = {**arguments}, self.make
         for name in arguments:
@@ -61,23 +61,23 @@ class RecipeLoss:
                 self._check_default(name, accepted.pop(name))
         is_a2c = isinstance(make, type) and issubclass(make, objectives.A2CLoss)
         if is_a2c and accepted.get("critic_coeff") == 0:
-            # With 0, A2CLoss would still compute the term. For PPO's losses, None means 1.
+            # With 0, A2CLoss would still compute the value loss. PPO losses interpret None as 1.
             accepted["critic_coeff"] = None
         return accepted
 
     def _check_default(self, name: str, argument: Any) -> None:
         """Raise SettingError if the loss ignores a setting that was changed."""
-        make, value = self.make, getattr(self._cfg, name)  # the argument may have another unit
+        make, value = self.make, getattr(self._cfg, name)  # the argument may have a different unit
         is_reinforce = isinstance(make, type) and issubclass(make, objectives.ReinforceLoss)
         keeps_critic = is_reinforce and name == "critic_coeff" and not argument
         if keeps_critic or value != getattr(self._defaults, name):
-            advice = f"Remove it, or use a loss with this argument, such as {self._default}"
-            reason = f"The loss {name_of(make)} has no such argument"
+            advice = f"Remove it, or use a loss that accepts it, such as {self._default}"
+            reason = f"The loss {name_of(make)} does not accept this setting"
             raise SettingError(name, value, reason, advice)
 
     @contextlib.contextmanager
     def reraising(self) -> Iterator[None]:
-        """Reraise exceptions of a custom loss as errors of the setting ``loss``."""
+        """Convert exceptions from a custom loss to a SettingError for ``loss``."""
         if not self.is_custom:
             yield
             return
@@ -91,25 +91,25 @@ class RecipeLoss:
         """Check the loss module that was created from networks and arguments.
 
         Raises:
-            SettingError: if it lacks target networks that the recipe updates, supports only one
-                action of several, does not allow the initial temperature, or copies shared weights.
+            SettingError: if the loss lacks target networks that the recipe updates, supports only
+                one action, clamps the initial temperature or copies shared weights.
         """
         self.module = module
         if self.is_custom and hasattr(self._defaults, "tau") and not has_target_networks(module):
-            reason = "The loss has no target networks, but this recipe updates them"
+            reason = "This recipe updates target networks, but the loss has none"
             raise SettingError("loss", self._name, reason, [self._default])
         actions = getattr(networks[0], "dist_sample_keys", ()) if networks else ()
         if len(actions) > 1 and isinstance(module, (objectives.A2CLoss, objectives.ReinforceLoss)):
-            reason = f"The loss supports one action, but the environment has {[*actions]}"
+            reason = f"The loss supports only one action, but the environment has {[*actions]}"
             advice = "Use the recipe ppo and its losses, or an environment with one action array"
             raise SettingError("loss", name_of(self.make), reason, advice)
         _check_temperature(module, arguments.get("alpha_init"))
         self._check_shared_weights(networks)
 
     def _check_shared_weights(self, networks: Sequence[nn.Module]) -> None:
-        """Reject a loss that copies the weights that critics share with the actor.
+        """Reject a loss that copies the weights that the critics share with the actor.
 
-        TorchRL's losses with several critics copy them, unless ``separate_losses=True``.
+        TorchRL's losses with several critics copy shared weights unless ``separate_losses=True``.
         """
         copies = [
             {weight.data_ptr() for weight in part.values(True, True) if not is_lazy(weight)}
@@ -122,30 +122,34 @@ class RecipeLoss:
         ]
         shared = set.intersection(*originals) if len(originals) == len(copies) == 2 else set()
         if any(sum(weight in part for part in copies) == 1 for weight in shared):
-            reason = "The loss copies the weights that critics share with the actor"
+            reason = "The loss copies the weights that the critics share with the actor"
             advice = "Pass separate_losses=True, so that only the actor loss trains shared weights"
             hint = "Or use separate networks, or a custom LossModule"
             raise SettingError("make_loss", name_of(self.make), reason, advice, hint)
 
     @property
     def writes_squares(self) -> bool:
-        """Whether ``td_error``, which sets priorities, is the squared TD error."""
+        """Whether the loss writes the squared TD error as ``td_error``, used for priorities."""
         known = isinstance(self.module, _SQUARED_ERROR_LOSSES)
         return bool(getattr(self.module, "writes_squared_errors", known))
 
     def check_n_step(self, batch: TensorDictBase, n_step: int) -> None:
-        """Reject a loss that ignores the number of steps of n-step transitions."""
+        """Reject a loss that ignores the number of steps in n-step transitions."""
         steps = torch.full(batch.shape, torch.nan, device=batch.device)
         batch = batch.set("steps_to_next_obs", steps)
         try:
             losses = self.module(batch).items()
-        except Exception:  # the loss may reject NaN or an example batch
+        except Exception:  # the loss may reject NaN or the example batch
             return
         found = [value for name, value in losses if str(name).startswith("loss")]
         if found and all(bool(value.isfinite().all()) for value in found):
             name = type(self.module).__name__
-            reason = f"The loss {name} does not read steps_to_next_obs, the number of summed steps"
-            advice = "Discount by gamma ** steps_to_next_obs like TorchRL's estimators, or use 1"
+            reason = (
+                f"The loss {name} does not read steps_to_next_obs, the number of summed rewards"
+            )
+            advice = (
+                "Discount by gamma ** steps_to_next_obs like TorchRL's estimators, or use n_step=1"
+            )
             raise SettingError("n_step", n_step, reason, advice)
 
 
@@ -156,7 +160,7 @@ def has_target_networks(loss: nn.Module) -> bool:
 
 
 def _check_temperature(loss: nn.Module, initial: float | None) -> None:
-    """Reject an initial temperature outside the bounds to which TorchRL's loss clamps it."""
+    """Reject an initial temperature that TorchRL's loss would clamp."""
     bounds: list[Any] = [getattr(loss, f"{end}_log_alpha", None) for end in ("min", "max")]
     if initial is None or None in bounds:
         return
@@ -168,9 +172,9 @@ def _check_temperature(loss: nn.Module, initial: float | None) -> None:
 
 @contextlib.contextmanager
 def preserve_state(*modules: object) -> Iterator[None]:
-    """Restore the RNG state and the buffers of modules, such as running statistics, on exit.
+    """On exit, restore the RNG state and the modules' buffers, such as running statistics.
 
-    Buffers are restored even if a module has replaced the tensor.
+    A buffer is restored even if the module has replaced the buffer's tensor.
     """
     restored = [module for module in modules if isinstance(module, nn.Module)]
     values = [(buffer, buffer.clone()) for module in restored for buffer in module.buffers()]

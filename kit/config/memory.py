@@ -1,4 +1,4 @@
-"""Memory estimates of replay buffers and rollouts, checked before anything is allocated."""
+"""Memory estimates for replay buffers and rollouts, checked before allocation."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any, NamedTuple
 from kit.steps import SettingError, StepPlan
 
 BYTES_PER_STEP = 1_500
-"""Bytes of Python objects per time step of a rollout buffer, mostly views of array rows."""
+"""Bytes of Python objects (mostly array views) per time step in a rollout buffer."""
 
 
 class MemoryEstimate(NamedTuple):
-    """Memory that is proportional to a setting."""
+    """Estimate of the memory that is proportional to a setting."""
 
     field: str
     """Name of the setting."""
     value: int
     """Value of the setting."""
     each: int
-    """Bytes per unit of the value."""
+    """Bytes per unit of ``value``."""
 
     @property
     def size(self) -> int:
@@ -31,15 +31,15 @@ class MemoryEstimate(NamedTuple):
 
 
 def check_memory(estimates: Sequence[MemoryEstimate], available: int, where: str) -> None:
-    """Check that estimated sizes fit together into ``available`` bytes.
+    """Check that the estimates do not exceed the available memory in total.
 
     Args:
-        estimates: estimated sizes.
-        available: available bytes.
+        estimates: estimates to add up.
+        available: number of available bytes.
         where: description of the available memory.
 
     Raises:
-        SettingError: for the setting with the largest size, with its largest value that fits.
+        SettingError: for the setting that needs most memory, with the largest value that fits.
     """
     total = sum(estimate.size for estimate in estimates)
     if total <= available:
@@ -47,7 +47,10 @@ def check_memory(estimates: Sequence[MemoryEstimate], available: int, where: str
     largest = max(estimates, key=lambda estimate: estimate.size)
     fitting = (available - total + largest.size) // largest.each
     advice = f"Use at most {fitting}" if fitting > 0 else "Use smaller settings"
-    reason = f"It needs {_gigabytes(largest.size)} of the {_gigabytes(available)} of {where}"
+    reason = (
+        f"It needs {_gigabytes(largest.size)}, "
+        f"and the run exceeds the {_gigabytes(available)} of {where}"
+    )
     raise SettingError(largest.field, largest.value, reason, advice)
 
 
@@ -56,7 +59,7 @@ def _gigabytes(size: int) -> str:
 
 
 def rollout_memory(plan: StepPlan, row: int) -> MemoryEstimate:
-    """Estimate the memory of one rollout batch with ``row`` bytes per transition."""
+    """Estimate the memory for one rollout batch with ``row`` bytes per transition."""
     steps = plan.frames_per_batch if plan.is_exact else plan.min_steps or 0
     envs, length = plan.num_envs, -(-steps // plan.num_envs)
     if plan.collects_episodes:
@@ -67,12 +70,12 @@ def rollout_memory(plan: StepPlan, row: int) -> MemoryEstimate:
 
 
 def buffer_memory(cfg: Any, row: int) -> MemoryEstimate:
-    """Estimate the memory of the replay buffer with ``row`` bytes per transition."""
+    """Estimate the memory for the replay buffer with ``row`` bytes per transition."""
     return MemoryEstimate("buffer_size", cfg.buffer_size, row)
 
 
 def memory_of_machine() -> tuple[int, str]:
-    """Return the memory limit of this process in bytes, and its description."""
+    """Return the memory limit of this process in bytes, and a description of the limit."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = [int(text) for text in _control_groups() if text.isdigit()]
     if limits and min(limits) < machine:
@@ -81,12 +84,12 @@ def memory_of_machine() -> tuple[int, str]:
 
 
 def free_disk_space(folder: str) -> tuple[int, str]:
-    """Return the free bytes on the disk of a folder, and their description."""
+    """Return the free disk space for a folder in bytes, and a description of the space."""
     return shutil.disk_usage(folder).free, f"free space in {folder}"
 
 
 def _control_groups() -> Iterator[str]:
-    """Yield the memory limits of this process's control groups, set by containers or Slurm."""
+    """Yield the memory limits of this process's cgroups, which containers and Slurm set."""
     root, groups = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
     hierarchies = [(root, "memory.max"), (root / "memory", "memory.limit_in_bytes")]
     try:

@@ -25,11 +25,11 @@ OPTIMIZER = ("optimizer", "beta_1", "max_grad_ratio", "warmup_gradient_steps")
 
 
 def resolve(name: str | Any) -> Any:
-    """Import a loss class or function by its name.
+    """Import a loss class or function by name.
 
     Args:
-        name: loss of ``torchrl.objectives`` (``ClipPPOLoss``), a full name
-            (``my_module:MyLoss``), or the class or function itself.
+        name: name in ``torchrl.objectives`` (``ClipPPOLoss``) or full name (``my_module:MyLoss``).
+            A class or function is returned unchanged.
     """
     if not isinstance(name, str):
         return name
@@ -38,7 +38,7 @@ def resolve(name: str | Any) -> Any:
 
 
 def name_of(make: Callable[..., Any]) -> str:
-    """Return the name of a class or function for messages."""
+    """Return the name of a class or function for use in messages."""
     return str(getattr(make, "__name__", type(make).__name__))
 
 
@@ -47,7 +47,7 @@ def accepts(make: Callable[..., Any], argument: str) -> bool:
     bases: list[Any] = [make]
     constructors: list[Any] = [make]
     if isinstance(make, type):
-        ends = (LossModule, nn.Module, object)  # these base classes take no loss arguments
+        ends = (LossModule, nn.Module, object)  # these base classes accept no loss arguments
         classes = itertools.takewhile(lambda base: base not in ends, make.__mro__)
         bases = [base for base in classes if "__init__" in vars(base)]
         constructors = [vars(base)["__init__"] for base in bases]
@@ -57,16 +57,16 @@ def accepts(make: Callable[..., Any], argument: str) -> bool:
             return True
         if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             return False
-    # All constructors have **kwargs, so the last one gets the argument. TorchRL's would reject it.
+    # All constructors have **kwargs, so the last one gets the argument. TorchRL's rejects it.
     return bool(constructors) and bases[-1] not in vars(objectives).values()
 
 
 class Replacements:
-    """Networks and optimizers of a recipe, which the caller of ``build`` may replace.
+    """A recipe's networks and optimizers, which the caller of ``build`` may replace.
 
     Args:
-        parts: the caller's parts by name: ``make_actor``, ``make_critic``, ``optimizer`` and parts
-            of the trainer.
+        parts: the caller's parts by name: ``make_actor``, ``make_critic``, ``optimizer`` and
+            trainer parts.
 
     Attributes:
         parts: the caller's parts by name.
@@ -76,16 +76,16 @@ class Replacements:
     def __init__(self, parts: Mapping[str, Any]) -> None:
         self.parts = parts
         self.requested: set[str] = set()
-        self._replaced: dict[str, str] = {}  # settings of replaced parts, and these parts
-        self._used = {"env", "device"}  # settings in use; env and device always are
+        self._replaced: dict[str, str] = {}  # replaced part, keyed by setting
+        self._used = {"env", "device"}  # env and device are always in use
 
     @property
     def without_effect(self) -> dict[str, str]:
-        """Settings that only replaced parts would use, with the name of the part."""
+        """Settings that no remaining part uses, mapped to the part that replaced their user."""
         return {name: part for name, part in self._replaced.items() if name not in self._used}
 
     def network(self, part: str, make: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
-        """Create a network with the caller's factory, or with the recipe's factory."""
+        """Create a network with the caller's factory if there is one, else with the recipe's."""
         self.requested.add(part)
         names = _names_of(make, *arguments, **settings)
         names |= {f"critic_{name}" for name in names if part == "make_critic"}
@@ -96,10 +96,10 @@ class Replacements:
         return self.parts[part](arguments[0])
 
     def pair(self, make: Callable[..., Any], *arguments: Any, **settings: Any) -> tuple[Any, Any]:
-        """Create actor and critic with one factory of the recipe, or replace one or both.
+        """Create the actor and the critic, using the caller's factories where available.
 
         Raises:
-            SettingError: if the caller replaces one of two networks that share layers.
+            SettingError: if the caller replaces only one of two networks that share layers.
         """
         factories = ("make_actor", "make_critic")
         self.requested.update(factories)
@@ -113,8 +113,8 @@ class Replacements:
             self._used |= names
             return actor, critic
         if settings.get("shared_backbone"):
-            reason = f"Actor and critic share layers, but {replaced[0]} replaces one of them"
-            advice = "Pass both make_actor and make_critic, or disable sharing"
+            reason = f"Actor and critic share layers, but {replaced[0]} replaces only one of them"
+            advice = "Pass both make_actor and make_critic, or use shared_backbone=false"
             raise SettingError("shared_backbone", True, reason, advice)
         only = {"make_actor": {"initial_log_std"}, "make_critic": {"critic_hidden_sizes"}}
         self._replaced |= dict.fromkeys(only[replaced[0]], replaced[0])
@@ -125,13 +125,13 @@ class Replacements:
     def optimizer(
         self, make: type[Optimizer], parameters: Iterable[Any], **settings: Any
     ) -> Optimizer:
-        """Create an optimizer with the caller's factory, or with the recipe's factory.
+        """Create an optimizer with the caller's factory if there is one, else with the recipe's.
 
         Raises:
-            SettingError: if the optimizer of the caller lacks some of the parameters.
+            SettingError: if the caller's optimizer lacks some of the parameters.
         """
         custom, groups = self.parts.get("optimizer"), list(parameters)
-        if "update" in self.parts:  # the update of the caller has its own optimizers
+        if "update" in self.parts:  # the caller's update has its own optimizers
             return make(groups, **settings)
         self.requested.add("optimizer")
         if custom is None:
@@ -150,13 +150,13 @@ class Replacements:
         trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if missing := sum(id(p) not in trained for p in flat):
             reason = f"The optimizer lacks {missing} of the {len(flat)} parameters"
-            advice = "Pass a class, a name in torch.optim, or a function of the parameters"
+            advice = "Pass a class, a name in torch.optim, or a function that takes the parameters"
             raise SettingError("optimizer", type(optimizer).__name__, reason, advice)
         return optimizer
 
 
 def _names_of(make: Callable[..., Any], *arguments: Any, **settings: Any) -> set[str]:
-    """Return the names of the arguments of a call, including those passed via ``**kwargs``."""
+    """Return the argument names of a call, including arguments passed via ``**kwargs``."""
     signature = inspect.signature(make)
     bound = signature.bind(*arguments, **settings).arguments
     kwargs = [n for n, p in signature.parameters.items() if p.kind is p.VAR_KEYWORD]
@@ -182,11 +182,11 @@ def check_parts(parts: Mapping[str, Any]) -> None:
 
 
 def check_replaced(cfg: RunConfig, replacements: Replacements, algorithm: str) -> None:
-    """Reject parts that the recipe does not use, and settings that replaced parts ignore."""
+    """Reject unused parts, and settings that have no effect because of replaced parts."""
     requested, parts = {*replacements.requested}, replacements.parts
     update = parts.get("update", ...)
     if update is not ... and not hasattr(update, "optimizers"):
-        requested |= {"loss_module", "optimizer"}  # TorchRL's updates find both in the trainer
+        requested |= {"loss_module", "optimizer"}  # TorchRL's updates read both from the trainer
     for name in ("loss_module", *REPLACED):
         if name in parts and name not in requested:
             advice: Any = [n for n in REPLACED if n in requested and n not in parts]
@@ -196,16 +196,16 @@ def check_replaced(cfg: RunConfig, replacements: Replacements, algorithm: str) -
             raise SettingError(name, name_of(parts[name]), reason, advice)
     for name, part in replacements.without_effect.items():
         if hasattr(cfg, name):
-            reject_unused(cfg, (name,), f"{part} replaces the part that uses it")
+            reject_unused(cfg, (name,), f"{part} replaces the part that uses this setting")
 
 
 def check_update(cfg: RunConfig, update: Any) -> None:
-    """Raise SettingError if the update or the loss of a recipe ignores compile or precision."""
+    """Reject ``compile`` or ``precision`` if the recipe's update or loss ignores the setting."""
     compiles, loss = getattr(update, "compile", cfg.compile), getattr(update, "loss_module", None)
     if cfg.compile != "auto" and compiles != cfg.compile:
-        reason = f"The update of the recipe was created with compile={compiles}"
+        reason = f"The recipe created its update with compile={compiles}"
         raise SettingError("compile", cfg.compile, reason, "Use Update(..., compile=cfg.compile)")
     if cfg.precision != "float32" and loss is not None and "forward" not in vars(loss):
-        reason = f"The loss {type(loss).__name__} of the recipe ignores it"
+        reason = f"The recipe's loss {type(loss).__name__} ignores this setting"
         advice = "Create the loss with experiment.make_loss(...)"
         raise SettingError("precision", cfg.precision, reason, advice)

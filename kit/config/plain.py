@@ -1,4 +1,4 @@
-"""Conversion of settings to plain values and back, checks, and descriptions."""
+"""Conversion of settings to and from plain values, checks and descriptions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kit.steps.settings import OfflineSteps, OffPolicySteps, OnPolicySteps
 from kit.steps.values import flat, same_value
 
 PLAN = "plan"
-"""Name that selects a :class:`~kit.steps.StepPlan` instead of a config format."""
+"""Dialect name that selects a :class:`~kit.steps.StepPlan` instead of a config format."""
 
 
 def to_plain(config: Any) -> Any:
@@ -44,7 +44,7 @@ def to_plain(config: Any) -> Any:
 
 @functools.cache
 def field_docs(cls: type) -> Mapping[str, str]:
-    """Return the docstring of each field of a dataclass and its bases."""
+    """Return the docstrings of a dataclass's fields, including inherited fields."""
     docs: dict[str, str] = {}
     for base in reversed(cls.__mro__[:-1]):
         try:
@@ -64,8 +64,8 @@ def from_plain(cls: type, values: Mapping[str, Any], path: str = "") -> Any:
     """Create a dataclass from nested plain values, and check names and types.
 
     Args:
-        cls: the dataclass.
-        values: values by field name; missing fields get their default.
+        cls: dataclass to create.
+        values: values by field name. Missing fields keep their default.
         path: prefix of setting names in errors.
 
     Raises:
@@ -81,14 +81,14 @@ def from_plain(cls: type, values: Mapping[str, Any], path: str = "") -> Any:
 def check(config: Any, path: str = "") -> None:
     """Check the types and limits of settings that were set in Python.
 
-    Equivalent values are converted to the declared type, such as ``8.0`` to an integer.
+    Equivalent values, such as ``8.0`` for an integer, are converted to the declared type.
 
     Args:
         config: dataclass of settings.
         path: prefix of setting names in errors.
 
     Raises:
-        SettingError: for a value of the wrong type or out of its limits, and for attributes that
+        SettingError: for a value of the wrong type or outside its limits, and for attributes that
             are not settings.
     """
     cls: type = type(config)
@@ -105,7 +105,7 @@ def check(config: Any, path: str = "") -> None:
 
 
 def _check_defaults(path: str, declared: dataclasses.Field[Any], group: type) -> None:
-    """Reject custom defaults of a settings group that does not record which fields were set."""
+    """Reject custom defaults for a settings group that does not record which fields are set."""
     if declared.default_factory is dataclasses.MISSING:
         return
     default = declared.default_factory()
@@ -123,7 +123,7 @@ def _is_required(declared: dataclasses.Field[Any]) -> bool:
 
 
 def _converted(path: str, value: Any, hint: Any) -> Any:
-    """Return the checked value of a field; mappings become settings groups."""
+    """Check the value of a field and return it. Mappings become settings groups."""
     group = _group(hint)
     if group is None:
         return convert(path, value, hint)
@@ -145,40 +145,40 @@ def _converted(path: str, value: Any, hint: Any) -> Any:
 
 
 def _group(hint: Any) -> type | None:
-    """Return the first dataclass in a field's type; ``None`` for plain values."""
+    """Return the first dataclass in a field's type, or ``None`` for plain values."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return _group(typing.get_args(hint)[0])
     return hint if isinstance(hint, type) and dataclasses.is_dataclass(hint) else None
 
 
 def _has_steps(group: type) -> bool:
-    """Return whether a settings group creates a plan, so that a plan can replace it."""
+    """Return whether a settings group creates a step plan and can be replaced by a plan."""
     return issubclass(group, (OnPolicySteps, OffPolicySteps, OfflineSteps))
 
 
 def _no_dialect(path: str, name: Any, group: type) -> SettingError:
-    """Return the error for step settings of another library in an offline recipe."""
+    """Return the error for another library's step settings in an offline recipe."""
     reason = "Other libraries count policy steps, but an offline recipe collects none"
     names = ", ".join(f"{path}.{f.name}" for f in dataclasses.fields(group)[:3])
     return SettingError(path, name, reason, f"Use {names}")
 
 
 def _not_a_group(path: str, value: Any, group: type) -> SettingError:
-    """Return the error for a plain value of a settings group."""
+    """Return the error for a plain value where a settings group is expected."""
     advice = f"Use {path}={group.__name__}(...), or {path}.name=value on the command line"
     return SettingError(path, value, "A group of settings is expected", advice)
 
 
 def differences(config: Any, exclude: Collection[str] = ()) -> list[str]:
-    """Return a line with the settings that differ from the defaults; empty if there are none.
+    """Return a line that lists the settings with non-default values, or an empty list.
 
     Args:
-        config: settings of a recipe.
+        config: recipe settings.
         exclude: dotted names of settings to omit.
     """
     values, defaults = to_plain(config), to_plain(type(config)())
     steps, parts = values.get("steps", {}), []
-    if "dialect" in steps:  # recipes have no defaults for settings of other libraries
+    if "dialect" in steps:  # recipes have no defaults for other libraries' settings
         parts = [f"steps={steps['dialect']}"]
         defaults["steps"] = to_plain(type(config.steps)()) if steps["dialect"] != PLAN else steps
     known = flat(defaults)
@@ -195,7 +195,7 @@ def _shown(value: Any) -> str:
 
 
 def settings(config: Any, path: str = "") -> Iterator[tuple[str, Any, str, str]]:
-    """Yield dotted name, value, description of the type, and documentation of every setting."""
+    """Yield the dotted name, value, type description and documentation of each setting."""
     cls: type = type(config)
     docs, hints = field_docs(cls), type_hints(cls)
     for f in dataclasses.fields(config):

@@ -1,4 +1,4 @@
-"""Creation of the step plan from the settings of a recipe."""
+"""Step plan creation from the settings of a recipe."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ AnyConfig = OnPolicyConfig | ReplayConfig | OfflineConfig
 
 
 def make_plan(cfg: AnyConfig, algorithm: str) -> StepPlan:
-    """Return the plan of a run.
+    """Create the step plan for a run.
 
     Args:
-        cfg: settings of the recipe. Environment settings come from ``cfg.env``, unless the step
-            settings of another library contain them.
-        algorithm: name of the algorithm. Step settings that it does not have are rejected.
+        cfg: recipe settings. Environment settings come from ``cfg.env``, unless another
+            library's step settings contain them.
+        algorithm: name of the algorithm. Step settings that the algorithm lacks are rejected.
 
     Raises:
         SettingError: if the settings are invalid or contradict each other.
@@ -50,7 +50,7 @@ def make_plan(cfg: AnyConfig, algorithm: str) -> StepPlan:
 
 
 def _check_family(plan: StepPlan, family: str) -> None:
-    """Raise SettingError for a plan of another algorithm family."""
+    """Raise SettingError if the plan is for another algorithm family."""
     reason = f"This recipe is {family.replace('_', '-')}"
     if family == "on_policy" and plan.replay_ratio is not None:
         raise SettingError("replay_ratio", plan.replay_ratio, reason, "Use update_epochs")
@@ -61,7 +61,7 @@ def _check_family(plan: StepPlan, family: str) -> None:
 
 
 def _check_limits(plan: StepPlan, cfg: Any) -> None:
-    """Reject environment settings that contradict the step settings of another library."""
+    """Reject environment settings that contradict another library's step settings."""
     for field in ("num_envs", "action_repeat", "max_episode_steps"):
         ours, theirs = getattr(cfg.env, field), getattr(plan, field)
         defaults = {getattr(env, field) for env in (EnvConfig(), type(cfg)().env)}
@@ -69,12 +69,12 @@ def _check_limits(plan: StepPlan, cfg: Any) -> None:
         is_unset = field != "num_envs" and theirs in defaults
         is_given = ours not in defaults or field in given_fields(cfg.env)
         if is_given and ours != theirs and not is_unset:
-            reason = f"It contradicts the value {theirs} in steps"
-            raise SettingError(f"env.{field}", ours, reason, "Remove one of them")
+            reason = f"The step settings contain the value {theirs} instead"
+            raise SettingError(f"env.{field}", ours, reason, "Remove one of the two")
 
 
 def _check_learning(plan: StepPlan, cfg: Any) -> None:
-    """Raise SettingError for a run that ends before training starts."""
+    """Raise SettingError if the run ends before training starts."""
     starts, total = plan.learning_starts, plan.total_policy_steps
     value = getattr(cfg.steps, "learning_starts", ...)  # `...`: the library has no such setting
     name = "learning_starts" if value is ... else "steps.learning_starts"
@@ -89,7 +89,7 @@ def _check_learning(plan: StepPlan, cfg: Any) -> None:
         raise SettingError(field, plan.prefill_steps, reason, advice)
     if plan.trains and starts and plan.is_exact and starts == total and plan.iterations > 1:
         steps = plural(plan.gradient_steps_after(plan.iterations), "gradient step")
-        text = f"{name}={starts} is the length of the run: training is {steps} at its end"
+        text = f"{name}={starts} is the length of the run, so training takes {steps} at the end"
         warnings.warn(text, stacklevel=2)
 
 

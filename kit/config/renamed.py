@@ -1,4 +1,4 @@
-"""Old names of settings, which keep working for one minor version."""
+"""Deprecated setting names, which still work for one minor version."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ RENAMED = {
 
 
 def current_name(name: str, cls: type, stacklevel: int = 3) -> str:
-    """Return the current name of a setting and warn if ``name`` is its old name.
+    """Return the current name of a setting, and warn if ``name`` is deprecated.
 
     Args:
-        name: a setting.
-        cls: settings of the recipe. A name that is one of its fields is current.
+        name: name of a setting.
+        cls: settings class of the recipe. The names of its fields are always current.
         stacklevel: stack level of the warning, as in :func:`warnings.warn`.
     """
     if name not in RENAMED or name in getattr(cls, "__dataclass_fields__", ()):
@@ -42,16 +42,16 @@ def upgraded(saved: Mapping[str, Any], known: Container[str]) -> dict[str, Any]:
 
     Args:
         saved: settings by name.
-        known: names of current settings, which are not renamed.
+        known: names of current settings, which stay unchanged.
     """
     return {n if n in known else RENAMED.get(n, n): value for n, value in saved.items()}
 
 
 class RenamedSettings(type):
-    """Metaclass that accepts old names of settings in the constructor."""
+    """Metaclass that accepts deprecated setting names in the constructor."""
 
     def __call__(cls, *args: Any, **settings: Any) -> Any:
-        """Create an instance, with a warning for each old name."""
+        """Create an instance, and warn about each deprecated name."""
         current: dict[str, Any] = {}
         # dataclasses.replace passes changes first, then all other fields under current names.
         for name, value in settings.items():

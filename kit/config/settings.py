@@ -27,101 +27,110 @@ from kit.steps.settings import OfflineSteps, OffPolicySteps, OnPolicySteps
 
 @dataclass
 class EnvConfig(GivenFields):
-    """Settings of the environments."""
+    """Environment settings."""
 
     id: str = "CartPole-v1"
-    """Environment ID of Gymnasium, or module:ID."""
+    """Gymnasium environment ID. Use module:ID to import a module first."""
     num_envs: Annotated[int, Limits(1, 1_000_000)] = 8
     """Number of parallel environments."""
     vectorization: Literal["sync", "async", "native", "envpool", "tensor"] = "sync"
     """How environments are stepped: sync (in a loop), async (in worker processes), native (the
-    environment's own vectorisation), envpool, or tensor (environments written in PyTorch)."""
+    environment's own vectorised version), envpool, or tensor (for environments written in
+    PyTorch)."""
     action_repeat: PositiveInt = 1
-    """Number of env steps each action is repeated for (frame skip)."""
+    """Number of env steps for which each action is repeated (frame skip)."""
     max_episode_steps: PositiveInt | None = None
-    """Policy steps after which an episode is truncated. null: the limit registered for the
-    environment."""
+    """Policy steps after which an episode is truncated. null: the environment's registered
+    limit."""
     normalize_observation: bool = False
-    """Whether observations are normalised with their running mean and variance."""
+    """Whether observations are normalised using their running mean and variance."""
     normalize_reward: bool = False
-    """Whether rewards are divided by the running standard deviation of discounted returns."""
+    """Whether rewards are divided by the running standard deviation of the discounted return."""
     step_timeout: PositiveFloat | None = None
-    """Timeout in seconds for one step or reset in a worker process (async). On a timeout the worker
-    is killed and an error is reported. null: no timeout."""
+    """Timeout in seconds for one step or reset in a worker process (vectorization=async). On
+    timeout, the worker is killed and an error is reported. null: no timeout."""
     kwargs: dict[str, Any] = field(default_factory=dict)
-    """Arguments of the environment, and further arguments of make_env such as restart_on_error."""
+    """Keyword arguments for the environment, and further arguments for make_env, such as
+    restart_on_error."""
 
 
 @dataclass
 class RunConfig(GivenFields, metaclass=RenamedSettings):
-    """Settings that every recipe has.
+    """Settings shared by all recipes.
 
-    Assigning a settings group (``env``, ``steps``) stores a copy. Fields that were not set in the
-    group get the defaults of the recipe.
+    Assigning a settings group (``env``, ``steps``) stores a copy. In the copy, fields that were not
+    set explicitly get the recipe's defaults.
     """
 
     FAMILY: ClassVar[str | None] = None
-    """Algorithm family: ``on_policy``, ``off_policy`` or ``offline``; ``None``: any."""
+    """Algorithm family: ``on_policy``, ``off_policy`` or ``offline``. ``None``: any family."""
 
     env: EnvConfig = field(default_factory=EnvConfig)
     collector: str | None = None
-    """Collector: vector, tensor (environments written in PyTorch), episode (whole episodes), async
-    (collects while the learner trains) or torchrl. null: episode if the steps count episodes, else
-    vector."""
+    """How data is collected: vector, tensor (for environments written in PyTorch), episode
+    (complete episodes), async (in parallel with training) or torchrl (TorchRL's Collector). null:
+    episode if iterations collect complete episodes (steps.steps_per_env=null), otherwise vector."""
     collector_kwargs: dict[str, Any] = field(default_factory=dict)
-    """Further arguments of the collector, such as max_staleness or fast_policy."""
+    """Further arguments for the collector, such as max_staleness or fast_policy."""
     seed: Seed = 0
-    """Seed of the environments, initial weights, exploration and minibatches."""
+    """Seed for environments, initial weights, exploration and minibatch sampling."""
     device: str = "cpu"
-    """Device of networks, batches and buffers, such as cpu, cuda or cuda:1."""
+    """Device for networks, batches and buffers, such as cpu, cuda or cuda:1."""
     threads: Annotated[int, Limits(1, 1_024)] | None = 1
-    """CPU threads of PyTorch. More than one helps for layers of about 256 units or more. null:
-    PyTorch's default."""
+    """Number of CPU threads used by PyTorch. More than one helps only for layers of about 256 units
+    or more. null: PyTorch's default."""
     compile: Literal["auto", "exact", True, False] = "auto"
-    """How losses are executed: auto (recorded; large matrix products may be rounded differently),
-    exact (recorded; bitwise equal to eager), true (torch.compile) or false (eager)."""
+    """How gradient steps are executed: auto (traced; large matrix products may round differently
+    from eager mode), exact (traced; bitwise equal to eager mode on CPUs), true (torch.compile) or
+    false (eager mode)."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Data type of matrix products in losses. Weights, optimisers and inference stay in float32."""
+    """Data type for matrix products in losses. Weights, optimiser states and inference stay in
+    float32."""
     logger: str = "csv"
-    """Loggers in addition to metrics.csv: wandb, tensorboard, "wandb,tensorboard" or none."""
+    """Where metrics are logged: csv (metrics.csv only), wandb, tensorboard or "wandb,tensorboard"
+    (each in addition to metrics.csv), or none (same as csv)."""
     log_dir: str | None = "runs"
-    """Folder for run folders. null: nothing is written."""
+    """Parent folder for all runs. null: write nothing to disk."""
     resume: str | None = None
-    """Run folder to resume, or "latest"."""
+    """Run folder to resume, or "latest" for the newest run of this recipe. null: start a new
+    run."""
     init_from: str | None = None
-    """Run folder from which to load initial weights and normalisation statistics, or "latest"."""
+    """Run folder from which to load initial weights and normalisation statistics, or "latest" for
+    the newest run of this recipe. null: random initial weights."""
     log_every: PositiveInt | None = None
-    """Policy steps between rows of metrics. null: a hundredth of the run."""
+    """Policy steps (offline: gradient steps) between rows in metrics.csv. null: 1 % of the run."""
     checkpoint_every: PositiveInt | None = None
-    """Policy steps between checkpoints. null: a tenth of the run."""
+    """Policy steps (offline: gradient steps) between checkpoints. null: 10 % of the run."""
     keep_best: bool = True
-    """Whether checkpoints also keep the policy with the best evaluation."""
+    """Whether checkpoints also contain the policy with the best evaluation."""
     video_every: PositiveInt | None = None
-    """Policy steps between videos of one episode, recorded after the next evaluation and at the end
-    of the run. Needs a run folder and the extra "video". null: no videos."""
+    """Policy steps (offline: gradient steps) between videos. Each video shows one episode and is
+    recorded after the next evaluation. The last evaluation is always recorded. Needs a run folder
+    and the extra "video". null: no videos."""
     save_policy: bool = False
-    """Whether to save the last and the best policy without optimiser and buffer at the end of the
-    run: to the subfolder "policy", and to W&B as a model."""
+    """Whether to save the last and the best policy, without optimiser and replay buffer, at the end
+    of the run. They are saved in the subfolder "policy", and in W&B as a model."""
     time_limit: PositiveFloat | None = None
-    """Seconds after which the run stops, at the end of the current iteration. null: no limit."""
+    """Time limit in seconds. The run stops at the end of the iteration that exceeds it. null: no
+    limit."""
     stop_at_return: FiniteFloat | None = None
-    """Mean evaluation return at which the run stops. null: never."""
+    """Mean evaluation return at which the run stops early. null: never stop early."""
     evaluation_max_steps: PositiveInt = 100_000
     """Policy steps after which an evaluation episode is truncated. The metric
-    evaluation/truncated_episodes counts such episodes."""
+    evaluation/truncated_episodes counts these episodes."""
     progress: bool = True
     """Whether to print the plan, the progress and the step counts."""
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Return a setting by its old name, with a warning."""
+            """Return the setting with this deprecated name, and warn about the name."""
             if name in RENAMED:
                 return getattr(self, current_name(name, type(self)))
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute; settings groups are completed with the defaults of the recipe."""
+        """Set an attribute. Settings groups are completed with the recipe's defaults."""
         name = current_name(name, type(self))
         declared = self.__dataclass_fields__.get(name)
         if isinstance(value, GivenFields) and declared is not None:
@@ -135,7 +144,7 @@ class RunConfig(GivenFields, metaclass=RenamedSettings):
 
 @dataclass
 class OnPolicyConfig(RunConfig):
-    """Settings of every on-policy recipe: each batch is trained on once, then discarded."""
+    """Settings shared by on-policy recipes, which discard each batch after its update phase."""
 
     FAMILY = "on_policy"
 
@@ -146,7 +155,7 @@ class OnPolicyConfig(RunConfig):
 
 @dataclass
 class ReplayConfig(RunConfig):
-    """Settings of every recipe with a replay buffer of transitions or sequences."""
+    """Settings shared by recipes with a replay buffer of transitions or sequences."""
 
     FAMILY = "off_policy"
 
@@ -159,54 +168,55 @@ class ReplayConfig(RunConfig):
 
 @dataclass
 class OffPolicyConfig(ReplayConfig):
-    """Settings of every off-policy recipe: minibatches are sampled from a replay buffer."""
+    """Settings shared by off-policy recipes, which sample minibatches from a replay buffer."""
 
     reward_scale: PositiveFloat = 1.0
-    """Factor of the rewards used for training. Logged returns are not scaled."""
+    """Factor applied to rewards during training. Logged returns are not scaled."""
     standardize_reward: bool = False
-    """Whether rewards are standardised per minibatch, before scaling. Requires n_step=1."""
+    """Whether rewards are standardised per minibatch before scaling. Requires n_step=1."""
     n_step: PositiveInt = 1
-    """Rewards summed before bootstrapping (n-step returns)."""
+    """Number of rewards summed before bootstrapping (n-step returns)."""
     per_alpha: NonNegativeFloat = 0.0
-    """Alpha of prioritised replay, the exponent of TD errors (Schaul et al. 2016). 0: uniform
+    """Alpha for prioritised replay: exponent of the TD errors (Schaul et al. 2016). 0: uniform
     sampling."""
     per_beta: UnitInterval = 0.4
-    """Beta of prioritised replay, the exponent of importance weights. It increases to 1 during the
-    run. 0: no weights."""
+    """Initial beta for prioritised replay: exponent of the importance weights. Beta increases
+    linearly to 1 over the run. 0: no importance weights."""
     hindsight: Literal["future", "final", "episode"] | None = None
-    """Hindsight relabelling of the goals of 80 % of the sampled transitions (Andrychowicz et al.
-    2017). New goals are achieved ones: later in the episode (future), at its end (final), or
-    anywhere in it (episode). null: no relabelling."""
+    """Hindsight relabelling (Andrychowicz et al. 2017): 80 % of the sampled transitions get a goal
+    achieved later in the episode (future), at its end (final) or anywhere in it (episode). null: no
+    relabelling."""
     store_next_observation: bool = True
     """Whether the buffer stores both observations of each transition. false: each observation is
-    stored once, which halves the memory."""
+    stored only once, which halves memory usage."""
     stacked_frames: NumFrames = 1
-    """Frames stacked in each observation. The buffer stores only the newest frame. 1: observations
-    are stored unchanged."""
+    """Number of frames stacked in each observation. The buffer stores only the newest frame. 1:
+    whole observations are stored."""
     buffer_folder: str | None = None
-    """Folder for memory-mapped buffer files, for buffers larger than memory. null: the buffer is in
-    memory."""
+    """Folder for memory-mapped buffer files, for buffers larger than memory. null: keep the buffer
+    in memory."""
 
 
 @dataclass
 class OfflineConfig(RunConfig):
-    """Settings of every offline recipe: minibatches are sampled from a stored dataset."""
+    """Settings shared by offline recipes, which sample minibatches from a stored dataset."""
 
     FAMILY = "offline"
 
     steps: OfflineSteps | StepPlan = field(default_factory=OfflineSteps)
     dataset: list[str] = field(default_factory=list)
-    """Datasets in Minari's format, concatenated: folders, or minari:ID for downloaded datasets."""
+    """Datasets in Minari format: folders, or minari:ID for downloaded datasets. Several datasets
+    are concatenated."""
     normalize_data: bool = True
-    """Whether observations are normalised with the mean and standard deviation of the dataset."""
+    """Whether observations are normalised using the mean and standard deviation of the dataset."""
 
 
 @dataclass
 class NetworkConfig:
-    """Network settings of recipes whose networks share no layers."""
+    """Network settings for recipes whose networks share no layers."""
 
     hidden_sizes: HiddenSizes = field(default_factory=lambda: [64, 64])
-    """Sizes of the hidden layers."""
+    """Hidden layer sizes."""
     activation: str = "relu"
     """Activation function: tanh, sigmoid_tanh (tanh, faster on CPUs), relu, elu, silu or gelu."""
     max_grad_norm: PositiveFloat | None = None
@@ -215,63 +225,63 @@ class NetworkConfig:
 
 @dataclass
 class CriticNetworkConfig(NetworkConfig):
-    """Network settings of recipes with an actor and Q-networks."""
+    """Network settings for recipes with an actor and Q-networks."""
 
     critic_hidden_sizes: HiddenSizes | None = None
-    """Sizes of the critics' hidden layers. null: hidden_sizes."""
+    """Hidden layer sizes for the critics. null: same as hidden_sizes."""
 
     @property
     def critic_sizes(self) -> list[int]:
-        """Sizes of the critics' hidden layers."""
+        """Hidden layer sizes for the critics."""
         sizes = self.critic_hidden_sizes
         return self.hidden_sizes if sizes is None else sizes
 
 
 @dataclass
 class ActorCriticConfig(OnPolicyConfig):
-    """Settings of every on-policy recipe with an actor and a critic."""
+    """Settings shared by on-policy recipes with an actor and a critic."""
 
     hidden_sizes: HiddenSizes = field(default_factory=lambda: [64, 64])
-    """Sizes of the hidden layers of actor and critic."""
+    """Hidden layer sizes for the actor and the critic."""
     critic_hidden_sizes: HiddenSizes | None = None
-    """Sizes of the critic's hidden layers. null: hidden_sizes."""
+    """Hidden layer sizes for the critic. null: same as hidden_sizes."""
     activation: str = "tanh"
     """Activation function: tanh, sigmoid_tanh (tanh, faster on CPUs), relu, elu, silu or gelu."""
     shared_backbone: bool = False
-    """Whether actor and critic share their hidden layers."""
+    """Whether the actor and the critic share their hidden layers."""
     initial_log_std: LogStd = 0.0
     """Initial log standard deviation of the Gaussian policy."""
     entropy_coeff: NonNegativeFloat = 0.0
     """Weight of the entropy bonus."""
     entropy_schedule: ScheduleName = "constant"
-    """Schedule of entropy_coeff; same options as lr_schedule."""
+    """How entropy_coeff changes over the run; same options as lr_schedule."""
     critic_coeff: NonNegativeFloat = 0.5
     """Weight of the value loss."""
     critic_schedule: ScheduleName = "constant"
-    """Schedule of critic_coeff; same options as lr_schedule."""
+    """How critic_coeff changes over the run; same options as lr_schedule."""
     critic_loss: Literal["l2", "l1", "smooth_l1"] = "l2"
     """Value loss: squared error (l2), absolute error (l1) or Huber loss (smooth_l1)."""
     gae_lambda: UnitInterval = 0.95
-    """Lambda of generalised advantage estimation. 1: Monte Carlo returns, bootstrapped at the end
-    of a batch."""
+    """Lambda for generalised advantage estimation (GAE). 1: Monte Carlo returns that bootstrap only
+    at the end of a batch."""
     normalize_advantage: bool = True
     """Whether advantages are normalised to mean 0 and standard deviation 1."""
     advantage_norm: Literal["minibatch", "batch", "running"] = "minibatch"
-    """Statistics that normalise advantages: per minibatch, per batch, or running."""
+    """Statistics used to normalise advantages: per minibatch, per batch or running."""
     learning_rate: PositiveFloat = 1e-3
     """Initial learning rate."""
     backbone_lr_scale: PositiveFloat = 1.0
-    """Learning-rate multiplier of the hidden layers. Output layers use learning_rate."""
+    """Learning-rate multiplier for the hidden layers. Output layers use learning_rate."""
     lr_schedule: ScheduleName = "linear"
-    """Learning-rate schedule: constant, or linear or cosine decay to 0. "warmup 0.1 cosine"
-    increases from 0 during the first tenth of the run; "piecewise 0.5 0.1" multiplies by 0.1 after
-    half of the run."""
+    """Learning-rate schedule: constant; linear or cosine (decay to 0); "warmup 0.1 cosine" (linear
+    warm-up during the first 10 % of the run, then cosine); or "piecewise 0.5 0.1" (multiplied by
+    0.1 after half of the run)."""
     max_grad_norm: PositiveFloat | None = 0.5
     """Maximum gradient norm. null: no clipping."""
 
     @property
     def networks(self) -> dict[str, Any]:
-        """Arguments of :func:`~kit.modules.make_actor_critic`."""
+        """Arguments for :func:`~kit.modules.make_actor_critic`."""
         names = ("hidden_sizes", "critic_hidden_sizes", "activation", "shared_backbone", "device")
         return {name: getattr(self, name) for name in (*names, "initial_log_std")}
 
@@ -282,43 +292,43 @@ class ActorCriticConfig(OnPolicyConfig):
 
     @property
     def standardize(self) -> Literal["batch", "running"] | None:
-        """Statistics with which the estimator normalises advantages; ``None``: it does not."""
+        """Statistics for normalisation in the advantage estimator. ``None``: no normalisation."""
         if not self.normalize_advantage or self.advantage_norm == "minibatch":
             return None
         return self.advantage_norm
 
     @property
     def horizon(self) -> dict[str, Any]:
-        """Arguments of :class:`~kit.advantages.GAE`."""
+        """Arguments for :class:`~kit.advantages.GAE`."""
         return {"gamma": self.gamma, "lmbda": self.gae_lambda, "standardize": self.standardize}
 
     @property
     def schedules(self) -> dict[str, str]:
-        """Schedules of the loss coefficients, for :func:`~kit.hooks.anneal_coefficients`."""
+        """Loss coefficient schedules for :func:`~kit.hooks.anneal_coefficients`."""
         return {"entropy_coeff": self.entropy_schedule, "critic_coeff": self.critic_schedule}
 
 
 @dataclass
 class FittedCriticConfig(ActorCriticConfig):
-    """Settings of recipes that can fit the critic separately from the policy."""
+    """Settings for recipes that can fit the critic separately from the policy."""
 
     critic_epochs: NonNegativeInt = 0
-    """Passes over each batch that fit the critic separately, before advantages are computed. 0:
-    train the critic jointly with the policy, weighted by critic_coeff."""
+    """Number of epochs for which the critic is fitted separately on each batch, before advantages
+    are computed. 0: train the critic jointly with the policy, weighted by critic_coeff."""
     critic_minibatch_size: PositiveInt = 64
-    """Transitions per minibatch of the separate critic fit."""
+    """Transitions per minibatch in the separate critic fit."""
     critic_learning_rate: PositiveFloat = 1e-3
-    """Learning rate of the separate critic fit."""
+    """Learning rate for the separate critic fit."""
 
     @property
     def joint_critic_coeff(self) -> float | None:
-        """Weight of the value loss in the joint loss; ``None``: the critic is fitted separately.
+        """Weight of the value loss in the joint loss. ``None``: the critic is fitted separately.
 
         Raises:
             SettingError: if a setting has no effect with this value of ``critic_epochs``.
         """
         joint = ["critic_coeff", "critic_schedule", "shared_backbone"]
-        joint += ["clip_value"] if hasattr(self, "clip_value") else []  # only PPO has it
+        joint += ["clip_value"] if hasattr(self, "clip_value") else []  # only PPO has clip_value
         separate = ("critic_minibatch_size", "critic_learning_rate")
         defaults = type(self)()
         for name in joint if self.critic_epochs else separate:

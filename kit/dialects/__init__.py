@@ -1,4 +1,4 @@
-"""Settings of other libraries, as dataclasses that convert to and from a plan.
+"""Dataclasses with the settings of other libraries, which convert to and from a plan.
 
 Dialects are imported on first access.
 

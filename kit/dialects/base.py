@@ -1,4 +1,4 @@
-"""Base class of dialects: settings, conversion to and from a plan, and caveats."""
+"""Base class for dialects: settings, conversion to and from a plan, and caveats."""
 
 from __future__ import annotations
 
@@ -20,59 +20,59 @@ from kit.steps.values import same_value
 ON_POLICY, OFF_POLICY, OFFLINE = "on_policy", "off_policy", "offline"
 
 COUNTS_AS = {ON_POLICY: "ppo", OFF_POLICY: "sac"}
-"""Stand-in algorithm per family, for recipes whose algorithm a library does not have."""
+"""Stand-in algorithm for each family, used if a library lacks the recipe's algorithm."""
 
 RAW: dict[str, Any] = {"env.normalize_observation": False, "env.normalize_reward": False}
-"""Implicit defaults of a library that normalises neither observations nor rewards."""
+"""Implicit defaults for libraries that normalise neither observations nor rewards."""
 
 Difference = tuple[str, Any, Any]
-"""Name of a plan setting, its value in the plan, and the nearest value of the dialect."""
+"""Name of a plan setting, its value in the plan, and the nearest value in the dialect."""
 
 
 @dataclass
 class Dialect(ForeignSteps):
     """Base class for the settings of another library.
 
-    The fields have the library's names, defaults and rounding. Keyword-only fields are facts that a
-    plan needs and that the library configures elsewhere: algorithm, version, episode length.
+    Field names, defaults and rounding follow the library. Keyword-only fields contain information
+    that a plan needs but the library configures elsewhere, such as algorithm and episode length.
     """
 
     LIBRARY: ClassVar[str]
     """Name of the library."""
     VERSIONS: ClassVar[Mapping[str, str]]
-    """Supported versions of the library with a short description; the first is the default."""
+    """Supported library versions and their descriptions. The first version is the default."""
     ALGORITHMS: ClassVar[Mapping[str, str]]
-    """Algorithms of the library and their families."""
+    """The library's algorithms, mapped to their families."""
     ALIASES: ClassVar[Mapping[str, str]] = {}
-    """Alternative names of algorithms."""
+    """Alternative algorithm names, mapped to names in ``ALGORITHMS``."""
     IMPLIED: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """Fields that imply an algorithm if any of them is given; no fields: always implied."""
+    """Fields that imply an algorithm, keyed by algorithm. An empty tuple marks the fallback."""
     DEFAULTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """Defaults per algorithm for fields that are ``None``."""
+    """Algorithm-specific defaults for fields that are ``None``."""
     TOTAL: ClassVar[str] = ""
-    """Field with the requested policy steps, which a run rounds to whole iterations."""
+    """Field with the requested policy steps, before rounding to whole iterations."""
     CANNOT: ClassVar[Mapping[str, tuple[Any, str]]] = {}
-    """Plan properties with a fixed value in this library: the value and the reason."""
+    """Plan properties that are fixed in this library, mapped to their value and the reason."""
     RENAMED: ClassVar[Mapping[str, str]] = {}
-    """Field names of other library versions and their names in this version."""
+    """Field names in other library versions, mapped to their names in this version."""
     GROUPS: ClassVar[Mapping[str, type]] = {}
-    """Fields that contain a group of settings, and the classes of these groups."""
+    """Fields that contain a group of settings, mapped to the group's class."""
     SECTIONS: ClassVar[frozenset[str]] = frozenset({""})
-    """Sections of the library's config files that contain the fields."""
+    """Sections in the library's config files that contain the fields."""
     PATHS: ClassVar[Mapping[str, str]] = {}
-    """Dotted names in config files that differ from the field names."""
+    """Dotted names in config files, mapped to fields with a different name."""
     CONFIGS: ClassVar[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {}
-    """Config groups (``env=atari``), their options, and the settings of each option."""
+    """Config groups such as ``env``, mapped to their options and each option's settings."""
 
     IMPLICIT_DEFAULTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """Recipe settings that the library fixes without a field, per algorithm."""
+    """Recipe settings that are hard-coded in the library, keyed by algorithm."""
 
     algo: str | None = extra_field()
-    """Algorithm, or a family: ``on_policy``, ``off_policy``, ``offline``; ``None``: inferred."""
+    """Algorithm or family (``on_policy``, ``off_policy``, ``offline``); inferred if ``None``."""
     version: str = extra_field(default="")
-    """Version of the library; empty: the first of ``VERSIONS``."""
+    """Library version. If empty, defaults to the first of ``VERSIONS``."""
     library_defaults: bool = extra_field(default=False)
-    """Whether library defaults replace the recipe defaults of settings that were not given."""
+    """Whether settings that were not given use the library's defaults, not the recipe's."""
 
     def __post_init__(self) -> None:
         if self.version == "":
@@ -80,15 +80,15 @@ class Dialect(ForeignSteps):
 
     # ------------------------------------------------------------------ to a plan
     def to_plan(self, algo: str | None = None, *, strict: bool = False) -> StepPlan:
-        """Return the plan of these settings.
+        """Return the plan that these settings describe.
 
         Args:
-            algo: algorithm or family, instead of the field ``algo``.
-            strict: whether settings without effect for the algorithm raise an error; otherwise
-                :meth:`idle_settings` lists them.
+            algo: algorithm or family that overrides the field ``algo``.
+            strict: whether to reject settings that have no effect for the algorithm. Such settings
+                are listed by :meth:`idle_settings`.
 
         Raises:
-            SettingError: if a setting is invalid, or the library itself would fail.
+            SettingError: if a setting is invalid or would make the library itself fail.
         """
         resolved = self.resolved(algo)
         if strict:
@@ -102,7 +102,7 @@ class Dialect(ForeignSteps):
         except SettingError as error:
             if hasattr(self, error.field):
                 raise
-            reason = f"{error.why} (the value follows from the settings of {self.LIBRARY})"
+            reason = f"{error.why} (this value is computed from the {self.LIBRARY} settings)"
             raise SettingError(error.field, error.value, reason, error.works, error.hint) from None
         asked = getattr(resolved, self.TOTAL) if self.TOTAL and plan.is_exact else None
         if asked not in (None, plan.total_policy_steps):
@@ -115,7 +115,7 @@ class Dialect(ForeignSteps):
 
     @classmethod
     def _same_as(cls, algo: str) -> dict[str, str]:
-        """Map the fields that an algorithm uses to plan settings of equal value."""
+        """Map the fields that an algorithm uses to plan settings with the same value."""
         used = {f.name: f.metadata.get("plan") for f in fields(cls) if cls.applies(f.name, algo)}
         return {name: plan for name, plan in used.items() if plan}
 
@@ -150,12 +150,12 @@ class Dialect(ForeignSteps):
         return one_of("algo", algo, names)
 
     def algorithm_for(self, algo: str | None, family: str | None) -> str | None:
-        """Return the library's algorithm for a recipe, or the recipe's algorithm family.
+        """Return the library's name for a recipe's algorithm, or the family if it has no name.
 
-        The settings may name a variant of the recipe's algorithm, such as ``ppo2``.
+        The settings may select a variant of the recipe's algorithm, such as ``ppo2``.
 
         Raises:
-            SettingError: if the settings name a different algorithm.
+            SettingError: if the settings select a different algorithm.
         """
         found = algo
         if family is not None and algo not in self.ALGORITHMS:
@@ -170,14 +170,14 @@ class Dialect(ForeignSteps):
         raise SettingError("algo", self.algo, reason, f"Omit algo, or use a recipe for {given}")
 
     def implied_algorithm(self) -> str:
-        """Return the algorithm that the given settings imply without naming it."""
+        """Return the algorithm that the other settings imply."""
         for algo, names in self.IMPLIED.items():
             if not names or any(getattr(self, name) is not None for name in names):
                 return algo
         return next(iter(self.ALGORITHMS))
 
     def _defaults(self) -> Mapping[str, Any]:
-        """Return the defaults of this algorithm and version for fields that are ``None``."""
+        """Return the values that replace ``None`` for this algorithm and version."""
         return self.DEFAULTS.get(COUNTS_AS.get(str(self.algo), str(self.algo)), {})
 
     @property
@@ -189,11 +189,11 @@ class Dialect(ForeignSteps):
     # ------------------------------------------------------------------ from a plan
     @classmethod
     def from_plan(cls, plan: StepPlan, **settings: Any) -> Self:
-        """Return the settings that result in ``plan``.
+        """Return settings that result in exactly ``plan``.
 
         Args:
-            plan: plan to express.
-            **settings: fields to fix, such as the algorithm or the version.
+            plan: plan to convert.
+            **settings: fixed field values, such as the algorithm or the version.
 
         Raises:
             SettingError: if the library cannot express the plan.
@@ -207,10 +207,10 @@ class Dialect(ForeignSteps):
 
     @classmethod
     def nearest(cls, plan: StepPlan, **settings: Any) -> tuple[Self, list[Difference]]:
-        """Return the settings nearest to ``plan``, and the differences from ``plan``.
+        """Return the settings whose plan is nearest to ``plan``, and the remaining differences.
 
         Raises:
-            SettingError: if no settings of this library are close to the plan.
+            SettingError: if this library's settings cannot approximate the plan.
         """
         cls._check_expressible(plan)
         nearest, first_error = None, None
@@ -240,7 +240,7 @@ class Dialect(ForeignSteps):
 
     @classmethod
     def _check_expressible(cls, plan: StepPlan) -> None:
-        """Raise an error if no settings of this library are close to ``plan``."""
+        """Raise an error if this library's settings cannot approximate ``plan``."""
         if plan.iterations is None:
             reason = f"{cls.LIBRARY} needs a fixed number of iterations"
             raise SettingError("iterations", None, reason, "Set iterations")
@@ -254,31 +254,31 @@ class Dialect(ForeignSteps):
 
     @staticmethod
     def _algorithms_for(plan: StepPlan) -> Iterable[str | None]:
-        """Return the algorithms to try in order; ``None``: chosen by :meth:`_fields_for`."""
+        """Return the algorithms to try, in order. ``None`` lets :meth:`_fields_for` choose."""
         return [None]
 
     @staticmethod
     @abstractmethod
     def _fields_for(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields nearest to ``plan`` that are not copied from a plan setting.
+        """Return approximate values for fields that no plan setting determines directly.
 
         Args:
-            plan: plan to express.
-            settings: fixed fields.
+            plan: plan to convert.
+            settings: fixed field values.
         """
 
     # ------------------------------------------------------------------ caveats
     def notes(self, algo: str | None = None) -> list[str]:
-        """Return the caveats of these settings, one sentence each.
+        """Return the caveats that apply to these settings.
 
         Args:
-            algo: algorithm or family, instead of the field ``algo``.
+            algo: algorithm or family that overrides the field ``algo``.
         """
         return [*self.resolved(algo)._notes(self.to_plan(algo))]
 
     @abstractmethod
     def _notes(self, plan: StepPlan) -> Iterable[str]:
-        """Yield the caveats of resolved settings."""
+        """Yield the caveats that apply to resolved settings."""
 
     @classmethod
     def applies(cls, name: str, algo: str) -> bool:
@@ -291,21 +291,21 @@ class Dialect(ForeignSteps):
 
     @classmethod
     def counting_fields(cls, algo: str) -> frozenset[str]:
-        """Return the library's fields that determine step counts for an algorithm or family."""
+        """Return the fields that determine the step counts of an algorithm or family."""
         used = {f.name for f in fields(cls) if not f.kw_only and cls.applies(f.name, algo)}
         return frozenset(used - set(uses(cls)) - set(cls.GROUPS))
 
     def idle_settings(self, algo: str | None = None) -> list[str]:
-        """Return the changed fields without effect for the algorithm."""
+        """Return the names of changed fields that have no effect for the algorithm."""
         algorithm = self._algorithm(algo if algo is not None else self.algo)
         default = {**vars(self.unchanged()), "version": self.version}
         idle = [name for name in default if not self.applies(name, algorithm)]
         return [name for name in idle if not same_value(getattr(self, name), default[name])]
 
     def _reject_idle(self, given: Dialect) -> None:
-        """Raise an error if a changed field of ``given`` has no effect; ``self`` is resolved."""
+        """Raise an error if ``given`` changes a field without effect. ``self`` must be resolved."""
         for name in given.idle_settings(self.algo):
-            reason = f"The field has no effect for {self.algo} in {self.LIBRARY}"
+            reason = f"This field has no effect for {self.algo} in {self.LIBRARY}"
             applicable = ", ".join(sorted(self.counting_fields(str(self.algo))))
             hint = f"Omit {name}. Fields that determine step counts: {applicable}"
             raise SettingError(name, getattr(given, name), reason, hint)
@@ -317,20 +317,20 @@ class Dialect(ForeignSteps):
 
     @classmethod
     def names(cls) -> list[str]:
-        """Return the names of the fields."""
+        """Return the names of all fields."""
         return [f.name for f in fields(cls)]
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> Self:
-        """Create the dialect from settings by name; raises the errors of :meth:`named`."""
+        """Create the dialect from a mapping of settings. Raises the errors of :meth:`named`."""
         return cls(**cls.named(settings))
 
     @classmethod
     def named(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Map setting names to dialect fields. Groups are kept as mappings.
+        """Return settings keyed by field name. Groups of settings remain mappings.
 
         Raises:
-            SettingError: if no field has the name; the nearest spelling comes first.
+            SettingError: if a name is unknown. The message suggests the nearest spellings.
         """
         by_field, unmatched = cls.placed({str(n).replace("-", "_"): v for n, v in settings.items()})
         for name, value in unmatched.items():
@@ -339,7 +339,7 @@ class Dialect(ForeignSteps):
 
     @classmethod
     def placed(cls, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Map dotted config names to dialect fields; also return the unmatched names."""
+        """Return settings keyed by field name, and the remaining settings that match no field."""
         by_field: dict[str, Any] = {}
         unmatched: dict[str, Any] = {}
         for name, value in values.items():
@@ -356,54 +356,54 @@ class Dialect(ForeignSteps):
 
     @classmethod
     def _unknown(cls, name: str, value: Any) -> SettingError:
-        """Return the error for an unknown setting, with its new name or similar names."""
+        """Return the error for an unknown setting, which suggests a new name or similar names."""
         last = name.rpartition(".")[2]
         reason = f"The {cls.NAME} dialect has no such setting"
         near = close_to(last, sorted({*cls.names(), *cls.PATHS}))
         if last in cls.RENAMED:
-            reason = f"The setting has another name in {cls.LIBRARY} {cls().version}"
+            reason = f"This setting has a different name in {cls.LIBRARY} {cls().version}"
             near = [cls.RENAMED[last]]
         return SettingError(name, value, reason, near or f"See `kit steps words {cls.NAME}`")
 
 
 @dataclass
 class WrappedDialect(Dialect):
-    """Base class for libraries where wrappers apply action repeat and time limits."""
+    """Base class for libraries in which wrappers implement action repeat and time limits."""
 
     action_repeat: PositiveInt = extra_field("action_repeat", 1)
-    """Env steps per action; configured in the environment."""
+    """Env steps per action, as configured in the environment."""
     max_episode_steps: PositiveInt | None = extra_field("max_episode_steps")
-    """Policy steps after which an episode is truncated; configured in the environment."""
+    """Policy steps after which the environment truncates an episode."""
 
 
 def _letters(name: str) -> str:
-    """Return the letters and digits of an algorithm name: ``Discrete-SAC`` is ``discretesac``."""
+    """Return an algorithm name in lower case without punctuation, such as ``discretesac``."""
     return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
 # ---------------------------------------------------------------------- plans
 def trains(plan: StepPlan) -> bool:
-    """Return whether an exact plan reaches ``learning_starts``."""
+    """Return whether a run with an exact plan reaches its first training iteration."""
     return plan.first_training_iteration <= plan.iterations
 
 
 def ratio_of(plan: StepPlan) -> Fraction:
-    """Return the gradient steps per policy step of an off-policy plan."""
+    """Return the number of gradient steps per policy step in an off-policy plan."""
     if plan.replay_ratio is not None:
         return plan.replay_ratio
     return Fraction(plan.gradient_steps_per_iteration or 0, max(plan.frames_per_batch, 1))
 
 
 def steps_of_training(plan: StepPlan) -> int:
-    """Return the gradient steps per training iteration of an off-policy plan (0: no training)."""
+    """Return the number of gradient steps per training iteration, or 0 if a plan never trains."""
     return round(ratio_of(plan) * plan.frames_per_batch) if trains(plan) else 0
 
 
 def step_by_step(plan: StepPlan) -> StepPlan:
-    """Convert a plan that collects whole episodes to a plan that collects single steps.
+    """Convert an off-policy plan that collects whole episodes to one that collects single steps.
 
-    Gradient steps are spread evenly. The gradient steps of a prefill iteration become pretraining.
-    All other plans are returned unchanged.
+    Gradient steps are spread evenly over the policy steps. The gradient steps in a prefill
+    iteration become pretraining steps. All other plans are returned unchanged.
 
     Raises:
         SettingError: if the episode length is unknown.

@@ -1,14 +1,15 @@
-"""Mapping of other libraries' settings, such as learning rates, to the settings of a recipe.
+"""Mapping of other libraries' settings, such as learning rates, to recipe settings.
 
 Each dialect field has one of three uses:
 
-- ``counts``: the field determines step counts of the plan.
-- ``acts``: the field maps to a recipe setting, such as ``lr`` of nip to ``learning_rate``.
+- ``counts``: the field determines step counts.
+- ``acts``: the field maps to a recipe setting. For example, nip's ``lr`` maps to ``learning_rate``.
 - ``refused``: recipes do not support the field.
 
 A field is mapped if it was given or differs from the library's default. Otherwise the recipe keeps
-its own default, and the run table lists differences, also of fixed behaviour without a field. With
-``library_defaults``, these values replace recipe settings that were not given.
+its own default. The run table then lists the library defaults and hard-coded library behaviour that
+differ from the recipe. With ``library_defaults``, the library's values replace recipe settings that
+were not given.
 """
 
 from __future__ import annotations
@@ -29,13 +30,14 @@ from kit.steps.values import same_value
 Use = Literal["counts", "acts", "refused"]
 
 _WIDTH, _MAX_LINES = 100, 5
-"""Size limits of the caveats in the run table."""
+"""Maximum width and number of lines for caveats in the run table."""
 
 
 def use_of(cls: type[Dialect]) -> Iterator[tuple[str, Use, str]]:
-    """Yield each dialect field, its use, and the recipe setting or the reason for rejection.
+    """Yield a tuple of name, use and explanation for each field of a dialect.
 
-    Fields of a group have dotted names: ``critic.gamma``.
+    Fields in a group have dotted names such as ``critic.gamma``. The explanation is the recipe
+    setting of a mapped field, or the reason or alternative for an unsupported field.
     """
     for name in flat(cls()):
         use = uses(cls).get(name)
@@ -59,7 +61,7 @@ def _describe_use(use: MapsTo | Unsupported) -> str:
 
 
 def flat(settings: Dialect) -> dict[str, Any]:
-    """Return the settings by name; settings of a group have dotted names."""
+    """Return the settings keyed by name, with dotted names for settings in a group."""
     values: dict[str, Any] = {}
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
@@ -72,7 +74,7 @@ def flat(settings: Dialect) -> dict[str, Any]:
 
 
 def changed(settings: Dialect) -> dict[str, Any]:
-    """Return the settings that differ from the library's defaults; dotted names in groups."""
+    """Return settings that differ from the library's defaults, keyed by name (dotted in groups)."""
     default = flat(settings.unchanged())
     return {
         name: value
@@ -84,7 +86,7 @@ def changed(settings: Dialect) -> dict[str, Any]:
 def typed(settings: Dialect) -> set[str]:
     """Return the names of the fields that were given, with dotted names in groups.
 
-    A saved run passes all fields, so none of them is considered as given.
+    A saved run passes all fields, so none of them counts as given.
     """
     groups = {f"{name}.": getattr(settings, name) for name in settings.GROUPS}
     names = set()
@@ -97,7 +99,7 @@ def typed(settings: Dialect) -> set[str]:
 def apply_to_config(
     steps: Any, config: Any, algo: str | None = None, family: str | None = None
 ) -> list[str]:
-    """Set recipe settings from the fields of a dialect, and return lines for the run table."""
+    """Set recipe settings from a dialect's fields, and return lines for the run table."""
     if not isinstance(steps, Dialect):
         return []
     values, lines = map_fields(steps, config, steps.algorithm_for(algo, family))
@@ -108,9 +110,9 @@ def apply_to_config(
 
 
 def caveats(steps: Any, algo: str | None = None, family: str | None = None) -> list[str]:
-    """Return the caveats of another library's settings as lines for the run table.
+    """Return the caveats that apply to another library's settings, as lines for the run table.
 
-    If the caveats are long, return a single line with the command that prints them.
+    If the caveats are too long, return a single line with the command that prints them.
     """
     if not isinstance(steps, Dialect):
         return []
@@ -130,12 +132,12 @@ def map_fields(
     """Map the fields of a dialect to recipe settings.
 
     Returns:
-        The values by name of the recipe setting, dotted in groups (``env.normalize_reward``), and
-        lines for the run table.
+        The recipe settings, keyed by name (dotted in groups: ``env.normalize_reward``), and lines
+        for the run table.
 
     Raises:
-        SettingError: if the recipe has no such setting or a contradictory value, or the library
-            has no defaults for the algorithm.
+        SettingError: if the recipe lacks a setting or contradicts its value, or if the library has
+            no defaults for the algorithm.
     """
     resolved, differing = given.resolved(algo), changed(given)
     given_names = typed(given) | differing.keys()
@@ -179,9 +181,10 @@ def map_fields(
 def _map_defaults(
     resolved: Dialect, given_names: Collection[str], config: Any, defaults: Any
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return recipe settings from the library's defaults, and the defaults not applied.
+    """Return recipe settings from library defaults, and a list of defaults that are not applied.
 
-    Skips ``given_names``. Without ``defaults`` (of the recipe), no library default is applied.
+    Fields in ``given_names`` are skipped. ``defaults`` is a recipe config with default settings. If
+    it is ``None``, no library default is applied.
     """
     values: dict[str, Any] = {}
     unmapped = []
@@ -206,7 +209,7 @@ def _map_defaults(
 def _map_implicit_defaults(
     resolved: Dialect, values: Collection[str], config: Any, defaults: Any
 ) -> tuple[dict[str, Any], list[str]]:
-    """Do the same as :func:`_map_defaults` for fixed library behaviour without a field."""
+    """Like :func:`_map_defaults`, but for hard-coded library behaviour that has no field."""
     applied, unmapped = {}, []
     implicit = resolved.IMPLICIT_DEFAULTS.get(str(resolved.algo), {})
     if hasattr(config, "convolutions"):
@@ -223,7 +226,7 @@ def _map_implicit_defaults(
 
 
 def _select_uses(resolved: Dialect) -> dict[str, MapsTo | Unsupported]:
-    """Return the mapped and unsupported fields for the algorithm of resolved settings."""
+    """Return the mapped and unsupported fields that apply to the algorithm of the settings."""
     selected = {}
     for name, use in uses(type(resolved)).items():
         elsewhere = isinstance(use, MapsTo) and use.family not in (None, resolved.family)
@@ -234,15 +237,15 @@ def _select_uses(resolved: Dialect) -> dict[str, MapsTo | Unsupported]:
 
 
 def uncounted(settings: Dialect) -> dict[str, Any]:
-    """Return the changed settings that do not count, with dotted names in groups."""
+    """Return changed settings without effect on step counts, keyed by name (dotted in groups)."""
     names = _select_uses(settings.resolved())
     return {name: value for name, value in changed(settings).items() if name in names}
 
 
 def differing_meanings(source: Dialect, target: Dialect) -> dict[str, tuple[Any, Any]]:
-    """Return recipe settings that two libraries configure differently, defaults included.
+    """Return recipe settings that two libraries configure differently, including by default.
 
-    Both values are keyed by the name of the recipe setting.
+    Each pair of values is keyed by the name of the recipe setting.
     """
     ours, theirs = _translate_fields(source), _translate_fields(target)
     pairs = ((name, ours[name], theirs[name]) for name in ours if name in theirs)
@@ -250,7 +253,7 @@ def differing_meanings(source: Dialect, target: Dialect) -> dict[str, tuple[Any,
 
 
 def _translate_fields(settings: Dialect) -> dict[str, Any]:
-    """Return the recipe settings for all fields and all implicit defaults."""
+    """Return the recipe settings for all fields and implicit defaults."""
     resolved = settings.resolved()
     values = flat(resolved)
     translated = dict(resolved.IMPLICIT_DEFAULTS.get(str(resolved.algo), {}))
@@ -263,7 +266,7 @@ def _translate_fields(settings: Dialect) -> dict[str, Any]:
 def _translate_value(
     use: MapsTo | Unsupported, value: Any, settings: Dialect
 ) -> dict[str, Any] | None:
-    """Return the recipe settings for the value of a field; ``None`` if there are none."""
+    """Return the recipe settings for a field's value, or ``None`` if there are none."""
     if isinstance(use, Unsupported):
         return None
     try:
@@ -281,15 +284,15 @@ def _map_field(
     if isinstance(use, Unsupported):
         if given in use.accepted:
             return {}
-        reason = f"Recipes do not support this setting of {resolved.LIBRARY}"
+        reason = f"Recipes do not support this {resolved.LIBRARY} setting"
         raise SettingError(name, given, reason, use.alternative)
     value, ours = flat(resolved)[name], _setting(config, use.setting)
     if not ours:
-        reason = f"This recipe has no {use.setting}, which {resolved.LIBRARY} would set"
+        reason = f"This recipe has no {use.setting}, which this {resolved.LIBRARY} setting needs"
         raise SettingError(name, value, reason, f"Omit {name}, or use a recipe with {use.setting}")
     theirs = use.value(value, resolved)
     if ours[0] != theirs and _is_given(config, use.setting, ours, type(config)()):
-        reason = f"The setting of {resolved.LIBRARY} contradicts {use.setting}={show(ours[0])}"
+        reason = f"This {resolved.LIBRARY} setting contradicts {use.setting}={show(ours[0])}"
         raise SettingError(name, given, reason, f"Set only {name} or {use.setting}")
     if use.also is None or use.also.value(value, resolved) is None:
         return {use.setting: theirs}
@@ -297,7 +300,7 @@ def _map_field(
 
 
 def _can_map(name: str, use: MapsTo | Unsupported, resolved: Dialect, config: Any) -> bool:
-    """Return whether a given default can be mapped; disabled features need no recipe setting."""
+    """Return whether to map a given default. Disabled features need no recipe setting."""
     value = flat(resolved)[name]
     if isinstance(use, Unsupported) or (
         value is None and not _translate_value(use, None, resolved)
@@ -314,7 +317,7 @@ def _is_given(config: Any, name: str, value: list[Any], default: Any) -> bool:
 
 
 def _setting(config: Any, name: str) -> list[Any]:
-    """Return the value of a recipe setting in a list; empty if the recipe does not have it."""
+    """Return a list with the value of a recipe setting, or an empty list if it does not exist."""
     try:
         return [functools.reduce(getattr, name.split("."), config)]
     except AttributeError:

@@ -1,7 +1,7 @@
-"""CleanRL (https://github.com/vwxyzjn/cleanrl), where each algorithm is a single file.
+"""Settings for CleanRL (https://github.com/vwxyzjn/cleanrl), where each algorithm is a single file.
 
-CleanRL counts global steps: policy steps in PPO and vector steps in the off-policy files. The
-off-policy files count from 0 and train strictly after ``learning_starts``.
+CleanRL counts global steps, which are policy steps in PPO and vector steps in the off-policy files.
+The off-policy files count from 0 and train strictly after ``learning_starts``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _DQN: dict[str, Any] = {
     "learning_rate": 2.5e-4, "gamma": 0.99, "tau": 1.0, "start_e": 1, "end_e": 0.05,
     "exploration_fraction": 0.5,
 }
-_TD3: dict[str, Any] = {  # The targets are updated with the policy.
+_TD3: dict[str, Any] = {  # Target networks are updated together with the policy.
     name: value for name, value in _SAC.items() if name != "target_network_frequency"
 } | {"learning_starts": 25_000, "learning_rate": 3e-4, "exploration_noise": 0.1}
 _DEFAULTS = {
@@ -83,7 +83,7 @@ _IMPLICIT: dict[str, dict[str, Any]] = {
 
 
 def _target_period(value: Any, args: Any) -> int:
-    """Convert the interval between target updates from steps to gradient steps."""
+    """Convert the interval between target updates from global steps to gradient steps."""
     every = args.train_frequency or 1
     if value % every:
         reason = f"The value must be a multiple of train_frequency={every}"
@@ -93,16 +93,16 @@ def _target_period(value: Any, args: Any) -> int:
 
 
 def _fixed_alpha(value: Any, args: Any) -> Any:
-    """Return the entropy coefficient, which CleanRL ignores with ``autotune``."""
+    """Return the fixed entropy coefficient, which CleanRL ignores if ``autotune`` is set."""
     if args.autotune is not False:
-        reason = "With autotune, alpha is trained and always starts at 1"
+        reason = "With autotune=true, alpha is trained and always starts at 1"
         raise SettingError("alpha", value, reason, "Also set autotune=false")
     return value
 
 
 @dataclass
 class CleanRL(WrappedDialect):
-    """``Args`` of CleanRL's files; ``None``: default of the file."""
+    """``Args`` in CleanRL's files. Fields that are ``None`` have the file's default."""
 
     NAME = "cleanrl"
     LIBRARY = "CleanRL"
@@ -123,19 +123,19 @@ class CleanRL(WrappedDialect):
     }
 
     total_timesteps: NonNegativeInt = count_field()
-    """Policy steps, rounded down to whole batches (PPO); vector steps (off-policy)."""
+    """Policy steps, rounded down to whole batches (PPO), or vector steps (off-policy)."""
     num_envs: PositiveInt = count_field("num_envs")
     """Number of environments; DQN and DDPG support only one."""
     num_steps: PositiveInt = count_field("steps_per_env", only=ON_POLICY)
-    """Policy steps of each environment in a batch (PPO)."""
+    """Policy steps per environment in a batch (PPO)."""
     num_minibatches: PositiveInt = count_field(only=ON_POLICY)
     """Minibatches per batch (PPO), with ``num_envs * num_steps // num_minibatches`` steps each."""
     update_epochs: NonNegativeInt = count_field("update_epochs", only=ON_POLICY)
     """Passes over a batch (PPO)."""
     train_frequency: PositiveInt = count_field(only=_DQNS)
-    """Steps between gradient steps (DQN), which are made at multiples counted from 0."""
+    """Steps per gradient step (DQN). DQN trains at multiples of this number, counted from 0."""
     learning_starts: NonNegativeInt = count_field(only=OFF_POLICY)
-    """Steps with random actions; training begins strictly after them."""
+    """Steps after which training begins. Before that, SAC, TD3 and DDPG take random actions."""
     batch_size: PositiveInt = count_field("minibatch_size", only=OFF_POLICY)
     """Transitions per minibatch (off-policy)."""
     buffer_size: PositiveInt = mapped(
@@ -153,33 +153,33 @@ class CleanRL(WrappedDialect):
     target_network_frequency: PositiveInt = mapped(
         "target_update_every", None, _target_period, only=(*_DQNS, *_SACS)
     )
-    """Steps between target updates (DQN, SAC); TD3 and DDPG update targets with the policy."""
+    """Steps between target updates (DQN, SAC). TD3 and DDPG update targets with the policy."""
     learning_rate: float = mapped("learning_rate", only=_ONE_RATE)
     """Learning rate (all algorithms except SAC)."""
     policy_lr: float = unsupported("Use learning_rate, which applies to all networks", only=_SACS)
     """Learning rate of the policy (SAC)."""
     q_lr: float = unsupported("Use learning_rate, which applies to all networks", only=_SACS)
-    """Learning rate of critics and entropy coefficient (SAC)."""
+    """Learning rate of the critics and the entropy coefficient (SAC)."""
     anneal_lr: bool = mapped("lr_schedule", None, linear_or_constant, only=ON_POLICY)
-    """Whether the learning rate decreases linearly to ``1 / iterations`` of its value (PPO)."""
+    """Whether the learning rate decreases linearly to ``learning_rate / iterations`` (PPO)."""
     gamma: float = mapped("gamma")
     """Discount factor."""
     gae_lambda: float = mapped("gae_lambda", only=ON_POLICY)
-    """Lambda of the generalised advantage estimate (PPO)."""
+    """Lambda for generalised advantage estimation (PPO)."""
     norm_adv: bool = mapped("normalize_advantage", only=ON_POLICY)
     """Whether advantages are normalised per minibatch (PPO)."""
     clip_coef: float = mapped("clip_epsilon", only=ON_POLICY)
-    """Clip range of the probability ratio (PPO)."""
+    """Clip range for the probability ratio (PPO)."""
     clip_vloss: bool = mapped("clip_value", None, range_or_none, only=ON_POLICY)
-    """Whether the value is clipped with the same range (PPO)."""
+    """Whether value predictions are also clipped, with range ``clip_coef`` (PPO)."""
     ent_coef: float = mapped("entropy_coeff", only=ON_POLICY)
     """Entropy coefficient (PPO)."""
     vf_coef: float = mapped("critic_coeff", None, lambda value, _: value / 2, only=ON_POLICY)
-    """Value loss coefficient (PPO); the loss is half the mean squared error."""
+    """Coefficient of the value loss, which is half the mean squared error (PPO)."""
     max_grad_norm: float = mapped("max_grad_norm", only=ON_POLICY)
     """Maximum gradient norm (PPO)."""
     target_kl: float | None = mapped("target_kl", None, lambda kl, _: kl / 1.5, only=ON_POLICY)
-    """KL divergence at which an update stops after an epoch (PPO)."""
+    """KL divergence above which an update stops at the end of an epoch (PPO)."""
     tau: float = mapped("tau", only=OFF_POLICY)
     """Polyak coefficient of the target networks (off-policy)."""
     alpha: float = mapped("initial_alpha", None, _fixed_alpha, only=_SACS)
@@ -191,14 +191,14 @@ class CleanRL(WrappedDialect):
     end_e: float = mapped("epsilon_end", only=_DQNS)
     """Final epsilon (DQN)."""
     exploration_fraction: float = mapped("exploration_share", only=_DQNS)
-    """Fraction of the run in which epsilon decreases (DQN)."""
+    """Fraction of the run over which epsilon decreases (DQN)."""
 
     def _plan(self) -> dict[str, Any]:
         if self.family == ON_POLICY:
             return self._ppo()
         if self.num_envs != 1 and self.algo in (*_DQNS, *_DDPGS):
             name = str(self.algo).partition("_")[0].upper()
-            reason = f"CleanRL's {name} supports a single environment only"
+            reason = f"CleanRL's {name} supports only a single environment"
             raise SettingError("num_envs", self.num_envs, reason, [1])
         return self._dqn() if self.algo in _DQNS else self._sac()
 
@@ -208,10 +208,11 @@ class CleanRL(WrappedDialect):
         return {"iterations": self.total_timesteps // batch, "minibatch_size": size}
 
     def _dqn(self) -> dict[str, Any]:
-        """Return the plan settings of a run that trains at multiples of ``train_frequency``.
+        """Return plan settings for training at multiples of ``train_frequency``.
 
-        Steps count from 0, so a multiple is collected as the following step. A replay ratio that
-        counts from ``train_frequency - 1`` steps earlier has its first gradient step at this point.
+        CleanRL counts steps from 0, so its step ``n`` is policy step ``n + 1`` of the plan. The
+        plan's replay ratio starts to count ``train_frequency - 1`` steps before the first gradient
+        step, because a gradient step is due once ``train_frequency`` steps have been counted.
         """
         every = self.train_frequency
         first = (self.learning_starts // every + 1) * every
@@ -259,7 +260,7 @@ class CleanRL(WrappedDialect):
                 yield f"The last {left:,} timesteps do not fill a batch and are not collected."
             rows = plan.frames_per_batch
             if rows % (rows // self.num_minibatches):
-                yield f"num_minibatches does not divide {rows} steps: a smaller minibatch is added."
+                yield f"num_minibatches does not divide {rows} steps. The rest is a new minibatch."
             if self.anneal_lr:
                 yield "anneal_lr ends at lr / iterations in the last iteration, not at 0."
             return
@@ -275,9 +276,9 @@ class CleanRL(WrappedDialect):
             yield "CleanRL uses the mean of squared errors as its loss; recipes use the Huber loss."
 
     def _target_notes(self, first: int, every: int) -> Iterator[str]:
-        """Yield a note if recipes make their first target update at another step than CleanRL."""
+        """Yield a note if recipes and CleanRL first update the targets at different steps."""
         period = self.target_network_frequency
-        if period is None or period % every:  # The recipe raises an error.
+        if period is None or period % every:  # The recipe raises an error in this case.
             return
         updated = first // self.num_envs + period - every
         if updated % period:

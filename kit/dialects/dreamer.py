@@ -1,12 +1,14 @@
-"""Dreamer: the official DreamerV3, and Algorithm 1 of the first paper.
+"""Settings for Dreamer: the official DreamerV3, and Algorithm 1 of the first paper.
 
-``Dreamer`` has the settings of https://github.com/danijar/dreamerv3. The code counts transitions,
-including the observation after a reset. ``train_ratio`` is in replayed time steps per transition:
-for batches of 16 sequences of 64 steps, it is 1,024 times the replay ratio.
+``Dreamer`` contains the settings from https://github.com/danijar/dreamerv3. DreamerV3 counts
+transitions, including the observation after a reset. ``train_ratio`` is the number of replayed time
+steps per transition. For batches of 16 sequences with 64 steps each, ``train_ratio`` is 1,024 times
+the replay ratio.
 
-``DreamerPaper`` is Algorithm 1 of "Dream to Control" (Hafner et al. 2020): collect one episode,
-then make ``collect_interval`` update steps. :meth:`DreamerPaper.interleaved` returns the same
-experiment with gradient steps after each policy step, as in the third version.
+``DreamerPaper`` is Algorithm 1 of "Dream to Control" (Hafner et al. 2020), which alternates between
+collecting one episode and taking ``collect_interval`` gradient steps.
+:meth:`DreamerPaper.interleaved` spreads these gradient steps over the policy steps, as in
+DreamerV3.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ _DRIVER_STEPS = 10
 
 @dataclass
 class Dreamer(Dialect):
-    """Settings of the official DreamerV3: the ``run`` section and the replay."""
+    """Settings for training and replay in the official DreamerV3."""
 
     NAME = "dreamer"
     LIBRARY = "DreamerV3"
@@ -47,10 +49,11 @@ class Dreamer(Dialect):
     PATHS: ClassVar = {"replay.size": "replay_size"}
 
     steps: NonNegativeInt = 10**10
-    """Transitions of the run, rounded up to chunks of at least ten (``run.steps``)."""
+    """Transitions in the run, rounded up to chunks of at least ten (``run.steps``)."""
     train_ratio: float = 32.0
-    """Replayed time steps per transition (``run.train_ratio``): ``batch_size * batch_length`` times
-    the replay ratio; 0: no training; negative: one gradient step per transition."""
+    """Replayed time steps per transition (``run.train_ratio``), which is ``batch_size *
+    batch_length`` times the replay ratio. 0 disables training. A negative value means one gradient
+    step per transition."""
     batch_size: PositiveInt = count_field("minibatch_size", 16)
     """Sequences per minibatch."""
     batch_length: PositiveInt = count_field("sequence_length", 64)
@@ -58,15 +61,15 @@ class Dreamer(Dialect):
     envs: PositiveInt = count_field("num_envs", 16)
     """Number of environments (``run.envs``)."""
     replay_context: NonNegativeInt = 1
-    """Time steps before each sequence that initialise its state."""
+    """Time steps before each sequence, which initialise the latent state."""
     consec_train: PositiveInt = 1
     """Number of consecutive sequences per replay item, which are trained on in order."""
     repeat: PositiveInt = count_field("action_repeat", 1)
-    """Env steps per action (``env.*.repeat``): 4 for Atari."""
+    """Env steps per action (``env.*.repeat``), such as 4 for Atari."""
     replay_size: PositiveInt = mapped("buffer_size", 5_000_000)
-    """Capacity of the replay in transitions (``replay.size``)."""
+    """Capacity of the replay buffer in transitions (``replay.size``)."""
     max_episode_steps: PositiveInt | None = extra_field("max_episode_steps")
-    """Policy steps after which an episode is truncated; configured in the environment."""
+    """Policy steps after which the environment truncates an episode."""
 
     @property
     def stored_length(self) -> int:
@@ -75,12 +78,12 @@ class Dreamer(Dialect):
 
     @property
     def first_transition(self) -> int:
-        """Number of the transition after which the replay has enough items to train."""
+        """Number of transitions after which the replay buffer has enough items for training."""
         return self.batch_size * self.batch_length + self.envs * (self.stored_length - 1)
 
     @property
     def transitions(self) -> int:
-        """Transitions of the run, rounded up to whole driver chunks."""
+        """Number of transitions in the run, rounded up to whole driver chunks."""
         chunk = -(-_DRIVER_STEPS // self.envs) * self.envs
         return -(-self.steps // chunk) * chunk
 
@@ -89,7 +92,7 @@ class Dreamer(Dialect):
         ratio = self.train_ratio / rows if self.train_ratio >= 0 else 1.0
         stored = self.batch_size * self.stored_length
         if stored > self.replay_size:
-            reason = "The replay is smaller than one batch of sequences"
+            reason = "The replay buffer must be able to hold one batch of sequences"
             raise SettingError("replay_size", self.replay_size, reason, [stored])
         first = self.first_transition
         iteration = -(-first // self.envs)
@@ -105,7 +108,7 @@ class Dreamer(Dialect):
     def _fields_for(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
         plan = step_by_step(plan)
         size, length = plan.minibatch_size or 16, plan.sequence_length or 1
-        # Transitions beyond one batch before the first training are the context of the sequences.
+        # If training starts later than one batch requires, the surplus is replay context.
         _, _, first = plan.counting.partition(":")
         vector_steps = -(-plan.learning_starts // plan.num_envs)
         needed_steps = int(first) if first.isdecimal() else vector_steps * plan.num_envs
@@ -146,7 +149,7 @@ class Dreamer(Dialect):
 
 @dataclass
 class DreamerPaper(Dialect):
-    """Algorithm 1 of the first Dreamer paper, which alternates one episode and several updates."""
+    """Algorithm 1 of the first Dreamer paper, which alternates between episodes and updates."""
 
     NAME = "dreamer-paper"
     LIBRARY = "the first Dreamer paper"
@@ -155,9 +158,9 @@ class DreamerPaper(Dialect):
     CANNOT: ClassVar = {"collects_episodes": (True, "its loop collects whole episodes")}
 
     steps: PositiveInt = 5_000_000
-    """Env steps of the run, rounded up to whole episodes."""
+    """Env steps in the run, rounded up to whole episodes."""
     seed_episodes: PositiveInt = 5
-    """Episodes with random actions before the loop (S)."""
+    """Episodes with random actions before the training loop (S)."""
     collect_interval: NonNegativeInt = count_field("gradient_steps_per_iteration", 100)
     """Gradient steps between two episodes (C)."""
     batch_size: PositiveInt = count_field("minibatch_size", 50)
@@ -177,14 +180,14 @@ class DreamerPaper(Dialect):
         return -(-self.episode_length // self.action_repeat)
 
     def interleaved(self) -> StepPlan:
-        """Return the same experiment with gradient steps spread over the policy steps.
+        """Return a plan for the same experiment, with gradient steps spread over policy steps.
 
-        The ``collect_interval`` gradient steps after the seed episodes become pretraining.
+        The ``collect_interval`` gradient steps after the seed episodes become pretraining steps.
         """
         return step_by_step(self.to_plan())
 
     def _plan(self) -> dict[str, Any]:
-        """Count the updates at the start of the loop in the preceding collection's iteration."""
+        """Return the plan settings. An iteration is a collection followed by gradient steps."""
         episodes = -(-self.steps // self.episode_length)
         return {
             "iterations": max(episodes - self.seed_episodes, 0) + 1,
@@ -198,7 +201,7 @@ class DreamerPaper(Dialect):
     @staticmethod
     def _fields_for(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
         if plan.episode_length is None:
-            reason = "The plan has no fixed episode length"
+            reason = "The plan must have a fixed episode length"
             raise SettingError("episode_length", None, reason, "Set episode_length")
         return {
             "steps": plan.total_policy_steps * plan.action_repeat,
@@ -226,15 +229,15 @@ _EXACT_FLOATS = 2**53
 
 
 class TransitionRatio(CountingRule):
-    """Ratio of DreamerV3, evaluated once per transition after the replay has enough items.
+    """DreamerV3's replay ratio, evaluated once per transition.
 
-    The first evaluation returns 1 regardless of the ratio. Later evaluations carry fractions in
-    floats.
+    Evaluations start once the replay buffer has enough items. The first evaluation returns 1
+    regardless of the ratio. Later evaluations carry over fractions of a gradient step as floats.
 
     Args:
         ratio: gradient steps per transition.
-        first: number of the first transition with an evaluation.
-        before: transitions before the first training iteration.
+        first: number of the transition at which the ratio is first evaluated.
+        before: number of transitions before the first training iteration.
     """
 
     STATE = ("transitions", "prev")
@@ -246,7 +249,7 @@ class TransitionRatio(CountingRule):
         self.prev: float | None = None
 
     def advance(self, policy_steps: int) -> int:
-        """Count ``policy_steps`` transitions and return the due gradient steps."""
+        """Add ``policy_steps`` transitions and return the number of gradient steps now due."""
         due = 0
         for _ in range(policy_steps):
             self.transitions += 1
@@ -265,7 +268,7 @@ class TransitionRatio(CountingRule):
         return repeats
 
     def total(self, trainings: int, policy_steps: int, first: int) -> int | None:
-        """Return the gradient steps of ``trainings`` iterations if float arithmetic is exact."""
+        """Return the total gradient steps, or ``None`` if float rounding prevents a closed form."""
         last = self.transitions + trainings * policy_steps
         ratio = Fraction(self.ratio)
         if ratio == 0 or last < self.first:
@@ -277,7 +280,7 @@ class TransitionRatio(CountingRule):
 
 
 def _transition_ratio(plan: PlannedCounts, argument: str) -> TransitionRatio:
-    """Parse ``dreamer:24``: the ratio is evaluated from the 24th transition on."""
+    """Create the rule for ``dreamer:24``, which evaluates the ratio from transition 24 on."""
     (first,) = rule_numbers(plan, argument, 1, "dreamer:1")
     ratio = float(needed(plan, "replay_ratio"))
     before = (plan.first_training_iteration - 1) * plan.frames_per_batch

@@ -1,4 +1,4 @@
-"""Text and JSON explanations of a plan: counts per iteration, totals and caveats."""
+"""Text and JSON explanations of plans: counts per iteration, totals and caveats."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class Explanation:
     """A plan with its settings and caveats."""
 
     plan: StepPlan
-    """Plan of the run."""
+    """Plan for the run."""
     title: str
-    """Library, version and algorithm."""
+    """Title with the library, version and algorithm."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings that differ from their defaults."""
     notes: list[str] = field(default_factory=list)
-    """Caveats of the settings."""
+    """Caveats that apply to the settings."""
 
     def text(self, iterations: int = 12) -> str:
-        """Return the explanation as text with at most ``iterations`` listed iterations."""
+        """Return the explanation as text that lists at most ``iterations`` iterations."""
         settings = " ".join(f"{name}={shown(value)}" for name, value in self.settings.items())
         parts = [self.title, ""]
         if settings:
@@ -81,15 +81,17 @@ def explain(settings: Dialect | StepPlan) -> Explanation:
 
 
 def plan_text(plan: StepPlan) -> str:
-    """Return the table of a plan, with a note if the plan is too long to simulate."""
+    """Return a plan as a text table, with a note if the plan is too long to simulate."""
     if not plan.is_exact or can_count(plan):
         return plan_table(plan)
-    note = f"counting={plan.counting} must be simulated step by step; this plan is too long."
+    note = (
+        f"counting={plan.counting} needs a step-by-step simulation; this plan is too long for it."
+    )
     return f"{plan_table(plan)}\n{note}"
 
 
 def totals(plan: StepPlan) -> dict[str, str]:
-    """Return the totals of a run by label; ``?`` or a note if a total is unknown."""
+    """Return a run's totals keyed by label, with ``?`` or a note for unknown totals."""
     counts, unknown = planned_counts(plan), "?" if plan.is_exact else "not known in advance"
     if not plan.is_exact:
         del counts["policy_steps"]
@@ -97,9 +99,9 @@ def totals(plan: StepPlan) -> dict[str, str]:
 
 
 def listed(plan: StepPlan, most: int) -> list[int | None]:
-    """Return the iterations to list: the first, the last and those around the first training.
+    """Return the iterations to list, with ``None`` for gaps.
 
-    ``None`` marks a gap.
+    These are the first and last iterations, and iterations around the first training iteration.
     """
     last, first = plan.iterations, min(plan.first_training_iteration, plan.iterations)
     if last <= most:
@@ -116,7 +118,7 @@ def listed(plan: StepPlan, most: int) -> list[int | None]:
 
 
 def iteration_row(plan: StepPlan, iteration: int) -> dict[str, Any]:
-    """Return the counts of an iteration and the totals after it; iteration 0 is the start."""
+    """Return an iteration's counts and the totals after it. Iteration 0 is the start of the run."""
     before = plan.policy_steps_after(iteration - 1) if iteration > 1 else 0
     after = plan.policy_steps_after(iteration)
     can_simulate = can_count(plan) or can_follow(plan, iteration, FOLLOWED // 10)
@@ -138,7 +140,7 @@ def iteration_row(plan: StepPlan, iteration: int) -> dict[str, Any]:
 
 
 def iteration_table(plan: StepPlan, most: int) -> str:
-    """Return the listed iterations as a text table."""
+    """Return a text table with one row for each listed iteration."""
     header = ("iteration", "collects", "random", "updates", "evaluates", "collected", "updated")
     start = iteration_row(plan, 0)
     begins = start["evaluations"] or start["policy_steps"]
@@ -159,7 +161,7 @@ def iteration_table(plan: StepPlan, most: int) -> str:
 
 
 def plain(settings: dict[str, Any]) -> dict[str, Any]:
-    """Convert settings to JSON values."""
+    """Convert settings to JSON-compatible values."""
     types = (int, float, str, dict, list)
     return {n: value if isinstance(value, types) else str(value) for n, value in settings.items()}
 

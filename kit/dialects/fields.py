@@ -1,4 +1,4 @@
-"""Field declarations of dialects, with the plan or recipe setting that each field sets."""
+"""Declarations of dialect fields and the plan or recipe settings that they map to."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ def _identity(value: Any, settings: Any) -> Any:
 
 
 def linear_or_constant(value: Any, settings: Any) -> str:
-    """Return the schedule for a flag such as ``anneal_lr``."""
+    """Return the schedule name for a flag such as ``anneal_lr``."""
     return "linear" if value else "constant"
 
 
 def range_or_none(value: Any, settings: Any) -> Any:
-    """Return the clip range of the value: ``True`` means the policy's range, ``False`` none."""
+    """Return the value clip range, or ``None`` if the field is ``False`` (no clipping)."""
     return None if value is False else value
 
 
 def round_to_envs(transitions: int, envs: int) -> int:
-    """Round a replay capacity down to the same number of transitions per environment."""
+    """Round a replay capacity down to a multiple of the number of environments."""
     return max(transitions // envs, 1) * envs
 
 
 @dataclass(frozen=True)
 class Unsupported:
-    """Marks a field without a recipe setting, which must keep the library's default."""
+    """Marks a field that recipes do not support, so it must keep the library's default."""
 
     alternative: str
-    """Alternative to the field, or the reason why recipes have no such setting."""
+    """Alternative to the field, or the reason why recipes do not support it."""
     accepted: tuple[Any, ...] = ()
-    """Additional accepted values, which match the behaviour of recipes."""
+    """Other values to accept, because they match the behaviour of recipes."""
 
 
 @dataclass(frozen=True)
@@ -42,24 +42,24 @@ class MapsTo:
     """Maps a field to a recipe setting."""
 
     setting: str
-    """Name of the recipe setting; dotted in a group: ``env.normalize_reward``."""
+    """Name of the recipe setting, which may be dotted: ``env.normalize_reward``."""
     value: Callable[[Any, Any], Any] = _identity
-    """Function of the field's value and all library settings that returns the setting's value."""
+    """Function that computes the recipe setting from the field's value and all other settings."""
     family: str | None = None
-    """Algorithm family in which the field maps to the setting; ``None``: all families."""
+    """Algorithm family for which the field maps to the setting; ``None`` for all families."""
     otherwise: MapsTo | Unsupported | None = None
-    """Use of the field in other families; ``None``: the field determines step counts."""
+    """Use of the field for other families; ``None`` if the field determines step counts."""
     also: MapsTo | None = None
-    """Second recipe setting, which is set unless its value is ``None``."""
+    """Second recipe setting that the field maps to. A value of ``None`` is ignored."""
 
 
 def count_field(plan: str = "", default: Any = None, *, only: Any = ()) -> Any:
-    """Declare a field that determines step counts of the plan.
+    """Declare a field that determines step counts.
 
     Args:
-        plan: plan setting with the same value; empty if the plan is computed from the field.
-        default: default of the library; ``None`` if the default depends on the algorithm.
-        only: family or algorithms that use the field; empty: all.
+        plan: plan setting with the same value; empty if plan settings are computed from the field.
+        default: library default; ``None`` if the default depends on the algorithm.
+        only: family or algorithms that use the field; empty for all algorithms.
     """
     return _field(default, only, plan=plan)
 
@@ -74,19 +74,19 @@ def mapped(
     otherwise: MapsTo | Unsupported | None = None,
     also: MapsTo | None = None,
 ) -> Any:
-    """Declare a field that :class:`MapsTo` a recipe setting; see also :func:`count_field`."""
+    """Declare a field that maps to a recipe setting; see :class:`MapsTo`, :func:`count_field`."""
     return _field(default, only, use=MapsTo(setting, value, family, otherwise, also))
 
 
 def unsupported(
     alternative: str, default: Any = None, *, accepted: Any = (), only: Any = ()
 ) -> Any:
-    """Declare an :class:`Unsupported` field; see also :func:`count_field`."""
+    """Declare a field that recipes do not support; see :class:`Unsupported`."""
     return _field(default, only, use=Unsupported(alternative, accepted))
 
 
 def extra_field(plan: str = "", default: Any = None, *, only: Any = (), use: Any = None) -> Any:
-    """Declare a keyword-only field that the library itself configures elsewhere."""
+    """Declare a keyword-only field for information that the library configures elsewhere."""
     return _field(default, only, kw_only=True, plan=plan, **({"use": use} if use else {}))
 
 
@@ -97,7 +97,7 @@ def _field(default: Any, only: Any, kw_only: bool = False, **metadata: Any) -> A
 
 @cache
 def uses(cls: type[Any]) -> Mapping[str, MapsTo | Unsupported]:
-    """Return the mapped and unsupported fields of a dialect, with dotted names in groups."""
+    """Return the mapped and unsupported fields of a dialect, keyed by name (dotted in groups)."""
     by_name = {f.name: f for f in fields(cls)}
     for group, inner in cls.GROUPS.items():
         by_name |= {f"{group}.{f.name}": f for f in fields(inner)}

@@ -1,4 +1,4 @@
-"""Parsing of settings from the command line and from other libraries' config files."""
+"""Functions that parse settings from the command line and other libraries' config files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _INTERPOLATION = re.compile(r"^\$\{([\w.]+)\}$")
 
 
 def value_of(text: str) -> Any:
-    """Parse ``text`` as a number, bool, list or mapping; return any other text unchanged.
+    """Parse a string as a number, bool, list or mapping, or return other strings unchanged.
 
     Examples:
         >>> [value_of(t) for t in ("4", "1e6", "1/3", "true", "null", "(2,episode)", "sac")]
@@ -41,7 +41,7 @@ def value_of(text: str) -> Any:
 
 
 def _mapping(text: str) -> Any:
-    """Parse a text in braces as a YAML mapping; return the text if this fails."""
+    """Parse a string in braces as a YAML mapping, or return it unchanged if this fails."""
     import yaml
 
     try:
@@ -73,12 +73,12 @@ def settings_of(words: Iterable[str]) -> dict[str, Any]:
 
 
 def make(cls: type[Dialect], given: Mapping[str, Any], path: str | None = None) -> Dialect:
-    """Create a dialect from settings and an optional config file; the settings take precedence.
+    """Create a dialect from settings and an optional config file. Settings take precedence.
 
     Args:
-        cls: dialect.
-        given: settings by the library's names, with dots for nested names (``algo.total_steps``).
-        path: YAML file of the library; unrelated entries are ignored.
+        cls: dialect class.
+        given: settings keyed by the library's names, which may be dotted (``algo.total_steps``).
+        path: config file of the library in YAML format. Unrelated entries are ignored.
 
     Raises:
         SettingError: if a setting is unknown, or the file cannot be read.
@@ -99,7 +99,7 @@ def make(cls: type[Dialect], given: Mapping[str, Any], path: str | None = None) 
 
 
 def _settings_of_configs(cls: type[Dialect], configs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of selected config options, such as ``{"env": "atari"}``."""
+    """Return the settings defined by config options such as ``{"env": "atari"}``."""
     settings: dict[str, Any] = {}
     selected = dict(configs)
     for group, options in cls.CONFIGS.items():
@@ -107,7 +107,7 @@ def _settings_of_configs(cls: type[Dialect], configs: Mapping[str, Any]) -> dict
             continue
         choice = selected[group]
         if not isinstance(choice, str) or choice not in options:
-            reason = f"The {cls.NAME} dialect has no such configuration"
+            reason = f"The {cls.NAME} dialect has no such config option"
             raise SettingError(group, choice, reason, nearest_first(choice, [*options])[:3])
         for name, value in options[choice].items():
             if name in cls.CONFIGS and name != group:
@@ -124,16 +124,17 @@ def read(
     choice: str | None = None,
     configs: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Read the settings of a library's YAML file, keyed by field name.
+    """Read settings from a library's YAML file, keyed by field name.
 
     Args:
-        cls: dialect.
+        cls: dialect class.
         path: YAML file.
-        choice: environment whose settings to read, in a file with one section per environment.
+        choice: environment whose section to read, if the file has one section per environment.
         configs: config options, which override the options in the file.
 
     Raises:
-        SettingError: if the file cannot be read, has no settings, or needs a ``choice``.
+        SettingError: if the file cannot be read or has no settings, or if ``choice`` does not
+            select one of several sections.
     """
     content = load(path)
     values = flat(_select_section(content, cls, choice, path))
@@ -143,7 +144,7 @@ def read(
     settings, _ = cls.placed(complete)
     if not settings:
         names = sorted(cls.names())[:8]
-        raise SettingError("file", str(path), f"The file has no settings of {cls.LIBRARY}", names)
+        raise SettingError("file", str(path), f"The file has no {cls.LIBRARY} settings", names)
     options, _ = _read_options(cls, content)
     configured = _settings_of_configs(cls, options | dict(configs or {}))
     algo = configured.pop("algo", None) or _algorithm_in_name(cls, path)
@@ -151,11 +152,11 @@ def read(
 
 
 MANY = 12
-"""Number of unread settings above which only names similar to field names are reported."""
+"""Threshold for unread settings. From this number on, only names similar to fields are reported."""
 
 
 def left_unread(cls: type[Dialect], path: Path, choice: str | None = None) -> dict[str, Any]:
-    """Return the settings of a file that match no field; if there are many, only similar names."""
+    """Return a file's settings that match no field. If there are many, keep only similar names."""
     _, unread = cls.placed(flat(_select_section(load(path), cls, choice, path)))
     if cls.CONFIGS and "defaults" in unread:
         _, unread["defaults"] = _read_options(cls, unread)
@@ -167,9 +168,9 @@ def left_unread(cls: type[Dialect], path: Path, choice: str | None = None) -> di
 
 
 def _yaml(text: str) -> Any:
-    """Parse YAML text with ``1e-3`` as a number, as in YAML 1.2 and Hydra.
+    """Parse YAML and read ``1e-3`` as a number, as in YAML 1.2 and Hydra.
 
-    PyYAML implements YAML 1.1, in which ``1e-3`` is text.
+    PyYAML implements YAML 1.1, in which ``1e-3`` is a string.
     """
     import yaml
 
@@ -182,10 +183,10 @@ def _yaml(text: str) -> Any:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Load the settings of a YAML file.
+    """Load settings from a YAML file.
 
     Raises:
-        SettingError: if the file cannot be read, or contains no mapping.
+        SettingError: if the file cannot be read or does not contain a mapping.
     """
     import yaml
 
@@ -202,7 +203,7 @@ def load(path: Path) -> dict[str, Any]:
 def _select_section(
     content: dict[str, Any], cls: type[Dialect], choice: str | None, path: Path
 ) -> dict[str, Any]:
-    """Return the section for ``choice`` of a file with one section per environment (RL Zoo)."""
+    """Return the section ``choice`` if the file has one section per environment (RL Zoo)."""
     groups = {str(n): v for n, v in content.items() if isinstance(v, dict)}
     names = {*cls.SECTIONS, *(p.split(".")[0] for p in cls.PATHS), *cls.names()}
     if len(groups) < len(content) or names & set(groups):
@@ -231,7 +232,7 @@ def _resolve(value: Any, values: Mapping[str, Any]) -> Any:
 def _read_options(
     cls: type[Dialect], content: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[Any]]:
-    """Return the options in a file's defaults list (``override /env: atari``) and other entries."""
+    """Split a file's defaults list into options (``override /env: atari``) and other entries."""
     options: dict[str, Any] = {}
     others: list[Any] = []
     for entry in content.get("defaults") or []:
@@ -247,7 +248,7 @@ def _read_options(
 
 
 def _algorithm_in_name(cls: type[Dialect], path: Path) -> str | None:
-    """Return the algorithm in a file name."""
+    """Return the algorithm that a file name contains, or ``None`` if there is none."""
     configs = cls.CONFIGS.get("algo", {})
     word = r"(?<![a-z0-9]){}(?![a-z0-9])"
     names = [*cls.ALGORITHMS, *configs]

@@ -1,7 +1,8 @@
-"""Settings of nip (https://github.com/SamAdamDay/neural-interactive-proofs).
+"""Settings for nip (https://github.com/SamAdamDay/neural-interactive-proofs).
 
-nip counts frames, which are policy steps. ``Nip`` has the fields, defaults and methods of
-``RlTrainerParameters``: ``to_dict``, ``from_dict``, ``get`` and ``construct_test_params``.
+nip counts frames, which are policy steps. ``Nip`` has the same fields and defaults as nip's
+``RlTrainerParameters``, and the methods ``to_dict``, ``from_dict``, ``get`` and
+``construct_test_params``.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ from kit.steps.schema import NonNegativeInt, PositiveInt
 
 
 def _one_factor(value: Any, settings: Any) -> float:
-    """Return the learning-rate factor of the hidden layers, which actor and critic share."""
+    """Return the common learning-rate factor for the hidden layers of actor and critic."""
     factors = settings.body_lr_factor
     if factors.actor != factors.critic:
-        reason = f"Recipes have one factor, but body_lr_factor.critic={factors.critic} differs"
+        reason = f"Recipes use one factor for both, but body_lr_factor.critic={factors.critic}"
         raise SettingError("body_lr_factor.actor", factors.actor, reason, [factors.critic])
     return float(value)
 
 
 def _clip_value(value: Any, settings: Any) -> Any:
-    """Return the clip range of the value; nip treats ``True`` as 1 and ``False`` as 0."""
+    """Return the value clip range. nip does not distinguish ``True`` from 1 or ``False`` from 0."""
     return range_or_none(bool(value) if value in (0, 1) else value, settings)
 
 
-# Defaults of nip's `CommonPpoParameters`.
+# Defaults from nip's `CommonPpoParameters`.
 _PPO: dict[str, Any] = {
     "env.normalize_reward": False, "clip_epsilon": 0.2, "critic_coeff": 1.0,
     "entropy_coeff": 0.001, "normalize_advantage": True, "target_kl": None,
@@ -53,21 +54,21 @@ _IMPLICIT: dict[str, dict[str, Any]] = {
 
 @dataclass
 class LrFactors(GivenFields):
-    """Learning-rate factors."""
+    """Learning-rate factors for actor and critic."""
 
     actor: float = mapped("backbone_lr_scale", 1.0, _one_factor)
-    """Factor of the actor's learning rate."""
+    """Factor for the actor's learning rate."""
     critic: float = mapped("backbone_lr_scale", 1.0, _one_factor)
-    """Factor of the critic's learning rate."""
+    """Factor for the critic's learning rate."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values with the class name under ``_type``."""
+        """Return a dictionary of plain values, with the class name under ``_type``."""
         return {"actor": self.actor, "critic": self.critic, "_type": "LrFactors"}
 
 
 @dataclass
 class Nip(WrappedDialect):
-    """``RlTrainerParameters`` of neural-interactive-proofs, field by field."""
+    """Equivalent of nip's ``RlTrainerParameters``, with the same fields and defaults."""
 
     NAME = "nip"
     LIBRARY = "nip"
@@ -87,13 +88,13 @@ class Nip(WrappedDialect):
     PATHS: ClassVar = {"trainer": "algo"}
 
     frames_per_batch: PositiveInt | None = 1000
-    """Frames per iteration over all environments; ``None``: computed from the rollouts."""
+    """Frames per iteration in all environments; if ``None``, computed from the rollouts."""
     rollouts_per_iteration: PositiveInt | None = None
-    """Rollouts per iteration if ``frames_per_batch`` is ``None``; ``None``: size of the dataset."""
+    """Rollouts per iteration if ``frames_per_batch`` is ``None``; defaults to the dataset size."""
     steps_per_env_per_iteration: PositiveInt | None = None
-    """Frames per environment and iteration; ``None``: ``max_message_rounds``."""
+    """Frames per environment and iteration; defaults to ``max_message_rounds``."""
     num_iterations: NonNegativeInt = 1000
-    """Number of iterations; the run has ``num_iterations * frames_per_batch`` frames."""
+    """Number of iterations. The run has ``num_iterations * frames_per_batch`` frames."""
     num_epochs: NonNegativeInt = 4
     """Update epochs per iteration."""
     minibatch_size: PositiveInt = count_field("minibatch_size", 64)
@@ -107,23 +108,23 @@ class Nip(WrappedDialect):
     loss_critic_type: Literal["l1", "l2", "smooth_l1"] = mapped("critic_loss", "smooth_l1")
     """Critic loss: ``l1``, ``l2`` or ``smooth_l1``."""
     clip_value: float | bool | None = mapped("clip_value", False, _clip_value)
-    """Clip range of the value; ``True``: the policy's range; ``False`` or ``None``: no clipping."""
+    """Value clip range. ``True`` is the policy's range; ``False`` or ``None`` disables clipping."""
     normalize_observations: bool = mapped("env.normalize_observation", True)
-    """Whether observations are normalised with statistics of random actions before training."""
+    """Whether to normalise observations with statistics from random actions before training."""
     num_normalization_steps: NonNegativeInt = unsupported(
         "Use steps.num_normalization_steps of the kit, which is part of the total", 1000
     )
-    """Normalisation frames per key, in both the training and the test environment."""
+    """Normalisation frames per key in each of the training and test environments."""
     gamma: float = mapped("gamma", 0.9)
     """Discount factor per step."""
     lmbda: float = mapped("gae_lambda", 0.95)
-    """Lambda of the generalised advantage estimate; 0: most bias, 1: most variance."""
+    """Lambda for generalised advantage estimation, from 0 (most bias) to 1 (most variance)."""
     body_lr_factor: LrFactors = None  # type: ignore[assignment]  # set in __post_init__
-    """Learning-rate factors of the backbone: ``LrFactors``, or a mapping of its settings."""
+    """Learning-rate factors for the backbone: ``LrFactors``, or a mapping with its fields."""
     use_shared_body: bool = mapped("shared_backbone", True)
     """Whether actor and critic share a backbone."""
     num_test_iterations: NonNegativeInt = 10
-    """Batches of ``frames_per_batch`` frames in the test after training."""
+    """Number of batches of ``frames_per_batch`` frames in the test after training."""
     max_message_rounds: PositiveInt | None = extra_field()
     """Maximum episode length in frames (``protocol.max_message_rounds``)."""
     min_message_rounds: NonNegativeInt = extra_field(default=0)
@@ -133,9 +134,9 @@ class Nip(WrappedDialect):
     test_dataset_size: PositiveInt | None = extra_field()
     """Size of the test dataset."""
     num_normalization_keys: PositiveInt = extra_field(default=2)
-    """Number of normalised observation keys: 3 with a linear message space, else 2."""
+    """Number of normalised observation keys: 3 with a linear message space, otherwise 2."""
     test_run: bool = extra_field(default=False)
-    """Whether every loop ends after one pass: one iteration with one minibatch."""
+    """Whether every loop stops after one pass, so a run has one iteration with one minibatch."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -145,10 +146,10 @@ class Nip(WrappedDialect):
 
     # ------------------------------------------------------------------ derived counts
     def steps_of_each(self) -> int:
-        """Return the frames per environment and iteration.
+        """Return the number of frames per environment and iteration.
 
         Raises:
-            SettingError: if the frames do not divide ``frames_per_batch``.
+            SettingError: if this number is unknown or does not divide ``frames_per_batch``.
         """
         steps = self.steps_per_env_per_iteration or self.max_message_rounds
         if steps is None:
@@ -158,30 +159,30 @@ class Nip(WrappedDialect):
         frames = self.frames_per_batch or 0
         if frames % steps:
             envs = max(frames // steps, 1)
-            reason = f"The value must be a multiple of the {steps} frames per environment"
+            reason = f"The value must be a multiple of {steps}, the frames per environment"
             multiples = [envs * steps, (envs + 1) * steps]
             raise SettingError("frames_per_batch", frames, reason, multiples)
         return steps
 
     def frames(self, dataset_size: int | None) -> int:
-        """Return the frames per iteration for a dataset size."""
+        """Return the number of frames per iteration for a given dataset size."""
         if self.frames_per_batch is not None:
             return self.frames_per_batch
         rollouts = self.rollouts_per_iteration or dataset_size
         if rollouts is None:
-            reason = "The default is the size of the dataset, which is not set"
+            reason = "The default is dataset_size, which is not set"
             hint = "Set rollouts_per_iteration, frames_per_batch or dataset_size"
             raise SettingError("rollouts_per_iteration", None, reason, hint)
         return rollouts * self.steps_of_each()
 
     def test_rollouts(self) -> int:
-        """Return the rollouts of the test: one rollout per environment and test batch."""
+        """Return the number of rollouts in the test, one per environment and test batch."""
         size = self.test_dataset_size or self.dataset_size
         batches = min(self.num_test_iterations, 1) if self.test_run else self.num_test_iterations
         return batches * (self.frames(size) // self.steps_of_each())
 
     def normalization_frames(self, num_envs: int, episode_length: int) -> tuple[int, int]:
-        """Return the vector steps and frames of normalisation in one of two environments.
+        """Return the numbers of vector steps and frames for normalising the training environments.
 
         For each key, all environments are rolled out until the first episode ends. This is repeated
         until ``num_normalization_steps`` frames are reached.
@@ -195,7 +196,7 @@ class Nip(WrappedDialect):
         return batched, batched * num_envs
 
     def learning_rate(self, iteration: int) -> float:
-        """Return the learning rate of ``iteration`` (from 1)."""
+        """Return the learning rate in ``iteration``, counted from 1."""
         scale = 1 - (iteration - 1) / self.num_iterations if self.anneal_lr else 1.0
         return real_number("lr", self.lr) * scale
 
@@ -225,7 +226,7 @@ class Nip(WrappedDialect):
             )
             raise SettingError("steps_per_env_per_iteration", steps, reason, [rounds])
         if self.algo == "reinforce":
-            reason = "REINFORCE of nip fails, because its reward-to-go finds no episode end"
+            reason = "nip's REINFORCE fails, because its reward-to-go finds no episode end"
             raise SettingError("algo", "reinforce", reason, ["vanilla_ppo", "spg"])
 
     @staticmethod
@@ -235,7 +236,7 @@ class Nip(WrappedDialect):
         single = plan.minibatches_per_epoch == 1 and (plan.update_epochs or 0) <= 1
         frames: dict[str, Any] = {"frames_per_batch": plan.frames_per_batch}
         if evaluates and (left or (single and batches > 1)):
-            # A test batch has one episode per point of the test dataset.
+            # A test batch has one episode for each item in the test dataset.
             frames = {"frames_per_batch": None, "dataset_size": plan.num_envs}
             frames["test_dataset_size"] = plan.evaluation_episodes
             batches = 1
@@ -288,7 +289,7 @@ class Nip(WrappedDialect):
 
     # ------------------------------------------------------------------ nip's parameter API
     def to_dict(self) -> dict[str, Any]:
-        """Return the parameters as plain values with the class name under ``_type``."""
+        """Return the parameters as a dict of plain values, with the class name under ``_type``."""
         params = {f.name: getattr(self, f.name) for f in fields(self) if not f.kw_only}
         if isinstance(self.body_lr_factor, LrFactors):
             params["body_lr_factor"] = self.body_lr_factor.to_dict()
@@ -299,7 +300,7 @@ class Nip(WrappedDialect):
         """Create the parameters from a dictionary returned by :meth:`to_dict`.
 
         Args:
-            params_dict: parameters by name.
+            params_dict: parameter values, keyed by name.
             ignore_extra_keys: whether to ignore unknown names.
 
         Raises:
@@ -322,7 +323,7 @@ class Nip(WrappedDialect):
 
     @classmethod
     def construct_test_params(cls) -> Self:
-        """Return small parameters for a test: one iteration of two environments."""
+        """Return parameters for a small test with one iteration in two environments."""
         return cls(
             frames_per_batch=16,
             steps_per_env_per_iteration=8,
@@ -337,7 +338,7 @@ class Nip(WrappedDialect):
 def _settings(
     cls: type, values: Mapping[str, Any], prefix: str = "", ignore_extra_keys: bool = False
 ) -> dict[str, Any]:
-    """Return the settings of a dictionary without the names of its type and package."""
+    """Return the settings in a dictionary, without the entries for its type and package."""
     settings = dict(values)
     for extra in ("_type", "_package_version", "_package_name"):
         settings.pop(extra, None)

@@ -1,9 +1,10 @@
-"""Settings of pyrado, the Python part of SimuRLacra (https://github.com/famura/SimuRLacra).
+"""Settings for pyrado, the Python part of SimuRLacra (https://github.com/famura/SimuRLacra).
 
 pyrado counts steps or samples, which are policy steps. It collects whole rollouts (episodes) until
-a minimum is reached. The first iteration of value-based algorithms is a warm-up with random
-actions. ``Pyrado`` has the settings of the classes A2C, PPO, PPO2, DQL, SAC and SVPG. ``PyradoGAE``
-has the settings of pyrado's advantage estimator, which includes the critic.
+a minimum number of steps or rollouts is reached. The first iteration of value-based algorithms is a
+warm-up with random actions. ``Pyrado`` contains the settings for the classes A2C, PPO, PPO2, DQL,
+SAC and SVPG. ``PyradoGAE`` contains the settings for pyrado's advantage estimator, which includes
+the critic.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from kit.steps.plan import StepPlan
 from kit.steps.schema import NonNegativeInt, PositiveInt
 
 EVALUATION_ROLLOUTS = 100
-"""Rollouts per evaluation of a value-based algorithm."""
+"""Number of rollouts per evaluation in value-based algorithms."""
 
 _CLIPPED, _JOINT = ("ppo", "ppo2"), ("ppo2", "a2c", "svpg")
 _DEFAULTS: dict[str, dict[str, Any]] = {
@@ -49,7 +50,7 @@ _IMPLICIT: dict[str, dict[str, Any]] = {
 
 
 def _critic_setting(name: str) -> Callable[[Any, Any], Any]:
-    """Return a converter for settings of the separate critic updates."""
+    """Return a function that checks that the algorithm supports a separate critic setting."""
 
     def value_of(value: Any, settings: Any) -> Any:
         if settings.algo != "ppo":
@@ -61,7 +62,7 @@ def _critic_setting(name: str) -> Callable[[Any, Any], Any]:
 
 
 def _critic_epochs(value: Any, settings: Any) -> int:
-    """Return the epochs of the separate critic updates."""
+    """Return the number of epochs for the separate critic updates."""
     epochs = _critic_setting("num_epoch")(value, settings)
     return whole_number("critic.num_epoch", epochs, at_least=1)
 
@@ -69,17 +70,17 @@ def _critic_epochs(value: Any, settings: Any) -> int:
 def _shared_norm(value: Any, settings: Any) -> Any:
     """Return the maximum gradient norm.
 
-    Recipes clip all optimisers with the same norm, including the separate critic optimiser (PPO).
+    Recipes use the same norm for all optimisers, including PPO's separate critic optimiser.
     """
     policy, critic = settings.max_grad_norm, settings.critic.max_grad_norm
     if settings.algo == "ppo" and policy != critic:
-        reason = f"Recipes have one norm for both optimisers, but critic.max_grad_norm={critic}"
+        reason = f"Recipes use one norm for both optimisers, but critic.max_grad_norm={critic}"
         raise SettingError("max_grad_norm", policy, reason, "Use the same value for both")
     return value
 
 
 _CLIPPED_ALONE = {"ppo2": "each network", "a2c": "the policy", "sac": "the policy"}
-"""Networks whose gradients ``max_grad_norm`` clips, if they differ from an optimiser's."""
+"""Networks whose gradients are clipped, for algorithms in which this differs from recipes."""
 
 
 def _critic_norm(value: Any, settings: Any) -> Any:
@@ -89,47 +90,47 @@ def _critic_norm(value: Any, settings: Any) -> Any:
 _EPOCHS = MapsTo(
     "critic_epochs", lambda _, settings: _critic_epochs(settings.critic.num_epoch, settings)
 )
-"""Also sets ``critic_epochs``, because settings of the critic need a separate optimiser."""
+"""Also sets ``critic_epochs``, because critic settings need a separate critic optimiser."""
 
 _FLOOR = MapsTo("epsilon_end", lambda decay, settings: settings.eps_init if decay == 1 else 0.05)
-"""Final epsilon: ``eps_final`` of pyrado's exploration strategy, which DQL does not change."""
+"""Final epsilon. DQL always uses the default ``eps_final`` of pyrado's exploration strategy."""
 
 
 @dataclass
 class PyradoGAE(GivenFields):
-    """Settings of pyrado's critic, which has a separate optimiser except in PPO2 and A2C."""
+    """Settings for pyrado's critic, which has a separate optimiser except in PPO2 and A2C."""
 
     gamma: float = mapped("gamma", 0.99)
     """Discount factor per step."""
     lamda: float = mapped("gae_lambda", 0.95)
-    """Lambda of the generalised advantage estimate; 0: most bias, 1: most variance."""
+    """Lambda for generalised advantage estimation, from 0 (most bias) to 1 (most variance)."""
     num_epoch: NonNegativeInt = mapped("critic_epochs", 10, _critic_epochs)
     """Passes over the collected rollouts per critic update."""
     batch_size: PositiveInt = mapped(
         "critic_minibatch_size", 64, _critic_setting("batch_size"), also=_EPOCHS
     )
-    """Transitions per minibatch of the critic."""
+    """Transitions per critic minibatch."""
     standardize_adv: bool = mapped(
         "normalize_advantage", True, lambda value, settings: value or settings.algo == "ppo2"
     )
-    """Whether advantages are standardised; PPO2 always standardises advantages."""
+    """Whether to standardise advantages. PPO2 always standardises advantages."""
     standardizer: Literal["RunningStandardizer"] | None = mapped(
         "advantage_norm", None, lambda value, _: "running" if value else None
     )
-    """``RunningStandardizer``: statistics of all advantages; ``None``: statistics per batch."""
+    """``RunningStandardizer`` for running statistics, or ``None`` for statistics of each batch."""
     max_grad_norm: float | None = mapped("max_grad_norm", None, _critic_norm, also=_EPOCHS)
-    """Maximum gradient norm of the separate critic updates (PPO); ``None``: no clipping."""
+    """Maximum gradient norm for the separate critic updates (PPO); ``None`` for no clipping."""
     lr: float = mapped("critic_learning_rate", 5e-4, _critic_setting("lr"), also=_EPOCHS)
     """Learning rate of the critic."""
     lr_scheduler: str | None = unsupported("Use lr_schedule")
-    """Learning-rate scheduler with one step per epoch."""
+    """Learning-rate scheduler, stepped once per epoch."""
     lr_scheduler_hparam: dict[str, Any] | None = unsupported("Use lr_schedule")
     """Arguments of the learning-rate scheduler."""
 
 
 @dataclass
 class Pyrado(WrappedDialect):
-    """Settings of pyrado's step-based algorithms; ``None``: default of the algorithm."""
+    """Settings for pyrado's step-based algorithms. ``None`` means the algorithm's default."""
 
     NAME = "pyrado"
     LIBRARY = "pyrado"
@@ -149,29 +150,29 @@ class Pyrado(WrappedDialect):
     IMPLICIT_DEFAULTS: ClassVar = _IMPLICIT
 
     max_iter: int = 1
-    """Number of iterations with a collection and an update phase each; 0 or less: no training."""
+    """Number of iterations, each with a collection and an update; 0 or less for no training."""
     min_rollouts: PositiveInt | None = count_field("min_episodes")
     """Minimum number of whole rollouts per collection."""
     min_steps: PositiveInt | None = count_field("min_steps")
-    """Minimum number of steps per collection of whole rollouts; combines with ``min_rollouts``."""
+    """Minimum number of steps per collection. If ``min_rollouts`` is also set, both must hold."""
     num_epoch: NonNegativeInt = count_field(only=_CLIPPED)
     """Passes over the collected rollouts per policy update (PPO, PPO2)."""
     batch_size: PositiveInt = count_field()
-    """Transitions per minibatch; the last minibatch of a pass may be smaller."""
+    """Transitions per minibatch. The last minibatch of a pass may be smaller."""
     critic: PyradoGAE = field(default_factory=PyradoGAE, metadata={"only": (ON_POLICY,)})
-    """Settings of the critic."""
+    """Settings for the critic."""
     memory_size: PositiveInt | None = mapped("buffer_size", only=OFF_POLICY)
-    """Capacity of the replay memory in transitions; the newest are kept."""
+    """Capacity of the replay memory in transitions. The oldest transitions are dropped first."""
     num_init_memory_steps: NonNegativeInt | None = count_field(only=OFF_POLICY)
-    """Minimum random steps of the warm-up, in whole rollouts; ``None``: ``memory_size``."""
+    """Minimum number of random warm-up steps, in whole rollouts; defaults to ``memory_size``."""
     num_updates_per_step: NonNegativeInt | None = count_field(only=OFF_POLICY)
-    """Gradient steps per iteration; ``None``: derived from ``min_steps`` or ``min_rollouts``."""
+    """Gradient steps per iteration; if ``None``, derived from ``min_steps`` or ``min_rollouts``."""
     target_update_intvl: PositiveInt = mapped("target_update_every", only=OFF_POLICY)
-    """Gradient steps between target updates; pyrado also updates after the first gradient step."""
+    """Gradient steps between target updates, the first of which follows the first gradient step."""
     eval_intvl: PositiveInt = count_field(default=100, only=OFF_POLICY)
-    """Iterations between evaluations of 100 rollouts before the update; unused with a logger."""
+    """Iterations between evaluations with 100 rollouts each; ignored with a custom logger."""
     use_trained_policy_for_refill: bool = count_field(default=False, only=OFF_POLICY)
-    """Whether the policy refills the memory after a reset, instead of random actions."""
+    """Whether the memory is refilled by the policy instead of random actions after a reset."""
     num_workers: PositiveInt = unsupported("Use env.vectorization=async", 4)
     """Number of sampling processes, which does not affect the samples."""
     num_particles: PositiveInt = count_field(default=1, only="svpg")
@@ -185,7 +186,7 @@ class Pyrado(WrappedDialect):
     tau: float = mapped(
         "tau", 0.995, lambda value, _: round(1 - real_number("tau", value), 12), only="sac"
     )
-    """Fraction of the target network that a soft update keeps (SAC)."""
+    """Weight of the old target parameters in a soft update (SAC)."""
     ent_coeff_init: float = mapped("initial_alpha", 0.2, only="sac")
     """Initial entropy coefficient (SAC)."""
     learn_ent_coeff: bool = mapped("fixed_alpha", True, lambda learn, _: not learn, only="sac")
@@ -197,11 +198,11 @@ class Pyrado(WrappedDialect):
     eps_init: float = mapped("epsilon_start", 1.0, only="dql")
     """Initial probability of a random action (DQL)."""
     eps_schedule_gamma: float | None = mapped("epsilon_decay", only="dql", also=_FLOOR)
-    """Decay of ``epsilon - 0.05`` per iteration (DQL); ``None``: the recipe's schedule."""
+    """Decay factor for ``epsilon - 0.05`` per iteration (DQL); defaults to the recipe's decay."""
     eps_clip: float = mapped("clip_epsilon", 0.1, only=_CLIPPED)
-    """Clip range of the probability ratio (PPO, PPO2)."""
+    """Clip range for the probability ratio (PPO, PPO2)."""
     vfcn_coeff: float = mapped("critic_coeff", 0.5, lambda value, _: value / 2, only=_JOINT)
-    """Value loss coefficient (PPO2, A2C); the loss is half the mean squared error."""
+    """Coefficient of the value loss, which is half the mean squared error (PPO2, A2C)."""
     entropy_coeff: float = mapped("entropy_coeff", 1e-3, only=_JOINT)
     """Entropy coefficient (PPO2, A2C)."""
     std_init: Annotated[float, Limits(0, open=True)] = mapped(
@@ -209,11 +210,11 @@ class Pyrado(WrappedDialect):
     )
     """Initial standard deviation of the actions."""
     max_grad_norm: float | None = mapped("max_grad_norm", None, _shared_norm)
-    """Maximum gradient norm of the policy, in PPO2 also of the critic; ``None``: default."""
+    """Maximum gradient norm for the policy and PPO2's critic; ``None`` for the default."""
     lr: float = mapped("learning_rate")
     """Learning rate."""
     lr_scheduler: str | None = unsupported("Use lr_schedule")
-    """Learning-rate scheduler with one step per epoch (PPO, PPO2) or iteration (others)."""
+    """Learning-rate scheduler, stepped once per epoch (PPO, PPO2) or iteration (others)."""
     lr_scheduler_hparam: dict[str, Any] | None = unsupported("Use lr_schedule")
     """Arguments of the learning-rate scheduler."""
     logger_print_intvl: PositiveInt | None = extra_field(only=OFF_POLICY)
@@ -221,9 +222,9 @@ class Pyrado(WrappedDialect):
     env_max_steps: PositiveInt | None = extra_field()
     """Maximum rollout length in steps (``env.max_steps``)."""
     episode_length: PositiveInt | None = extra_field()
-    """Length of every rollout in steps; ``None``: ``env_max_steps``, or unknown."""
+    """Fixed rollout length in steps; defaults to ``env_max_steps``."""
     recurrent: bool = extra_field(default=False)
-    """Whether the networks are recurrent; on-policy minibatches then have whole rollouts."""
+    """Whether the networks are recurrent. On-policy minibatches then contain whole rollouts."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -241,21 +242,23 @@ class Pyrado(WrappedDialect):
 
     @property
     def rollout_length(self) -> int | None:
-        """Length of every rollout in steps, if it is known."""
+        """Fixed rollout length in steps, or ``None`` if the length is unknown."""
         return self.episode_length or self.env_max_steps
 
     @property
     def warm_up_steps(self) -> int:
         """Minimum number of warm-up steps, which are collected in whole rollouts."""
         if self.memory_size is None:
-            raise SettingError("memory_size", None, "Value-based algorithms need a memory", [10**6])
+            raise SettingError(
+                "memory_size", None, "Value-based algorithms need a replay memory", [10**6]
+            )
         if self.num_init_memory_steps is None:
             return self.memory_size
         return max(min(self.num_init_memory_steps, self.memory_size), self.batch_size)
 
     @property
     def updates_per_iteration(self) -> int:
-        """Gradient steps per iteration of a value-based algorithm."""
+        """Number of gradient steps per iteration in a value-based algorithm."""
         if self.num_updates_per_step is not None:
             return self.num_updates_per_step
         if self.min_steps is None:
@@ -268,13 +271,13 @@ class Pyrado(WrappedDialect):
         return -(-self.min_steps // self.env_max_steps)
 
     def critic_gradient_steps(self, rows: int) -> int:
-        """Return the separate critic gradient steps in an iteration of ``rows`` transitions."""
+        """Return the number of separate critic gradient steps on ``rows`` transitions."""
         if self.resolved().algo != "ppo":
             return 0
         return self.critic.num_epoch * -(-rows // self.critic.batch_size)
 
     def after_reset(self) -> StepPlan:
-        """Return the plan of the run after a ``reset()``, which refills the empty memory."""
+        """Return the plan for a run after ``reset()``, which empties and refills the memory."""
         plan = self.to_plan()
         if plan.on_policy:
             return plan
@@ -318,7 +321,7 @@ class Pyrado(WrappedDialect):
         }
 
     def _check_memory(self, warm_up: int) -> None:
-        """Check that the memory has enough transitions; pyrado never samples the last two."""
+        """Check that the memory has enough transitions. pyrado never samples the last two."""
         assert self.memory_size is not None
         length, stored = self.rollout_length, self.memory_size
         if length is not None:
@@ -397,7 +400,7 @@ class Pyrado(WrappedDialect):
             yield "One optimiser trains both networks; the critic's epochs and batches are unused."
         elif self.algo == "svpg":
             yield (
-                f"Each of {self.num_particles} particles makes one gradient step with the mean "
+                f"Each of {self.num_particles} particles takes one gradient step with the mean "
                 "gradient of a pass. The plan counts particles as processes."
             )
         else:

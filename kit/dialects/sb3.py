@@ -1,7 +1,8 @@
-"""Settings of Stable-Baselines3 (https://github.com/DLR-RM/stable-baselines3).
+"""Settings for Stable-Baselines3 (https://github.com/DLR-RM/stable-baselines3).
 
 Stable-Baselines3 counts timesteps, which are policy steps. ``n_steps``, ``train_freq`` and
-``eval_freq`` count vector steps of ``n_envs`` timesteps. ``gradient_steps`` is per rollout.
+``eval_freq`` count vector steps, each with ``n_envs`` timesteps. ``gradient_steps`` is the number
+of gradient steps per rollout.
 """
 
 from __future__ import annotations
@@ -49,37 +50,37 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def _critic_hidden_sizes(value: Any, settings: Any) -> list[int] | None:
-    """Return the critics' hidden sizes of ``policy_kwargs``; ``None`` if they equal the actor's."""
+    """Return the critics' hidden sizes, or ``None`` if they are equal to the actor's."""
     actor, critic = _net_arch(value, settings)
     return None if critic == actor else critic
 
 
 def _net_arch(value: Any, settings: Any) -> tuple[list[int], list[int]]:
-    """Return the hidden sizes of actor and critics from a shared list or separate lists."""
+    """Return hidden sizes for actor and critics, given a shared list or separate lists."""
     sizes = value.get("net_arch") if isinstance(value, Mapping) else value
     of_critic = "vf" if settings.family == ON_POLICY else "qf"
     each: list[Any] = [sizes, sizes]
     if isinstance(sizes, Mapping) and {*sizes} == {"pi", of_critic} and settings.algo != "dqn":
         each = [sizes["pi"], sizes[of_critic]]
     if {*value} != {"net_arch"} or not all(isinstance(s, (list, tuple)) for s in each):
-        reason = "Recipes support only the sizes of the hidden layers"
+        reason = "Recipes support only hidden layer sizes"
         raise SettingError("policy_kwargs", value, reason, "Use {net_arch: [64, 64]}")
     return [*each[0]], [*each[1]]
 
 
 def _target_period(value: Any, settings: Any) -> int:
-    """Convert the interval between target updates to gradient steps; DQN counts timesteps."""
+    """Convert the interval between target updates (timesteps for DQN) to gradient steps."""
     envs, rollout, updates = settings.n_envs, settings.rollout(), settings.gradient_steps
-    if settings.algo != "dqn":  # Each train() call starts with an update and a new count.
+    if settings.algo != "dqn":  # Each train() call updates the targets and restarts the count.
         steps = rollout if updates < 0 else max(updates, 1)
         if value < steps and steps % value:
-            reason = f"The interval restarts per rollout and must divide its {steps} gradient steps"
+            reason = f"The interval must divide the {steps} gradient steps of each rollout"
             raise SettingError("target_update_interval", value, reason, [gcd(value, steps), steps])
         return int(min(value, steps))
     timesteps: int = max(value // envs, 1) * envs  # whole vector steps
-    if settings.tau == 1:  # Repeated copies between two trainings have no effect.
+    if settings.tau == 1:  # Copying unchanged weights again has no effect.
         timesteps = max(timesteps, rollout)
-    if updates <= 0:  # The run makes one gradient step per timestep or never trains.
+    if updates <= 0:  # The run takes one gradient step per timestep or never trains.
         return timesteps
     steps = Fraction(timesteps * updates, rollout)
     if steps.denominator != 1:
@@ -99,7 +100,7 @@ def _alpha(value: Any, settings: Any = None) -> float:
 
 
 def _start_value(field: str) -> Callable[[Any, Any], float]:
-    """Return a converter for the initial value of a number or a schedule such as ``lin_1e-3``."""
+    """Return a function that converts a number or a schedule (``lin_1e-3``) to its first value."""
 
     def first(value: Any, settings: Any) -> float:
         return _parse_number(field, value, str(value).removeprefix("lin_"), "lin_0.001")
@@ -108,16 +109,16 @@ def _start_value(field: str) -> Callable[[Any, Any], float]:
 
 
 def _parse_number(field: str, value: Any, number: str, example: str) -> float:
-    """Parse the number in the text of a setting."""
+    """Parse the number in a setting such as ``auto_0.1``."""
     try:
         return float(number)
     except ValueError:
-        reason = f"The value is neither a number nor a text such as {example}"
+        reason = f"The value is neither a number nor a string such as {example}"
         raise SettingError(field, value, reason, [0.001, example]) from None
 
 
 def _schedule(value: Any, settings: Any) -> str | None:
-    """Return ``linear`` for a text such as ``lin_1e-3``; ``None`` for a number."""
+    """Return ``linear`` for a string such as ``lin_1e-3``, or ``None`` for a number."""
     return "linear" if str(value).startswith("lin_") else None
 
 
@@ -140,7 +141,7 @@ _IMPLICIT |= {  # defaults with CnnPolicy
 
 @dataclass
 class SB3(WrappedDialect):
-    """Settings of Stable-Baselines3; ``None``: default of the algorithm."""
+    """Settings for Stable-Baselines3. Fields that are ``None`` have the algorithm's default."""
 
     NAME = "sb3"
     LIBRARY = "Stable-Baselines3"
@@ -162,19 +163,19 @@ class SB3(WrappedDialect):
     PATHS: ClassVar = {"n_timesteps": "total_timesteps"}
 
     total_timesteps: NonNegativeInt = 1_000_000
-    """Timesteps of the run, rounded up to whole rollouts; the argument of ``learn``."""
+    """Timesteps in the run (argument of ``learn``), rounded up to whole rollouts."""
     n_steps: PositiveInt = mapped("n_step", family=OFF_POLICY)
-    """Vector steps per rollout (PPO, A2C), or steps of an n-step return (off-policy)."""
+    """Vector steps per rollout (PPO, A2C), or steps in an n-step return (off-policy)."""
     batch_size: PositiveInt = count_field(only=("ppo", OFF_POLICY))
-    """Transitions per minibatch (not A2C); the last minibatch of an epoch may be smaller."""
+    """Transitions per minibatch (except A2C). The last minibatch of an epoch may be smaller."""
     n_epochs: PositiveInt = count_field(only="ppo")
     """Passes over a rollout (PPO)."""
     train_freq: Any = count_field(only=OFF_POLICY)
-    """Vector steps per rollout (off-policy), or episodes: ``(2, "episode")``."""
+    """Vector steps per rollout (off-policy), or episodes, as in ``(2, "episode")``."""
     gradient_steps: Annotated[int, Limits(-LARGEST, LARGEST)] = count_field(only=OFF_POLICY)
-    """Gradient steps after each rollout, independent of ``n_envs``; negative: one per timestep."""
+    """Gradient steps per rollout, not scaled by ``n_envs``. Negative values: one per timestep."""
     learning_starts: NonNegativeInt = count_field(only=OFF_POLICY)
-    """Timesteps with random actions; training begins strictly after them."""
+    """Initial timesteps with random actions. Training begins strictly after these timesteps."""
     buffer_size: PositiveInt = mapped(
         "buffer_size", None, lambda value, sb3: round_to_envs(value, sb3.n_envs), only=OFF_POLICY
     )
@@ -182,7 +183,7 @@ class SB3(WrappedDialect):
     target_update_interval: PositiveInt = mapped(
         "target_update_every", None, _target_period, only=("sac", "dqn")
     )
-    """Timesteps (DQN) or gradient steps of one ``train()`` call (SAC) between target updates."""
+    """Timesteps (DQN) or gradient steps within a ``train()`` call (SAC) between target updates."""
     policy_delay: PositiveInt = mapped("policy_delay", only="td3")
     """Critic gradient steps per policy update (TD3)."""
     target_policy_noise: float = mapped("policy_noise", only="td3")
@@ -194,26 +195,26 @@ class SB3(WrappedDialect):
     )
     """Type of action noise in RL Zoo; only ``normal`` is supported (TD3, DDPG)."""
     noise_std: float | None = mapped("exploration_noise", only=("td3", "ddpg"))
-    """Standard deviation of RL Zoo's action noise for actions in [-1, 1]; ``None``: no noise."""
+    """Standard deviation of RL Zoo's action noise for actions in [-1, 1]; ``None`` for no noise."""
     learning_rate: Any = mapped(
         "learning_rate", None, _start_value("learning_rate"), also=MapsTo("lr_schedule", _schedule)
     )
-    """Learning rate; ``lin_1e-3`` (RL Zoo) decreases it linearly to zero."""
+    """Learning rate. With ``lin_1e-3`` (RL Zoo), it decreases linearly from 0.001 to zero."""
     policy: Literal["MlpPolicy", "CnnPolicy", "MultiInputPolicy"] | None = unsupported(
         "Recipes build networks like MlpPolicy; use hidden_sizes", accepted=("MlpPolicy",)
     )
-    """Policy class; recipes build networks like ``MlpPolicy``."""
+    """Policy class. Recipes build networks like ``MlpPolicy``."""
     policy_kwargs: Mapping[str, Any] | str | None = mapped(
         "hidden_sizes",
         None,
         lambda value, settings: _net_arch(value, settings)[0],
         also=MapsTo("critic_hidden_sizes", _critic_hidden_sizes),
     )
-    """Hidden sizes: ``{net_arch: [64, 64]}``; runs reject RL Zoo texts such as ``dict(...)``."""
+    """Hidden sizes such as ``{net_arch: [64, 64]}``. Runs reject RL Zoo's ``dict(...)`` strings."""
     gamma: float = mapped("gamma")
     """Discount factor."""
     gae_lambda: float = mapped("gae_lambda", only=ON_POLICY)
-    """Lambda of the generalised advantage estimate (PPO, A2C)."""
+    """Lambda for generalised advantage estimation (PPO, A2C)."""
     clip_range: Any = mapped(
         "clip_epsilon",
         None,
@@ -221,12 +222,12 @@ class SB3(WrappedDialect):
         only="ppo",
         also=MapsTo("clip_schedule", _schedule),
     )
-    """Clip range of the probability ratio (PPO); ``lin_0.2`` decreases it linearly."""
+    """Clip range for the probability ratio (PPO). With ``lin_0.2``, it decreases linearly."""
     clip_range_vf: float | None = unsupported(
         "Use clip_value, which takes the maximum of clipped and unclipped loss",
         only="ppo",
     )
-    """Clip range of the value (PPO); ``None``: no clipping."""
+    """Clip range for value predictions (PPO); ``None`` for no clipping."""
     normalize_advantage: bool = mapped("normalize_advantage", only=ON_POLICY)
     """Whether advantages are normalised per minibatch (PPO, A2C)."""
     ent_coef: Any = mapped(
@@ -235,37 +236,37 @@ class SB3(WrappedDialect):
         family=ON_POLICY,
         otherwise=MapsTo("initial_alpha", _alpha, also=_FIXED),
     )
-    """Entropy coefficient; ``auto`` or ``auto_0.1`` (SAC): trained from 1 or 0.1."""
+    """Entropy coefficient. With ``auto`` or ``auto_0.1`` (SAC), it is trained from 1 or 0.1."""
     vf_coef: float = mapped("critic_coeff", only=ON_POLICY)
     """Value loss coefficient (PPO, A2C)."""
     max_grad_norm: float = mapped("max_grad_norm", only=(ON_POLICY, "dqn"))
     """Maximum gradient norm (PPO, A2C, DQN)."""
     target_kl: float | None = mapped("target_kl", only="ppo")
-    """KL divergence; an update stops above 1.5 times this value (PPO); ``None``: never."""
+    """Target KL divergence (PPO). Updates stop at 1.5 times this value; ``None`` for no limit."""
     tau: float = mapped("tau", only=OFF_POLICY)
     """Polyak coefficient of the target networks (off-policy)."""
     target_entropy: Any = mapped(
         "target_entropy", None, lambda value, _: None if value == "auto" else value, only="sac"
     )
-    """Target entropy for actions in [-1, 1] (SAC); ``auto``: minus the action dimensions."""
+    """Target entropy for actions in [-1, 1] (SAC). ``auto`` is minus the action dimension."""
     use_sde: bool = unsupported(
         "Recipes sample independent noise per action", False, only=(ON_POLICY, "sac")
     )
     """Whether exploration noise depends on the state (gSDE)."""
     exploration_fraction: float = mapped("exploration_share", only="dqn")
-    """Fraction of the run in which epsilon decreases (DQN)."""
+    """Fraction of the run over which epsilon decreases (DQN)."""
     exploration_initial_eps: float = mapped("epsilon_start", only="dqn")
     """Initial epsilon (DQN)."""
     exploration_final_eps: float = mapped("epsilon_end", only="dqn")
     """Final epsilon (DQN)."""
     eval_freq: PositiveInt | None = None
-    """Vector steps between evaluations (``EvalCallback``); ``None``: no evaluation."""
+    """Vector steps between evaluations (``EvalCallback``); ``None`` for no evaluations."""
     n_eval_episodes: PositiveInt = count_field("evaluation_episodes", 5)
     """Episodes per evaluation."""
     n_envs: PositiveInt = extra_field("num_envs", 1)
     """Number of environments."""
     episode_length: PositiveInt | None = extra_field()
-    """Timesteps of every episode, for rollouts of whole episodes."""
+    """Fixed number of timesteps per episode, needed if ``train_freq`` is in episodes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -273,7 +274,7 @@ class SB3(WrappedDialect):
             self.train_freq = tuple(self.train_freq)
 
     def resolved(self, algo: str | None = None) -> Self:
-        """Return a validated copy with defaults filled in, also for schedules and entropies."""
+        """Return a copy with defaults filled in and all values validated, including schedules."""
         resolved = super().resolved(algo)
         for name in ("learning_rate", "clip_range"):
             value = getattr(resolved, name)
@@ -287,7 +288,7 @@ class SB3(WrappedDialect):
         return resolved
 
     def frequency(self) -> tuple[int, str]:
-        """Return the number and the unit of ``train_freq``; the unit is ``step`` or ``episode``."""
+        """Return ``train_freq`` as a number and a unit, which is ``step`` or ``episode``."""
         given = self.train_freq
         if isinstance(given, str):  # "1,episode"
             number, _, unit = given.strip("()[] ").partition(",")
@@ -295,25 +296,25 @@ class SB3(WrappedDialect):
         if not isinstance(given, Sequence):
             return whole_number("train_freq", given, 1), "step"
         if len(given) != 2:
-            reason = "The value must be a pair of number and unit"
+            reason = "The value must be a (number, unit) pair"
             raise SettingError("train_freq", given, reason, [(1, "step")])
         unit = one_of("train_freq", given[1], ("step", "episode"))
         if unit == "episode" and self.n_envs > 1:
-            reason = "The unit episode needs n_envs=1"
+            reason = "Training after whole episodes needs n_envs=1"
             raise SettingError("train_freq", given, reason, [(1, "step")])
         return whole_number("train_freq", given[0], 1), unit
 
     def rollout(self) -> int:
-        """Return the timesteps per rollout of an off-policy algorithm.
+        """Return the number of timesteps per off-policy rollout.
 
         Raises:
-            SettingError: if the rollout has whole episodes of unknown length.
+            SettingError: if a rollout consists of whole episodes and ``episode_length`` is unknown.
         """
         every, unit = self.frequency()
         if unit == "step":
             return every * self.n_envs
         if self.episode_length is None:
-            reason = "A plan with train_freq in episodes needs their length"
+            reason = "If train_freq is in episodes, the plan needs the episode length"
             hint = "Set episode_length, or use train_freq in steps"
             raise SettingError("episode_length", None, reason, hint)
         return every * self.episode_length
@@ -327,7 +328,7 @@ class SB3(WrappedDialect):
 
     def _on_policy(self) -> dict[str, Any]:
         rollout = self.n_steps * self.n_envs
-        a2c = self.algo == "a2c"  # one gradient step on the whole rollout
+        a2c = self.algo == "a2c"  # A2C takes one gradient step on the whole rollout.
         size = None if a2c else self.batch_size
         for name, value, rows in ("n_steps", self.n_steps, rollout), ("batch_size", size, size):
             if self.algo == "ppo" and self.normalize_advantage and rows == 1:
@@ -421,7 +422,7 @@ class SB3(WrappedDialect):
         rollout, size = plan.frames_per_batch, self.batch_size
         yield f"n_steps={self.n_steps} is per environment: a rollout has {rollout:,} timesteps."
         if self.algo == "a2c":
-            yield "A2C makes one gradient step per rollout on all timesteps."
+            yield "A2C takes one gradient step per rollout on all timesteps."
         elif self.algo == "ppo" and size is not None and size > rollout:
             yield f"batch_size={size} exceeds a rollout, so an epoch has a single minibatch."
         elif self.algo == "ppo" and size is not None and rollout % size:
@@ -433,7 +434,7 @@ class SB3(WrappedDialect):
         every, unit = self.frequency()
         steps, starts = self.gradient_steps, self.learning_starts
         if steps < 0:
-            yield f"gradient_steps={steps} makes one gradient step per timestep."
+            yield f"gradient_steps={steps} means one gradient step per timestep."
         elif unit == "step":
             ratio = Fraction(steps, plan.frames_per_batch)
             unscaled = " gradient_steps is not scaled by n_envs." if self.n_envs > 1 else ""
@@ -469,11 +470,11 @@ class SB3(WrappedDialect):
             )
 
     def _target_notes(self, plan: StepPlan) -> Iterator[str]:
-        """Yield a note if the first target update of DQN differs between recipes and library."""
+        """Yield a note if recipes and Stable-Baselines3 update DQN's targets at different times."""
         interval, steps = self.target_update_interval, self.gradient_steps
         try:
             period = _target_period(interval, self)
-        except SettingError:  # The recipe raises this error.
+        except SettingError:  # The recipe also raises this error.
             return
         if not (steps and trains(plan)):
             return
@@ -520,7 +521,7 @@ def _off_policy_from(plan: StepPlan, algo: str | None) -> dict[str, Any]:
     if plan.replay_ratio is not None:
         steps = -1 if plan.replay_ratio == 1 else round(plan.replay_ratio * rollout)
     fields["gradient_steps"] = steps or 0
-    # Limit the random steps such that training begins with the plan's first training rollout.
+    # Limit the random steps so that training begins with the plan's first training rollout.
     low = (starts - 1) * rollout
     fields["learning_starts"] = min(max(plan.random_steps, low), starts * rollout - 1)
     return fields

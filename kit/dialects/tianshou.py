@@ -1,9 +1,9 @@
-"""Settings of tianshou (https://github.com/thu-ml/tianshou).
+"""Settings for tianshou (https://github.com/thu-ml/tianshou).
 
-tianshou counts environment steps, which are policy steps. A training step is an iteration: it
-collects ``c = ceil(step_per_collect / m) * m`` steps with ``m`` environments. An epoch has as many
-training steps as are needed for ``step_per_epoch`` and ends with a test. ``Tianshou`` has the names
-of 1.x (``SamplingConfig``), and ``Tianshou2`` has the names of 2.x.
+tianshou counts environment steps, which are policy steps. A training step is an iteration that
+collects ``c = ceil(step_per_collect / m) * m`` steps with ``m`` environments. An epoch has
+``ceil(step_per_epoch / c)`` training steps and ends with a test. ``Tianshou`` uses the field names
+from 1.x (``SamplingConfig``), and ``Tianshou2`` uses the field names from 2.x.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _ALGORITHMS = {
 }
 _COLLECTING = (ON_POLICY, OFF_POLICY)
 BUFFER_SIZE = 4096
-"""Default of ``buffer_size``."""
+"""Default value of ``buffer_size``."""
 INITIAL_TESTS = {"1.1.0": 2, "2.0.1": 1}
-"""Tests before training; in 1.1.0 the trainer is reset twice."""
+"""Number of tests before training, keyed by version. 1.1.0 resets the trainer twice."""
 
 
 def _stores_next(ignored: bool, settings: Any) -> bool:
@@ -40,14 +40,14 @@ def _stores_next(ignored: bool, settings: Any) -> bool:
 
 
 def _stack_size(given: Any, settings: Any) -> int:
-    """Return the number of stacked frames if only the newest frame is stored."""
+    """Return the number of stacked frames. The buffer must store only the newest frame."""
     frames, newest = settings.replay_buffer_stack_num, settings.replay_buffer_save_only_last_obs
     if frames > 1 and not newest:
-        reason = "The buffer would stack frames that the policy has not observed as a stack"
+        reason = "The buffer would stack frames, but the policy did not observe stacked frames"
         hint = "Stack frames in the environment, and set replay_buffer_save_only_last_obs=true"
         raise SettingError("replay_buffer_stack_num", frames, reason, hint)
-    if frames == 1:  # With the defaults, observations are stored unchanged.
-        reason = "The buffer would drop all but one of the frames that the policy has observed"
+    if frames == 1:  # Defaults, which store observations unchanged, are not mapped.
+        reason = "The buffer would drop all but one of the frames that the policy observed"
         hint = "Set replay_buffer_stack_num to the number of frames that the environment stacks"
         raise SettingError("replay_buffer_save_only_last_obs", newest, reason, hint)
     return int(frames)
@@ -63,13 +63,13 @@ def _capacity(given: int, settings: Any) -> int:
 
 
 def _neutral_field(neutral: str, default: Any, only: tuple[str, ...] = (), **more: Any) -> Any:
-    """Declare a field that determines step counts, with its name in :class:`Sampling`."""
+    """Declare a field that determines step counts and is named ``neutral`` in :class:`Sampling`."""
     return field(default=default, metadata={"neutral": neutral, "only": only, **more})
 
 
 @dataclass
 class TianshouSettings(Dialect):
-    """Settings with the same names in both generations."""
+    """Settings that have the same names in tianshou 1.x and 2.x."""
 
     LIBRARY = "tianshou"
     ALGORITHMS: ClassVar = _ALGORITHMS
@@ -79,8 +79,7 @@ class TianshouSettings(Dialect):
     CANNOT: ClassVar = {"world_size": (1, "tianshou trains in a single process")}
 
     batch_size: PositiveInt | None = _neutral_field("batch_size", 64)
-    """Transitions per minibatch; ``None``: the collected batch, or the whole buffer
-    (off-policy)."""
+    """Transitions per minibatch; ``None`` for the whole batch (on-policy) or buffer (otherwise)."""
     num_test_envs: PositiveInt = unsupported("Evaluations use one environment per episode", 1)
     """Number of test environments."""
     buffer_size: PositiveInt = _neutral_field(
@@ -88,9 +87,9 @@ class TianshouSettings(Dialect):
     )
     """Capacity of the replay buffer, rounded up to a multiple of the number of environments."""
     start_timesteps: NonNegativeInt = _neutral_field("start", 0, _COLLECTING)
-    """Environment steps before training, which belong to no epoch."""
+    """Environment steps before training, which are not part of any epoch."""
     start_timesteps_random: bool = _neutral_field("start_random", False, _COLLECTING)
-    """Whether the steps before training have random actions."""
+    """Whether the steps before training use random actions."""
     replay_buffer_ignore_obs_next: bool = mapped(
         "store_next_observation", False, _stores_next, family=OFF_POLICY, otherwise=_ON_POLICY_BATCH
     )
@@ -98,11 +97,11 @@ class TianshouSettings(Dialect):
     replay_buffer_save_only_last_obs: bool = mapped(
         "stacked_frames", False, _stack_size, family=OFF_POLICY, otherwise=_ON_POLICY_BATCH
     )
-    """Whether the buffer stores only the last of stacked frames."""
+    """Whether the buffer stores only the last frame of each stack."""
     replay_buffer_stack_num: PositiveInt = mapped(
         "stacked_frames", 1, _stack_size, family=OFF_POLICY, otherwise=_ON_POLICY_BATCH
     )
-    """Number of frames that the buffer stacks, equal to the environment's stack."""
+    """Number of frames that the buffer stacks, which must match the environment's frame stack."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -112,24 +111,24 @@ class TianshouSettings(Dialect):
 
     @classmethod
     def neutral(cls) -> dict[str, str]:
-        """Map the names common to both generations to the fields of this generation."""
+        """Map names that are common to tianshou 1.x and 2.x to the field names of this class."""
         return {f.metadata["neutral"]: f.name for f in fields(cls) if "neutral" in f.metadata}
 
     def by_neutral_name(self) -> dict[str, Any]:
-        """Return the settings by the names common to both generations."""
+        """Return the settings keyed by names that are common to tianshou 1.x and 2.x."""
         return {neutral: getattr(self, field) for neutral, field in self.neutral().items()}
 
     def implied_algorithm(self) -> str:
-        """Return the algorithm family that the given settings imply."""
+        """Return the algorithm family that the settings imply."""
         settings = self.by_neutral_name()
         off_policy = settings["per_sample"] != 1.0 or settings["repeat"] is None
         return OFF_POLICY if off_policy or settings["start_random"] is True else ON_POLICY
 
     def sampling(self) -> Sampling:
-        """Return resolved settings with names common to both generations.
+        """Return resolved settings with names that are common to tianshou 1.x and 2.x.
 
         Raises:
-            SettingError: if the settings contradict each other, or the library would fail.
+            SettingError: if the settings contradict each other or would make tianshou fail.
         """
         values = self.by_neutral_name()
         return Sampling(names=self, family=self.family, version=self.version, **values)
@@ -149,7 +148,7 @@ class TianshouSettings(Dialect):
 
 @dataclass
 class Tianshou(TianshouSettings):
-    """``SamplingConfig`` of tianshou 1.x, field by field."""
+    """Settings in ``SamplingConfig`` of tianshou 1.x."""
 
     NAME = "tianshou"
     VERSIONS: ClassVar = {
@@ -162,11 +161,11 @@ class Tianshou(TianshouSettings):
     step_per_epoch: PositiveInt = _neutral_field("epoch_steps", 30000)
     """Environment steps per epoch, rounded up to whole training steps."""
     num_train_envs: PositiveInt = _neutral_field("envs", -1)
-    """Number of training environments; -1: number of CPUs."""
+    """Number of training environments; -1 for the number of CPUs."""
     train_seed: int = mapped("seed", 42)
-    """Seed of the training environments."""
+    """Seed for the training environments."""
     num_test_episodes: PositiveInt = _neutral_field("test_episodes", 1)
-    """Episodes per test over all test environments."""
+    """Total number of episodes per test in all test environments."""
     step_per_collect: PositiveInt = _neutral_field("collect", 2048, _COLLECTING)
     """Environment steps per training step, rounded up to a multiple of ``num_train_envs``."""
     repeat_per_collect: int | None = _neutral_field("repeat", 1, (ON_POLICY,))
@@ -176,15 +175,15 @@ class Tianshou(TianshouSettings):
     stop_rew: float | None = extra_field(use=MapsTo("stop_at_return"))
     """Mean test return that ends the run after an epoch (``stop_fn``)."""
     test_return: float | None = extra_field()
-    """Return of every test episode, if it is known in advance."""
+    """Return of every test episode, if known in advance."""
 
     @property
     def test_seed(self) -> int:
-        """Seed of the test environments."""
+        """Seed for the test environments."""
         return self.train_seed + self.num_train_envs
 
     def sampling(self) -> Sampling:
-        """Return resolved settings; the run may end with its first test."""
+        """Return resolved settings, including whether the run ends with its first test."""
         sampling = super().sampling()
         if self.family == ON_POLICY:
             whole_number("repeat_per_collect", self.repeat_per_collect)
@@ -195,7 +194,7 @@ class Tianshou(TianshouSettings):
 
 @dataclass
 class Tianshou2(TianshouSettings):
-    """``OnPolicyTrainingConfig`` and ``OffPolicyTrainingConfig`` of tianshou 2.x."""
+    """Settings in ``OnPolicyTrainingConfig`` and ``OffPolicyTrainingConfig`` of tianshou 2.x."""
 
     NAME = "tianshou2"
     VERSIONS: ClassVar = {"2.0.1": "code of 2.0.1; one test before training"}
@@ -206,18 +205,18 @@ class Tianshou2(TianshouSettings):
     epoch_num_steps: PositiveInt = _neutral_field("epoch_steps", 30000)
     """Environment steps per epoch, rounded up to whole training steps."""
     num_training_envs: PositiveInt = _neutral_field("envs", -1)
-    """Number of training environments; -1: number of CPUs."""
+    """Number of training environments; -1 for the number of CPUs."""
     test_step_num_episodes: NonNegativeInt = _neutral_field("test_episodes", -1)
-    """Episodes per test; -1: one per test environment. tianshou fails with 0."""
+    """Episodes per test; -1 for one per test environment. tianshou fails with 0 episodes."""
     collection_step_num_env_steps: PositiveInt = _neutral_field("collect", 2048, _COLLECTING)
     """Environment steps per training step, rounded up to a multiple of the number of
     environments."""
     collection_step_num_episodes: PositiveInt | None = count_field(only=_COLLECTING)
-    """Episodes per training step; tianshou ignores this setting and fails."""
+    """Episodes per training step. tianshou ignores this setting and fails."""
     test_in_training: bool = unsupported(
         "Evaluations run between iterations", False, only=_COLLECTING
     )
-    """Whether a stop criterion met in training triggers a test."""
+    """Whether to run a test when training meets the stop criterion."""
     update_step_num_repetitions: NonNegativeInt = _neutral_field("repeat", 1, (ON_POLICY,))
     """Passes over the collected batch (on-policy)."""
     update_step_num_gradient_steps_per_sample: float = _neutral_field(
@@ -225,7 +224,7 @@ class Tianshou2(TianshouSettings):
     )
     """Gradient steps per collected step (off-policy), rounded per training step."""
     episode_length: PositiveInt | None = extra_field()
-    """Length of every episode in steps; does not affect counts."""
+    """Fixed episode length in steps, which does not affect counts."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -239,9 +238,9 @@ class Tianshou2(TianshouSettings):
         return defaults
 
     def sampling(self) -> Sampling:
-        """Return resolved settings, or raise an error for settings with which tianshou fails."""
+        """Return resolved settings, or raise an error if they would make tianshou fail."""
         if self.test_step_num_episodes == 0:
-            reason = "tianshou 2.0.1 always tests and fails without episodes"
+            reason = "tianshou 2.0.1 always runs tests and fails if a test has no episodes"
             raise SettingError("test_step_num_episodes", 0, reason, [-1, 1])
         episodes = self.collection_step_num_episodes
         if episodes is not None and self.family != OFFLINE:
@@ -252,7 +251,7 @@ class Tianshou2(TianshouSettings):
 
 
 def _map_renamed_fields(old: type[Any], new: type[Any]) -> dict[str, str]:
-    """Map the field names of one generation to different names in the other generation."""
+    """Map field names in ``old`` to the field names in ``new``, if the names differ."""
     names, others = old.neutral(), new.neutral()
     return {name: others[n] for n, name in names.items() if others.get(n, name) != name}
 
@@ -263,7 +262,7 @@ Tianshou2.RENAMED = _map_renamed_fields(Tianshou, Tianshou2)
 
 @dataclass(kw_only=True)
 class Sampling:
-    """Resolved and validated settings of tianshou, with names common to both generations."""
+    """Resolved and validated settings with names that are common to tianshou 1.x and 2.x."""
 
     family: str
     version: str
@@ -279,7 +278,7 @@ class Sampling:
     test_episodes: int
     buffer: int
     names: Any = None
-    """Settings of one generation, for field names in messages."""
+    """Settings with the user's field names, which are used in messages."""
     stops: bool = False
     """Whether the first test after an epoch ends the run."""
 
@@ -300,21 +299,21 @@ class Sampling:
 
     @property
     def trainings_per_epoch(self) -> int:
-        """Training steps per epoch."""
+        """Number of training steps per epoch."""
         return -(-self.epoch_steps // self.collected)
 
     @property
     def epochs_run(self) -> int:
-        """Number of epochs; 1.1.0 always runs at least one epoch."""
+        """Number of epochs in the run. 1.1.0 always runs at least one epoch."""
         epochs = max(self.epochs, 1) if self.version == "1.1.0" else self.epochs
         return min(epochs, 1) if self.stops else epochs
 
     def name_of(self, neutral: str) -> str:
-        """Return the name of a field in the current generation."""
+        """Return the name of a field in the user's tianshou version."""
         return str(self.names.neutral()[neutral])
 
     def gradient_steps(self) -> int:
-        """Return the gradient steps per training step (off-policy)."""
+        """Return the number of gradient steps per training step (off-policy)."""
         name, ratio = self.name_of("per_sample"), self.per_sample
         ratio = real_number(name, ratio, 0, LARGEST_RATIO)
         steps = round(ratio * self.collected)
@@ -326,7 +325,7 @@ class Sampling:
 
     # ------------------------------------------------------------------ plan
     def plan(self) -> dict[str, Any]:
-        """Return the settings of the plan."""
+        """Return the plan settings."""
         offline = self.family == OFFLINE  # An offline epoch counts gradient steps.
         every = 1 if offline else self.trainings_per_epoch
         plan: dict[str, Any] = {
@@ -363,7 +362,7 @@ class Sampling:
 
     # ------------------------------------------------------------------ caveats
     def notes(self) -> Iterator[str]:
-        """Yield the caveats of resolved settings."""
+        """Yield the caveats that apply to resolved settings."""
         if self.names.algo not in self.names.ALGORITHMS:
             family = self.family.replace("_", "-")
             yield f"Settings are interpreted as {family}, because algo is not set."
@@ -405,9 +404,9 @@ class Sampling:
     def _schedule_notes(self) -> Iterator[str]:
         """Yield a note if the linear learning-rate schedule does not end at zero.
 
-        The schedule decreases per policy update, off-policy per gradient step. It is planned for
-        ``ceil(step_per_epoch / step_per_collect)`` updates per epoch, before ``step_per_collect``
-        is rounded.
+        The learning rate decreases after every policy update (every gradient step if off-policy).
+        tianshou assumes ``ceil(step_per_epoch / step_per_collect)`` updates per epoch and does not
+        round ``step_per_collect`` in this formula.
         """
         if not self.epochs:
             return
@@ -427,7 +426,7 @@ class Sampling:
         steps = self.gradient_steps()
         if Fraction(repr(float(ratio))) * self.collected != steps:
             yield (
-                f"{name}={ratio} makes round({ratio} * {self.collected}) = {steps} gradient steps "
+                f"{name}={ratio} means round({ratio} * {self.collected}) = {steps} gradient steps "
                 f"per collection, rounded half to even: {steps / self.collected:.4g} per "
                 "environment step."
             )
@@ -441,7 +440,7 @@ class Sampling:
 
 
 def _settings_for(plan: StepPlan) -> dict[str, Any]:
-    """Return the settings and the family for a plan, with names common to both generations."""
+    """Return settings for a plan, including ``family``, with names common to 1.x and 2.x."""
     rows = plan.frames_per_batch
     family = ON_POLICY if plan.on_policy else OFF_POLICY if rows else OFFLINE
     every = plan.evaluation_every_iterations

@@ -1,7 +1,7 @@
-"""Settings of TorchRL's ``Trainer``, collectors and replay buffers.
+"""Settings for TorchRL's ``Trainer``, collectors and replay buffers.
 
-TorchRL counts frames: policy steps in a collector, and env steps (policy steps times
-``frame_skip``) in the trainer. An iteration is one batch of the collector.
+TorchRL counts frames, which are policy steps in a collector but env steps (policy steps times
+``frame_skip``) in the trainer. An iteration is one batch from the collector.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RULE = "torchrl-growing"
 
 @dataclass
 class TorchRL(Dialect):
-    """Settings of TorchRL's collector, replay buffer and ``Trainer``."""
+    """Settings for TorchRL's collector, replay buffer and ``Trainer``."""
 
     NAME = "torchrl"
     LIBRARY = "TorchRL"
@@ -50,36 +50,36 @@ class TorchRL(Dialect):
     PATHS: ClassVar = {"collector.total_frames": "collector_total_frames"}
 
     frames_per_batch: PositiveInt = 1000
-    """Policy steps per batch over all environments, rounded up to a multiple of ``num_envs``."""
+    """Policy steps per batch in all environments, rounded up to a multiple of ``num_envs``."""
     total_frames: NonNegativeInt = 1_000_000
-    """Env steps of the run (policy steps times ``frame_skip``), rounded up to whole batches."""
+    """Env steps in the run (policy steps times ``frame_skip``), rounded up to whole batches."""
     collector_total_frames: int | None = None
-    """Policy steps after which the collector ends; ``None`` or -1: no limit."""
+    """Policy steps after which the collector ends; ``None`` or -1 for no limit."""
     frame_skip: PositiveInt = count_field("action_repeat", 1)
     """Env steps per policy step, as counted by the trainer."""
     init_random_frames: int | None = None
     """Frames with random actions before training, rounded up to whole batches."""
     optim_steps_per_batch: NonNegativeInt | None = None
-    """Maximum number of minibatches per epoch; ``None``: until the sampler is exhausted."""
+    """Maximum number of minibatches per epoch; ``None`` to exhaust the sampler."""
     num_epochs: NonNegativeInt = 1
     """Epochs per batch."""
     batch_size: PositiveInt = count_field()
-    """Transitions per minibatch; ``None``: ``frames_per_batch``."""
+    """Transitions per minibatch; defaults to ``frames_per_batch``."""
     buffer_size: PositiveInt = mapped("buffer_size", family=OFF_POLICY)
-    """Capacity of the replay buffer in transitions; ``None``: depends on the algorithm."""
+    """Capacity of the replay buffer in transitions. The default depends on the algorithm."""
     sampler: Literal["random", "without_replacement"] = count_field()
-    """``random`` or ``without_replacement``; ``None``: depends on the algorithm."""
+    """``random`` or ``without_replacement``. The default depends on the algorithm."""
     iterate: bool = count_field()
-    """Whether an epoch iterates over the buffer once; ``None``: depends on other settings."""
+    """Whether an epoch iterates over the buffer once. The default depends on other settings."""
     drop_last: bool = False
-    """Whether a smaller last minibatch is dropped."""
+    """Whether to drop the last minibatch if it is smaller."""
     num_envs: PositiveInt = extra_field("num_envs", 1)
     """Number of environments in the collector."""
     max_episode_steps: PositiveInt | None = extra_field("max_episode_steps")
     """Policy steps after which a transform truncates an episode."""
 
     def implied_algorithm(self) -> str:
-        """Return the algorithm family that the given settings imply."""
+        """Return the algorithm family that the settings imply."""
         return ON_POLICY if self.sampler == WITHOUT or self.iterate is True else OFF_POLICY
 
     def _defaults(self) -> Mapping[str, Any]:
@@ -94,7 +94,7 @@ class TorchRL(Dialect):
 
     @property
     def collected(self) -> int:
-        """Policy steps per batch."""
+        """Number of policy steps per batch, after rounding."""
         return -(-self.frames_per_batch // self.num_envs) * self.num_envs
 
     # ------------------------------------------------------------------ to a plan
@@ -114,7 +114,7 @@ class TorchRL(Dialect):
         }
 
     def _random_batches(self) -> tuple[int, int]:
-        """Return the number of batches with random actions and the first training batch."""
+        """Return the number of random-action batches and the index of the first training batch."""
         if self.init_random_frames in (None, -1):
             return 0, 1
         frames = whole_number("init_random_frames", self.init_random_frames)
@@ -124,7 +124,7 @@ class TorchRL(Dialect):
     def _updates(self, iterations: int, first: int) -> dict[str, Any]:
         limit = self.optim_steps_per_batch
         if limit is None and (self.sampler == RANDOM or not self.iterate):
-            cause = "with a random sampler" if self.sampler == RANDOM else "without iterate"
+            cause = "with sampler=random" if self.sampler == RANDOM else "with iterate=false"
             reason = f"An epoch never ends {cause}"
             raise SettingError("optim_steps_per_batch", None, reason, [1])
         if self.sampler == RANDOM:
@@ -159,7 +159,7 @@ class TorchRL(Dialect):
         return plan | {"last_minibatch": "carry"}
 
     def _growing(self, limit: int | None, iterations: int, first: int) -> dict[str, Any]:
-        """Return plan settings for sampling a growing buffer without replacement."""
+        """Return plan settings for sampling from a growing buffer without replacement."""
         size, most = self.batch_size, self.buffer_size // self.batch_size
         iterated = {first, first + 1, iterations} if iterations > first else {first}
         rows = [min(k * self.collected, self.buffer_size) for k in sorted(iterated)]
@@ -168,7 +168,7 @@ class TorchRL(Dialect):
             raise SettingError("batch_size", size, reason, [min(rows)])
         if not self.drop_last and any(number % size for number in rows):
             sizes = ", ".join(map(str, rows))
-            reason = f"The value must divide all sizes of the growing buffer ({sizes}, ...)"
+            reason = f"The value must divide every size of the growing buffer ({sizes}, ...)"
             raise SettingError("batch_size", size, reason, [gcd(*rows)], "or drop_last=True")
         epochs = self.num_epochs
         limit = most + 1 if limit is None else min(limit, most + 1)
@@ -265,7 +265,7 @@ def _epochs(epochs: int, limit: int | None, buffer_size: int, **ends: bool) -> d
 
 
 def _init_random_frames(plan: StepPlan) -> int:
-    """Return ``init_random_frames`` for the plan's random steps and first training batch."""
+    """Return the ``init_random_frames`` that matches the plan's random steps and training start."""
     batch, first = plan.frames_per_batch, plan.first_training_iteration
     skipped = batch * plan.action_repeat
     for frames in (plan.random_steps, (first - 1) * skipped + 1, first * skipped):
@@ -278,18 +278,18 @@ def _init_random_frames(plan: StepPlan) -> int:
 
 # ---------------------------------------------------------------------- counting rules
 # The sampler draws a new permutation whenever the buffer grows.
-# With a full buffer, a permutation continues in the next iteration.
+# Once the buffer is full, a permutation continues in the next iteration.
 # Counts are exact if no permutation ends with a smaller minibatch.
 class IteratedSampler(KnownTotals):
-    """Gradient steps of epochs that iterate over a sampler without replacement.
+    """Counts gradient steps for epochs that iterate over a sampler without replacement.
 
-    An epoch draws at most ``limit`` minibatches. If a pass ends exactly at the limit, only the next
-    epoch detects the end, and it draws nothing.
+    An epoch draws at most ``limit`` minibatches. If a pass ends exactly at the limit, the end is
+    detected only in the next epoch, which then draws nothing.
 
     Args:
-        available: minibatches in a pass over the buffer.
-        limit: maximum number of minibatches per epoch; ``None``: until the pass ends.
-        epochs: epochs per iteration.
+        available: number of minibatches in a pass over the buffer.
+        limit: maximum number of minibatches per epoch; ``None`` for no limit.
+        epochs: number of epochs per iteration.
     """
 
     def __init__(self, available: int, limit: int | None, epochs: int) -> None:
@@ -297,11 +297,12 @@ class IteratedSampler(KnownTotals):
         self.limit = available + 1 if limit is None else limit
 
     def after(self, iterations: int, *, attempts: bool = False) -> int:
-        """Return the gradient steps of the first ``iterations``.
+        """Return the number of gradient steps in the first ``iterations`` training iterations.
 
         Args:
-            iterations: training iterations.
-            attempts: whether to count like TorchRL's trainer, which adds one step per ended pass.
+            iterations: number of training iterations.
+            attempts: whether to count like TorchRL's trainer, which adds one step per complete
+                pass.
         """
         epochs_of_pass = self.available // self.limit + 1
         passes, rest = divmod(iterations * self.epochs, epochs_of_pass)
@@ -309,14 +310,14 @@ class IteratedSampler(KnownTotals):
 
 
 class GrowingSampler(CountingRule):
-    """Gradient steps of epochs that iterate over a growing buffer without replacement.
+    """Counts gradient steps for epochs that iterate over a growing buffer without replacement.
 
     Args:
-        batch: transitions that an iteration adds.
-        before: iterations before the first training iteration.
-        size: transitions per minibatch; remaining transitions are dropped.
+        batch: number of transitions added per iteration.
+        before: number of iterations before the first training iteration.
+        size: transitions per minibatch. A smaller last minibatch is dropped.
         buffer_size: capacity of the buffer in transitions.
-        epochs: epochs per iteration.
+        epochs: number of epochs per iteration.
         limit: maximum number of minibatches per epoch.
     """
 
@@ -329,12 +330,12 @@ class GrowingSampler(CountingRule):
         self.epochs, self.limit = epochs, limit
         self.iteration = before
         self.epochs_drawn = 0
-        """Epochs since the buffer last changed, which starts a new permutation."""
+        """Epochs since the buffer last grew, when a new permutation was drawn."""
         self.attempts = 0
-        """Ended passes, which TorchRL's trainer also counts as optimisation steps."""
+        """Complete passes, which TorchRL's trainer also counts as optimisation steps."""
 
     def advance(self, policy_steps: int) -> int:
-        """Return the gradient steps of the next iteration."""
+        """Return the number of gradient steps in the next iteration."""
         epochs, rows = self.epochs, self._rows(self.iteration)
         self.iteration += 1
         if self._rows(self.iteration) != rows:
@@ -357,16 +358,16 @@ class GrowingSampler(CountingRule):
         return IteratedSampler(rows // self.size, self.limit, epochs=1)
 
     def _ended_at_limit(self, rows: int) -> bool:
-        """Return whether the last epoch drew exactly the last minibatch of a pass."""
+        """Return whether the last epoch stopped exactly at the last minibatch of a pass."""
         full, left = divmod(rows // self.size, self.limit)
         return full > 0 and not left and self.epochs_drawn % (full + 1) == full
 
 
 def arguments(plan: PlannedCounts) -> tuple[int, int, int]:
-    """Return the buffer size, epochs and minibatches per epoch in a plan's counting rule.
+    """Return the buffer size, epochs and minibatches per epoch from a plan's counting rule.
 
     Raises:
-        SettingError: if the rule has no valid arguments.
+        SettingError: if the rule's arguments are invalid.
     """
     argument = plan.counting.partition(":")[2]
     buffer_size, epochs, limit = rule_numbers(plan, argument, 3, f"{RULE}:1000,1,1")
@@ -383,7 +384,7 @@ def _growing(plan: PlannedCounts, argument: str) -> GrowingSampler:
 
 
 def _sampler(plan: PlannedCounts, argument: str) -> CountingRule:
-    """Parse ``torchrl`` (epochs over an iterator) or ``torchrl:sample`` (fixed epoch length)."""
+    """Create the rule ``torchrl`` (iterated epochs) or ``torchrl:sample`` (fixed-size epochs)."""
     limit, epochs = plan.minibatches_per_epoch, needed(plan, "update_epochs")
     if argument == "sample":
         return Fixed(epochs * (limit or 1))

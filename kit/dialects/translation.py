@@ -1,4 +1,4 @@
-"""Translation of settings to another library, and comparison of two runs."""
+"""Translation of settings between libraries, and comparison of two runs."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from kit.steps.table import text_table
 
 @dataclass
 class Translation:
-    """Settings of one library with the counts of another library's settings."""
+    """Result of translating settings to another library."""
 
     source: Dialect | StepPlan
-    """Source settings."""
+    """Source settings, or a plan."""
     target: Dialect
     """Nearest settings of the target library."""
     differences: list[Difference]
-    """Plan settings that the target cannot express: name, source value, nearest value."""
+    """Name, source value and nearest value of each plan setting the target cannot express."""
     typed: dict[str, Any] = field(default_factory=dict)
-    """Source settings as typed, including settings at their defaults."""
+    """Source settings as typed by the user, including settings at their defaults."""
     left_out: dict[str, Any] = field(default_factory=dict)
     """Changed source settings that do not affect step counts and are not translated."""
 
@@ -60,13 +60,13 @@ class Translation:
         return "\n".join([*parts, "", "Totals", _side_by_side(plan, self.target.to_plan(), names)])
 
     def other_settings(self) -> dict[str, tuple[Any, Any]]:
-        """Return the settings that do not count and differ between the libraries, by name."""
+        """Return settings that differ between the libraries but do not affect step counts."""
         if not isinstance(self.source, Dialect):
             return {}
         return differing_meanings(self.source, self.target)
 
     def settings(self) -> dict[str, Any]:
-        """Return the target settings to type: changed settings and nontrivial counts."""
+        """Return the target settings that a user must type: changes and nontrivial counts."""
         resolved, selected = self.target.resolved(), changed(self.target)
         if not self.is_as_given:
             counting = resolved.counting_fields(str(resolved.algo))
@@ -82,7 +82,7 @@ class Translation:
 
     @property
     def is_as_given(self) -> bool:
-        """Whether the target is equal to the source and in the same library."""
+        """Whether source and target use the same library and have identical settings."""
         same = isinstance(self.source, type(self.target))
         return same and vars(self.source) == vars(self.target)
 
@@ -114,10 +114,10 @@ def translate(
     Args:
         source: settings of a library, or a plan.
         target: target dialect.
-        settings: target settings to fix, such as the version.
+        settings: fixed target settings, such as the version.
 
     Raises:
-        SettingError: if no target settings are close to the plan, or a fixed setting is unknown.
+        SettingError: if the target cannot approximate the plan, or a fixed setting is unknown.
     """
     plan = as_plan(source)
     by_field = target.named(settings or {})
@@ -140,7 +140,7 @@ def translate(
 
 
 def _algorithm(source: Dialect, target: type[Dialect]) -> dict[str, str]:
-    """Return the algorithm of the same name if the target library has it."""
+    """Return the setting ``algo`` if the target library has an algorithm of the same name."""
     algo = str(source.resolved().algo)
     for name in (algo, algo.split("_")[0]):
         if name in target.ALGORITHMS and name != ON_POLICY:
@@ -149,7 +149,7 @@ def _algorithm(source: Dialect, target: type[Dialect]) -> dict[str, str]:
 
 
 def relevant(differences: list[Difference]) -> list[Difference]:
-    """Omit evaluation details from the differences if only one of two runs has evaluations."""
+    """Omit differences in evaluation details if only one of the two runs has evaluations."""
     evaluations = {name: (one, other) for name, one, other in differences}.get("evaluations")
     if evaluations is None or 0 not in evaluations:
         return differences
@@ -165,7 +165,7 @@ def _text(value: Any) -> str:
 
 
 def compare_text(one: StepPlan, other: StepPlan, names: tuple[str, str]) -> str:
-    """Compare the settings and totals of two runs, and find their first different iteration."""
+    """Return a comparison of two runs: settings, totals, and the first iteration that differs."""
     differences = differing_settings(one, other)
     if not differences:
         return "Identical runs: all counts agree.\n\n" + plan_text(one)
@@ -175,7 +175,7 @@ def compare_text(one: StepPlan, other: StepPlan, names: tuple[str, str]) -> str:
 
 
 def _side_by_side(one: StepPlan, other: StepPlan, names: tuple[str, str]) -> str:
-    """Return a table of two runs' totals and a sentence on the first different iteration."""
+    """Return a table with two runs' totals, and a sentence about their first difference."""
     ours, theirs = totals(one), totals(other)
     table = text_table(("", *names), [(label, ours[label], theirs[label]) for label in ours])
     first = _first_difference(one, other, names)
@@ -183,7 +183,7 @@ def _side_by_side(one: StepPlan, other: StepPlan, names: tuple[str, str]) -> str
 
 
 def _first_difference(one: StepPlan, other: StepPlan, names: tuple[str, str]) -> str:
-    """Return a sentence on the first iteration with different counts; empty if there is none."""
+    """Return a sentence about the first iteration with different counts, or an empty string."""
     if not (one.is_exact and other.is_exact):
         return ""
     for k in range(1, min(one.iterations, other.iterations, FOLLOWED // 10) + 1):

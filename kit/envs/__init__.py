@@ -1,4 +1,4 @@
-"""Environments: vector environments, their backends, wrappers and running normalisation."""
+"""Vector environments, their backends, wrappers and running normalisation."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ __all__ = [
     "make_env", "make_single_env", "make_tensor_env", "pixel_wrappers",
 ]  # fmt: skip
 
-# Lazy, so that a process that only steps an env does not import torch.
+# Imports are lazy, so that a process that only steps an env does not import torch.
 __getattr__, __dir__ = lazy(__name__)

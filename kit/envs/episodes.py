@@ -1,4 +1,4 @@
-"""Returns, lengths and infos of finished episodes, computed from the arrays of a batch."""
+"""Returns, lengths and infos of finished episodes, computed from batch arrays."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Episode(NamedTuple):
 
 
 Infos = Mapping[tuple[int, int], Mapping[str, float]]
-"""``Episode.info`` by index of the step that ended the episode and index of the environment."""
+"""``Episode.info`` keyed by the (step index, environment index) that ended the episode."""
 
 
 def info_means(episodes: Iterable[Episode]) -> dict[str, float]:
@@ -42,7 +42,7 @@ def info_means(episodes: Iterable[Episode]) -> dict[str, float]:
 
 
 def mean(values: Sequence[float]) -> float:
-    """Return the mean of values; NaN if it is undefined or the sum overflows."""
+    """Return the mean of values; NaN if the mean is undefined or the sum overflows."""
     try:
         return statistics.fmean(values)
     except (ValueError, OverflowError):
@@ -50,12 +50,12 @@ def mean(values: Sequence[float]) -> float:
 
 
 def _sum(rewards: NDArray[np.float32]) -> float:
-    """Return the sum of rewards in sequential order, unlike NumPy's pairwise summation."""
+    """Sum rewards sequentially, unlike NumPy's pairwise summation."""
     return float(np.add.accumulate(rewards, dtype=np.float64)[-1]) if len(rewards) else 0.0
 
 
 def _are_exact(sums: NDArray[np.float64], reward: NDArray[np.float32]) -> bool:
-    """Return whether all rewards and sums are integers small enough for exact differences."""
+    """Return whether all rewards and sums are integers small enough for exact subtraction."""
     first = sums[0]
     whole = (np.rint(first) == first).all() and (np.rint(reward) == reward).all()
     return bool(whole and np.abs(sums).max() < 2**53)  # float64 rounds 2**53 + 1 to 2**53
@@ -65,7 +65,7 @@ _SUMS = ("returns", "lengths", "env_steps")
 
 
 class EpisodeStatistics:
-    """Tracks the return and length of each environment's open episode."""
+    """Tracks the return and length of each environment's unfinished episode."""
 
     def __init__(self, num_envs: int) -> None:
         self.returns = np.zeros(num_envs, np.float64)
@@ -80,7 +80,7 @@ class EpisodeStatistics:
         env_steps: NDArray[np.int32],
         infos: Infos,
     ) -> list[Episode]:
-        """Add steps and return the episodes that ended in them, in order.
+        """Add steps and return the episodes that ended during these steps, in order.
 
         Rewards of an episode are summed sequentially. Returns therefore do not depend on how many
         steps one call adds, or on earlier episodes.
@@ -90,7 +90,7 @@ class EpisodeStatistics:
             terminated: termination flags, ``[steps, num_envs]``.
             truncated: truncation flags, ``[steps, num_envs]``.
             env_steps: env steps of each policy step, ``[steps, num_envs]``.
-            infos: ``Episode.info`` of the ended episodes that have one.
+            infos: ``Episode.info`` of ended episodes; may omit episodes.
         """
         steps = len(reward)
         returns = np.add.accumulate(np.concatenate([self.returns[None], reward]), dtype=np.float64)
@@ -128,7 +128,7 @@ class EpisodeStatistics:
         return finished
 
     def cut(self, mask: NDArray[np.bool_]) -> list[Episode]:
-        """Return the open episodes of the environments in ``mask`` as truncated episodes."""
+        """Return the unfinished episodes of the environments in ``mask`` as truncated episodes."""
         return [
             Episode(
                 env=env,
@@ -150,6 +150,6 @@ class EpisodeStatistics:
         return {name: getattr(self, name).tolist() for name in _SUMS}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
+        """Restore running sums returned by :meth:`state_dict`."""
         for name in _SUMS:
             getattr(self, name)[...] = state_dict[name]

@@ -1,21 +1,21 @@
-"""Errors raised by environments, formatted as a single line."""
+"""Environment errors with single-line messages."""
 
 from __future__ import annotations
 
 from kit.steps.errors import place_of
 
 FAULTS = (Exception, SystemExit)
-"""Exceptions that environment code may raise. Simulators call ``sys.exit`` on fatal errors."""
+"""Exceptions treated as environment failures. Some simulators call ``sys.exit`` on errors."""
 
 
 class EnvError(RuntimeError):
-    """An environment raised an exception, returned invalid values, or its process died.
+    """Raised if an environment raises an exception, returns invalid values or crashes.
 
     Args:
         name: id of the environment.
-        env: index of the environment; ``None`` if the failure concerns the whole vector.
-        what: description of the failure, written after the environment's name and a colon.
-        policy_step: policy steps taken in this process before the failure, if recorded.
+        env: index of the environment; ``None`` if the failure concerns all environments.
+        what: description of the failure, appended to the environment's name in the message.
+        policy_step: number of policy steps before the failure in this process; ``None``: unknown.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class EnvError(RuntimeError):
 
 
 def fault_of(name: str, env: int | None, error: BaseException, call: str) -> EnvError:
-    """Return an exception raised in ``call`` as an :class:`EnvError` of environment ``name``."""
+    """Convert an exception raised in ``call`` to an :class:`EnvError` for environment ``name``."""
     if isinstance(error, EnvError):
         return error
     text = str(error).partition(" was raised from the environment creator for")[0]  # Gymnasium's

@@ -31,7 +31,7 @@ class StepWatch:
         self._since = 0.0
 
     def seconds(self) -> float:
-        """Return the seconds since the current call was first seen; 0 if there is no such call."""
+        """Return the seconds since the current watched call was first seen, or 0 outside a call."""
         frame = sys._current_frames().get(self._thread)
         while frame is not None and frame.f_code not in self.CALLS:
             frame = frame.f_back
@@ -49,7 +49,7 @@ def is_parents_affair(in_main_thread: bool) -> None:
 
     Terminals send Ctrl-C to all processes, and batch systems signal all processes of a job. Workers
     ignore such signals because the parent needs them to finish its iteration. A thread kills this
-    process when the parent dies. On Linux the kernel does so too, even if the GIL is held.
+    process when the parent dies. On Linux, the kernel also does so, even if the GIL is held.
 
     Args:
         in_main_thread: whether the parent's main thread started this process; otherwise the kernel
@@ -79,11 +79,11 @@ def is_main_thread() -> bool:
 
 
 ASK = signal.SIGUSR2
-"""Signal that asks a process to end if it does not read its pipe."""
+"""Signal that asks a process to exit if the process no longer reads its pipe."""
 
 
 def end_process(process: Any, seconds: float) -> None:
-    """Wait for a process to end, then send SIGUSR2 and finally SIGKILL."""
+    """Wait for a process to end. If it does not, send SIGUSR2 and then SIGKILL."""
     process.join(seconds)
     for number in (ASK, signal.SIGKILL):
         if process.is_alive():

@@ -22,7 +22,7 @@ from kit.steps.errors import SettingError, one_of, whole_number, yes_or_no
 
 Vectorization = Literal["sync", "async", "native", "envpool", "tensor"]
 MadeFrom: TypeAlias = str | EnvSpec | MakeEnv | gym.vector.VectorEnv[Any, Any, Any] | EnvBase
-"""Sources of environments: an id, a spec, a factory function or a vector environment."""
+"""Accepted environment sources: an id, a spec, a factory function or a vector environment."""
 
 
 def make_env(
@@ -45,44 +45,44 @@ def make_env(
     step_timeout: float | None = None,
     **kwargs: Any,
 ) -> VectorEnv:
-    """Create a vector environment of ``num_envs`` environments.
+    """Create a vector environment with ``num_envs`` environments.
 
     Numeric entries of an episode's last ``info`` (``is_success``, ...) are stored in
-    :attr:`Episode.info <kit.envs.Episode>`. Apart from an action mask, the rest of ``info`` is
-    ignored.
+    :attr:`Episode.info <kit.envs.Episode>`. Other ``info`` entries are ignored, except for an
+    action mask.
 
     Args:
         id: Gymnasium id or spec, or a function that creates one environment. An existing vector
-            environment of TorchRL or Gymnasium is used unchanged, with its transforms or wrappers.
+            environment of TorchRL or Gymnasium is used unchanged, with all transforms or wrappers.
         num_envs: number of environments.
         vectorization: how environments are stepped. ``sync``: sequentially in this process;
             ``async``: in worker processes; ``native``: by the vector environment that Gymnasium
             registers for the id; ``envpool``: by EnvPool; ``tensor``: in torch, on ``device``.
-        action_repeat: env steps for which each action is repeated; stops early with the episode.
+        action_repeat: number of env steps per action. The repeat stops when the episode ends.
         max_episode_steps: policy steps after which an episode is truncated; ``None``: the
             registered limit (in env steps).
-        seed: seed from which the seed of each environment is derived.
+        seed: base seed from which each environment's seed is derived.
         normalize_observation: whether to normalise floating-point observations to running mean 0
             and variance 1.
         normalize_reward: whether to divide rewards by the running standard deviation of the
             discounted return.
-        gamma: discount factor of that return.
+        gamma: discount factor of the return that ``normalize_reward`` uses.
         normalization_steps: policy steps after which the observation statistics are frozen;
             ``None``: they are always updated.
-        wrappers: wrappers applied to each environment, innermost first, below the action repeat.
+        wrappers: wrappers to apply to each environment before action repeat, innermost first.
         action_mask: whether to move ``info["action_mask"]`` into the observation, as
             :class:`~kit.envs.ActionMask` does. ``None``: move it if the environment has a mask
             (``sync`` and ``async`` with discrete actions; creates one extra environment to check).
-        device: device of the TensorDicts; only ``tensor`` environments also run on it.
+        device: device of the TensorDicts. ``tensor`` environments also run on this device.
         restart_on_error: number of failures to recover from (``sync`` and ``async``). After a
             failure the environment is rebuilt and its episode truncated; further failures raise.
-        num_workers: worker processes of ``async``; ``None``: one per core, at most ``num_envs``.
+        num_workers: number of ``async`` processes; ``None``: one per core, at most ``num_envs``.
         step_timeout: timeout in seconds for one ``step`` or ``reset`` of an ``async`` environment.
-            On timeout its process is killed and a failure is reported. ``None``: no limit.
-        **kwargs: keyword arguments of the environment.
+            On timeout, the process is killed and a failure is reported. ``None``: no limit.
+        **kwargs: keyword arguments for the environment.
 
     Raises:
-        SettingError: if the id is unknown, a package is missing, or settings contradict.
+        SettingError: if the id is unknown, a package is missing, or settings contradict each other.
     """
     one_of("env.vectorization", vectorization, get_args(Vectorization))
     if action_mask is not None:
@@ -91,7 +91,7 @@ def make_env(
     yes_or_no("env.normalize_reward", normalize_reward)
     seed = None if seed is None else whole_number("seed", seed)
     if isinstance(id, str) and vectorization in ("sync", "async", "native"):
-        id = find_spec(id)  # worker processes may not have the id registered
+        id = find_spec(id)  # the id may not be registered in worker processes
     arguments = dict(locals())
     arguments |= arguments.pop("kwargs")
     options = _Options(
@@ -146,7 +146,7 @@ class _Options(NamedTuple):
         """Check that only ``allowed`` options differ from their defaults.
 
         Raises:
-            SettingError: if an option is set that ``source`` does not support.
+            SettingError: if ``source`` does not support an option that is set.
         """
         for name, value in self._asdict().items():
             default = self._field_defaults[name]
@@ -199,7 +199,7 @@ def _together(
     device: torch.device | str | None,
     kwargs: Any,
 ) -> EnvBackend:
-    """Return a backend for Gymnasium's vector, EnvPool or torch environments."""
+    """Return a backend for native Gymnasium vector, EnvPool or torch environments."""
     repeats = ("action_repeat",) if vectorization == "tensor" else ()
     options.allow(f"vectorization={vectorization!r}", "max_episode_steps", *repeats)
     limit = options.max_episode_steps

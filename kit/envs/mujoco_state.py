@@ -12,7 +12,7 @@ KINDS = ("MjModel", "MjData")
 
 
 def capture(value: Any, encode: Callable[[Any, str], Any], where: str) -> dict[str, Any]:
-    """Return the arrays and options of a model, or the state of data and their model."""
+    """Return the arrays and options of an MjModel, or the state of an MjData and its model."""
     if type(value).__name__ == "MjModel":
         return {
             "arrays": {name: encode(array.copy(), where) for name, array in _arrays(value)},
@@ -32,7 +32,7 @@ def capture(value: Any, encode: Callable[[Any, str], Any], where: str) -> dict[s
 
 
 def restore(present: Any, saved: dict[str, Any], decode: Callable[..., Any]) -> None:
-    """Restore a state of :func:`capture` in place; skip arrays this MuJoCo version lacks."""
+    """Restore a captured state in place. Arrays missing in this MuJoCo version are skipped."""
     if type(present).__name__ == "MjModel":
         _write(_arrays(present), saved["arrays"], decode)
         _write(_arrays(present.opt), saved["vectors"], decode)
@@ -45,8 +45,8 @@ def restore(present: Any, saved: dict[str, Any], decode: Callable[..., Any]) -> 
     decode(saved["model"], present.model)
     mujoco.mj_setState(present.model, present, state, kind)
     mujoco.mj_forward(present.model, present)
-    # mj_forward recomputes all derived arrays. In a real run, some lag one substep behind.
-    # Environments read these lagging arrays, so restore them.
+    # mj_forward recomputes all derived arrays, but in a real run some arrays lag one substep
+    # behind. Environments read the lagging arrays, so restore them.
     _write(_derived(present), saved["derived"], decode)
     mujoco.mj_setState(present.model, present, state, kind)
 
@@ -60,15 +60,15 @@ def _write(
 
 
 def _arrays(owner: Any) -> Iterator[tuple[str, Array]]:
-    """Yield the arrays of a model or its options, except textures, which only rendering uses."""
+    """Yield the arrays of a model or its options, except textures, which only affect rendering."""
     for name, value in _public(owner):
         if isinstance(value, np.ndarray) and value.size and name != "tex_data":
             yield name, value
 
 
 def _derived(data: Any) -> Iterator[tuple[str, Array]]:
-    """Yield derived arrays of fixed size; every step recomputes contacts and constraints."""
-    begin = data.qpos.ctypes.data  # qpos is the first array of the buffer
+    """Yield derived arrays of fixed size. Contacts and constraints are recomputed in each step."""
+    begin = data.qpos.ctypes.data  # qpos is the first array in the buffer
     buffer = range(begin, begin + data.nbuffer)
     for name, value in _public(data):
         if not isinstance(value, np.ndarray) or not value.size or not value.flags.writeable:

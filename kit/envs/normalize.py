@@ -1,4 +1,4 @@
-"""Running normalisation of observations and rewards, with NumPy on the host or with tensors."""
+"""Running normalisation of observations and rewards, in NumPy or torch."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from kit.fast.nested import on_host
 from kit.steps.errors import SettingError, real_number
 
 EPSILON = 1e-8
-"""Constant added to variances before their square root divides values."""
+"""Constant added to variances before the square root, to avoid division by zero."""
 _FEW = 4_096
-"""Largest number of values averaged by a matrix product, which runs on one thread."""
+"""Maximum array size for averaging by a matrix product. Such small products use one thread."""
 
 
 class RunningMeanStd(NamedTuple):
-    """Running mean, variance and count, as float64 tensors or NumPy views of these tensors."""
+    """Running mean, variance and count, as float64 tensors or NumPy views of tensors."""
 
     mean: Any
     """Running mean, ``[*shape]``."""
@@ -49,22 +49,22 @@ class RunningMeanStd(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """Normalisation statistics as tensors, for the pure functions of :class:`Normalizer`."""
+    """Normalisation statistics as tensors, used by the pure functions of :class:`Normalizer`."""
 
     observation: RunningMeanStd | None
-    """Statistics of observations; ``None`` if observations are not normalised."""
+    """Observation statistics; ``None`` if observations are not normalised."""
     reward: RunningMeanStd | None
     """Statistics of discounted returns; ``None`` if rewards are not normalised."""
     returns: Tensor
-    """Discounted return of each environment so far, ``[num_envs]``."""
+    """Running discounted return of each environment, ``[num_envs]``."""
 
     def tensors(self) -> list[Tensor]:
-        """Return all tensors in use, as a flat list."""
+        """Return all used tensors as a flat list."""
         returns = [] if self.reward is None else [self.returns]
         return [*(self.observation or ()), *(self.reward or ()), *returns]
 
     def replaced(self, tensors: Iterable[Tensor]) -> Statistics:
-        """Return a copy that contains ``tensors``, in the order of :meth:`tensors`."""
+        """Return a copy with new tensors, given in the order of :meth:`tensors`."""
         rest = iter(tensors)
         observation = self.observation and RunningMeanStd(next(rest), next(rest), next(rest))
         reward = self.reward and RunningMeanStd(next(rest), next(rest), next(rest))
@@ -74,29 +74,29 @@ class Statistics(NamedTuple):
 class Normalizer:
     """Normalises observations to mean 0 and variance 1, and scales rewards.
 
-    The running statistics cover all data so far (Chan et al. 1979), in float64. Rewards are
+    The running statistics cover all data seen so far, in float64 (Chan et al. 1979). Rewards are
     divided by the standard deviation of the discounted return, without subtracting a mean
     (Engstrom et al. 2020, appendix A.2).
 
     The statistics are tensors. Host environments (:meth:`first`, :meth:`step`) use NumPy views of
     these tensors. Torch environments (:meth:`first_tensors`, :meth:`step_tensors`) use pure
     functions, so that several steps can be traced into one graph. While the statistics are on
-    another device (:meth:`to`), the host uses a copy that is refreshed at each reset. Updating
-    them on the host moves them back to the CPU.
+    another device (:meth:`to`), host environments use a copy that is refreshed at each reset. The
+    first update by a host environment moves the statistics back to the CPU.
 
     Args:
-        found: arrays of an observation.
+        found: arrays that make up an observation.
         num_envs: number of environments.
         observation: whether to normalise observations (floating-point arrays only).
         reward: whether to normalise rewards.
-        gamma: discount factor of the return whose standard deviation divides rewards, in [0, 1].
+        gamma: discount factor in [0, 1] for the return whose standard deviation divides rewards.
         clip: largest absolute value of a normalised observation or reward.
-        most: number of observations after which their statistics are frozen; ``None``: never.
+        most: number of observations after which observation statistics are frozen; ``None``: never.
 
     Attributes:
-        observation: statistics of each normalised observation array, by key.
+        observation: dict of statistics for each normalised observation array.
         reward: statistics of the discounted returns; ``None`` if rewards are not normalised.
-        returns: discounted return of each environment so far, ``[num_envs]``.
+        returns: running discounted return of each environment, ``[num_envs]``.
 
     Raises:
         SettingError: if ``observation`` is true but no observation array is floating-point.
@@ -157,7 +157,7 @@ class Normalizer:
     def first(
         self, observation: Arrays, learn: bool, rows: Any = slice(None), raw: bool = False
     ) -> None:
-        """Normalise the observations of a reset in place.
+        """Normalise the observations returned by a reset, in place.
 
         Args:
             observation: observations of all environments.
@@ -190,17 +190,17 @@ class Normalizer:
         Args:
             result: arrays of the step.
             learn: whether to update the statistics.
-            active: environments that were stepped; ``None``: all.
-            recovered: environments that were rebuilt, so that ``next_observation`` is a repeat.
+            active: mask of the environments that were stepped; ``None``: all.
+            recovered: mask of rebuilt environments, which repeat their previous observation.
             rewards: whether to normalise rewards; if false, call :meth:`rewards` later.
-            taught: stepped environments that update the statistics; ``None``: all stepped ones.
+            taught: mask of stepped environments that update the statistics; ``None``: all stepped.
             raw: whether to leave observations and rewards unchanged.
         """
         if learn and not self._on_host:
             self.to("cpu")
         rows: Any = slice(None) if active is None else active
         seen = stepped = rows
-        if recovered is not None:  # includes an inactive environment whose process died
+        if recovered is not None:  # may include inactive environments
             seen = recovered | (True if active is None else active)
             stepped = seen & ~recovered
         ended = result.terminated | result.truncated
@@ -233,17 +233,18 @@ class Normalizer:
             result.reward[...] = self.scaled(result.reward)
 
     def scaled(self, reward: NDArray[Any]) -> NDArray[np.float64]:
-        """Return rewards divided by the standard deviation of the return, and clipped."""
+        """Divide rewards by the standard deviation of the return and clip the result."""
         assert self._reward is not None
         return self._clipped(reward / np.float64(math.sqrt(self._reward.var.item() + EPSILON)))
 
     def rewards(self, steps: StepArrays, learn: bool, raw: bool = False) -> None:
         """Normalise the rewards of several steps in place, with the same result as :meth:`step`.
 
-        This is much faster, for rollouts in which no action depends on normalised rewards.
+        Much faster than one call per step. Use this method if no action in the rollout depends on
+        normalised rewards.
 
         Args:
-            steps: arrays of all environments, with a leading dimension of steps.
+            steps: arrays of all environments, with a leading time dimension.
             learn: whether to update the statistics.
             raw: whether to leave the rewards unchanged.
         """
@@ -257,7 +258,7 @@ class Normalizer:
         reward = steps.reward / np.sqrt(variances + EPSILON)
         steps.reward[...] = self._clipped(reward)
 
-    @np.errstate(invalid="ignore")  # backends report infinite rewards
+    @np.errstate(invalid="ignore")  # infinite rewards are reported by backends
     def _learn_rewards(self, steps: StepArrays) -> NDArray[np.float64]:
         """Update the reward statistics and return the variance after each step, ``[steps, 1]``."""
         assert self._reward is not None
@@ -277,12 +278,12 @@ class Normalizer:
         return np.array(variances)
 
     def _learns(self, moments: RunningMeanStd) -> Any:
-        """Return whether observation statistics are still updated, as a bool or a tensor."""
+        """Return whether observation statistics are still being updated, as a bool or a tensor."""
         return self.most is None or moments.count < self.most
 
     def _apply(self, moments: RunningMeanStd, *parts: tuple[NDArray[Any], Any]) -> None:
-        """Normalise rows of arrays in place."""
-        # For one row, subtracting a row is four times faster than subtracting a vector.
+        """Normalise the given rows of each array in place."""
+        # For one row, subtracting ``[1, n]`` is four times faster than subtracting ``[n]``.
         mean, deviation = moments.mean[None], np.sqrt(moments.var + EPSILON)[None]
         for values, rows in parts:
             apart = values[rows] - mean
@@ -290,25 +291,25 @@ class Normalizer:
             values[rows] = self._clipped(apart)
 
     def _normalized(self, moments: RunningMeanStd, values: NDArray[Any]) -> NDArray[Any]:
-        """Return a normalised copy of values ``[..., *shape]``, in their dtype."""
+        """Return a normalised copy of values ``[..., *shape]`` with the same dtype."""
         apart = values - moments.mean
         apart /= np.sqrt(moments.var + EPSILON)
         return self._clipped(apart).astype(values.dtype)
 
     def observed(self, observation: Arrays) -> Arrays:
-        """Return normalised copies of raw observations of host environments."""
+        """Return normalised copies of raw observations from host environments."""
         found = dict(observation)
         for key, moments in self._observation.items():
             found[key] = self._normalized(moments, observation[key])
         return found
 
     def minibatch(self, entries: Mapping[tuple[str, ...], Tensor]) -> dict[tuple[str, ...], Tensor]:
-        """Return the entries of a raw minibatch with normalised observations and rewards.
+        """Return a raw minibatch's entries with observations and rewards normalised and clipped.
 
-        Values are normalised by the current statistics and clipped.
+        The current statistics are used.
 
         Args:
-            entries: tensors by path, ``[..., *shape]``. Paths of the next step begin with
+            entries: raw tensors ``[..., *shape]`` keyed by path. Paths of the next step start with
                 ``"next"`` and paths of the previous record with ``"before"``.
         """
         result, scales = dict(entries), dict[Any, tuple[Tensor, Tensor]]()
@@ -331,7 +332,7 @@ class Normalizer:
         return result
 
     def _scale(self, key: Any, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return mean and standard deviation of an observation; key ``None`` means rewards."""
+        """Return the mean and standard deviation for an observation, or for rewards if ``None``."""
         moments = self.reward if key is None else self.observation[key]
         assert moments is not None
         mean = torch.zeros_like(moments.mean) if key is None else moments.mean
@@ -340,7 +341,7 @@ class Normalizer:
         return mean, deviation
 
     def _clipped(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Clip values in place, except infinities, which backends report as failures."""
+        """Clip values in place. Keep infinities, because backends report them as failures."""
         squares = np.vdot(values, values)
         if squares <= self.clip * self.clip:  # implies that no value exceeds the bounds
             return values
@@ -353,18 +354,18 @@ class Normalizer:
     # ------------------------------------------------------------------ pure functions of tensors
     @property
     def statistics(self) -> Statistics:
-        """Statistics tensors of environments whose only observation is ``observation``."""
+        """Statistics for environments whose only observation key is ``observation``."""
         return Statistics(self.observation.get("observation"), self.reward, self.returns)
 
     def fit(self, observation: Tensor) -> None:
-        """Set the statistics of ``observation``, in place, to the statistics of the given rows."""
+        """Recompute the observation statistics in place from the rows of ``observation``."""
         moments, seen = self.observation["observation"], observation.double()
         moments.mean.copy_(seen.mean(0))
         moments.var.copy_(seen.var(0, correction=0))
         moments.count.fill_(len(seen))
 
     def first_tensors(self, statistics: Statistics, observation: Tensor) -> Statistics:
-        """Return the statistics after a reset of all environments to ``observation``."""
+        """Return the statistics updated with the first observations after a full reset."""
         seen = statistics.observation and self._seen(statistics.observation, observation)
         return Statistics(seen, statistics.reward, torch.zeros_like(statistics.returns))
 
@@ -411,7 +412,7 @@ class Normalizer:
         return statistics, step
 
     def _clamped(self, values: Tensor) -> Tensor:
-        """Return the values clipped, except infinities, as on the host."""
+        """Return clipped values, leaving infinities unchanged like :meth:`_clipped`."""
         return torch.where(values.isinf(), values, values.clamp(-self.clip, self.clip))
 
     # ------------------------------------------------------------------ state
@@ -423,14 +424,14 @@ class Normalizer:
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`.
+        """Restore statistics returned by :meth:`state_dict`.
 
         Discounted returns are ignored if the number of environments differs. Reward statistics
         are ignored if rewards are not normalised, because policies do not depend on them.
 
         Raises:
-            SettingError: if the observation statistics do not match, or if rewards are normalised
-                and ``state_dict`` has no reward statistics.
+            SettingError: if the saved observation statistics have different keys or shapes, or if
+                rewards are normalised and ``state_dict`` has no reward statistics.
         """
         self._check_state(state_dict)
         for name, moments in self._named():
@@ -466,7 +467,7 @@ def _learn(current: RunningMeanStd, values: NDArray[Any]) -> None:
     """Update the statistics in place, unless a value is NaN or infinite."""
     values = values.astype(np.float64, copy=False)
     new = len(values)
-    mean = values[0] if new == 1 else _mean(values)  # a single row has no variance
+    mean = values[0] if new == 1 else _mean(values)  # the variance of one row is 0
     if not np.vdot(mean, mean) < np.inf and not np.isfinite(mean).all():
         return
     var = 0.0
@@ -479,7 +480,7 @@ def _learn(current: RunningMeanStd, values: NDArray[Any]) -> None:
 
 
 def _learn_numbers(current: RunningMeanStd, values: NDArray[np.float64]) -> None:
-    """Update scalar statistics as :func:`_learn` does, ten times faster with Python floats."""
+    """Update scalar statistics like :func:`_learn`, but ten times faster with Python floats."""
     mean = float(_mean(values))
     if not math.isfinite(mean):
         return
@@ -490,7 +491,7 @@ def _learn_numbers(current: RunningMeanStd, values: NDArray[np.float64]) -> None
 
 
 def _mean(values: NDArray[np.float64]) -> Any:
-    """Return the mean over the first dimension, for small arrays four times faster than NumPy."""
+    """Return the mean over dimension 0. Four times faster than NumPy for small arrays."""
     if values.ndim < 3 and values.size <= _FEW:
         return _ones(len(values)).dot(values) / len(values)
     return np.add.reduce(values) / len(values)

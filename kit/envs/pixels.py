@@ -11,16 +11,16 @@ from kit.envs.single_env import Wrapper
 
 
 def atari_wrapper(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
-    """Apply Atari preprocessing (Mnih et al. 2015; settings of Machado et al. 2018).
+    """Apply Atari preprocessing (Mnih et al. 2015; settings from Machado et al. 2018).
 
-    Up to 30 no-op steps after a reset, 4 frames per action with the last two max-pooled, and
-    84 x 84 greyscale images. Losing a life does not end the episode.
+    Each episode starts with up to 30 no-op steps. Actions are repeated for 4 frames, and the last
+    two are max-pooled into an 84 x 84 greyscale image. Losing a life does not end the episode.
     """
     return gym.wrappers.AtariPreprocessing(env, noop_max=30, frame_skip=4, screen_size=84)
 
 
 def pixel_wrappers(preprocess: str = "none", frame_stack: int = 1) -> list[Wrapper]:
-    """Return the wrappers for pixel observations, which keep the dtype uint8.
+    """Return wrappers for pixel observations. Observations keep the dtype uint8.
 
     Args:
         preprocess: ``atari`` (:func:`atari_wrapper`) or ``none``.

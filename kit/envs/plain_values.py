@@ -1,9 +1,9 @@
 """Convert the state of Python environments to JSON values and back.
 
-Supported are numbers, strings, arrays and views, containers, enums, random generators, spaces,
-functions with closures, MuJoCo models and data, and objects of classes from the environment's own
-package. Aliases are preserved. Renderers, classes and modules are skipped by type. Any other value
-raises StateCaptureError with the value's path.
+Supported values are numbers, strings, arrays and views, containers, enums, random generators,
+spaces, functions with closures, MuJoCo models and data, and objects of classes from the
+environment's own package. Aliases are preserved. Renderers, classes and modules are skipped. Any
+other value raises StateCaptureError with the value's path.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CONSTANT = (
     gym.envs.registration.EnvSpec, type, types.ModuleType, np.ufunc, np.dtype, logging.Logger,
 )  # fmt: skip
 _DRAWS = frozenset({"pygame", "glfw", "OpenGL", "pyglet"})
-"""Packages used for rendering only."""
+"""Packages used only for rendering."""
 _ARGUMENTS = frozenset({"_saved_kwargs", "_cached_spec", "_ezpickle_args", "_ezpickle_kwargs"})
 """Attributes in which Gymnasium stores the constructor arguments of a wrapper."""
 _ATOMS = (bool, int, float, str)
@@ -42,20 +42,21 @@ _BIT_GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 
 
 class StateCaptureError(TypeError):
-    """An environment attribute cannot be captured as plain values."""
+    """Raised if an attribute of an environment cannot be captured or restored."""
 
 
 # ---------------------------------------------------------------------- encoding
 class Encoder:
-    """Converts values to plain values and replaces repeated objects by references.
+    """Converts values to plain values and replaces repeated objects with references.
 
     Args:
-        found: layers of an environment, which get the first reference numbers.
-        classes: classes whose packages' objects are encoded by attributes; ``None``: the layers'.
+        found: layers of an environment. They are assigned the first reference numbers.
+        classes: objects from the packages of these classes are encoded by attribute; ``None``:
+            the classes of the layers.
     """
 
     def __init__(self, found: Any, classes: Iterable[type] | None = None) -> None:
-        self.kept: list[Any] = list(found)  # references that keep ids of objects unique
+        self.kept: list[Any] = list(found)  # keeps objects alive, so that ids stay unique
         self.places: list[str] = [""] * len(self.kept)
         self._numbers = {id(layer): number for number, layer in enumerate(found)}
         self._own = {package(kind) for kind in (map(type, found) if classes is None else classes)}
@@ -79,7 +80,7 @@ class Encoder:
         }
 
     def __call__(self, value: Any, where: str) -> Any:
-        """Encode a value; ``where`` is its path in error messages."""
+        """Encode a value. Error messages contain ``where``, the path of the value."""
         if value is None or type(value) in _ATOMS:
             return value
         if id(value) in self._numbers:
@@ -108,7 +109,7 @@ class Encoder:
         return [self._item(value, f"{where}[{index}]") for index, value in enumerate(values)]
 
     def _item(self, value: Any, where: str) -> Any:
-        """Encode a container item; objects that must be restored in place are not supported."""
+        """Encode a container item. Objects that must be restored in place are not supported."""
         encoded = self(value, where)
         if isinstance(encoded, dict) and encoded.keys() & _PUT_BACK:
             name = type(value).__name__
@@ -227,7 +228,7 @@ def _spaces_in(space: gym.Space[Any]) -> Iterator[gym.Space[Any]]:
 
 
 def _refilled(kept: Any, made: Any) -> Any:
-    """Return ``kept`` with the contents of ``made``, or ``made`` if they cannot be copied."""
+    """Copy ``made`` into ``kept`` and return ``kept``, or return ``made`` if this is impossible."""
     if kept is made or type(kept) is not type(made):
         return made
     if isinstance(made, np.ndarray) and made.base is None:
@@ -236,7 +237,7 @@ def _refilled(kept: Any, made: Any) -> Any:
         kept[...] = made
     elif isinstance(made, np.random.Generator):
         if repr(kept.bit_generator.seed_seq) != repr(made.bit_generator.seed_seq):
-            return made  # spawned generators would differ
+            return made  # generators spawned later would differ
         kept.bit_generator.state = made.bit_generator.state
     elif isinstance(made, tuple(_CONTAINERS.values())):
         kept.clear()
@@ -247,7 +248,7 @@ def _refilled(kept: Any, made: Any) -> Any:
 
 
 def _does_the_same(function: Any, other: Any) -> bool:
-    """Return whether two callables are the same method, or have the same callable class."""
+    """Return whether two callables are the same method or instances of the same class."""
     if type(function) is not type(other):
         return False
     if isinstance(function, types.MethodType):
@@ -264,20 +265,20 @@ def _enclosed(function: Any) -> Iterator[tuple[str, Any]]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
         try:
             yield name, cell.cell_contents
-        except ValueError:  # the variable is not assigned yet
+        except ValueError:  # the variable has not been assigned yet
             yield name, None
 
 
 # ---------------------------------------------------------------------- decoding
 class Decoder:
-    """Decodes values of :class:`Encoder` into the objects of an identical environment.
+    """Decodes the output of :class:`Encoder` into the objects of an identical environment.
 
-    Safe for untrusted input: only plain values are created, no module is imported, and only enum
-    classes are looked up by name. The environment keeps its own functions and callable objects.
+    Decoding is safe for untrusted input: only plain values are created, no module is imported, and
+    only enum classes are looked up by name. The environment keeps its own functions and callables.
 
     Args:
         found: layers of the environment.
-        kept: objects to restore in place, by reference number.
+        kept: objects to restore in place, keyed by reference number.
     """
 
     def __init__(self, found: Any, kept: Mapping[int, Any] | None = None) -> None:
@@ -286,7 +287,7 @@ class Decoder:
         self._own = {package(type(layer)) for layer in found}
 
     def attributes(self, owner: Any, values: dict[str, Any]) -> None:
-        """Restore the attributes of an object, including those that its first step creates.
+        """Restore an object's attributes, including attributes that only exist after a step.
 
         Raises:
             StateCaptureError: if an attribute would shadow a method or a property.
@@ -296,11 +297,11 @@ class Decoder:
             code = callable(hidden) or hasattr(hidden, "__get__") or name.startswith("__")
             cached = isinstance(hidden, functools.cached_property)
             if (code and not cached) or name in _ARGUMENTS:
-                raise StateCaptureError(f"{type(owner).__name__}.{name} is not state")
+                raise StateCaptureError(f"{type(owner).__name__}.{name} is not a state attribute")
             vars(owner)[name] = self._in_place_of(vars(owner).get(name), value)
 
     def _in_place_of(self, present: Any, value: Any) -> Any:
-        """Decode a value that replaces ``present``; a callable must match the one it replaces."""
+        """Decode a replacement for ``present``. A callable must match the callable it replaces."""
         made = self(value, present)
         if callable(made) and made is not present:
             self._demand(_does_the_same(made, present), f"{type(made).__name__} to call", present)
@@ -311,10 +312,10 @@ class Decoder:
 
         Args:
             value: encoded value.
-            present: value in the same place of a new environment.
+            present: value at the same path in a new environment.
 
         Raises:
-            StateCaptureError: if the value is an object and ``present`` is of a different kind.
+            StateCaptureError: if the value is an object and ``present`` has a different type.
         """
         if value is None or type(value) in _ATOMS:
             return value
@@ -339,7 +340,7 @@ class Decoder:
     def _container(self, value: dict[str, Any]) -> Any:
         name = next(name for name in _CONTAINERS if name in value)
         made = deque(maxlen=value["maxlen"]) if name == "deque" else _CONTAINERS[name]()
-        self._known.setdefault(value["number"], made)  # registered first, as items may refer to it
+        self._known.setdefault(value["number"], made)  # first, as items may refer to ``made``
         if isinstance(made, dict):
             for key, item in value[name]:
                 made[self(key)] = self(item)
@@ -389,9 +390,9 @@ class Decoder:
     }
 
     def _fill(self, value: dict[str, Any], present: Any) -> Any:
-        """Restore an object's state into ``present``, or into a copy of it."""
+        """Restore an object's state into ``present`` or into a copy of ``present``."""
         if "shown" in value:
-            self._demand(isinstance(present, np.ndarray), "array of MuJoCo's", present)
+            self._demand(isinstance(present, np.ndarray), "MuJoCo array", present)
             return present
         if "of" in value:
             owner = self(value["of"], getattr(present, "__self__", None))
@@ -436,7 +437,7 @@ class Decoder:
         return present
 
     def _enum(self, value: dict[str, Any], present: Any) -> Any:
-        """Return an enum member; its class is the present value's or already imported."""
+        """Return a member of the present value's enum class or of an already imported class."""
         module, name = value["class"]
         kind: Any = type(present)
         if (kind.__module__, kind.__qualname__) != (module, name):

@@ -35,14 +35,14 @@ def make_single_env(
 
     Args:
         id: Gymnasium spec, or a function that creates the environment.
-        action_repeat: env steps for which each action is repeated.
-        max_episode_steps: limit in policy steps; ``None``: the registered limit (in env steps).
+        action_repeat: number of env steps for which each action is repeated.
+        max_episode_steps: time limit in policy steps; ``None``: the registered limit in env steps.
         wrappers: wrappers to apply, innermost first.
         action_mask: whether to move the action mask from ``info`` into the observation.
-        kwargs: keyword arguments of the environment.
+        kwargs: keyword arguments for the environment.
 
     Raises:
-        EnvError: if creating the environment raises.
+        EnvError: if creating the environment raises an exception.
     """
     if isinstance(id, EnvSpec):
         env = _make(id, -1 if max_episode_steps is not None else None, kwargs or {})
@@ -78,7 +78,7 @@ class ActionRepeat(gym.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc, unuse
 
     Args:
         env: environment to wrap.
-        repeat: env steps for which each action is repeated, at least 1.
+        repeat: number of env steps for which each action is repeated, at least 1.
     """
 
     def __init__(self, env: gym.Env[Any, Any], repeat: int) -> None:
@@ -86,7 +86,7 @@ class ActionRepeat(gym.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc, unuse
         self.repeat = whole_number("action_repeat", repeat, at_least=1)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Perform up to ``repeat`` env steps; ``info["env_steps"]`` reports their number."""
+        """Perform up to ``repeat`` env steps and store their number in ``info["env_steps"]``."""
         total, env_steps = 0.0, 0
         while env_steps < self.repeat:
             env_steps += 1
@@ -105,7 +105,7 @@ class ActionRepeat(gym.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc, unuse
         if mask is None or not isinstance(space, (gym.spaces.Discrete, gym.spaces.MultiDiscrete)):
             return True
         chosen = np.ravel(action - space.start)
-        if isinstance(space, gym.spaces.MultiDiscrete):  # masks of all components, concatenated
+        if isinstance(space, gym.spaces.MultiDiscrete):  # masks are concatenated
             chosen = chosen + np.cumsum([0, *np.ravel(space.nvec)[:-1]])
         return bool(np.asarray(mask)[chosen].all())
 
@@ -126,7 +126,7 @@ class ActionMask(gym.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc, unused-
         super().__init__(env)
         space: Any = env.action_space
         self.size = int(space.n if isinstance(space, gym.spaces.Discrete) else space.nvec.sum())
-        # Copied because these spaces get seeded, and the env's class may share its spaces.
+        # Copied because these spaces are seeded, and environments may share class-level spaces.
         seen = copy.deepcopy(env.observation_space)
         entries = seen.spaces if isinstance(seen, gym.spaces.Dict) else {"observation": seen}
         mask = gym.spaces.MultiBinary(self.size)
@@ -149,7 +149,7 @@ class ActionMask(gym.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc, unused-
 
 
 def with_mask(seen: Any, mask: Any, size: int) -> dict[str, Any]:
-    """Return an observation with a mask of ``size`` entries, as in :class:`ActionMask`.
+    """Add a mask with ``size`` entries to an observation, as :class:`ActionMask` does.
 
     ``mask`` is one array or a list with an array per component; ``None`` allows all actions.
     """
@@ -162,7 +162,7 @@ def with_mask(seen: Any, mask: Any, size: int) -> dict[str, Any]:
 
 
 def gives_action_mask(make: Callable[[], gym.Env[Any, Any]]) -> bool:
-    """Return whether ``info`` has an action mask, by resetting a temporary environment."""
+    """Reset a temporary environment and return whether its ``info`` has an action mask."""
     with contextlib.suppress(*FAULTS):
         env = make()
         try:
@@ -173,13 +173,13 @@ def gives_action_mask(make: Callable[[], gym.Env[Any, Any]]) -> bool:
 
 
 def close_quietly(env: gym.Env[Any, Any]) -> None:
-    """Close an environment and ignore errors that it raises while closing."""
+    """Close an environment and ignore errors raised while closing."""
     with contextlib.suppress(*FAULTS):
         env.close()
 
 
 def seed_spaces(env: gym.Env[Any, Any], seed: int) -> None:
-    """Seed the spaces of an environment and its wrappers, which ``reset(seed=seed)`` does not seed.
+    """Seed the spaces of an environment and its wrappers, because ``reset`` does not.
 
     Each space gets a different seed, derived from ``seed``.
     """
@@ -194,7 +194,7 @@ def seed_spaces(env: gym.Env[Any, Any], seed: int) -> None:
 
 
 def find_spec(id: str) -> EnvSpec:
-    """Return Gymnasium's spec for ``id``; ``module:id`` first imports ``module``.
+    """Return Gymnasium's spec for ``id``. For ``module:id``, import ``module`` first.
 
     Raises:
         SettingError: if no such id is registered; the message suggests similar ids.
@@ -240,11 +240,11 @@ def _call(make: MakeEnv | Wrapper, kwargs: dict[str, Any], *inner: Any) -> Any:
 
 @contextlib.contextmanager
 def quiet_mujoco(spec: EnvSpec) -> Iterator[None]:
-    """Convert MuJoCo's warnings, which it prints and logs to a file, to Python warnings.
+    """Convert MuJoCo's warnings to Python warnings.
 
-    MuJoCo repeats its warnings for each environment and appends them to a file in the working
-    folder. Python shows each warning once. Warnings about deprecated attributes in Gymnasium's
-    own models are dropped.
+    Otherwise, MuJoCo prints its warnings for each environment and appends them to a file in the
+    working folder. Python shows each warning once. Warnings about deprecated attributes in
+    Gymnasium's own models are dropped.
     """
     if "mujoco" not in str(spec.entry_point) or not importlib.util.find_spec("mujoco"):
         yield  # gym.make reports that MuJoCo is missing

@@ -1,4 +1,4 @@
-"""Gymnasium spaces as arrays. Importing this module does not import torch."""
+"""Conversion between Gymnasium spaces and arrays. Importing this module does not import torch."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 Key = str | tuple[str, ...]
 Arrays = dict[Key, NDArray[Any]]
-"""Arrays by key; the first dimension indexes environments."""
+"""Arrays keyed by TensorDict key. The first dimension indexes environments."""
 
 
 def path_of(key: Key) -> tuple[str, ...]:
-    """Return a key as a path from the root of a TensorDict."""
+    """Return a TensorDict key as a tuple of nested keys."""
     return key if isinstance(key, tuple) else (key,)
 
 
@@ -52,7 +52,7 @@ class Leaf:
     space: gym.Space[Any] | None
     """Space of this array alone; ``None`` if a TorchRL spec describes the array."""
     shape: tuple[int, ...]
-    """Shape of one environment's value."""
+    """Shape of the array for one environment."""
     dtype: np.dtype[Any]
     """Data type in which values are stored."""
 
@@ -75,17 +75,17 @@ class Leaf:
 
     @cached_property
     def _highest(self) -> Any:
-        """Largest discrete value after shifting to 0; ``None`` for Box spaces."""
+        """Largest discrete value when values start at 0; ``None`` for Box spaces."""
         return None if isinstance(self.space, gym.spaces.Box) else _whole_numbers(self.space)[1]
 
     def misfit(self, value: Any) -> str | None:
-        """Return a description of the first integer that is invalid for the space, or ``None``.
+        """Return a description of the first invalid value for an integer array, or ``None``.
 
-        NumPy silently stores 0.7 as 0, and 300 as 44 in a byte. Networks cannot embed choices out
-        of range. Bounds of Box spaces are not checked.
+        NumPy would silently store 0.7 as the integer 0, and 300 as the byte 44. Networks cannot
+        embed out-of-range categories. Bounds of Box spaces are not checked.
 
         Args:
-            value: array shifted to start at 0, with or without a leading dimension of environments.
+            value: array shifted to start at 0, optionally with a leading environment dimension.
 
         Returns:
             The invalid value, the key and the space; ``None`` if all values are valid.
@@ -105,10 +105,10 @@ class Leaf:
 
 
 def leaves(space: gym.Space[Any], root: str, field: str) -> list[Leaf]:
-    """Return the arrays of ``space``, with one array per entry of a ``Dict`` space.
+    """Return the arrays of ``space``. A ``Dict`` space has one array per entry.
 
     A plain space has the key ``root``. Entries of a ``Dict`` observation space keep their keys, as
-    in TorchRL; entries of a ``Dict`` action space are nested under ``root``.
+    in TorchRL. Entries of a ``Dict`` action space are nested under ``root``.
 
     Args:
         space: Box, Discrete, MultiDiscrete, MultiBinary, or Dict of these.
@@ -128,11 +128,11 @@ def leaves(space: gym.Space[Any], root: str, field: str) -> list[Leaf]:
         full = (root, *path) if root == "action" or not path else path
         if root == "observation" and full[0] in _OTHERS:
             hint = f"Rename the observation, for example to last_{full[0]}"
-            reason = "Every batch already has an entry of this name"
+            reason = "Every batch already has an entry with this name"
             raise SettingError(field, full[0], reason, hint)
         if reserved := _OF_SPECS & {*full}:
             name = min(reserved)
-            reason = "TorchRL's specs have an attribute of this name, so no entry can use it"
+            reason = "TorchRL's specs already have an attribute with this name"
             raise SettingError(field, name, reason, f"Rename the entry, for example to env_{name}")
         key: Key = full[0] if len(full) == 1 else full
         shape = tuple(int(size) for size in inner.shape or ())
@@ -145,7 +145,7 @@ _OTHERS = {
     "index", "state_value", "advantage", "value_target", "is_init", "td_error", "steps_to_next_obs",
     "latent", "before", "priority_weight",
 }  # fmt: skip
-"""Entries of batches and minibatches that are not observations."""
+"""Reserved keys of batches and minibatches, which observations cannot use."""
 _OF_SPECS = {"device", "dtype", "shape", "space"}
 
 _CHOICES = (gym.spaces.Discrete, gym.spaces.MultiDiscrete)
@@ -169,7 +169,7 @@ def _stored_type(space: gym.Space[Any]) -> np.dtype[Any]:
 
 
 def empty(found: list[Leaf], *leading: int) -> Arrays:
-    """Return zero-filled arrays for the given leaves, with ``leading`` dimensions in front."""
+    """Return zero-filled arrays for the given leaves, with extra ``leading`` dimensions."""
     return {leaf.key: np.zeros((*leading, *leaf.shape), leaf.dtype) for leaf in found}
 
 
@@ -177,7 +177,7 @@ class ActionConverter:
     """Converts a policy's action arrays to the actions of environments.
 
     Values of bounded Box spaces are clipped to the bounds, so that unbounded noise cannot exceed
-    them. Batches keep the unclipped action, because the log-probability belongs to that action.
+    them. Batches keep the unclipped action, because the log-probability refers to that action.
     Values of Discrete and MultiDiscrete spaces are shifted by ``start``. All values are converted
     to the dtype of the space.
 
@@ -229,7 +229,7 @@ class ActionConverter:
 
 
 class _Entry:
-    """Converts the values of one array to members of its space."""
+    """Converts one array of actions to valid values of its space."""
 
     def __init__(self, leaf: Leaf, num_envs: int) -> None:
         space = leaf.space
@@ -240,7 +240,7 @@ class _Entry:
         self.bounds: tuple[Any, Any] | None = None
         if isinstance(space, gym.spaces.Box) and np.dtype(space.dtype).kind == "f":
             bounded = np.isfinite(space.low).any() or np.isfinite(space.high).any()
-            # Operands of equal shape halve NumPy's time.
+            # NumPy is twice as fast if both operands have the same shape.
             whole = [np.stack([bound] * num_envs) for bound in (space.low, space.high)]
             self.bounds = (whole[0], whole[1]) if bounded else None
 
@@ -262,16 +262,16 @@ class _Entry:
         return np.minimum(np.maximum(values, low), high)  # type: ignore[no-any-return]
 
     def _cast(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Convert values to the dtype of the space and raise SettingError if that loses digits."""
+        """Convert values to the space's dtype. Raise SettingError if this changes integers."""
         converted = values.astype(self.dtype)
         if converted.dtype.kind != "f" and (lost := converted != values).any():
             reason = f"The environment's actions are integers ({converted.dtype})"
-            hint = "Sample integer actions, or use the argmax of their scores"
+            hint = "Sample integer actions, or use the argmax of the action scores"
             raise SettingError(str(self.key), values[lost][0].item(), reason, hint)
         return converted
 
     def refuse_outside(self, values: NDArray[Any]) -> None:
-        """Raise SettingError for integers out of range, which few environments check themselves."""
+        """Raise SettingError for out-of-range integers, because few environments check actions."""
         outside = (values < self.lowest) | (values > self.highest)
         if some(outside):
             every = (np.broadcast_to(n, values.shape) for n in (self.lowest, self.highest))
@@ -281,7 +281,7 @@ class _Entry:
 
 
 def _whole_numbers(space: gym.Space[Any] | None) -> tuple[Any, Any]:
-    """Return the lowest and highest integer before ``start``; ``None`` for continuous spaces."""
+    """Return the integer bounds of a space whose values start at 0; ``None`` if continuous."""
     if isinstance(space, gym.spaces.Discrete):
         return 0, int(space.n) - 1
     if isinstance(space, gym.spaces.MultiDiscrete):
@@ -300,7 +300,7 @@ def _row(tree: Any, number: int) -> Any:
 
 
 def to_spec(leaf: Leaf, num_envs: int, device: torch.device | None) -> Any:
-    """Return TorchRL's spec of one array, with a leading dimension of ``num_envs``."""
+    """Return a TorchRL spec for one array, with the leading dimension ``num_envs``."""
     import torch
     from torchrl.data import Binary, Bounded, Categorical, MultiCategorical, Unbounded
 
@@ -323,7 +323,7 @@ def to_spec(leaf: Leaf, num_envs: int, device: torch.device | None) -> Any:
 
 
 def to_composite(found: list[Leaf], num_envs: int, device: torch.device | None) -> Any:
-    """Return the specs of several arrays as a composite of batch size ``[num_envs]``."""
+    """Return a composite spec for several arrays, with batch size ``[num_envs]``."""
     from torchrl.data import Composite
 
     composite = Composite(shape=(num_envs,), device=device)

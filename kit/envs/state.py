@@ -1,10 +1,10 @@
 """Capture the state of an environment as plain values, and restore it bit for bit.
 
-An environment with ``state_dict()`` and ``load_state_dict(state)`` is captured by these methods.
+An environment with ``state_dict()`` and ``load_state_dict(state)`` is captured with these methods.
 Otherwise, the attributes of each layer are captured (:mod:`kit.envs.plain_values`). Objects that an
 environment has held since its creation (:func:`held`) are restored in place because other code may
 share them, for example a curriculum that a hook changes. State of classes and modules is shared by
-all environments of a process and not captured; :class:`Shared` detects changes to it.
+all environments in a process and is not captured; :class:`Shared` detects changes to it.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def learning_layer(env: gym.Env[Any, Any]) -> str | None:
 
 
 Held = Mapping[str, Any]
-"""Mutable values by their path in an environment."""
+"""Mutable objects keyed by their path in an environment."""
 _NOTHING: Held = {}
 
 
 def held(env: gym.Env[Any, Any]) -> Held:
-    """Return the mutable objects of a new environment, which other code may share.
+    """Return the mutable objects of a new environment. Other code may share these objects.
 
     Layers of Gymnasium and of this kit are skipped because they share no objects.
     """
@@ -67,7 +67,7 @@ def capture(env: gym.Env[Any, Any], since_made: Held = _NOTHING) -> dict[str, An
 
     Args:
         env: the environment.
-        since_made: objects of :func:`held` when the environment was created.
+        since_made: result of :func:`held` when the environment was created.
 
     Raises:
         StateCaptureError: if a value is not supported; the message contains its path.
@@ -81,16 +81,16 @@ def capture(env: gym.Env[Any, Any], since_made: Held = _NOTHING) -> dict[str, An
 
 
 def restore(env: gym.Env[Any, Any], state: dict[str, Any], since_made: Held = _NOTHING) -> None:
-    """Restore a state of :func:`capture` into an environment created with the same arguments.
+    """Restore a captured state into an environment created with the same arguments.
 
     Args:
         env: the environment.
-        state: captured state.
-        since_made: objects of :func:`held` when the environment was created. They are restored in
-            place if the captured environment still held them; other objects are replaced.
+        state: state returned by :func:`capture`.
+        since_made: result of :func:`held` when the environment was created. These objects are
+            restored in place if the captured environment still held them. Others are replaced.
 
     Raises:
-        StateCaptureError: if the environment has a different kind of object at some path.
+        StateCaptureError: if an object in the environment and the saved object differ in type.
     """
     found = layers(env)
     still = state.get("held", ())
@@ -105,9 +105,9 @@ def restore(env: gym.Env[Any, Any], state: dict[str, Any], since_made: Held = _N
 class Shared:
     """Detects changes to class attributes and module globals that environments share.
 
-    Such state is not part of the state of one environment. Classes of Gymnasium and this kit are
-    not checked. Layers with ``load_state_dict`` are trusted to include it in their state. Spaces
-    that are also instance attributes are part of the environment's state and seeded with it.
+    Shared state is not captured with an environment. Classes of Gymnasium and this kit are not
+    checked. Layers with ``load_state_dict`` are assumed to save shared state themselves. Spaces
+    that are also instance attributes are not checked, because environments capture and seed them.
 
     Args:
         env: one of the environments, before its first reset.
@@ -132,7 +132,7 @@ class Shared:
                 raise StateCaptureError(f"{name} is shared by all environments and has changed")
 
     def _seen(self) -> Iterator[tuple[str, str]]:
-        """Yield the names of shared variables and the representation of their encoded values."""
+        """Yield the name and the ``repr`` of the encoded value of each shared variable."""
         for where, name, value in self._places():
             if any(value is space for space in self._spaces):
                 continue
@@ -163,7 +163,7 @@ def _function(method: Any) -> Any:
 
 
 def _globals_named(functions: list[Any], module: dict[str, Any]) -> set[str]:
-    """Return the module globals that functions use, directly or through other functions."""
+    """Return the names of module globals that functions use, directly or indirectly."""
     found: set[str] = set()
     while functions:
         function = _function(functions.pop())
@@ -191,7 +191,7 @@ def capture_process() -> dict[str, Any]:
 
 
 def restore_process(state: dict[str, Any]) -> None:
-    """Restore a state of :func:`capture_process`."""
+    """Restore a state returned by :func:`capture_process`."""
     decode = Decoder(())
     random.setstate(decode(state["python"]))
     np.random.set_state(decode(state["numpy"]))

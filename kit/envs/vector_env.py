@@ -1,4 +1,4 @@
-"""A batch of environments as one TorchRL environment, with an array API that skips TensorDict."""
+"""A batch of environments as one TorchRL environment, plus an array API without TensorDicts."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from kit.steps.errors import SettingError
 
 
 def env_seeds(seed: int, num_envs: int) -> list[int]:
-    """Return a seed for each environment; different run seeds yield different environment seeds."""
+    """Return one seed per environment. Different run seeds give different environment seeds."""
     return [int(s) for s in np.random.SeedSequence(seed).generate_state(num_envs, np.uint32)]
 
 
 _KEPT = 65_536
-"""Maximum number of finished episodes that are stored until :meth:`VectorEnv.take_episodes`."""
+"""Maximum number of finished episodes stored between calls to :meth:`VectorEnv.take_episodes`."""
 
 
 class _Present:
-    """State of the current step. A plain object, as setting attributes of a module is slow."""
+    """State of the current step. A plain object, because setting attributes on a module is slow."""
 
     def __init__(self, observation: Arrays) -> None:
         self.observation = observation
@@ -39,7 +39,7 @@ class _Present:
         self.env_steps, self.made = np.zeros(0, np.int32), 0
         num_envs = len(next(iter(observation.values())))
         self.fresh = np.zeros(num_envs, np.bool_)
-        self.ended = False  # an episode ended and no reset followed
+        self.ended = False  # whether an episode ended and has not been reset yet
         self.accounts = EpisodeStatistics(num_envs)
         self.finished: list[Episode] = []
         self.steps = 0  # steps since take_infos()
@@ -47,26 +47,27 @@ class _Present:
 
 
 class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
-    """A batch of identical environments as one TorchRL environment of batch size ``[num_envs]``.
+    """A batch of identical environments as one TorchRL environment with batch size ``[num_envs]``.
 
     Compatible with TorchRL's ``rollout``, ``TransformedEnv`` and collectors. A finished environment
-    is reset within the step that finished it, so TorchRL's partial reset is free. This kit's
-    collectors step it with arrays instead of TensorDicts (:meth:`start`, :meth:`step_arrays`).
+    is reset within the step that finished it, so TorchRL's partial reset costs nothing. This kit's
+    collectors step with arrays instead of TensorDicts (:meth:`start`, :meth:`step_arrays`).
 
-    Keys are TorchRL's: ``observation`` (or the keys of a ``Dict`` space), ``action``, ``reward``,
-    ``done``, ``terminated``, ``truncated``. Discrete actions are integers, not one-hot vectors.
-    Discrete actions and observations start at 0, whatever the ``start`` of their space.
+    The keys are the same as in TorchRL: ``observation`` (or the keys of a ``Dict`` space),
+    ``action``, ``reward``, ``done``, ``terminated`` and ``truncated``. Discrete actions are
+    integers, not one-hot vectors. Discrete actions and observations start at 0, regardless of
+    their space's ``start``.
 
     Args:
         backend: backend that steps the environments.
-        seed: seed from which the seed of each environment is derived.
+        seed: base seed from which each environment's seed is derived.
         normalizer: running normalisation, updated in training mode and frozen in evaluation mode.
         device: device of the TensorDicts; the environments run on the host.
-        make_again: function that creates an identical environment, also in another process. Its
-            keyword arguments override arguments of :func:`~kit.envs.make_env`.
+        make_again: function that creates an identical environment, in this or another process. Its
+            keyword arguments override the original arguments of :func:`~kit.envs.make_env`.
 
     Attributes:
-        raw: whether arrays hold raw observations and rewards; see :meth:`leave_raw`.
+        raw: whether arrays contain raw observations and rewards; see :meth:`leave_raw`.
     """
 
     def __init__(
@@ -110,10 +111,10 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
 
     # ------------------------------------------------------------------ array API
     def leave_raw(self, raw: bool) -> None:
-        """Choose whether arrays hold raw observations and rewards, for a replay buffer.
+        """Set whether arrays contain raw observations and rewards, as a replay buffer needs them.
 
-        The statistics are updated in either case. Policies act on :meth:`observed`, and TensorDicts
-        are always normalised. If the choice changes, all environments start new episodes.
+        The statistics are updated in either case. Policies act on the result of :meth:`observed`.
+        TensorDicts are always normalised. If ``raw`` changes, all environments start new episodes.
 
         Args:
             raw: whether to leave arrays raw; has no effect without a normalizer.
@@ -123,7 +124,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
             self.raw, self._now.started = raw, False
 
     def observed(self, observation: Arrays) -> Arrays:
-        """Return the policy's view of observation arrays, normalised if the arrays are raw."""
+        """Return the observations that a policy acts on: raw arrays are normalised."""
         if not self.raw:
             return observation
         assert self.normalizer is not None
@@ -136,14 +137,14 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         return self._now.observation
 
     def acts_on(self, observation: Arrays) -> None:
-        """Set ``observation`` as the current observation, so that its old array can be reused."""
+        """Set the arrays of the current observation, so that the previous arrays can be reused."""
         self._now.observation = self.backend.present = observation
 
     def restart(self, mask: Mask | None = None) -> Arrays:
         """Start new episodes and return the observations of all environments.
 
         Args:
-            mask: environments to reset; ``None``: all. Only the first full reset uses the seeds.
+            mask: environments to reset; ``None``: all. Seeds are only used in the first full reset.
         """
         observation = {**self._now.observation}  # a new dict, so that is_at() detects the reset
         if mask is None or not self._now.started:
@@ -171,14 +172,15 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         rewards: bool = True,
         played: Mask | None = None,
     ) -> None:
-        """Step the ``active`` environments (``None``: all).
+        """Step the environments in ``active`` (``None``: all).
 
         Args:
-            actions: one row per environment.
-            result: output arrays; ``terminated`` and ``truncated`` must be 0, ``env_steps`` 1.
-            active: environments to step, if ``backend.steps_some``; the others remain unchanged.
+            actions: action arrays with one row per environment.
+            result: output arrays. ``terminated`` and ``truncated`` must be 0, and ``env_steps`` 1.
+            active: mask of environments to step; requires ``backend.steps_some``. Others keep their
+                state.
             rewards: whether to normalise rewards; if false, call :meth:`normalize_rewards` later.
-            played: environments whose step belongs to a batch and updates the normalisation
+            played: mask of environments whose step belongs to a batch and updates the normalisation
                 statistics; ``None``: all stepped environments.
 
         Raises:
@@ -196,15 +198,15 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         now.steps += 1
 
     def normalize_rewards(self, steps: StepArrays) -> None:
-        """Normalise the rewards of consecutive steps made with ``rewards=False``."""
+        """Normalise the rewards of consecutive steps that used ``rewards=False``."""
         if self.normalizer is not None:
             self.normalizer.rewards(steps, self.training, self.raw)
 
     def take_infos(self) -> Infos:
-        """Return ``Episode.info`` of the episodes that ended since the last call.
+        """Return the ``Episode.info`` of each episode that ended since the last call.
 
-        Keys are pairs of step index and environment index. Step indices start at the last call or
-        at the last reset of all environments.
+        Keys are (step index, environment index) pairs. Steps are counted from the last call or
+        the last full reset.
         """
         now = self._now
         infos, now.infos, now.steps = now.infos, {}, 0
@@ -226,12 +228,12 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
 
     @property
     def env_steps(self) -> NDArray[np.int32]:
-        """Env steps of each environment in the last TensorDict step, ``[num_envs]``."""
+        """Number of env steps of each environment in the last TensorDict step, ``[num_envs]``."""
         return self._now.env_steps
 
     @property
     def env_steps_made(self) -> int:
-        """Total env steps of all environments in TensorDict steps."""
+        """Total number of env steps performed by TensorDict steps."""
         return self._now.made
 
     @property
@@ -240,7 +242,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         return self.normalizer is not None and self.normalizer.reward is not None
 
     def new_step(self) -> StepArrays:
-        """Allocate the arrays of one step."""
+        """Allocate the arrays for one step."""
         n = self.num_envs
         return StepArrays(
             next_observation=empty(self.observation_leaves, n),
@@ -263,17 +265,17 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
             forced = chosen & ~self._now.fresh
             if forced.any():
                 self._now.observation = {k: v.copy() for k, v in self._now.observation.items()}
-                # A time limit of TorchRL cut these episodes.
+                # A TorchRL time limit truncated these episodes.
                 self._now.finished += self._now.accounts.cut(forced)
                 self.restart(forced)
         self._now.fresh, self._now.ended = np.ones(self.num_envs, np.bool_), False
         return self._tensordict(self._now.observation)
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Step all environments; raise SettingError if a finished episode was not reset."""
+        """Step all environments; raise SettingError if a finished environment was not reset."""
         if self._now.ended:
             reason = "The environment was stepped after the end of an episode, without a reset"
-            hint = "Use env.step_and_maybe_reset, or repeat actions by make_env(action_repeat=...)"
+            hint = "Use env.step_and_maybe_reset, or set make_env(action_repeat=...)"
             raise SettingError("env", self.name, reason, hint)
         actions = {
             leaf.key: tensordict.get(leaf.key).detach().cpu().numpy() for leaf in self.action_leaves
@@ -318,7 +320,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
     def full_state(self) -> dict[str, Any]:
         """Return the complete state that the next step depends on, as tensors and plain values.
 
-        ``envs`` is ``None`` if the state of the environments cannot be captured.
+        The entry ``envs`` is ``None`` if the state of the environments cannot be captured.
         """
         try:
             states: list[Any] | None = self.backend.full_states() if self._now.started else []
@@ -343,13 +345,13 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         }
 
     not_resumable: str = ""
-    """Reason why the state of the environments cannot be captured; empty if it can."""
+    """Reason why the environments' state cannot be captured; empty if it can be captured."""
 
     def load_full_state(self, state: dict[str, Any]) -> bool:
-        """Restore a state of :meth:`full_state`.
+        """Restore a state returned by :meth:`full_state`.
 
         Returns:
-            Whether all environments continue exactly; if not, all environments have been reset.
+            Whether all environments continue exactly. Otherwise, all environments have been reset.
         """
         if self.normalizer is not None and state["normalizer"] is not None:
             self.normalizer.load_state_dict(state["normalizer"])
@@ -362,7 +364,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         self._begun_again = int(state["begun_again"])
         observation = empty(self.observation_leaves, self.num_envs)
         transforms = state.get("transforms", [])
-        if state["envs"] is not None or transforms:  # created by the first reset
+        if state["envs"] is not None or transforms:  # created by a first reset
             self.backend.reset(observation, env_seeds(0, self.num_envs))
             self.backend.load_state_of_transforms(transforms)
         if state["envs"] is None:
@@ -383,7 +385,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         return True
 
     def _begin_again(self) -> None:
-        """Start new episodes with seeds that neither the run nor its resumed parts have used."""
+        """Start new episodes with seeds that neither the original nor a resumed run has used."""
         self._begun_again += 1
         if self._first_seed is not None:
             self._seed = derived_seed(self._first_seed, self._begun_again, 0)

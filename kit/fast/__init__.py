@@ -11,5 +11,5 @@ if TYPE_CHECKING:
 
 __all__ = ["RMSprop"]
 
-# Lazy, because the modules of this package import each other.
+# Lazy, because the modules in this package import each other.
 __getattr__, __dir__ = lazy(__name__)

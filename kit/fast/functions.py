@@ -1,4 +1,4 @@
-"""Find the values that functions depend on: closures, globals and bound objects."""
+"""Find the values that functions depend on, such as closures, globals and bound objects."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 PLAIN = (bool, int, float, str, tuple, NoneType, np.generic)
-"""Types of plain values."""
+"""Types of plain values, which are compared by equality."""
 _OPAQUE = (type, ModuleType, Tensor, TensorDictBase)
 """Types of objects that are not searched."""
 _LIBRARIES = frozenset({"torch", "tensordict", "torchrl", "kit"})
@@ -25,18 +25,19 @@ _contents = operator.attrgetter("cell_contents")
 
 
 class CapturedVariables:
-    """Values that custom functions read: closure cells, globals and attributes of objects.
+    """Closure cells, globals and object attributes that custom functions read.
 
-    Attributes are found by the names in the code. For ``self.owner.ledger.policy_steps``, these are
-    ``owner``, ``ledger`` and ``policy_steps`` of every object on the path, and the attributes that
-    a property of that name reads.
+    Attributes are found by the names that occur in the code. The code
+    ``self.owner.ledger.policy_steps``, for example, includes the attributes ``owner``, ``ledger``
+    and ``policy_steps`` of every object on this path. For a property, the attributes that its
+    getter reads are included.
 
     Args:
-        found: Functions and the objects that they use; library functions are ignored.
+        found: Functions and the objects that these functions use. Library functions are ignored.
 
     Attributes:
-        values: Values at the time this object was created.
-        containers: Attributes that are dictionaries or lists.
+        values: Values of the variables when this object was created.
+        containers: Dictionaries and lists among the attribute values.
     """
 
     def __init__(self, found: Iterable[Any]) -> None:
@@ -56,15 +57,15 @@ class CapturedVariables:
         return chain(map(operator.getitem, *self._entries), map(_contents, self._cells))
 
     def changed(self) -> bool:
-        """Return whether a name refers to a different value than before."""
+        """Return whether any variable has a new value since this object was created."""
         return not all(map(is_same, self._current(), self.values))
 
 
 def _attributes(objects: Sequence[Any], names: set[str]) -> list[tuple[dict[str, Any], str]]:
-    """Return dictionary and key of attributes with these names, searching objects recursively.
+    """Return a (dictionary, key) pair for each attribute with one of these names.
 
-    Attributes of ``objects`` themselves and of modules are omitted. For a property, the names in
-    its code are followed.
+    Objects are searched recursively. Attributes of modules and of ``objects`` themselves are
+    omitted. For a property, the search continues with the names in the getter's code.
     """
     found: list[tuple[dict[str, Any], str]] = []
     queue = [(item, names) for item in objects]
@@ -98,12 +99,12 @@ def reachable_objects(watched: Sequence[Any]) -> Any:
 
 
 def _used_by(one: Any) -> list[Any]:
-    """Return the objects that a function uses, or an object's functions and modules."""
+    """Return the objects that a function uses, or the functions and modules in another object."""
     if isinstance(one, functools.partial):
         return [one.func, *one.args, one.keywords]
     if isinstance(one, MethodType):
         return [one.__self__, one.__func__]
-    if isinstance(one, FunctionType):  # functions defined in other files are skipped
+    if isinstance(one, FunctionType):  # skips functions from other files
         scope, captured = one.__globals__, CapturedVariables([one]).values
         return [v for v in captured if getattr(v, "__globals__", scope) is scope]
     if isinstance(one, nn.Module):
@@ -118,10 +119,10 @@ def _used_by(one: Any) -> list[Any]:
 
 
 def modules_of(watched: nn.Module) -> Iterator[nn.Module]:
-    """Yield a module, its submodules, and modules that are only attributes.
+    """Yield a module, its submodules, and modules that are plain attributes.
 
-    TorchRL's losses keep their networks as attributes, because the parameters are stored
-    separately. A list hides a network from training.
+    TorchRL's losses store their networks as plain attributes, because they register the parameters
+    separately. A module in a list is not registered as a submodule either.
     """
     found: set[int] = set()
     queue = [watched]
@@ -141,7 +142,7 @@ def _modules_in(value: Any) -> list[nn.Module]:
 
 
 def _is_custom(function: Any) -> bool:
-    """Return whether a function, method or partial belongs to no installed library."""
+    """Return whether a value is a partial, or a function or method outside installed libraries."""
     if isinstance(function, functools.partial):
         return True
     function = _unwrap(getattr(function, "__func__", function))
@@ -152,12 +153,12 @@ def _is_custom(function: Any) -> bool:
 
 
 def _unwrap(function: Any) -> Any:
-    """Return the function inside a decorator; TorchRL decorates ``forward`` of every loss."""
+    """Return the function that decorators wrap, such as ``forward`` of TorchRL's losses."""
     return inspect.unwrap(function) if isinstance(function, FunctionType) else function
 
 
 def is_foreign(function: Any) -> bool:
-    """Return whether code outside PyTorch, TorchRL and kit may have side effects."""
+    """Return whether a function or class is defined outside PyTorch, TorchRL and kit."""
     return _package(function) not in _LIBRARIES
 
 
@@ -166,7 +167,7 @@ def _package(function: Any) -> str:
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
-    """Yield the global and attribute names in a code object."""
+    """Yield the global and attribute names in a code object and its nested functions."""
     yield from code.co_names
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
@@ -185,6 +186,6 @@ def _is_filled(cell: Any) -> bool:
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Return whether two values are the same object, or equal plain values of one type."""
+    """Return whether two values are the same object, or equal plain values of the same type."""
     alike = type(one) is type(other) and isinstance(one, PLAIN)
     return one is other or (alike and bool(one == other))

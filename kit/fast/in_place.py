@@ -1,6 +1,7 @@
-"""Reuse memory of dead results in traced graphs, with bitwise equal results.
+"""Reuse the memory of intermediate results that a traced graph no longer needs.
 
-For a result as large as a CPU cache, allocating memory costs as much as the computation.
+Results stay bitwise equal. For a tensor as large as a CPU cache, allocating memory costs as much as
+the computation.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ _COMMUTING: dict[Any, Any] = {
     aten.add.Tensor: aten.add_.Tensor,
     aten.mul.Tensor: aten.mul_.Tensor,
 }
-"""Commutative operations, whose result may also be written to the second argument.
+"""Commutative operations, whose result may be written to either argument.
 
-In half precision, only the first argument is used, because PyTorch rounds only a first operand.
+In half precision, only the first argument is overwritten, because swapping the operands may change
+the rounding.
 """
 _HALF = {torch.bfloat16, torch.float16}
 
@@ -48,14 +50,14 @@ _GRADIENTS: dict[Any, Any] = {
 
 
 def work_in_place(graph: fx.Graph, memories: Memories, writes: Memories) -> None:
-    """Write results to memory that is not read afterwards.
+    """Write results to the memory of tensors that are no longer needed.
 
-    Memory of inputs and outputs, and memory that the traced function writes to, is not reused.
+    The memory of inputs and outputs is not reused, nor is memory that the traced function modifies.
 
     Args:
-        graph: Graph whose nodes hold their traced ``value``.
-        memories: Function that returns the memory a node refers to.
-        writes: Function that returns the memory a node's operation writes to.
+        graph: Graph whose nodes store their traced ``value`` in ``meta``.
+        memories: Function that returns the addresses of the memory that a node refers to.
+        writes: Function that returns the addresses of the memory that a node's operation modifies.
     """
     order = {node: number for number, node in enumerate(graph.nodes)}
     calls = [node for node in graph.nodes if node.op == "call_function"]
@@ -81,7 +83,7 @@ def work_in_place(graph: fx.Graph, memories: Memories, writes: Memories) -> None
 
 
 def _may_be_overwritten(node: fx.Node) -> list[Any]:
-    """Return arguments whose memory may hold the result."""
+    """Return the arguments whose memory could store the result of a node."""
     arguments: Any = node.args[:1]
     if node.target in _COMMUTING and not node.kwargs:
         arguments = node.args[: 1 if node.meta["value"].dtype in _HALF else 2]
@@ -100,7 +102,7 @@ def _same_layout(one: Any, other: Any) -> bool:
 
 
 def _overwrite(graph: fx.Graph, node: fx.Node, argument: fx.Node) -> None:
-    """Make an operation write its result to the memory of ``argument``."""
+    """Replace an operation with one that writes its result to the memory of ``argument``."""
     others = list(node.args)
     others.remove(argument)
     with graph.inserting_before(node):

@@ -1,9 +1,9 @@
-"""Compute matrix products of ensembles in the memory layout of their consumers.
+"""Compute matrix products of ensembles in the memory layout that later operations need.
 
-``vmap`` of a linear layer over its weights produces matrix products whose results or operands are
-transposed in memory, which takes a third of the time of the product. Computing the same sums in the
-same order in the other layout avoids the copy. Each product is computed both ways on random values
-of its shapes, and only replaced if the results are bitwise equal.
+If ``vmap`` is applied to a linear layer, the results or operands of its matrix products are
+transposed in memory. This takes a third as long as the product. Computing the same sums in the same
+order, but in the other layout, avoids the copy. Each product is computed both ways on random values
+of the same shapes. It is replaced only if the results are bitwise equal.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _SWAPPED = ((1, 2), (-2, -1), (2, 1), (-1, -2))
 
 
 Replace = Callable[[fx.Node, fx.Node], None]
-"""Function that replaces all uses of the first node by the second node."""
+"""Function that replaces all uses of the first node with the second node."""
 
 
 def use_better_layouts(
     graph: fx.Graph, touched: Callable[[fx.Node], bool], replace: Replace
 ) -> None:
-    """Compute products of a traced graph in the memory layout of their consumers.
+    """Compute matrix products in the memory layout that later operations need.
 
-    ``touched`` returns whether the memory of a node is written to or returned.
+    ``touched`` returns whether a node's memory is modified in place or returned by the graph.
     """
     for node in [node for node in graph.nodes if node.op == "call_function"]:
         if node.target not in _PRODUCTS or touched(node) or not node.users:
@@ -48,7 +48,7 @@ def use_better_layouts(
 def _gradient_of_weights(
     graph: fx.Graph, node: fx.Node, touched: Callable[[fx.Node], bool], replace: Replace
 ) -> None:
-    """Replace ``(x' g)'`` of each ensemble member by ``g' x``."""
+    """Replace ``(x' g)'`` with ``g' x`` for each ensemble member."""
     left, right = node.args
     if not _is_swapped(left) or not all(map(_is_swapped, node.users)):
         return
@@ -74,7 +74,7 @@ def _gradient_of_weights(
 def _outputs(
     graph: fx.Graph, node: fx.Node, touched: Callable[[fx.Node], bool], replace: Replace
 ) -> None:
-    """Replace ``(W x')'``, with all members' weights in one matrix, by ``x W'`` of each member."""
+    """Replace ``(W x')'``, where ``W`` joins all members' weights, with one ``x W'`` per member."""
     found = _chain(node.args[0], ({aten.transpose.int}, _VIEWS, {aten.mm.default}))
     if found is None or found[2].args[1].target is not aten.t.default:
         return
@@ -90,7 +90,7 @@ def _outputs(
     each = torch.bmm(x.expand(members, -1, -1), w.view(members, columns, inputs).mT)
     if not torch.equal(torch.mm(w, x.t()).view(members, columns, rows).mT, each):
         return
-    with graph.inserting_before(product):  # the weights may change after the product
+    with graph.inserting_before(product):  # the weights may be modified later
         shaped = _call(graph, aten.view.default, (weights, [members, columns, inputs]))
         transposed = _call(graph, aten.transpose.int, (shaped, 1, 2))
         expanded = _call(graph, aten.expand.default, (source, [members, rows, inputs]))
@@ -101,7 +101,7 @@ def _outputs(
 def _gradient_of_inputs(
     graph: fx.Graph, node: fx.Node, touched: Callable[[fx.Node], bool], replace: Replace
 ) -> None:
-    """Compute the gradient of inputs from output gradients that are concatenated over members."""
+    """Compute input gradients from output gradients that are concatenated over ensemble members."""
     left, weights = node.args
     targets = {aten.t.default}, _VIEWS, {aten.clone.default}, {aten.transpose.int}
     found = _chain(left, targets)
@@ -125,7 +125,7 @@ def _gradient_of_inputs(
 
 
 def _has_views(node: fx.Node, value: Tensor) -> bool:
-    """Return whether the views of a node also exist for a value in another layout."""
+    """Return whether every view of a node can also be created from ``value``."""
     for user in node.users:
         if user.op == "output" or not (user.target in _VIEWS or is_view(user.target)):
             continue
@@ -150,7 +150,7 @@ def _is_swapped(node: Any) -> bool:
 
 
 def _chain(node: Any, targets: Any) -> list[Any] | None:
-    """Follow first arguments through nodes with the given targets; ``None`` if a target differs."""
+    """Return the chain of first arguments with the given targets, or ``None`` if one differs."""
     found: list[Any] = []
     for allowed in targets:
         if not isinstance(node, fx.Node) or node.target not in allowed:
@@ -173,7 +173,7 @@ def _call(graph: fx.Graph, target: Any, args: Any, kwargs: Any = None) -> fx.Nod
 
 
 def _random_like(node: Any) -> Tensor:
-    """Return random values of a node's shape and dtype from a separate generator."""
+    """Return random values with a node's shape and dtype, drawn from a separate generator."""
     like = node.meta["value"]
     generator = torch.Generator(like.device).manual_seed(like.numel())
     return torch.empty_like(like, requires_grad=False).normal_(generator=generator)

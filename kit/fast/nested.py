@@ -1,4 +1,4 @@
-"""Fast conversion between tensors keyed by path and TensorDicts."""
+"""Fast conversion between TensorDicts and dictionaries of tensors keyed by path."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def nested(
     size: Sequence[int],
     device: torch.device | None = None,
 ) -> TensorDictBase:
-    """Create a TensorDict from tensors keyed by path, ten times faster without shape checks.
+    """Create a TensorDict from tensors keyed by path, skipping shape checks (ten times faster).
 
     Args:
-        entries: Tensors keyed by path; their shapes start with the batch size.
+        entries: Tensors keyed by path, each with the batch size as its leading dimensions.
         size: Batch size.
-        device: Device of all entries; ``None``: unspecified.
+        device: Device of all entries; ``None`` if unspecified.
     """
     root: dict[str, Any] = {}
     for path, tensor in entries.items():
@@ -28,12 +28,12 @@ def nested(
         for name in path[:-1]:
             group = group.setdefault(name, {})
         group[path[-1]] = tensor
-    # _new_unsafe also converts nested dictionaries.
+    # _new_unsafe also converts nested dictionaries to TensorDicts.
     return TensorDict._new_unsafe(root, torch.Size(size), device)  # type: ignore[no-any-return, unused-ignore]
 
 
 def entry(rows: Any, key: Any) -> Any:
-    """Return an entry of a TensorDict or dictionary, or ``None``; faster than ``get``."""
+    """Return an entry of a TensorDict or dictionary, or ``None``, like ``get`` but faster."""
     if type(rows) is not TensorDict:
         return rows.get(key)
     value: Any = rows
@@ -47,15 +47,15 @@ def entry(rows: Any, key: Any) -> Any:
 
 
 class Names(NamedTuple):
-    """Names of entries in a TensorDict."""
+    """Names of the entries in a TensorDict."""
 
     here: set[Any]
     below: dict[str, Names]
-    """Names of the entries of nested TensorDicts, keyed by the name of the nested TensorDict."""
+    """Names of the entries in each nested TensorDict, keyed by that TensorDict's name."""
 
 
 def names_of(rows: Any, others: Names) -> Names:
-    """Return the union of ``others`` and the entry names of a TensorDict or dictionary."""
+    """Return the entry names of a TensorDict or dictionary, merged with ``others``."""
     below = dict(others.below)
     for name in rows.keys():
         if type(rows) is TensorDict and type(rows._tensordict[name]) is TensorDict:
@@ -64,7 +64,7 @@ def names_of(rows: Any, others: Names) -> Names:
 
 
 def has_only(rows: Any, names: Names) -> bool:
-    """Return whether all entries of a TensorDict or dictionary have one of these names."""
+    """Return whether ``names`` contains the names of all entries of a TensorDict or dictionary."""
     if type(rows) is not TensorDict:
         return names.here.issuperset(rows.keys())
     entries = rows._tensordict
@@ -78,7 +78,7 @@ def has_only(rows: Any, names: Names) -> bool:
 
 
 def put(rows: TensorDictBase, key: Any, value: Tensor) -> None:
-    """Set an entry; at the root, without checking its batch size."""
+    """Set an entry. The batch size of a top-level entry is not checked."""
     name = key if type(key) is str else key[0] if len(key) == 1 else None
     if name is None or type(rows) is not TensorDict or rows.is_locked:
         rows.set(key, value)
@@ -87,7 +87,7 @@ def put(rows: TensorDictBase, key: Any, value: Tensor) -> None:
 
 
 def leaves(rows: TensorDictBase, above: tuple[str, ...] = ()) -> dict[tuple[str, ...], Tensor]:
-    """Return tensors keyed by path, ten times faster than ``keys(True, True)`` and ``get``."""
+    """Return all tensors keyed by path, ten times as fast as with ``keys`` and ``get``."""
     found: dict[tuple[str, ...], Tensor] = {}
     entries = rows._tensordict if type(rows) is TensorDict else rows
     for name, value in entries.items():
@@ -106,5 +106,5 @@ _NUMPY_DTYPES = frozenset(
 
 
 def on_host(tensor: Tensor) -> bool:
-    """Return whether a tensor shares its memory with NumPy."""
+    """Return whether a tensor can share its memory with a NumPy array."""
     return tensor.is_cpu and tensor.dtype in _NUMPY_DTYPES and not tensor.requires_grad

@@ -1,4 +1,4 @@
-"""Optimisers whose steps are fixed lists of tensor operations."""
+"""Optimisers whose steps are fixed sequences of tensor operations."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from kit.fast.vectors import joined, parts_of, vector_of
 
 
 class RMSprop(torch.optim.RMSprop):
-    """PyTorch's RMSprop with a step that consists of the same operations at any learning rate.
+    """RMSprop with a step whose operations do not depend on the learning rate.
 
-    PyTorch's RMSprop has no fused step, and its step takes as long as loss and gradients of a small
-    network. This class has the same state, and equal results up to rounding.
+    PyTorch's RMSprop has no fused step. For a small network, its step takes as long as computing
+    the loss and its gradients. This class has the same state and the same results up to rounding.
 
     Args:
         params: Parameters or parameter groups.
@@ -70,9 +70,9 @@ _FUSED = (Adam, AdamW, SGD, Adagrad, RMSprop)
 
 
 def step_is_fixed(optimizers: Sequence[Optimizer]) -> bool:
-    """Return whether the next step of each optimiser has the same operations as later steps.
+    """Return whether the next step of each optimiser performs the same operations as later steps.
 
-    This holds for fused optimisers without hooks from their second step on.
+    This is true for fused optimisers without hooks, starting with their second step.
     """
     for optimizer in optimizers:
         hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
@@ -91,9 +91,9 @@ def _is_fixed(optimizer: Optimizer, group: dict[str, Any]) -> bool:
 
 
 class FusedOptimizers:
-    """Stores learning rates and counters of fused optimisers in shared tensors.
+    """Stores the learning rates and step counters of fused optimisers in shared tensors.
 
-    Traced graphs then see changed learning rates and update all counters with one operation.
+    Traced graphs then use changed learning rates and update all counters with one operation.
     """
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
@@ -102,7 +102,7 @@ class FusedOptimizers:
         self.update()
 
     def update(self) -> None:
-        """Move new learning rates and counters to the tensors."""
+        """Move new learning rates and step counters to the shared tensors."""
         self.take_rates()
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
@@ -110,7 +110,7 @@ class FusedOptimizers:
                     _join(optimizer, group["params"], name)
 
     def take_rates(self) -> None:
-        """Move learning rates that were set to a number to their tensors."""
+        """Move learning rates that were set as plain numbers to the shared tensors."""
         for number, optimizer in enumerate(self._optimizers):
             for place, group in enumerate(optimizer.param_groups):
                 if type(group["lr"]) is not Tensor and group.get("fused"):
@@ -118,14 +118,14 @@ class FusedOptimizers:
 
     def _filled(self, place: tuple[int, int], group: dict[str, Any]) -> Tensor:
         if place not in self._rates:
-            device = group["params"][0].device  # GPU kernels read float32 rates
+            device = group["params"][0].device  # GPU kernels expect float32 rates
             kind = torch.float64 if device.type == "cpu" else torch.float32
             self._rates[place] = torch.zeros((), dtype=kind, device=device)
         return self._rates[place].fill_(group["lr"])
 
 
 def _join(optimizer: Optimizer, parameters: Sequence[Tensor], name: str) -> None:
-    """Store an optimiser's states with this name as views of one tensor."""
+    """Replace an optimiser's states of this name with views of one tensor."""
     first = optimizer.state.get(parameters[0], {}).get(name)
     if first is None or not first.is_cpu or first._is_view():
         return

@@ -1,8 +1,8 @@
-"""Compute large matrix products of traced graphs with oneDNN where it is faster.
+"""Compute large matrix products in traced graphs with oneDNN where it is faster than MKL.
 
 PyTorch multiplies float32 matrices with MKL, which uses only half of the 512-bit throughput of
-recent AMD CPUs. oneDNN, also part of PyTorch, is 2.1 times as fast for matrices of 256 x 256, but
-each call has an overhead of about 10 us. It sums in another order, so results round differently.
+recent AMD CPUs. oneDNN, also part of PyTorch, is 2.1 times as fast for 256 x 256 matrices, but each
+call has an overhead of about 10 us. oneDNN sums in a different order, so results round differently.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from torch import fx
 aten = torch.ops.aten
 
 LARGE = 1_400_000
-"""Number of multiplications from which oneDNN is used; both take the same time at 1,000,000."""
+"""Minimum number of multiplications for oneDNN. At 1,000,000, MKL takes the same time."""
 
 _PRODUCTS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default})
 _ZEN_5 = 26
-"""CPU family of AMD's first CPUs with full 512-bit throughput."""
+"""CPU family number of Zen 5, AMD's first CPUs with full 512-bit throughput."""
 
 
 @functools.cache
@@ -48,9 +48,10 @@ def are_faster() -> bool:
 
 
 def with_fast_products(graph: fx.Graph) -> fx.Graph | None:
-    """Return a copy of a graph with large products computed by oneDNN, or ``None``.
+    """Return a copy of a graph that computes large matrix products with oneDNN.
 
-    The graph contains CPU operations with ``dtype``, ``shape`` and ``stride`` in ``meta``.
+    Return ``None`` if the graph has no large products. The graph must consist of CPU operations
+    with ``dtype``, ``shape`` and ``stride`` in ``meta``.
     """
     if not any(map(_is_large, graph.nodes)):
         return None
@@ -88,7 +89,7 @@ def _product(graph: fx.Graph, node: fx.Node) -> fx.Node:
 
 
 def _linear(graph: fx.Graph, left: Any, right: Any, bias: Any = None) -> fx.Node:
-    """Multiply two matrices, choosing operands so that oneDNN copies as little as possible."""
+    """Multiply two matrices, or their transposes if oneDNN then copies less data."""
     (rows, inner), columns = _shape(left), _shape(right)[1]
     copied = 0 if left.meta["stride"] == (inner, 1) else rows * inner
     transposed_copied = 0 if right.meta["stride"] == (1, inner) else columns * inner

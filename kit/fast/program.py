@@ -1,4 +1,4 @@
-"""Traced graphs with their executors."""
+"""Traced graphs and their executors."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ Outputs = Mapping[Key, Tensor]
 
 _RANDOM = (random.Random, np.random.Generator, np.random.RandomState)
 _GLOBAL_RNGS: list[Any] = [random._inst, np.random.mtrand._rand]  # type: ignore[attr-defined]
-"""Global generators of Python's and NumPy's random modules."""
+"""Global random number generators of Python and NumPy."""
 
 
 class Program:
-    """Traced graph of one input signature, with its executor.
+    """A traced graph for one input signature, and its executor.
 
     Args:
-        recording: Recording of a call with inputs of this signature.
-        places: Positions of its inputs among the inputs of all graphs.
-        outputs: Names of its outputs.
-        executor: Requested executor.
-        fast_products: Whether large matrix products may round differently.
+        recording: Recording of a call with this input signature.
+        places: Positions of this graph's inputs among the inputs that any graph reads.
+        outputs: Names of the outputs.
+        executor: Name of the requested executor.
+        fast_products: Whether large matrix products may use oneDNN, which rounds differently.
         keeps_memory: Whether results may be written to preallocated memory.
 
     Attributes:
-        verified: Whether the graph is replayed instead of the function. Otherwise, the next call
-            runs both and compares their results.
+        verified: Whether calls replay the graph instead of running the function. Otherwise, the
+            next call runs both and compares the results.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Program:
         compiles = executor == "inductor"
         self._as_recorded, self.executor = executed(recording, "python" if compiles else executor)
         self._run = self._as_recorded
-        if compiles:  # inductor rounds and samples differently, so the plain graph is verified
+        if compiles:  # inductor rounds and samples differently, so the eager graph is verified
             self._run, self.executor = executed(recording, executor)
             self.rounds_otherwise = True
         self._in_own_memory: Run | None = None
@@ -78,7 +78,7 @@ class Program:
             self._run, _ = executed(faster, self.executor)
         found = None
         if keeps_memory:
-            with contextlib.suppress(RuntimeError):  # the memory may not support a view
+            with contextlib.suppress(RuntimeError):  # raised if a view does not fit the memory
                 found = with_own_memory(faster.graph, faster.constants)
         if found is not None:
             faster.graph, faster.constants = found
@@ -86,21 +86,22 @@ class Program:
             self._in_own_memory = run if executor == self.executor else None
 
     def verify_memory(self, outcome: Callable[[Run], Any]) -> None:
-        """Use preallocated memory if results are bitwise equal.
+        """Switch to preallocated memory if the results are bitwise equal.
 
         Args:
-            outcome: Function from an executor to its outputs and the values that it changes.
+            outcome: Function that runs an executor and returns its outputs and the values of the
+                tensors that it modifies in place.
         """
         if self._in_own_memory is None:
             return
         results, changed = outcome(self._run)
-        with contextlib.suppress(RuntimeError):  # an operation may reject the memory
+        with contextlib.suppress(RuntimeError):  # raised if an operation rejects the memory
             others, also_changed = outcome(self._in_own_memory)
             if all(map(equal, [*results, *changed], [*others, *also_changed])):
                 self._run = self._in_own_memory
 
     def select_inputs(self, values: Sequence[Tensor]) -> list[Tensor]:
-        """Return the inputs that this graph reads among the inputs of all graphs."""
+        """Select this graph's inputs from the inputs that any graph reads."""
         return [values[place] for place in self._places]
 
     def __call__(self, values: Sequence[Tensor]) -> Outputs:
@@ -109,20 +110,20 @@ class Program:
         return dict(zip(self._outputs, self._run(*self.select_inputs(values))))
 
     def as_recorded(self, values: Sequence[Tensor]) -> Outputs:
-        """Replay the graph with matrix products as traced."""
+        """Replay the graph exactly as traced, without faster products or compilation."""
         return dict(zip(self._outputs, self._as_recorded(*self.select_inputs(values))))
 
 
 def equal(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors are equal, where NaN equals NaN."""
+    """Return whether two tensors are equal, treating NaN as equal to NaN."""
     return torch.equal(one, other) or torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
 
 
 class RNGState:
-    """RNG states of PyTorch on all devices, Python and NumPy.
+    """RNG states of PyTorch (on all devices), Python and NumPy.
 
     Args:
-        others: Objects; Python and NumPy generators among them are included.
+        others: Objects that may include further Python or NumPy generators.
     """
 
     def __init__(self, others: Sequence[Any]) -> None:
@@ -137,7 +138,7 @@ class RNGState:
         return [pickle.dumps(one.__getstate__()) for one in self._host_generators]
 
     def drawn_on_the_host(self) -> bool:
-        """Return whether Python or NumPy has drawn random numbers since."""
+        """Return whether Python or NumPy has drawn random numbers since the states were saved."""
         return self._host_states() != self._states
 
     def restore(self) -> None:

@@ -1,4 +1,4 @@
-"""Remove redundant operations from traced graphs, with bitwise equal results."""
+"""Remove redundant operations from traced graphs without changing the results."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def simplify(
 ) -> None:
     """Eliminate common subexpressions and fold constants.
 
-    Operations on memory that any operation writes to are not changed. Neither are outputs: no two
-    outputs are merged, and outputs are new tensors in every call.
+    Operations on memory that is modified in place are left unchanged. Outputs are never merged, and
+    every call returns new tensors.
 
     Args:
-        graph: Graph whose nodes hold their traced ``value``.
-        constant: Function that inserts a placeholder for a tensor.
-        memories: Function that returns the memory a node refers to.
-        writes: Function that returns the memory a node's operation writes to.
-        replace: Function that replaces all uses of the first node by the second node.
+        graph: Graph whose nodes store their traced ``value`` in ``meta``.
+        constant: Function that inserts a placeholder for a constant tensor.
+        memories: Function that returns the addresses of the memory that a node refers to.
+        writes: Function that returns the addresses of the memory that a node's operation modifies.
+        replace: Function that replaces all uses of the first node with the second node.
     """
     calls = [node for node in graph.nodes if node.op == "call_function"]
     *_, output = graph.nodes
@@ -78,7 +78,7 @@ def _is_deterministic(node: fx.Node) -> bool:
 
 
 def _fuse_additions(graph: fx.Graph, node: fx.Node, constant: Callable[[Tensor], fx.Node]) -> None:
-    """Replace additions to adjacent scalars by one addition to the vector that contains them."""
+    """Replace additions to scalars that are adjacent in memory with one vector addition."""
     if node.target is not aten._foreach_add_.Scalar:
         return
     elements, number = node.args

@@ -1,15 +1,15 @@
 """Trace a function of tensors as a ``torch.fx.Graph``, including its backward pass.
 
-A TensorDict module or loss of a small network spends most of its time in Python: keys, modules and
-distributions. :func:`record` calls the function once under a dispatch mode that sees every tensor
-operation below autograd, and writes these operations to a graph. Parameters and buffers are inputs
-of the graph, so execution sees every in-place change of them.
+With small networks, TensorDict modules and losses spend most of their time in Python code for keys,
+modules and distributions. :func:`record` calls the function once under a dispatch mode that
+intercepts every tensor operation below autograd, and writes these operations to a graph. Parameters
+and buffers are inputs of the graph, so every execution uses their current values.
 
-A function that cannot be replayed raises :class:`TraceError`. Examples are Python code that depends
-on a tensor read on the host, shapes that depend on values (``x[x > 0]``), and random numbers from a
-custom generator. Two kinds of host reads are supported. Library checks that values are finite are
-omitted. Reads of constant settings, such as action bounds, are allowed; :meth:`Recording.is_valid`
-detects when these settings change.
+A function that cannot be replayed raises :class:`TraceError`. Examples are control flow that
+depends on tensor values, shapes that depend on values (``x[x > 0]``), and random numbers from a
+custom generator. Two kinds of host reads are supported. Checks in libraries that values are finite
+are omitted from the graph. Constant settings, such as action bounds, may be read;
+:meth:`Recording.is_valid` detects when they change.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from kit.fast.simplify import simplify
 aten = torch.ops.aten
 
 _UNDECLARED = {aten.native_batch_norm.default: (3, 4), aten.cudnn_batch_norm.default: (3, 4)}
-"""Arguments (running statistics) that operations modify without declaring it in their schema."""
+"""Indices of arguments (running statistics) that operations modify without declaring this."""
 
 _SEEN_BY_PYTHON = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
-"""Tags of operations whose result or shape depends on values and is visible to Python."""
+"""Tags of operations that expose tensor values, or shapes that depend on them, to Python."""
 _MEMORY_READS = frozenset({Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__})
 """Methods that read the memory of a tensor."""
 _READS = "reads a tensor on the host"
@@ -46,9 +46,9 @@ _version = operator.attrgetter("_version")
 
 
 class TraceError(Exception):
-    """Raised if a function decides something on the host and is not a fixed list of operations.
+    """Raised if a function is not a fixed sequence of tensor operations.
 
-    It is not a ``RuntimeError``, because many callers handle PyTorch's RuntimeErrors.
+    It is not a ``RuntimeError``, because many callers catch PyTorch's RuntimeErrors.
     """
 
 
@@ -61,29 +61,29 @@ class Recording:
 
     graph: fx.Graph
     inputs: list[Tensor]
-    """Inputs that are read, as they were during tracing; cleared once an executor is built."""
+    """Inputs that the graph reads, from the traced call; cleared once an executor is built."""
     inputs_read: list[int]
     """Positions of these inputs among the function's inputs."""
     inputs_changed: list[int]
     """Positions of the inputs that the function modifies in place."""
     constants: list[Tensor]
-    """Tensors that are neither inputs nor results: parameters and buffers."""
+    """Tensors that are neither inputs nor results, such as parameters and buffers."""
     changed: list[Tensor]
     """Tensors other than inputs that the function modifies in place, including views."""
     before: list[tuple[Tensor, Tensor]]
-    """Tensors that were modified in place, with their previous values; cleared like ``inputs``."""
+    """Tensors modified in place, paired with their previous values; cleared like ``inputs``."""
     _settings: list[Tensor]
-    """Tensors whose values Python has read."""
+    """Tensors whose values Python code has read."""
     _truth_tested: list[Tensor]
-    """Host tensors that Python has only compared with zero."""
+    """Host tensors that Python code has only tested for truth."""
     _pinned: list[Tensor]
-    """Tensors whose views, created during tracing, are part of the graph."""
+    """Tensors whose addresses must not change, such as the bases of views in the graph."""
 
     def __post_init__(self) -> None:
         self._store_state()
 
     def _store_state(self) -> None:
-        """Store the current values and addresses of settings."""
+        """Store the current values of settings and the current addresses of pinned tensors."""
         self._versions = [*map(_version, self._settings)]
         self._shown = [tensor.detach().numpy() for tensor in self._settings if _is_array(tensor)]
         self._values = [array.tobytes() for array in self._shown]
@@ -100,10 +100,10 @@ class Recording:
         ]
 
     def is_valid(self) -> bool:
-        """Return whether settings that Python has read and addresses of views are unchanged.
+        """Return whether settings read by Python code and all pinned addresses are unchanged.
 
-        For settings on a device, only versions are compared, because reading values would
-        synchronise. Changes through ``data`` are therefore missed.
+        For settings on a GPU, only tensor versions are compared, because reading values would
+        synchronise. Changes through ``Tensor.data`` are therefore missed.
         """
         return (
             [*map(_version, self._settings)] == self._versions
@@ -117,7 +117,7 @@ class Recording:
         _restore(self.before)
 
     def pin_constants(self) -> None:
-        """Require constants to keep their addresses and host values, for CUDA graphs."""
+        """Make the recording invalid if the address or host value of a constant changes."""
         self._pinned += self.constants
         self._settings += [tensor for tensor in self.constants if tensor.is_cpu]
         self._store_state()
@@ -136,9 +136,9 @@ def record(
         inputs: Tensors that do not share memory.
 
     Raises:
-        TraceError: If the function reads a tensor on the host that may differ in the next call,
-            other than in a library's check for finite values. Tensors that it had modified in place
-            are restored.
+        TraceError: If the function reads a tensor on the host that may differ in the next call.
+            Checks for finite values by libraries are allowed. Tensors that the function had
+            modified in place are restored.
     """
     recorder = _Recorder(inputs)
     # Validation of distribution arguments reads tensors on the host, so it is disabled.
@@ -158,9 +158,10 @@ def record(
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writes every operation below autograd to a graph.
 
-    While tracing, the nodes' ``meta`` contains ``value``, ``varies`` and ``settings``. ``value``
-    keeps the tensor alive, so that its address and id stay unique. ``varies`` is whether the tensor
-    may differ in the next call. If not, ``settings`` are the tensors that it depends on.
+    During tracing, the ``meta`` of a node contains ``value``, ``varies`` and ``settings``.
+    ``value`` keeps the tensor alive, so that its address and id stay unique. ``varies`` states
+    whether the tensor may differ in the next call. If not, ``settings`` contains the tensors that
+    the value depends on.
     """
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
@@ -168,7 +169,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.graph = fx.Graph()
         self.read: dict[int, Tensor] = {}
         self.truth_tested: dict[int, Tensor] = {}
-        self.tests_truth = False  # whether Python only compares the tensor with zero
+        self.tests_truth = False  # whether the current read is a truth test
         self._nodes: dict[int, fx.Node] = {}
         self._places: dict[Any, fx.Node] = {}
         self._constants: dict[fx.Node, None] = {}  # in order of appearance
@@ -176,7 +177,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._alive: list[Any] = []
         self._made: set[int] = set()
         self.saved: dict[Any, tuple[Tensor, Tensor]] = {}
-        self._replaced: dict[int, int] = {}  # memory of replaced nodes -> memory of new nodes
+        self._replaced: dict[int, int] = {}  # maps replaced memory to new memory
         self._inputs = [self._placeholder(tensor, varies=True) for tensor in inputs]
 
     def __torch_dispatch__(
@@ -188,7 +189,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return function(*args, **kwargs)
         dynamic = torch.Tag.dynamic_output_shape in function.tags
         for tensor in _seen_by_python(function, args):
-            self.allow_read(tensor, "makes a shape that depends on values" if dynamic else _READS)
+            self.allow_read(tensor, "creates a shape that depends on values" if dynamic else _READS)
         if torch.Tag.data_dependent_output in function.tags:
             return function(*args, **kwargs)
         if any(isinstance(value, torch.Generator) for value in kwargs.values()):
@@ -205,7 +206,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if reads and all(node in self._constants for node in reads):
                 self._constant_view(result, reads)
                 return
-            # Autograd creates many equal views, such as `detach`; they share one node.
+            # Autograd creates many equal views, for example with `detach`. They share one node.
             first = self._places.get(_place(result))
             if first is not None:
                 self._nodes[id(result)] = first
@@ -222,7 +223,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._made.update({_memory(tensor) for tensor in tensors_in(result)} - memory)
 
     def _result(self, node: fx.Node, result: Any, meta: dict[str, Any]) -> None:
-        """Map a result to ``node``, with further nodes for the tensors of a list."""
+        """Map a result to ``node``. The tensors in a list result get their own nodes."""
         node.meta = {"value": result, **meta}
         if isinstance(result, (list, tuple)):
             for number, item in enumerate(result):
@@ -237,7 +238,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return node
 
     def _node(self, tensor: Tensor) -> fx.Node:
-        """Return the node of a tensor; a tensor that is neither input nor result is a constant."""
+        """Return the node of a tensor. A tensor without a node becomes a constant."""
         if id(tensor) not in self._nodes:
             self._constant(tensor, varies=tensor.requires_grad)
         return self._nodes[id(tensor)]
@@ -248,7 +249,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return node
 
     def _constant_view(self, view: Tensor, reads: Sequence[fx.Node]) -> None:
-        """Make a view of a parameter a separate constant, because it shows every later change."""
+        """Add a view of a constant as another constant, because the view reflects later changes."""
         node = self._node(view)
         node.meta["varies"] |= any(read.meta["varies"] for read in reads)
         node.meta["settings"] = {k: t for r in reads for k, t in r.meta["settings"].items()}
@@ -266,14 +267,14 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # ------------------------------------------------------------------ in-place changes
     def _save_changed(self, function: Any, args: Any, kwargs: Any) -> None:
-        """Save tensors that the function has not created before an operation modifies them."""
+        """Save tensors from outside the function before an operation modifies them."""
         for tensor in tensors_in(_written(function, args, kwargs)):
             if _memory(tensor) not in self._made and _place(tensor) not in self.saved:
                 self.saved[_place(tensor)] = (tensor, tensor.clone())
 
     # ------------------------------------------------------------------ reads on the host
     def allow_read(self, tensor: Tensor, action: str = _READS) -> None:
-        """Record that Python reads a tensor; ``action`` describes the read in the error.
+        """Record that Python code reads a tensor. ``action`` describes the read in errors.
 
         Raises:
             TraceError: If the tensor may differ in the next call.
@@ -292,15 +293,15 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if written & {
             _memory(tensor) for tensor in (*self.read.values(), *self.truth_tested.values())
         }:
-            raise TraceError("it reads a tensor on the host that it writes to")
+            raise TraceError("it reads a tensor on the host that it modifies")
 
     # ------------------------------------------------------------------ finish
     def _replace(self, node: fx.Node, other: fx.Node) -> None:
-        """Replace ``node`` by ``other``, so that views of ``node`` become views of ``other``."""
+        """Replace ``node`` with ``other``. Views of ``node`` become views of ``other``."""
         pairs = zip(tensors_in(node.meta["value"]), tensors_in(other.meta["value"]))
         for old, new in pairs:
             before, after = self._current(_memory(old)), self._current(_memory(new))
-            if before != after:  # equal addresses would form a cycle
+            if before != after:  # mapping an address to itself would be a cycle
                 self._replaced[before] = after
         node.replace_all_uses_with(other)
 
@@ -310,11 +311,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return memory
 
     def _shown(self, memories: Callable[[fx.Node], set[int]]) -> Callable[[fx.Node], set[int]]:
-        """Return a function like ``memories`` that takes replaced nodes into account."""
+        """Return a version of ``memories`` that accounts for replaced nodes."""
         return lambda node: set(map(self._current, memories(node)))
 
     def finish(self, outputs: Sequence[Tensor]) -> Recording:
-        """Return the recording without redundant and unused operations."""
+        """Return the recording without redundant or unused operations."""
         self._check_reads()
         self.graph.output(tuple(self._node(tensor) for tensor in outputs))
         simplify(self.graph, self._constant, _memories, _memories_written, self._replace)
@@ -345,7 +346,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _MemoryReads(TorchFunctionMode):
-    """Reports conversions of tensors to NumPy arrays and lists to a recorder."""
+    """Notifies a recorder when a tensor is converted to a NumPy array or a list."""
 
     def __init__(self, recorder: _Recorder) -> None:
         super().__init__()
@@ -371,7 +372,7 @@ def _restore(saved: Reversible[tuple[Tensor, Tensor]]) -> None:
 
 
 def _metadata(value: Any) -> dict[str, Any]:
-    """Return the metadata of a traced value that executors need."""
+    """Return the metadata that executors need about a traced value."""
     if isinstance(value, (list, tuple)):
         return {"length": len(value)}
     strided = isinstance(value, Tensor) and value.layout is torch.strided
@@ -381,7 +382,7 @@ def _metadata(value: Any) -> dict[str, Any]:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """Return the tensors in a value, a list or a tuple."""
+    """Return a list of all tensors in a value, which may be a nested list or tuple."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, (list, tuple)):
@@ -390,10 +391,10 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 
 def _seen_by_python(function: Any, args: Sequence[Any]) -> list[Tensor]:
-    """Return arguments whose values determine a result or a shape visible to Python."""
+    """Return the arguments whose values an operation exposes to Python, directly or as a shape."""
     if _SEEN_BY_PYTHON.isdisjoint(function.tags):
         return []
-    if function is aten.index.Tensor:  # integer indices have known shapes, masks do not
+    if function is aten.index.Tensor:  # only masks give dynamic shapes
         return [index for index in tensors_in(args[1]) if not index.dtype.is_signed]
     return tensors_in(args)
 
@@ -430,14 +431,14 @@ def _memory(tensor: Tensor) -> int:
 
 
 def _place(tensor: Tensor) -> Any:
-    """Return a key of a tensor's address, shape, strides, dtype and device."""
+    """Return a key that consists of a tensor's address, shape, strides, dtype and device."""
     if tensor.numel() == 0 or tensor.layout is not torch.strided:
         return id(tensor)
     return (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
 
 
 def share_no_memory(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the tensors, with duplicates cloned because they may differ in later calls."""
+    """Return the tensors. Duplicates are cloned, because they may differ in later calls."""
     seen: set[Any] = set()
     separate = []
     for tensor in tensors:
@@ -452,7 +453,7 @@ def _is_array(tensor: Tensor) -> bool:
 
 
 def _is_finite_check(node: fx.Node) -> bool:
-    """Return whether a value is ``x.isfinite().all()`` or ``x.isnan().any()``."""
+    """Return whether a node computes ``x.isfinite().all()`` or ``x.isnan().any()``."""
     if node.target not in (aten.all.default, aten.any.default):
         return False
     inner: Any = node.args[0]
@@ -465,7 +466,7 @@ def _is_finite_check(node: fx.Node) -> bool:
 
 
 def _is_read_by_library() -> bool:
-    """Return whether a library reads a tensor; custom code may handle non-finite values."""
+    """Return whether a library reads the tensor. User code might handle non-finite values."""
     frame = sys._getframe(1)
     while frame.f_back and frame.f_globals["__name__"].startswith(("kit.fast.", "torch._")):
         frame = frame.f_back

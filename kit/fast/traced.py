@@ -1,4 +1,4 @@
-"""Functions of tensors that are traced once and then replayed without Python."""
+"""Functions of tensors that are traced once and then replayed without Python overhead."""
 
 from __future__ import annotations
 
@@ -33,41 +33,41 @@ _STALE = (
 class Traced:
     """A function of tensors that is traced, verified once, and then replayed without Python.
 
-    A graph is traced for each input signature: shapes, dtypes and strides of the inputs that are
-    read. The tracing call runs the function as usual. The next call runs both the graph and the
-    function from the same RNG states and values, and compares all outputs and in-place changes
-    bitwise. Later calls replay only the graph, with the same kernels, order and random numbers.
-    :class:`~kit.fast.policy.TracingPolicy` decides when to trace and when to repeat the comparison.
-    A repeated comparison detects a value that the function reads and whose change was missed.
-    Results since the last comparison may have used the old value.
+    A graph is traced for each input signature, which consists of the shapes, dtypes and strides of
+    the inputs that are read. The tracing call runs the function as usual. The next call runs both
+    the graph and the function from the same RNG states and values, and compares all outputs and
+    in-place changes bitwise. Later calls replay only the graph, with the same kernels, order and
+    random numbers. :class:`~kit.fast.policy.TracingPolicy` decides when to trace and when to repeat
+    the comparison. A repeated comparison detects unnoticed changes to values that the function
+    reads. Results since the previous comparison may then have used old values.
 
-    A function runs eagerly from then on if it cannot be traced (it decides something on the host,
-    draws random numbers of Python or NumPy, or changes its attributes), has hooks, or disagrees
-    with its graph. ``reason`` and one warning explain why.
+    A function permanently runs eagerly if it cannot be traced, has hooks, or disagrees with its
+    graph. It cannot be traced if its control flow depends on tensor values, if it uses random
+    numbers from Python or NumPy, or if it changes its own attributes. ``reason`` and one warning
+    explain why it runs eagerly.
 
-    Call it without gradients; gradients that the function computes are part of the graph.
+    Call it with gradients disabled. Gradients that the function computes are part of the graph.
 
     Args:
         function: Maps a dictionary or TensorDict of tensors to a dictionary of tensors. It may
-            modify its inputs, parameters and buffers in place. Entries that it sets in its argument
+            modify its inputs, parameters and buffers in place. Entries that it adds to its argument
             are lost unless it returns them. Other side effects, such as printing, only happen in
             eager calls.
-        watched: Modules, optimisers and other objects whose settings, parts and parameters the
-            function depends on; see :class:`~kit.fast.watch.Watch`.
-        name: Name of the function in the warning; empty: no warning.
+        watched: Modules, optimisers and other objects that the function depends on; see
+            :class:`~kit.fast.watch.Watch`.
+        name: Name of the function in the warning. If empty, there is no warning.
         executor: Name from :data:`~kit.fast.executors.EXECUTORS`, or ``"auto"``. ``"inductor"``
-            rounds and samples differently, so the plain graph is verified instead.
-        read_only: Whether outputs are only read. Outputs are then not copied and may be inference
-            tensors, which cannot be modified or take part in gradients.
-        fast_products: Whether large matrix products may round differently if
-            :mod:`kit.fast.products` is faster. Verification and eager calls use PyTorch's products.
-            Each signature is then traced at its first call, so that a resumed run rounds in the
-            same way.
-        verify_again: Whether the comparison is repeated; set it to false for a function that is
+            rounds and samples differently, so the uncompiled graph is verified instead.
+        read_only: Whether the caller only reads the outputs. They are then not copied and may be
+            inference tensors, which cannot be modified or used by autograd.
+        fast_products: Whether to use :mod:`kit.fast.products`, which rounds differently, where it
+            is faster. Verification and eager calls use PyTorch's matrix products. Each signature is
+            then traced at its first call, so that a resumed run rounds in the same way.
+        verify_again: Whether the comparison is repeated. Set it to false for a function that is
             only called with the inputs that its graph reads.
 
     Attributes:
-        reason: Reason why the function runs eagerly; empty if it is traced.
+        reason: Reason why the function runs eagerly; empty if it does not.
         is_stale: Whether a repeated comparison found a difference.
 
     Examples:
@@ -105,17 +105,17 @@ class Traced:
     # ------------------------------------------------------------------ state
     @property
     def replays(self) -> bool:
-        """Whether a graph has been verified, so that calls replay it."""
+        """Whether at least one graph has been verified and can be replayed."""
         return any(program.verified for program in self._programs.values())
 
     @property
     def keys_read(self) -> list[Key]:
-        """Keys of the inputs that are read; empty until a graph has been verified."""
+        """Keys of the inputs that the graphs read; empty until a graph has been verified."""
         return self._keys if self.replays else []
 
     @property
     def programs(self) -> int:
-        """Number of signatures with a traced graph."""
+        """Number of input signatures with a traced graph."""
         return len(self._programs)
 
     @property
@@ -124,9 +124,9 @@ class Traced:
         return next((p.executor for p in reversed(self._programs.values())), "")
 
     def refresh(self) -> bool:
-        """Drop the graphs if their dependencies have changed; return whether they were dropped.
+        """Drop the graphs if their dependencies have changed. Return whether any were dropped.
 
-        Call it before every call that may follow a change.
+        Call this before each call of the function that may follow a change.
         """
         if not self.watch.changed():
             for program in self._programs.values():
@@ -146,7 +146,7 @@ class Traced:
 
     # ------------------------------------------------------------------ a call
     def __call__(self, inputs: Inputs) -> Outputs:
-        """Return the function's outputs; inputs that it does not read may be omitted or added."""
+        """Return the function's outputs. Inputs that the function does not read may be omitted."""
         if not (self.reason or has_only(inputs, self._names)):
             self.clear()
         values = [entry(inputs, key) for key in self._keys]
@@ -165,7 +165,7 @@ class Traced:
     def _not_replayed(
         self, program: Program | None, inputs: Inputs, values: Sequence[Tensor], signature: Any
     ) -> Outputs:
-        """Run the function, and trace or verify it if tracing or verification is due."""
+        """Run the function. Trace or verify it if that is due."""
         if program is not None:
             return self._verify(program, inputs, values)
         if not self.reason:
@@ -175,7 +175,7 @@ class Traced:
         return self._trace(inputs)
 
     def _drop_unverified(self) -> None:
-        """Drop graphs of signatures that never recurred; run eagerly if no other graph is left."""
+        """Drop graphs whose signatures never recurred. Run eagerly from now on if none is left."""
         verified = {k: p for k, p in self._programs.items() if p.verified}
         if len(self._programs) - len(verified) < PATIENCE:
             return
@@ -208,7 +208,7 @@ class Traced:
             rng.restore()
             return self._eagerly(str(error), inputs)
         if rng.drawn_on_the_host():
-            self._stop("it draws random numbers of Python or NumPy")
+            self._stop("it uses random numbers from Python or NumPy")
             return outputs
         program = self._add_program(recording, keys, [*outputs], inputs)
         if program.rounds_otherwise:
@@ -227,7 +227,7 @@ class Traced:
         return outputs
 
     def _obstacle(self) -> str:
-        """Return the reason why the function cannot be traced; empty if it can."""
+        """Return the reason why the function cannot be traced, or an empty string if it can."""
         if self.watch.has_hooks():
             return "it has hooks, which a traced graph would not call"
         if self.policy.wastes_traces:
@@ -249,7 +249,7 @@ class Traced:
         return recording, dict(zip(names, outputs))
 
     def _check_own_changes(self) -> None:
-        """Drop the graphs if the function changed its attributes while it was traced."""
+        """Drop the graphs if the function changed its own attributes during tracing."""
         changed = self.watch.changed()
         if changed:
             self.clear()
@@ -257,13 +257,13 @@ class Traced:
             self._stop(self._with_name("it changes its own attributes"))
 
     def _with_name(self, reason: str) -> str:
-        """Append the name of the changed attribute to a reason, if it is known."""
+        """Append the name of the changed attribute to a reason, if the name is known."""
         return f"{reason}: {self.watch.changed_name}" if self.watch.changed_name else reason
 
     def _add_program(
         self, recording: Recording, keys: list[Key], outputs: list[Key], inputs: Inputs
     ) -> Program:
-        """Add a graph; signatures cover all inputs that any graph reads."""
+        """Add a graph. Signatures then cover all inputs that any graph reads."""
         read = [keys[number] for number in recording.inputs_read]
         if not set(read) <= set(self._keys):
             self._programs.clear()
@@ -285,7 +285,7 @@ class Traced:
 
     # ------------------------------------------------------------------ verification
     def _verify(self, program: Program, inputs: Inputs, values: Sequence[Tensor]) -> Outputs:
-        """Run graph and function from the same state, and accept the graph if they agree."""
+        """Run graph and function from the same state. Accept the graph if the results agree."""
         if self.refresh():
             return self._trace(inputs)
         changed = [*program.recording.changed, *map(inputs.get, program.inputs_changed)]
@@ -335,7 +335,7 @@ class Traced:
 
 
 def _failure_reason(error: RuntimeError) -> str:
-    """Return the reason why an executor failed, for example on an LSTM's packed weights."""
+    """Return the reason why an executor failed, such as an LSTM's packed weights."""
     cause = getattr(error, "inner_exception", None)  # set by torch.compile
     lines = str(cause or error).strip().splitlines()
     message = lines[0 if cause else -1].removeprefix("RuntimeError: ")
@@ -344,7 +344,7 @@ def _failure_reason(error: RuntimeError) -> str:
 
 
 def writable(tensor: Tensor) -> Tensor:
-    """Return a tensor that can be modified outside inference mode."""
+    """Return the tensor, or a clone if it is an inference tensor."""
     return tensor.clone() if tensor.is_inference() else tensor
 
 

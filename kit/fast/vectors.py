@@ -1,4 +1,4 @@
-"""Treat several tensors as parts of one vector, to process them with one operation."""
+"""Treat several tensors as parts of one vector, so that one operation can process them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import Tensor
 
 
 def vector_of(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the concatenation of flattened tensors; without a copy if they are adjacent."""
+    """Concatenate flattened tensors, without a copy if they are adjacent in memory."""
     vector = joined(tensors)
     return torch.cat([one.flatten() for one in tensors]) if vector is None else vector
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor | None:
-    """Return the vector whose consecutive parts are these tensors, or ``None`` if there is none."""
+    """Return the tensors as one vector without a copy; ``None`` if they do not fill a storage."""
     storage, offset = parts[0].untyped_storage(), 0
     for part in parts:
         if (

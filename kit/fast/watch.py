@@ -1,4 +1,4 @@
-"""Detect changes of the objects that a traced graph depends on."""
+"""Detect changes to the objects that a traced graph depends on."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _CONTAINERS = (dict, list, deque)
 _NO_SETTINGS = (type, ModuleType, nn.Module, Tensor, TensorDictBase)
 _PARTS = ("_parameters", "_buffers", "_modules", *_HOOKS)
 _MODULE_ATTRIBUTES = frozenset(vars(nn.Module())) - {"training"}
-"""Attributes of every module. Only the contents of the attributes in ``_PARTS`` are watched."""
+"""Attributes of every ``nn.Module``. Of these, only the contents of ``_PARTS`` are watched."""
 _GLOBAL_HOOKS = [
     *(
         getattr(nn.modules.module, f"_global_{kind}_hooks")
@@ -44,29 +44,30 @@ _hooks = operator.attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 class Watch:
-    """Detects changes of modules, optimisers and other objects that Python code depends on.
+    """Detects changes to modules, optimisers and other objects that Python code depends on.
 
-    Traced graphs read parameters in place, so an in-place change of a parameter is not a change
-    here. The following changes are detected:
+    In-place changes to parameters are ignored, because traced graphs always read the current
+    values. The following changes are detected:
 
-    - a new attribute value, such as a coefficient stored as a float or the training mode, also
-      inside attributes that are dictionaries, lists, deques, dataclasses or custom objects without
-      slots, and attributes of a module's custom class;
-    - a submodule, parameter, buffer or hook that was added, removed or replaced, including modules
-      that are attributes or in a list, tuple or dictionary attribute, and hooks of parameters, all
-      modules or optimisers; a change of ``requires_grad``;
-    - a change of an optimiser's settings or state;
-    - for custom functions, also in modules: closure cells, globals, the bound object, and the
-      attributes of these objects that their code names.
+    - new attribute values, such as a float coefficient or the training mode;
+    - new values in attributes that are dictionaries, lists, deques, dataclasses or custom objects
+      without slots, and new attribute values of a module's custom class;
+    - submodules, parameters, buffers and hooks that were added, removed or replaced. This includes
+      modules in list, tuple or dictionary attributes, and hooks on parameters, optimisers or all
+      modules;
+    - changes to ``requires_grad``;
+    - changes to an optimiser's settings or state;
+    - for custom functions and methods, changes to closure cells, globals, the bound object, and the
+      attributes of these objects that the code names.
 
-    Other changes are missed: in an array, a set or a nested list, behind a method of another
-    object, or in another file. :class:`~kit.fast.traced.Traced` detects them in a verification.
+    Other changes are missed, such as those in arrays, sets, nested lists, methods of other objects
+    or other files. :class:`~kit.fast.traced.Traced` detects them when it repeats its verification.
 
     Args:
         watched: Modules, optimisers, functions and other objects with attributes.
 
     Attributes:
-        changed_name: Name of the changed entry in the last call that found a change.
+        changed_name: Name of the changed entry that was detected most recently.
     """
 
     changed_name = ""
@@ -78,7 +79,7 @@ class Watch:
     def changed(self) -> bool:
         """Return whether anything has changed since the last call.
 
-        Called before every gradient step.
+        This method is called before every gradient step.
         """
         try:
             if (
@@ -115,13 +116,13 @@ class Watch:
         return any(is_foreign(hook) for place in places for hook in place.values())
 
     def values(self) -> list[Any]:
-        """Return all values of the last snapshot."""
+        """Return all values in the last snapshot."""
         copies = self._copies + self._class_copies
         lists = [one.values() if isinstance(one, dict) else one for one in copies]
         return [*chain(*lists, self._captured.values)]
 
     def settings(self) -> list[tuple[dict[str, Any], str, Any]]:
-        """Return every plain attribute as its dictionary, name and value."""
+        """Return a (dictionary, name, value) tuple for each attribute with a plain value."""
         places = [one for one in self._places if isinstance(one, dict)]
         entries = [(place, name, value) for place in places for name, value in place.items()]
         return [entry for entry in entries if isinstance(entry[2], PLAIN)]
@@ -134,7 +135,7 @@ class Watch:
         self._copies = [dict(one) if isinstance(one, dict) else [*one] for one in self._places]
         modules = [one for one in found if isinstance(one, nn.Module)]
         self._parameters = [parameter for one in modules for parameter in one.parameters()]
-        # Most containers are empty, and most attributes of modules are standard.
+        # It is faster to check empty containers and standard module attributes separately.
         self._empty = [place for place in self._places if not place]
         self._modules = [place for place in self._places if _is_module(place)]
         self._lengths = [*map(len, self._modules)]
@@ -160,12 +161,13 @@ def _places(watched: Any) -> Iterator[Any]:
         yield watched
     elif isinstance(watched, nn.Module):
         for module in modules_of(watched):
-            if not isinstance(module, TensorDictParams):  # its attributes change in every call
+            # The attributes of TensorDictParams change in every call.
+            if not isinstance(module, TensorDictParams):
                 yield from _with_contents(vars(module))
             parts = (vars(module).get(part) for part in _PARTS)
             yield from (
                 part for part in parts if isinstance(part, dict)
-            )  # TorchScript modules have none
+            )  # skip parts of TorchScript modules
         yield from filter(None, chain.from_iterable(map(_hooks, watched.parameters())))
     elif hasattr(watched, "__dict__"):
         yield from _with_contents(vars(watched))
@@ -176,14 +178,14 @@ def _places(watched: Any) -> Iterator[Any]:
 
 
 def _custom_classes(modules: list[nn.Module]) -> set[type]:
-    """Return the custom classes of modules and their parts."""
+    """Return the custom classes of modules and their submodules."""
     parts = (type(part) for one in modules for part in modules_of(one))
     kinds = {kind for part in parts for kind in part.__mro__}
     return {kind for kind in kinds if is_foreign(kind) and kind is not object}
 
 
 def _with_contents(attributes: Any) -> Iterator[Any]:
-    """Yield a dictionary and the dictionaries, lists and settings objects in it."""
+    """Yield a dictionary, and the contents of its containers and custom objects."""
     yield attributes
     for name, value in attributes.items():
         if name in _MODULE_ATTRIBUTES:
@@ -195,7 +197,7 @@ def _with_contents(attributes: Any) -> Iterator[Any]:
 
 
 def _has_settings(value: Any) -> bool:
-    """Return whether an object belongs to a custom class or a dataclass."""
+    """Return whether an object is an instance of a custom class or a dataclass."""
     if not hasattr(value, "__dict__") or isinstance(value, _NO_SETTINGS):
         return False
     return is_foreign(type(value)) or hasattr(value, "__dataclass_fields__")

@@ -1,4 +1,4 @@
-"""Hooks that change a value during a run by a schedule over a step counter."""
+"""Hooks that anneal a value during a run, using a schedule over a step counter."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 
 _LAZY_COUNTERS = ("env_steps", "episodes", "environment_errors")
-"""Counters that the ledger otherwise updates only for a metrics row or a checkpoint."""
+"""Counters that are normally updated only for a metrics row or a checkpoint."""
 _REMOVE_ONE = (
-    "remove one of the two hooks; recipes add no hook for lr_schedule=constant, "
-    "and no epsilon hook for epsilon_start=epsilon_end"
+    "remove one of the two hooks. Recipes add no learning-rate hook if lr_schedule=constant, "
+    "and no epsilon hook if epsilon_start equals epsilon_end"
 )
 
 
 @dataclass
 class _Value:
-    """A scheduled value: an attribute of ``owner``, or an entry of an optimiser's parameter group.
+    """A scheduled value: an attribute of ``owner``, or an entry in an optimiser's parameter group.
 
-    ``group`` is the index of the parameter group, because loading an optimiser replaces its group
-    dictionaries. ``start`` and ``end`` apply to a schedule that is given by name.
+    ``group`` is an index rather than the group itself, because loading an optimiser replaces its
+    group dictionaries. ``start`` and ``end`` apply only to a schedule that is given by name.
     """
 
     owner: Any
@@ -41,9 +41,9 @@ class _Value:
     end: float = 0.0
     schedule: Schedule | None = None
     asked: float | None = None
-    """Last value that was set, in double precision."""
+    """Value that was last set, in double precision."""
     written: float | None = None
-    """Last value that was set, as stored; ``None`` on a GPU, where reading it would synchronise."""
+    """Value that was last set, in its stored precision; ``None`` on a GPU, to avoid a sync."""
 
     @property
     def holder(self) -> Any:
@@ -51,7 +51,7 @@ class _Value:
         return self.owner if self.group is None else self.owner.param_groups[self.group]
 
     def get(self) -> Any:
-        """Return the current float or tensor."""
+        """Return the current value, a float or a tensor."""
         holder = self.holder
         return holder[self.name] if isinstance(holder, dict) else getattr(holder, self.name)
 
@@ -73,28 +73,30 @@ class _Value:
 
 
 class Anneal(KitHook):
-    """Sets an attribute of an object to the value of a schedule, once per iteration.
+    """Sets an object's attribute to a scheduled value once per iteration.
 
-    The value is exactly the start value in the first iteration and the end value when the run ends.
-    It depends only on the counter, so a resumed run continues the schedule.
+    The first iteration uses exactly the start value, and the run ends with exactly the end value.
+    The value depends only on the counter, so a resumed run continues the schedule.
 
     Args:
-        target: loss, module, optimiser, or a parameter group of an optimiser.
+        target: loss, module, optimiser, or an optimiser's parameter group.
         attribute: name of a float or tensor attribute (tensors are filled in place), or ``lr`` of
             an optimiser. ``lr`` sets all parameter groups, each from its initial learning rate.
-        schedule: function from the counter to the value, or a schedule name such as ``"linear"`` or
-            ``"warmup 0.1 cosine"`` (see :func:`~kit.steps.make_schedule`). A named schedule runs
-            from the value at registration to ``end``. ``"constant"`` only logs the value.
+        schedule: function that maps the counter to the value, or a schedule name such as
+            ``"linear"`` or ``"warmup 0.1 cosine"`` (see :func:`~kit.steps.make_schedule`). A named
+            schedule runs from the value at registration to ``end``. ``"constant"`` only logs the
+            value.
         end: final value of a named schedule.
         share_of_run: fraction of the run, in (0, 1], after which a named schedule ends.
-        counter: ledger counter that drives the schedule; by default ``policy_steps``, offline
-            ``gradient_steps``, or ``iterations`` for a named schedule if the total policy steps are
-            unknown. On a GPU, ``env_steps`` and ``episodes`` synchronise in every iteration.
+        counter: ledger counter that drives the schedule. Defaults to ``policy_steps``, to
+            ``gradient_steps`` for offline runs, or to ``iterations`` for a named schedule if the
+            total number of policy steps is unknown. On a GPU, reading ``env_steps`` or
+            ``episodes`` synchronises in every iteration.
         name: name of the logged metric.
 
     Raises:
-        SettingError: if the counter stays 0 during the run, the counter counts evaluations, the
-            schedule is unknown, or another hook sets the same value.
+        SettingError: if the counter stays 0 during the run or counts evaluations, the schedule is
+            unknown, or another hook sets the same value.
     """
 
     kind = "step"
@@ -123,11 +125,11 @@ class Anneal(KitHook):
 
     @property
     def name(self) -> str:
-        """Name of the hook: ``anneal_`` and the name of the value."""
+        """Name of the hook: ``anneal_`` followed by the name of the annealed value."""
         return f"anneal_{self.label}"
 
     def register(self, trainer: HookedTrainer, name: str | None = None) -> None:
-        """Bind the schedules to their values and register the hook under ``name``."""
+        """Create the schedules and register the hook under ``name``."""
         self.label = (name or self.label).removeprefix("anneal_")
         if self.schedule != "constant":
             for other, hook in trainer.registered_modules.items():
@@ -136,19 +138,19 @@ class Anneal(KitHook):
                     raise SettingError("hook", self.name, reason, _REMOVE_ONE)
             stale = ("evaluations", "evaluation_episodes")
             if self.counter in (*stale, *(["policy_steps"] if trainer.plan.offline else [])):
-                reason = "is not updated before the value of the next iteration is set"
+                reason = "is not updated before the next iteration's value is set"
                 counters = ["gradient_steps", "iterations"]
                 raise SettingError("counter", self.counter, reason, counters)
         self._set_schedules(trainer)
         super().register(trainer, self.name)
 
     def sets(self, value: _Value) -> bool:
-        """Return whether this hook sets the value ``value`` of another hook."""
+        """Return whether this hook also sets ``value``, which belongs to another hook."""
         same = (one.holder is value.holder and one.name == value.name for one in self.values)
         return self.schedule != "constant" and any(same)
 
     def _set_schedules(self, trainer: HookedTrainer) -> None:
-        """Create the schedule of every value, with its start value and duration fixed."""
+        """Create a schedule with a fixed start value and duration for every value."""
         self.counter = self.counter or _default_counter(self.schedule, trainer.plan)
         for optimizer in getattr(trainer.update, "optimizers", {}).values():
             for place, group in enumerate(optimizer.param_groups):
@@ -161,14 +163,14 @@ class Anneal(KitHook):
                 value.schedule = self.schedule
         elif self.schedule != "constant":
             if trainer.ledger.iterations and any(value.start is None for value in self.values):
-                reason = "is added after the run has begun, so its start value is unknown"
+                reason = "was added after the run began, so its start value is unknown"
                 hint = "add it before load(), or pass a schedule such as Linear(1.0, 0.0, 10_000)"
                 raise SettingError("hook", self.name, reason, hint)
             duration = round(_length(trainer.plan, self.counter) * self.share_of_run)
             starts = [float(one.get() if one.start is None else one.start) for one in self.values]
             if not any(starts) and all(one.start is None and not one.end for one in self.values):
-                reason = f"would stay 0 under the schedule {self.schedule!r}, which ends at 0"
-                hint = "set a nonzero start value, or pass end"
+                reason = f"would stay 0, because the schedule {self.schedule!r} also ends at 0"
+                hint = "set a nonzero start value, or pass a nonzero end to the hook"
                 raise SettingError(self.label, 0.0, reason, hint)
             for value, start in zip(self.values, starts):
                 value.schedule = make_schedule(self.schedule, start, value.end, duration)
@@ -202,22 +204,22 @@ class Anneal(KitHook):
             else:
                 self.value = asked = value.schedule(count)
                 if asked == value.asked and value.written is not None:
-                    continue  # the value is already set, as after the end of the schedule
+                    continue  # already set, for example because the schedule has ended
                 value.set(asked)
 
     def log(self, batch: Any) -> dict[str, Any]:
-        """Return the value of the last iteration as a metric."""
+        """Return the value used in the last iteration as a metric."""
         return {} if self.used is None else {f"schedule/{self.label}": self.used}
 
 
 class AnnealLearningRate(Anneal):
-    """Sets the learning rate of an optimiser to the value of a schedule, once per iteration.
+    """Sets an optimiser's learning rate to a scheduled value once per iteration.
 
     Args:
-        optimizer: optimiser; each parameter group starts from its initial learning rate.
-        schedule: schedule as in :class:`Anneal`.
+        optimizer: optimiser. Each parameter group starts from its initial learning rate.
+        schedule: function or schedule name, as in :class:`Anneal`.
         name: name of the logged metric.
-        **settings: other arguments of :class:`Anneal`.
+        **settings: other arguments for :class:`Anneal`.
 
     Examples:
         >>> from torch import nn
@@ -238,36 +240,37 @@ class AnnealLearningRate(Anneal):
 
 
 def anneal_coefficients(loss: nn.Module, **schedules: str) -> list[Anneal]:
-    """Create hooks that anneal coefficients of a loss, such as ``clip_epsilon``.
+    """Create hooks that anneal loss coefficients such as ``clip_epsilon``.
 
     Args:
         loss: loss that stores each coefficient as a tensor, as TorchRL losses do.
-        **schedules: schedule of each coefficient by name, as in :class:`Anneal`.
+        **schedules: name of the schedule for each coefficient, as in :class:`Anneal`.
 
     Raises:
-        SettingError: if a coefficient to anneal is 0 and the loss therefore omits its term.
+        SettingError: if a coefficient to anneal is 0, because the loss then omits its term.
     """
     changing = {name: kind for name, kind in schedules.items() if kind != "constant"}
     for name in changing:
         if getattr(loss, name, 0.0) is None:
-            reason = "removes its term from the loss, so the coefficient cannot be annealed"
+            reason = "removes the coefficient's term from the loss, so it cannot be annealed"
             raise SettingError(name, 0.0, reason, "use the schedule 'constant' or a nonzero value")
     return [Anneal(loss, name, kind) for name, kind in changing.items()]
 
 
 class AnnealExploration(Anneal):
-    """Anneals exploration noise from its initial to its final scale, once per iteration.
+    """Anneals the exploration noise scale from its initial to its final value.
 
-    The scales are ``eps_init`` and ``eps_end``, or ``sigma_init`` and ``sigma_end``, of the noise
-    module. The module's ``step()`` and ``annealing_num_steps`` are not used.
+    The scale is updated once per iteration. The noise module stores its initial and final values as
+    ``eps_init`` and ``eps_end``, or as ``sigma_init`` and ``sigma_end``. The module's ``step()``
+    and ``annealing_num_steps`` are not used.
 
     Args:
         policy: TorchRL's ``EGreedyModule``, ``AdditiveGaussianModule`` or
-            ``OrnsteinUhlenbeckProcessModule``, kit's versions of them, or a policy with such a
-            module.
-        schedule: schedule as in :class:`Anneal`.
+            ``OrnsteinUhlenbeckProcessModule``, kit's versions of these modules, or a policy that
+            contains such a module.
+        schedule: function or schedule name, as in :class:`Anneal`.
         name: name of the logged metric.
-        **settings: ``share_of_run`` and ``counter`` of :class:`Anneal`.
+        **settings: ``share_of_run`` and ``counter``, as in :class:`Anneal`.
 
     Raises:
         SettingError: if the policy has no noise that can be annealed.
@@ -300,31 +303,33 @@ class AnnealExploration(Anneal):
             self.values.append(_Value(module, noise, start=start, end=end))
 
     def end(self) -> None:
-        """Set the final noise scales, for playing the policy after training."""
+        """Set the noise scales to their final values for use after training."""
         for value in self.values:
             if value.schedule is not None:
                 value.set(value.end)
 
 
 def scales_of(module: nn.Module) -> list[str]:
-    """Return the attribute names of a module's exploration noise scales."""
+    """Return the names of a module's attributes that store exploration noise scales."""
     names = ("eps", "sigma")
     return [one for one in names if hasattr(module, one) and hasattr(module, f"{one}_end")]
 
 
 def anneal_epsilon(explore: nn.Module, cfg: Any, plan: StepPlan) -> AnnealExploration:
-    """Create the hook that decays epsilon according to the settings of DQN.
+    """Create the hook that decays epsilon according to DQN's settings.
 
     Args:
         explore: module that samples random actions with probability epsilon.
-        cfg: config with ``epsilon_start`` and ``epsilon_decay``, or ``exploration_share``.
-        plan: step plan. An exponential decay starts after a random prefill iteration.
+        cfg: config with the fields ``epsilon_start``, ``epsilon_end``, ``epsilon_decay`` and
+            ``exploration_share``.
+        plan: step plan. If it begins with a random prefill iteration, an exponential decay starts
+            after this iteration.
 
     Raises:
         SettingError: if ``exploration_share`` is set but has no effect.
     """
     if cfg.epsilon_decay is None:
-        falls = cfg.epsilon_start != cfg.epsilon_end  # custom schedules may set a constant epsilon
+        falls = cfg.epsilon_start != cfg.epsilon_end  # a custom hook may set a constant epsilon
         schedule = "linear" if falls else "constant"
         if not falls:
             checks.reject_unused(
@@ -339,7 +344,7 @@ def anneal_epsilon(explore: nn.Module, cfg: Any, plan: StepPlan) -> AnnealExplor
 
 
 class EndOfExploration(KitHook):
-    """Sets ``exploring`` of a loss module to true during the plan's ``exploration_steps``."""
+    """Sets a loss module's ``exploring`` flag during the plan's ``exploration_steps``."""
 
     kind: Kind = "step"
     operations: ClassVar = {"pre_optim_steps": "look"}
@@ -348,7 +353,7 @@ class EndOfExploration(KitHook):
         self.loss_module = loss_module
 
     def look(self) -> None:
-        """Set ``exploring`` before an update phase."""
+        """Update the loss module's ``exploring`` flag before an update phase."""
         trainer = self.trainer
         self.loss_module.exploring = trainer.policy_steps <= trainer.plan.exploration_steps
 
@@ -364,12 +369,12 @@ def _default_counter(schedule: Schedule | str, plan: StepPlan) -> str:
 def _length(plan: StepPlan, counter: str) -> int:
     """Return the value of a ledger counter at the end of the run."""
     if plan.iterations == 0:
-        return 1  # no value is used
+        return 1  # the length is not used if there are no iterations
     known = {"policy_steps": plan.total_policy_steps, "iterations": plan.iterations}
     length: int | None = known.get(counter)
     if counter not in known and can_count(plan):
         length = getattr(plan.after(plan.iterations), counter, None)
     if not length:
-        reason = "has no known total" if length is None else "stays 0 in this run"
+        reason = "has no known total in this run" if length is None else "stays 0 in this run"
         raise SettingError("counter", counter, reason, [name for name, end in known.items() if end])
     return length

@@ -1,4 +1,4 @@
-"""Base classes of hooks, and the trainer interface that hooks use."""
+"""Base classes for hooks, and the trainer interface that hooks use."""
 
 from __future__ import annotations
 
@@ -48,21 +48,22 @@ def snake_case(cls: type) -> str:
 
 
 class Hook(TrainerHookBase):
-    """Base class of hooks, which run at stages of the training loop.
+    """Base class for hooks, which run at stages of the training loop.
 
-    A TorchRL hook that registers itself and saves its state. ``kind`` declares its effects:
+    A TorchRL hook that registers itself and saves its state. ``kind`` declares how it affects the
+    run:
 
     - A ``step`` hook takes part in training. It may set a learning rate, fit a critic to the batch
       or end an update phase.
-    - An ``observer`` only logs, draws, saves or displays. The trained weights are bitwise equal
-      without it.
+    - An ``observer`` hook only logs, plots, saves or displays. Removing it leaves the trained
+      weights bitwise unchanged.
     """
 
     kind: Kind = "observer"
     operations: ClassVar[Mapping[str, str]] = {}
-    """Method names by the stage at which each method is registered."""
+    """Names of the methods to register, keyed by stage."""
     saved: ClassVar[Sequence[str]] = ()
-    """Names of the attributes that checkpoints save: tensors and plain values."""
+    """Names of the attributes to save in checkpoints, which must be tensors or plain values."""
     trainer: HookedTrainer
 
     @property
@@ -71,13 +72,13 @@ class Hook(TrainerHookBase):
         return snake_case(type(self))
 
     def register(self, trainer: HookedTrainer, name: str | None = None) -> None:
-        """Register the operations of this hook. Subclasses may add ``trainer.register_op`` calls.
+        """Register the hook's operations. Subclasses may add calls to ``trainer.register_op``.
 
         Raises:
-            SettingError: if the hook is registered with another trainer.
+            SettingError: if the hook is already registered with another trainer.
         """
         if getattr(self, "trainer", trainer) is not trainer:
-            reason = "is registered with another trainer, whose state the hook stores"
+            reason = "is already registered with another trainer, whose state it stores"
             raise SettingError("hook", type(self).__name__, reason, "create one hook per trainer")
         self.trainer = trainer
         trainer.register_module(name or self.name, self)
@@ -85,7 +86,7 @@ class Hook(TrainerHookBase):
             trainer.register_op(stage, getattr(self, method))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the attributes in ``saved``, which a resumed run restores."""
+        """Return the attributes listed in ``saved``, which a resumed run restores."""
         return {name: getattr(self, name) for name in self.saved}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -95,9 +96,10 @@ class Hook(TrainerHookBase):
 
 
 class KitHook(Hook):
-    """Base class of kit's own hooks, which declare how they use batches and training state.
+    """Base class for kit's own hooks, which declare how they use batches and training state.
 
-    Derive custom hooks from :class:`Hook`, and set the attributes that apply.
+    Custom hooks derive from :class:`Hook`. For attributes below that a custom hook does not set,
+    kit assumes ``True``.
     """
 
     keeps_batches = False

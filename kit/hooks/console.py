@@ -1,4 +1,4 @@
-"""Console output: plan, progress and ledger of a run."""
+"""Console output with the plan, progress and ledger of a run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Console(KitHook):
     A terminal shows a progress bar. Otherwise, a line is printed for every tenth of the run.
 
     Args:
-        title: first printed line; empty: no title.
+        title: first line to print; no title is printed if empty.
     """
 
     operations: ClassVar = {
@@ -125,7 +125,7 @@ class Console(KitHook):
         self.console.print("\n".join(lines), markup=False)
 
     def _earlier_best(self) -> list[str]:
-        """Return a line on the best evaluation, unless the last evaluation was the best."""
+        """Return a line about the best evaluation unless the last evaluation was the best one."""
         axis = self.trainer.plan.axis
         return [
             f"best evaluation: {hook.metric.removeprefix('evaluation/')} {_short(hook.value)} "

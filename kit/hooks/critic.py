@@ -22,21 +22,21 @@ from kit.update import Compile, Update, autocast_loss
 class FitCritic(KitHook):
     """Fits the critic to each batch with a separate optimiser, before advantages are computed.
 
-    The critic estimates value targets once per batch and is then trained on them for ``epochs``
-    passes of shuffled minibatches. The policy's advantages come from the fitted critic, as in
-    pyrado. Plan and ledger count only the policy's gradient steps. The critic's gradient steps are
-    logged as ``critic/gradient_steps``.
+    Value targets are computed once per batch with the current critic. The critic is then trained on
+    these targets for ``epochs`` passes over shuffled minibatches. As in pyrado, the policy's
+    advantages are computed with the fitted critic. The plan and ledger count only the policy's
+    gradient steps. The critic's gradient steps are logged as ``critic/gradient_steps``.
 
     Args:
-        critic: module from observations to ``state_value``.
+        critic: module that maps observations to ``state_value``.
         epochs: passes over each batch.
-        minibatch_size: transitions per minibatch; the last minibatch of a pass may be smaller.
+        minibatch_size: transitions per minibatch. The last minibatch of a pass may be smaller.
         learning_rate: learning rate of Adam.
-        loss: distance between value and target: ``l2``, ``l1`` or ``smooth_l1``.
-        max_grad_norm: maximum gradient norm; ``None``: no clipping.
+        loss: distance between values and targets: ``l2``, ``l1`` or ``smooth_l1``.
+        max_grad_norm: maximum gradient norm; ``None`` disables clipping.
         compile: execution mode, as in :class:`~kit.update.Update`.
-        precision: dtype of matrix products in the loss: ``float32`` or ``bfloat16``.
-        **horizon: ``gamma``, ``lmbda`` or ``n_step`` of :class:`~kit.advantages.GAE`.
+        precision: dtype for matrix products in the loss: ``float32`` or ``bfloat16``.
+        **horizon: ``gamma``, ``lmbda`` or ``n_step``, as in :class:`~kit.advantages.GAE`.
 
     Raises:
         SettingError: if the critic is recurrent, or ``epochs`` or ``minibatch_size`` is below 1.
@@ -61,7 +61,12 @@ class FitCritic(KitHook):
         **horizon: Any,
     ) -> None:
         if "is_init" in critic.in_keys:
-            raise SettingError("critic", type(critic).__name__, "is recurrent", "fit it jointly")
+            raise SettingError(
+                "critic",
+                type(critic).__name__,
+                "is recurrent, but only a feedforward critic can be fitted separately",
+                "use critic_epochs=0 to fit the critic jointly with the policy",
+            )
         self.epochs = whole_number("critic_epochs", epochs, at_least=1)
         self.minibatch_size = whole_number("critic_minibatch_size", minibatch_size, at_least=1)
         self.targets = GAE(value_network=critic, **horizon)
@@ -75,9 +80,9 @@ class FitCritic(KitHook):
         self._batches: list[TensorDictBase] = []
 
     def take(self, batch: TensorDictBase) -> None:
-        """Store the batch ``[num_envs, steps]`` of an iteration, after other hooks have changed it.
+        """Store an iteration's batch ``[num_envs, steps]``, including changes by other hooks.
 
-        A prefill batch that the policy trains on is joined to the first batch.
+        A prefill batch that the policy trains on is concatenated with the first batch.
         """
         prefilled = self._batches and self.trainer.ledger.iterations == 0
         joined = prefilled and self.trainer.plan.prefill_in_first_batch
@@ -85,7 +90,7 @@ class FitCritic(KitHook):
 
     @torch.no_grad()
     def fit(self) -> None:
-        """Fit the critic to the stored batch, which is not modified.
+        """Fit the critic to the stored batch without modifying the batch.
 
         Only the newest batch is used, so random prefill batches are skipped unless the policy
         trains on them.
@@ -101,12 +106,12 @@ class FitCritic(KitHook):
         self._metrics = means.peek()
 
     def log(self, batch: Any) -> dict[str, Any]:
-        """Return the mean loss over the last batch and the critic's gradient steps so far."""
+        """Return the mean loss for the last batch and the critic's total gradient steps so far."""
         losses = {f"critic/{name.removesuffix('_critic')}": v for name, v in self._metrics.items()}
         return {**losses, "critic/gradient_steps": self.gradient_steps}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return optimiser state and step count. The policy's loss module saves the weights."""
+        """Return the optimiser state and step count. The policy's loss module saves the weights."""
         return {"update": self.update.state_dict(), "gradient_steps": self.gradient_steps}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -116,9 +121,9 @@ class FitCritic(KitHook):
 
 
 def fit_critic(critic: Any, cfg: FittedCriticConfig, **horizon: Any) -> list[FitCritic]:
-    """Create the critic hook that a recipe's config requests; ``critic_epochs=0`` creates none.
+    """Return a list with the critic hook for a config; empty if ``critic_epochs`` is 0.
 
-    ``horizon`` passes further arguments to :class:`~kit.advantages.GAE`.
+    ``horizon`` contains further arguments for :class:`~kit.advantages.GAE`.
     """
     if not cfg.critic_epochs:
         return []

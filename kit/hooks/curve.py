@@ -14,9 +14,9 @@ from kit.logging.picture import BLUE, GREY, curve_axes, save_picture
 
 
 class LearningCurve(KitHook):
-    """Writes ``curve.png``: training and evaluation return against policy steps.
+    """Writes ``curve.png``, a plot of training and evaluation returns against policy steps.
 
-    Offline runs are drawn against gradient steps.
+    For offline runs, the x-axis shows gradient steps.
 
     Args:
         folder: run folder that contains ``metrics.csv``.
@@ -29,17 +29,17 @@ class LearningCurve(KitHook):
         self.folder, self.title = folder, title
 
     def draw(self) -> None:
-        """Draw the current rows of ``metrics.csv``."""
+        """Plot the returns that ``metrics.csv`` contains so far."""
         metrics = self.folder / "metrics.csv"
         if metrics.is_file():
             draw_curve(metrics, self.folder / "curve.png", self.title, self.trainer.plan.axis)
 
 
 def draw_curve(metrics: Path, picture: Path, title: str = "", axis: str = "policy_steps") -> None:
-    """Draw the returns in a ``metrics.csv`` file.
+    """Plot the returns in a ``metrics.csv`` file.
 
     Args:
-        metrics: CSV file of metrics.
+        metrics: CSV file with metrics.
         picture: PNG file to write.
         title: title of the plot.
         axis: column for the x-axis.
@@ -53,7 +53,7 @@ def draw_curve(metrics: Path, picture: Path, title: str = "", axis: str = "polic
     steps, returns = _column(rows, axis, "episode/return")
     if len(steps):
         (training,) = axes.plot(steps, returns, color=GREY, lw=1.0, label="training episodes")
-        training.set_zorder(2.5)  # draw over the thicker line, so that neither line hides the other
+        training.set_zorder(2.5)  # above the thicker line, so that neither line hides the other
     steps, returns = _column(rows, axis, "evaluation/return")
     if len(steps):
         spread, std = _column(rows, axis, "evaluation/return_std")
@@ -72,6 +72,6 @@ def draw_curve(metrics: Path, picture: Path, title: str = "", axis: str = "polic
 
 
 def _column(rows: list[dict[str, str]], axis: str, name: str) -> NDArray[np.float64]:
-    """Return steps and values of the rows that contain a metric, as an array ``[2, rows]``."""
+    """Return an array ``[2, rows]`` with the steps and values from all rows with a metric."""
     found = [(row[axis], row[name]) for row in rows if row.get(name)]
     return np.array(found, float).reshape(-1, 2).T

@@ -1,4 +1,4 @@
-"""Evaluation of a policy over whole episodes in separate environments."""
+"""Policy evaluation over complete episodes in separate environments."""
 
 from __future__ import annotations
 
@@ -33,28 +33,30 @@ from kit.steps.table import plural
 
 
 class Evaluator:
-    """Plays whole episodes with deterministic actions and reports statistics of their returns.
+    """Plays complete episodes with deterministic actions and reports return statistics.
 
     Every environment plays a fixed number of episodes, which avoids a bias towards short episodes.
-    Each evaluation seeds environments and RNG from ``seed`` and the evaluation's number. The same
-    policy therefore gets the same result if ``reset(seed=...)`` determines the environment's
-    behaviour. Environment state that outlives episodes is part of :meth:`state_dict`. Running
-    normalisation is frozen, and hidden state is reset at the start of each episode. The global RNG
-    state of all devices is restored, so evaluations do not affect training.
+    Each evaluation seeds environments and RNG with a value derived from ``seed`` and the
+    evaluation's index. Repeating an evaluation therefore gives the same result if
+    ``reset(seed=...)`` determines the environment's behaviour. :meth:`state_dict` includes
+    environment state that persists across episodes. Running normalisation statistics are frozen,
+    and hidden state is reset at the start of each episode. The global RNG state of all devices is
+    restored, so evaluations do not affect training.
 
     Args:
-        env: separate environments, which are switched to evaluation mode.
+        env: evaluation environments, which are switched to evaluation mode.
         policy: policy to evaluate.
-        episodes: episodes per evaluation; ``None``: the trainer's plan decides, or 10 without a
-            trainer.
-        max_steps: policy steps after which an unfinished episode is truncated. Its return so far
-            counts. This bounds evaluations in environments without a time limit.
-        seed: seed of environments and RNG.
+        episodes: episodes per evaluation. Defaults to the number in the trainer's plan, or to 10
+            without a trainer.
+        max_steps: policy steps after which an unfinished episode is truncated. The episode's return
+            up to this point is reported. This bounds evaluations in environments without a time
+            limit.
+        seed: seed for environments and RNG.
         exploration_type: how actions are chosen; deterministic by default.
         device: device of the policy; by default the device of its parameters.
-        particles: number of particles, see :class:`~kit.modules.particles.Particles`. With several
-            particles, the mean return of each particle and the best of them are logged.
-        fast_policy: how the policy is executed, see :class:`~kit.collectors.KitCollector`.
+        particles: number of particles (see :class:`~kit.modules.particles.Particles`). With several
+            particles, each particle's mean return and the best mean return are also logged.
+        fast_policy: how the policy is executed (see :class:`~kit.collectors.KitCollector`).
 
     Raises:
         SettingError: if a TorchRL transform or Gymnasium wrapper would update its statistics during
@@ -76,7 +78,7 @@ class Evaluator:
     ) -> None:
         if env.backend.learns is not None:
             reason = "would update its statistics during evaluations"
-            hint = "freeze() it, or use normalize_observation and normalize_reward of make_env(...)"
+            hint = "freeze it, or use make_env(normalize_observation=..., normalize_reward=...)"
             raise SettingError("evaluate", env.backend.learns, reason, hint)
         self.env = env.eval()
         self.particles = particles
@@ -85,25 +87,25 @@ class Evaluator:
         requested = 10 if episodes is None else episodes
         self.episodes = whole_number("evaluation_episodes", requested, at_least=1)
         self.max_steps = whole_number("evaluation_max_steps", max_steps, at_least=1)
-        self._cut = 0  # truncated episodes of the last evaluation
+        self._cut = 0  # number of truncated episodes in the last evaluation
         self.seed = whole_number("seed", seed)
         self.exploration_type = exploration_type
         self.device = _device_of(policy) if device is None else usable_device(device=device)
         self.fast_policy = fast_policy_of(fast_policy)
         how = {"exploration_type": exploration_type, "device": self.device}
         how |= {"fast_policy": self.fast_policy, "keeps_outputs": False}
-        with in_training(policy, False):  # copies a GPU policy in evaluation mode
+        with in_training(policy, False):  # so that a GPU policy is copied in evaluation mode
             self._actor = ActionSelector(env, policy, **how)
 
     def __call__(self, number: int = 0) -> dict[str, float]:
         """Evaluate the policy once.
 
         Args:
-            number: index of this evaluation in its run, from 0; part of the seed.
+            number: index of this evaluation within its run, starting at 0. The seed depends on it.
 
         Returns:
-            Mean, population standard deviation, minimum and maximum of the returns, the mean length
-            in policy steps, and means of numeric ``info`` entries.
+            Mean, population standard deviation, minimum and maximum of the returns, mean episode
+            length in policy steps, and means of numeric ``info`` entries.
             ``evaluation/truncated_episodes`` is included if episodes were truncated after
             ``max_steps``.
         """
@@ -121,7 +123,7 @@ class Evaluator:
         return columns
 
     def play(self, number: int = 0) -> list[Episode]:
-        """Play and return the episodes of one evaluation."""
+        """Play the episodes of one evaluation and return their results."""
         env = self.env
         seed = derived_seed(self.seed, number)
         env.set_seed(seed)
@@ -153,18 +155,18 @@ class Evaluator:
         return schedule.finished
 
     def again(self, *, episodes: int, seed: int, **env: Any) -> Evaluator:
-        """Create an evaluator of the same policy with a new set of environments.
+        """Create an evaluator for the same policy with new environments.
 
         Args:
             episodes: episodes per evaluation.
-            seed: seed of environments and RNG.
-            **env: arguments of ``make_env`` to change.
+            seed: seed for environments and RNG.
+            **env: ``make_env`` arguments to override.
 
         Raises:
             SettingError: if the environments cannot be created a second time.
         """
         if self.env.make_again is None:
-            reason, hint = "cannot be created a second time", "use make_env(id or function)"
+            reason, hint = "cannot be created a second time", "use make_env with an ID or function"
             raise SettingError("env", self.env.name, reason, hint)
         copied = self.env.make_again(**env)
         copied.normalizer = self.env.normalizer
@@ -180,10 +182,11 @@ class Evaluator:
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the environments. Warn once if it cannot be captured."""
         known = self.env.not_resumable
-        state = {**self.env.full_state(), "normalizer": None}  # saved with the training envs
+        # The training environments save the normalizer.
+        state = {**self.env.full_state(), "normalizer": None}
         if state["not_resumable"] and not known:
             what = "Checkpoints do not contain the state of the evaluation environments"
-            then = "In a resumed run, state that outlives episodes starts from scratch."
+            then = "In a resumed run, state that persists across episodes starts from scratch."
             warnings.warn(f"{what}: {state['not_resumable']}. {then}", stacklevel=2)
         return state
 
@@ -197,7 +200,7 @@ class Evaluator:
 
 
 def _memory(env: VectorEnv) -> RolloutBuffer:
-    """Create a reusable rollout buffer; large observations get few rows, to fit CPU caches."""
+    """Create a reusable rollout buffer. Larger observations get fewer rows, to fit CPU caches."""
     row = sum(leaf.dtype.itemsize * math.prod(leaf.shape) for leaf in env.observation_leaves)
     return RolloutBuffer(env, min(SMALL // (row * env.num_envs) + 1, CHUNK))
 
@@ -207,18 +210,18 @@ class _EpisodeQuota(ActiveEnvs):
 
     def __init__(self, env: VectorEnv, episodes: int, max_steps: int) -> None:
         super().__init__(env.num_envs)
-        self.cut = 0  # truncated episodes
+        self.cut = 0  # number of truncated episodes
         self.room = self._max_steps = max_steps  # policy steps until an episode is truncated
         self._env = env
-        self.steps = 0  # policy steps of each environment
+        self.steps = 0  # policy steps taken in each environment
         self.finished: list[Episode] = []
         self._statistics = EpisodeStatistics(self.num_envs)
         self._left = np.full(self.num_envs, episodes // self.num_envs)
         self._left[: episodes % self.num_envs] += 1
-        self._quotas = self._left.tolist()  # episodes of each environment that are not counted yet
+        self._quotas = self._left.tolist()  # episodes per environment that remain to be counted
 
     def stepped(self, result: StepArrays) -> None:
-        """Update which environments have finished their quota.
+        """Update the number of episodes that each environment still has to play.
 
         Raises:
             EnvError: if a reward or an observation is infinite or NaN.
@@ -236,8 +239,8 @@ class _EpisodeQuota(ActiveEnvs):
         """Count the episodes that ended since the last call.
 
         Args:
-            buffer: buffer that contains these steps, from its first row.
-            steps: number of rows, including unwritten rows after the last episode.
+            buffer: buffer whose first rows contain the new steps.
+            steps: number of these rows, including unwritten rows after the last episode.
         """
         # Rows that were not written contain no episode ends.
         reward, terminated, truncated, env_steps = buffer.whole.counted
@@ -247,7 +250,7 @@ class _EpisodeQuota(ActiveEnvs):
         self._set_room()
 
     def cut_longest(self) -> Mask | None:
-        """Truncate the episodes that reached the maximum length, and return their environments."""
+        """Truncate episodes at the maximum length and return a mask of their environments."""
         if self.room > 0 or self.done:
             return None
         longest = (self._statistics.lengths >= self._max_steps) & (np.array(self._quotas) > 0)
@@ -271,6 +274,6 @@ class _EpisodeQuota(ActiveEnvs):
 
 
 def _device_of(policy: object) -> torch.device:
-    """Return the device of a policy's parameters, or the CPU if it has none."""
+    """Return the device of a policy's parameters, or the CPU if the policy has no parameters."""
     parameters = policy.parameters() if isinstance(policy, nn.Module) else iter(())
     return next((parameter.device for parameter in parameters), torch.device("cpu"))

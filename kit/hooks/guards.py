@@ -31,8 +31,8 @@ def not_finite(what: str, gradient_steps: int, checkpoint: Path | None) -> NonFi
 class NaNGuard(KitHook):
     """Ends the run when a training metric is NaN or infinite.
 
-    Every metrics row is checked. The metrics since the last row are checked before every
-    checkpoint, so a saved checkpoint is always finite.
+    Every metrics row is checked. The metrics since the last row are also checked before each
+    checkpoint, so a checkpoint is saved only if all metrics are finite.
     """
 
     name = "nan_guard"
@@ -49,7 +49,8 @@ class NaNGuard(KitHook):
         """Check the training metrics of a row.
 
         Raises:
-            NonFiniteError: if a metric is not finite. Losses are reported first.
+            NonFiniteError: if a metric is not finite. If any losses are not finite, only these
+                losses are named.
         """
         bad = [
             name
@@ -67,7 +68,7 @@ class TimeLimit(KitHook):
     """Ends the run after a number of seconds, once the current iteration is complete.
 
     Args:
-        seconds: time limit, counted from the start of the run or of the resumed process.
+        seconds: time limit in seconds. When a run is resumed, the clock starts again.
     """
 
     kind = "step"
@@ -92,14 +93,15 @@ class StopWhen(KitHook):
 
     Args:
         metric: name of a metrics column.
-        reached: value at which to stop, after at least one iteration; ``None``: no such value.
-        patience: number of rows with the metric but without a new best value after which to stop;
-            ``None``: never.
+        reached: value at which the run stops, after at least one iteration; ``None`` disables this
+            condition.
+        patience: number of consecutive rows with the metric but no new best value, after which the
+            run stops; ``None`` disables this condition.
         mode: whether larger (``max``) or smaller (``min``) values are better.
 
     Raises:
-        SettingError: if ``reached`` and ``patience`` are both ``None``, ``reached`` is not a number
-            or ``patience`` is less than 1.
+        SettingError: if ``reached`` and ``patience`` are both ``None``, if ``reached`` is not a
+            number, or if ``patience`` is less than 1.
     """
 
     kind = "step"
@@ -115,7 +117,12 @@ class StopWhen(KitHook):
         mode: Literal["max", "min"] = "max",
     ) -> None:
         if reached is None and patience is None:
-            raise SettingError("reached", None, "defines no stop condition", "or set patience")
+            raise SettingError(
+                "reached",
+                None,
+                "cannot be combined with patience=None, because nothing would stop the run",
+                "set reached or patience",
+            )
         self.metric = metric
         self.reached = None if reached is None else real_number("reached", reached)
         self.patience = None if patience is None else whole_number("patience", patience, at_least=1)
@@ -127,7 +134,8 @@ class StopWhen(KitHook):
     def end(self) -> None:
         """Warn if no row of a complete run contained the metric."""
         plan, ledger = self.trainer.plan, self.trainer.ledger
-        complete = getattr(ledger, plan.axis) >= (plan.length or 0)  # else it may be logged later
+        # A resumed run may still log the metric if this run is incomplete.
+        complete = getattr(ledger, plan.axis) >= (plan.length or 0)
         if self.best is None and self._columns and complete:
             near = nearest_first(self.metric, sorted(self._columns))[0]
             what = f"StopWhen never found the metric {self.metric!r}, so it could not stop the run"
@@ -155,14 +163,14 @@ class StopWhen(KitHook):
 
 
 class TargetKL(KitHook):
-    """Ends an update phase when the policy has moved too far from the collecting policy.
+    """Ends an update phase when the policy diverges too far from the data-collecting policy.
 
     If the loss's estimate of the KL divergence exceeds 1.5 times the target after an epoch, the
-    remaining epochs are skipped and counted as skipped.
+    remaining epochs are skipped and recorded as skipped.
 
     Args:
-        target: KL divergence in nats; ``None`` disables the hook.
-        metric: name of the loss's KL estimate.
+        target: target KL divergence in nats; ``None`` disables the hook.
+        metric: name of the loss output with the KL estimate.
     """
 
     kind = "step"
@@ -172,13 +180,13 @@ class TargetKL(KitHook):
         self.target, self.metric = target, metric
 
     def register(self, trainer: HookedTrainer, name: str | None = None) -> None:
-        """Register at ``post_epoch`` if a target is set."""
+        """Register the hook for the ``post_epoch`` stage if a target is set."""
         if self.target is not None:
             super().register(trainer, name)
             trainer.register_op("post_epoch", self.look)
 
     def look(self) -> None:
-        """Skip the rest of the update if the last gradient step exceeds the KL limit."""
+        """Skip the rest of the update if the last KL estimate exceeds the limit."""
         metrics = self.trainer.last_metrics or {}
         assert self.target is not None
         if float(metrics[self.metric]) > 1.5 * self.target:

@@ -1,4 +1,4 @@
-"""Hooks that save policies: the best evaluated policy, and the final policy."""
+"""Hooks that keep the best evaluated policy and save the final policy."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from kit.steps.errors import SettingError, nearest_first, one_of
 class BestPolicy(KitHook):
     """Keeps the weights and normalisation statistics of the best evaluation so far.
 
-    On ties, the latest evaluation is kept: if returns have a maximum, early policies may reach it
-    by chance in a few episodes. The best policy is part of checkpoints, so a resumed run keeps it.
-    Play it with ``kit evaluate RUN --best``. :meth:`restore` copies it into the trainer.
+    On ties, the latest evaluation wins, because early policies may reach the maximum return by
+    chance in a few episodes. Checkpoints contain the best policy, so a resumed run keeps it. Play
+    the best policy with ``kit evaluate RUN --best``, or copy it into the trainer with
+    :meth:`restore`.
 
     Args:
-        metric: name of an evaluation metric column.
+        metric: name of a metrics column that evaluations report.
         mode: whether larger (``max``) or smaller (``min``) values are better.
 
     Attributes:
         value: best value of the metric; ``None`` before the first evaluation.
         policy_steps: policy steps at the best evaluation.
         gradient_steps: gradient steps at the best evaluation.
-        states: state dicts of the best policy, by component name.
+        states: state dicts of the best policy, keyed by component name.
     """
 
     operations: ClassVar = {"log_row": "look", "shutdown": "end"}
@@ -53,7 +54,7 @@ class BestPolicy(KitHook):
             warnings.warn(f"{what}. The most similar column is {near!r}.", stacklevel=2)
 
     def look(self, row: dict[str, Any]) -> None:
-        """Keep the current policy if the row's evaluation is the best so far, or ties with it."""
+        """Keep the current policy if the row's evaluation equals or beats the best one so far."""
         value = row.get(self.metric)
         if value is None and any(name.startswith("evaluation/") for name in row):
             self._columns |= row.keys()
@@ -73,26 +74,28 @@ class BestPolicy(KitHook):
         """Load the weights and statistics of the best evaluation into the trainer's components.
 
         Raises:
-            SettingError: if no evaluation was made, or the trainer has different components.
+            SettingError: if no policy has been evaluated, or the trainer has other components.
         """
         parts = self.trainer.policy_parts()
         if parts.keys() != self.states.keys():
-            reason = f"has states of {sorted(self.states)}, but the trainer has {sorted(parts)}"
-            raise SettingError("best", self.metric, reason, "build the trainer as in that run")
+            reason = (
+                f"has the components {sorted(self.states)}, but the trainer has {sorted(parts)}"
+            )
+            raise SettingError("best", self.metric, reason, "build a trainer with these components")
         for name, part in parts.items():
             part.load_state_dict(copy.deepcopy(self.states[name]))
 
 
 class SavePolicy(KitHook):
-    """Saves the policy to a folder at the end of a run, and passes the folder to the loggers.
+    """Saves the policy to a folder at the end of a run and passes the folder to the loggers.
 
     The folder contains the config, and the last and best weights with their normalisation
-    statistics. It omits replay buffer, optimiser and metrics, so it is small enough to share. It
-    can be used like a run folder by ``kit evaluate``, ``SavedRun`` and ``init_from``. W&B stores
-    it as a model. A run that fails writes no folder. A resumed run overwrites it.
+    statistics. The folder omits the replay buffer, optimiser and metrics, so it is small enough to
+    share. ``kit evaluate``, ``SavedRun`` and ``init_from`` accept the folder like a run folder. W&B
+    stores the folder as a model. A failed run writes no folder, and a resumed run overwrites it.
     """
 
-    # "setup" covers resuming a finished run, which writes no further checkpoint.
+    # "setup" covers a resumed run that has already finished and writes no further checkpoint.
     operations: ClassVar = {"setup": "write_last", "save": "write_last"}
 
     def __init__(self, folder: Path | str) -> None:
@@ -106,8 +109,10 @@ class SavePolicy(KitHook):
         """
         super().register(trainer, name)
         if trainer.folder is None:
-            reason = "is written with the last checkpoint, but this run has no folder"
-            raise SettingError("SavePolicy", str(self.folder), reason, "pass the trainer a folder")
+            reason = "is written with the last checkpoint, but this run has no run folder"
+            raise SettingError(
+                "SavePolicy", str(self.folder), reason, "pass the trainer folder=..."
+            )
 
     def write_last(self) -> None:
         """Write the policy folder if the run has ended.

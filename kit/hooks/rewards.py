@@ -11,17 +11,17 @@ from kit.hooks.base import Kind, KitHook
 
 _REWARD = ("next", "reward")
 _MIN_STD = 1e-8
-"""Lower bound of the standard deviation that rewards are divided by."""
+"""Lower bound for the standard deviation by which rewards are divided."""
 
 
 class ScaleReward(KitHook):
-    """Standardises and scales the rewards of every minibatch. Logged returns are unchanged.
+    """Standardises and scales the rewards in every minibatch. Logged returns are unchanged.
 
     Args:
-        scale: factor of the rewards (Haarnoja et al. 2018, section 5.2). Larger values reduce the
+        scale: reward scale (Haarnoja et al. 2018, section 5.2). Larger values reduce the relative
             weight of the entropy bonus.
-        standardize: whether to first standardise rewards to mean 0 and standard deviation 1 over
-            the minibatch, with the sample standard deviation (n - 1), as in PyTorch and pyrado.
+        standardize: whether to first standardise each minibatch's rewards to zero mean and unit
+            variance. As in PyTorch and pyrado, this uses the sample standard deviation (n - 1).
     """
 
     kind: Kind = "step"
@@ -32,7 +32,7 @@ class ScaleReward(KitHook):
         self.scale, self.standardize = scale, standardize
 
     def scaled(self, minibatch: TensorDictBase) -> TensorDictBase:
-        """Standardise and scale the rewards of a minibatch in place."""
+        """Standardise and scale the rewards in a minibatch, in place."""
         reward = minibatch.get(_REWARD)
         if self.standardize:
             correction = min(reward.numel() - 1, 1)  # a single reward has no sample std
@@ -42,12 +42,12 @@ class ScaleReward(KitHook):
 
 
 class SignReward(KitHook):
-    """Replaces the rewards of every minibatch by their signs (Mnih et al. 2015)."""
+    """Replaces the rewards in every minibatch with their signs (Mnih et al. 2015)."""
 
     kind: Kind = "step"
     reads_minibatches = True
     operations: ClassVar = {"process_optim_batch": "signs"}
 
     def signs(self, minibatch: TensorDictBase) -> TensorDictBase:
-        """Replace the rewards of a minibatch in place by their signs."""
+        """Replace the rewards in a minibatch with their signs, in place."""
         return minibatch.set(_REWARD, minibatch.get(_REWARD).sign())

@@ -23,15 +23,16 @@ from kit.steps.every import Every
 
 
 class RecordVideo(KitHook):
-    """Records an episode after an evaluation and passes the video to the loggers, such as W&B.
+    """Records an episode after an evaluation and passes the video to loggers such as W&B.
 
     The recorded episode is played in a separate environment, in addition to the evaluation's
-    episodes. With several particles, the first particle acts. Requires the ``video`` extra.
+    episodes. With several particles, the first particle selects the actions. Requires the ``video``
+    extra.
 
     Args:
         folder: folder for the videos, each named after its step count.
-        every: policy steps (offline: gradient steps) between videos. The next evaluation after that
-            many steps is recorded, and also the evaluation at the end of the run.
+        every: policy steps (gradient steps for offline runs) between videos. The first evaluation
+            after each interval and the evaluation at the end of the run are recorded.
     """
 
     operations: ClassVar = {"log_row": "record"}
@@ -41,14 +42,14 @@ class RecordVideo(KitHook):
         self._due = Every(every)
 
     def register(self, trainer: HookedTrainer, name: str | None = None) -> None:
-        """Register the hook and render one frame, to detect missing rendering support early.
+        """Register the hook and render one frame to detect missing rendering support early.
 
         Raises:
             SettingError: if the trainer has no evaluator, or the environment cannot be rendered.
         """
         super().register(trainer, name)
         if not isinstance(trainer.evaluate, Evaluator):
-            reason = "records evaluations, but the trainer has no evaluator"
+            reason = "needs an evaluator, but the trainer has none"
             raise SettingError("video_every", self._due.period, reason, "pass evaluate=Evaluator()")
         with drawn(trainer.evaluate, None) as evaluator:
             evaluator.env.start()
@@ -83,13 +84,13 @@ def record_episode(
     """Play one episode and write it to an MP4 file.
 
     Args:
-        evaluator: evaluator whose policy plays, in a separate environment.
+        evaluator: evaluator whose policy plays the episode in a separate environment.
         video: file to write.
-        number: index of the evaluation, part of the seed.
-        seed: seed of the environment; ``None``: the evaluator's seed.
+        number: index of the evaluation, on which the environment's seed depends.
+        seed: base seed for the environment; defaults to the evaluator's seed.
 
     Returns:
-        Metrics of the episode.
+        Metrics for the episode.
 
     Raises:
         SettingError: if the environment cannot be rendered or a package is missing.
@@ -102,10 +103,10 @@ def record_episode(
 
 @contextlib.contextmanager
 def drawn(evaluator: Evaluator, video: Path | None, seed: int | None = None) -> Iterator[Evaluator]:
-    """Create an evaluator of one episode that Gymnasium records to the file ``video``, if given."""
+    """Create an evaluator that plays one episode and records it to the file ``video``, if given."""
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # lets pygame render without a display
     with tempfile.TemporaryDirectory() as frames, warnings.catch_warnings():
-        # The probe for rendering support and the recording write to the same folder.
+        # Testing for rendering support and recording the video write to the same folder.
         warnings.filterwarnings("ignore", ".*(Overwriting existing|Ignored saving a) video")
 
         def recorded(env: Any) -> Any:
@@ -130,7 +131,7 @@ def drawn(evaluator: Evaluator, video: Path | None, seed: int | None = None) -> 
 
 
 def _rendering_error(name: str, raised: Exception) -> SettingError | None:
-    """Return an error with a fix for a known rendering problem, or ``None``."""
+    """Return an error that explains how to fix a known rendering problem, or ``None``."""
     error: BaseException | None = raised
     while not (error is None or isinstance(error, gym.error.DependencyNotInstalled)):
         error = error.__context__
@@ -139,7 +140,7 @@ def _rendering_error(name: str, raised: Exception) -> SettingError | None:
         hint = "Run pip install 'torchrl-kit[video]'"
     elif "OpenGL" in str(raised):
         reason = f"cannot be rendered: {raised}"
-        hint = "set MUJOCO_GL=egl or MUJOCO_GL=osmesa on a machine without a display"
+        hint = "on a machine without a display, set MUJOCO_GL=egl or MUJOCO_GL=osmesa"
     else:
         return None
     return SettingError("video", name, reason, hint)

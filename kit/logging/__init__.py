@@ -1,4 +1,4 @@
-"""Rows of metrics, the loggers that write them, and the files of a run."""
+"""Loggers for rows of metrics, and functions that write the files of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CSV files of metrics, which can grow new columns."""
+"""CSV files of metrics, to which new columns can be added."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kit.steps import SettingError
 Row = Mapping[str, float | int]
 
 FILES = ("metrics", "times")
-"""Names of the CSV files. Only times differ between identical runs."""
+"""Names of the CSV files. Identical runs differ only in ``times``."""
 
 
 def read_rows(folder: Path | str) -> list[dict[str, float | int]]:
@@ -26,27 +26,29 @@ def read_rows(folder: Path | str) -> list[dict[str, float | int]]:
     files = [CsvFile(as_folder(folder) / f"{name}.csv") for name in FILES]
     rows = joined(*(file.all_rows() for file in files))
     if not rows:
-        raise SettingError("folder", str(folder), "has no rows", "pass the folder of a run")
+        raise SettingError(
+            "folder", str(folder), "contains no rows of metrics", "pass the folder of a run"
+        )
     return rows
 
 
 def joined(
     metrics: Sequence[dict[str, float | int]], times: Sequence[dict[str, float | int]]
 ) -> list[dict[str, float | int]]:
-    """Join rows of metrics and rows of times, if their numbers match."""
+    """Merge rows of metrics with rows of times. Omit the times if the row counts differ."""
     if len(times) != len(metrics):
         times = [{} for _ in metrics]
     return [row | spent for row, spent in zip(metrics, times)]
 
 
 class CsvFile:
-    """A CSV file whose columns may grow.
+    """A CSV file to which columns can be added.
 
     Args:
         path: path of the file, which is created with the first row.
 
     Attributes:
-        columns: names of the columns, in the order of their first value.
+        columns: names of the columns in order of first appearance.
         rows: number of rows, including rows before a resume.
     """
 
@@ -58,7 +60,9 @@ class CsvFile:
     def reject_earlier_rows(self) -> None:
         """Raise SettingError if the file contains rows of another run."""
         if self._read():
-            reason = f"has rows of an earlier run ({self.path.name}), which would be overwritten"
+            reason = (
+                f"contains rows from an earlier run ({self.path.name}), which would be overwritten"
+            )
             hint = "use another folder, or resume that run"
             raise SettingError("folder", str(self.path.parent), reason, hint)
 
@@ -72,11 +76,11 @@ class CsvFile:
         self.rows += 1
 
     def all_rows(self) -> list[dict[str, float | int]]:
-        """Return all rows in the file, including rows of other runs."""
+        """Return all rows in the file, including rows from other runs."""
         return [{name: _number(text) for name, text in row.items() if text} for row in self._read()]
 
     def _read(self) -> list[dict[str, str]]:
-        """Return the rows in the file as strings, without an incomplete last line."""
+        """Return the rows in the file as strings, ignoring an incomplete last line."""
         if not self.path.exists():
             return []
         text = self.path.read_text(encoding="utf-8")
@@ -84,7 +88,7 @@ class CsvFile:
         return list(csv.DictReader(io.StringIO(whole, newline="")))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return columns and number of rows."""
+        """Return the columns and the number of rows."""
         return {"columns": list(self.columns), "rows": self.rows}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -107,5 +111,5 @@ def as_csv(
 
 
 def _number(text: str) -> float | int:
-    """Parse an integer as int and any other number as float."""
+    """Parse a number as an int if it is an integer, else as a float."""
     return int(text) if text.lstrip("-").isdecimal() else float(text)

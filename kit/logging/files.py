@@ -16,7 +16,7 @@ def not_written(path: Path, error: OSError) -> WriteError:
     """Create the error for a file that cannot be written."""
     what = f"{path} cannot be written: {error.strerror or error}"
     if isinstance(error, FileNotFoundError):
-        return WriteError(f"{what}. Its folder was removed, and nothing more is saved.")
+        return WriteError(f"{what}. Its folder was removed, so nothing more can be saved.")
     hint = "Free disk space, or choose another folder with log_dir=..."
     return WriteError(f"{what}. Existing files are unchanged. {hint}")
 
@@ -27,10 +27,10 @@ def as_folder(folder: Path | str) -> Path:
 
 
 def from_here(path: Path) -> Path:
-    """Return a path relative to the working directory if it is inside, else unchanged."""
+    """Return a path relative to the working directory, or unchanged if it is outside."""
     try:
         return path.relative_to(Path.cwd())
-    except (ValueError, OSError):  # not in the working directory, or it was removed
+    except (ValueError, OSError):  # outside the working directory, which may have been removed
         return path
 
 

@@ -23,12 +23,13 @@ AXES = ("policy_steps", "env_steps", "gradient_steps", "time/seconds")
 
 
 class RowLogger:
-    """Base class of loggers. Only ``log_row`` must be implemented.
+    """Base class for loggers. Subclasses must implement only ``log_row``.
 
     Attributes:
-        axis: column of the x-axis, set before ``start``; ``gradient_steps`` for offline plans.
-        continues: whether the log already contains rows of the run, set before ``start``.
-        begins_anew: whether a resumed run starts a new log and writes config and rows again.
+        axis: column for the x-axis; set before ``start``. Offline runs use ``gradient_steps``.
+        continues: whether the log already contains rows of the run; set before ``start``.
+        begins_anew: whether a resumed run starts a new log, so that config and earlier rows are
+            logged again.
     """
 
     axis = "policy_steps"
@@ -39,19 +40,19 @@ class RowLogger:
         """Start logging. Called when the run begins."""
 
     def log_row(self, row: Row) -> None:
-        """Log one row of counters and metrics by name."""
+        """Log one row of counters and metrics, keyed by name."""
 
     def log_text(self, name: str, text: str) -> None:
-        """Log a text, such as the plan or the final ledger."""
+        """Log a string, such as the plan or the final step counts."""
 
     def log_config(self, config: Mapping[str, Any]) -> None:
         """Log the config of the run."""
 
     def log_video(self, name: str, file: Path, row: Row) -> None:
-        """Log a video (an MP4 file) that was recorded after a row was logged."""
+        """Log a video (MP4 file) that was recorded after ``row`` was logged."""
 
     def log_policy(self, folder: Path, row: Row) -> None:
-        """Log the trained policy, a folder with config and weights, with the run's final counts."""
+        """Log the trained policy (a folder with config and weights) and the run's final counts."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a resumed run needs."""
@@ -67,11 +68,11 @@ class RowLogger:
 class CsvLogger(RowLogger):
     """Writes rows to ``metrics.csv`` and their times to ``times.csv``.
 
-    Times are separate because they differ between identical runs. A killed and
-    resumed run therefore writes, byte for byte, the ``metrics.csv`` of an uninterrupted run.
+    Times are stored separately, because they differ between identical runs. A killed and resumed
+    run therefore writes exactly the same ``metrics.csv`` as an uninterrupted run.
 
     Args:
-        folder: folder of both files.
+        folder: folder for both files.
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -101,7 +102,7 @@ class CsvLogger(RowLogger):
         return joined(*(file.all_rows()[: file.rows] for file in self._files.values()))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return columns and number of rows of both files."""
+        """Return the columns and the number of rows of both files."""
         return {name: file.state_dict() for name, file in self._files.items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -127,16 +128,16 @@ class TorchRLLogger(RowLogger):
             self.logger = self._make()  # type: ignore[operator]
 
     def log_row(self, row: Row) -> None:
-        """Log a row at its policy steps (offline: gradient steps)."""
+        """Log a row, with its policy steps (offline: gradient steps) as the x-axis value."""
         self.logger.log_metrics(dict(row), step=int(row.get(self.axis, 0)))
 
     def log_text(self, name: str, text: str) -> None:
-        """Log a text if the logger supports it."""
+        """Log a string if the logger supports strings."""
         with contextlib.suppress(NotImplementedError, AttributeError):
             self.logger.log_str(name, text, step=0)
 
     def log_config(self, config: Mapping[str, Any]) -> None:
-        """Log the config with flat names such as ``env.id``, because some loggers need them."""
+        """Log the config with flat names such as ``env.id``, which some loggers require."""
         plain = (str, int, float, bool)
         settings = {n: v if isinstance(v, plain) else str(v) for n, v in flat(config).items()}
         self.logger.log_hparams(settings)
@@ -156,7 +157,7 @@ class WandbLogger(TorchRLLogger):
     are also available. W&B's environment variables are respected.
 
     Args:
-        folder: run folder, in which W&B writes.
+        folder: run folder, to which W&B writes.
         project: W&B project; ``None``: ``WANDB_PROJECT``, or ``kit``.
         name: name of the run; ``None``: name of its folder.
         id: ID of a run to continue; ``None``: ``WANDB_RUN_ID``, or a new ID.
@@ -184,7 +185,7 @@ class WandbLogger(TorchRLLogger):
         from torchrl.record.loggers.wandb import WandbLogger as Wandb
 
         self.folder.mkdir(parents=True, exist_ok=True)
-        # The server has the earlier rows of an online run. Offline runs write a new folder.
+        # The server has the earlier rows of an online run. Offline runs start a new folder.
         self.begins_anew = offline = not _logged_in()
         logger = Wandb(
             exp_name=self.run_name,
@@ -205,7 +206,7 @@ class WandbLogger(TorchRLLogger):
         self.logger.experiment.log(dict(row))
 
     def log_video(self, name: str, file: Path, row: Row) -> None:
-        """Log a video at the steps of its row."""
+        """Log a video with the step counts of its row."""
         import wandb
 
         steps = {axis: row[axis] for axis in AXES if axis in row}
@@ -213,7 +214,7 @@ class WandbLogger(TorchRLLogger):
         self.logger.experiment.log({**steps, name: video})
 
     def log_policy(self, folder: Path, row: Row) -> None:
-        """Log the policy as the model artifact ``policy-ID``."""
+        """Log the policy as the model artifact ``policy-<run ID>``."""
         import wandb
 
         run = self.logger.experiment
@@ -223,11 +224,11 @@ class WandbLogger(TorchRLLogger):
         run.log_artifact(model)
 
     def log_config(self, config: Mapping[str, Any]) -> None:
-        """Log the config with its groups."""
+        """Log the config with nested groups."""
         self.logger.log_hparams(dict(config))
 
     def log_text(self, name: str, text: str) -> None:
-        """Log a text in the run's summary and as a file."""
+        """Log a string in the run's summary and as a file."""
         run = self.logger.experiment
         run.summary[name] = text
         path = Path(run.dir) / f"{name}.txt"
@@ -280,10 +281,10 @@ def _logged_in() -> bool:
 
 
 class TensorBoardLogger(TorchRLLogger):
-    """Logs to TensorBoard through TorchRL's logger. A resumed run replaces later rows.
+    """Logs to TensorBoard with TorchRL's logger. A resumed run replaces rows after its checkpoint.
 
     Args:
-        folder: run folder; events are written to ``tensorboard`` in it.
+        folder: run folder; events are written to its subfolder ``tensorboard``.
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -294,7 +295,7 @@ class TensorBoardLogger(TorchRLLogger):
         self._next = 0
 
     def start(self) -> None:
-        """Start an event file that replaces rows after the last saved row."""
+        """Start an event file, which replaces all rows after the last saved row."""
         earlier = self.folder.is_dir() and any(self.folder.iterdir())
         super().start()
         if earlier:
@@ -309,11 +310,11 @@ class TensorBoardLogger(TorchRLLogger):
         self._next = int(row.get(self.axis, 0)) + 1
 
     def log_text(self, name: str, text: str) -> None:
-        """Log a text, indented so that TensorBoard's Markdown leaves it unchanged."""
+        """Log a string, indented so that TensorBoard does not format it as Markdown."""
         self.logger.experiment.add_text(name, textwrap.indent(text, "    "), self._next)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the first step without a row."""
+        """Return the step after the last row."""
         return {"next": self._next}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -322,7 +323,7 @@ class TensorBoardLogger(TorchRLLogger):
 
 
 class LoggerError(RuntimeError):
-    """Raised when a logger raises an exception."""
+    """Raised when an exception occurs in a logger."""
 
     def __init__(self, logger: RowLogger, error: BaseException) -> None:
         self.logger, self.error = logger, error
@@ -334,7 +335,7 @@ class LoggerError(RuntimeError):
 
 @contextlib.contextmanager
 def named_in_errors(logger: RowLogger) -> Iterator[None]:
-    """Convert exceptions of third-party loggers to LoggerError."""
+    """Convert exceptions from third-party loggers to LoggerError."""
     try:
         yield
     except (SettingError, WriteError, LoggerError):
@@ -352,7 +353,7 @@ def make_loggers(
     """Create loggers by name. A :class:`CsvLogger` is always included.
 
     Args:
-        names: names in ``LOGGERS``, as a sequence or separated by commas.
+        names: names from ``LOGGERS``, as a sequence or a comma-separated string.
         folder: run folder.
         run_name: name of the run in W&B, unless ``WANDB_NAME`` is set.
 

@@ -1,4 +1,4 @@
-"""Running means of metrics between two log points, accumulated on their device."""
+"""Means of metrics between two log points, accumulated on the device of the metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 K = TypeVar("K")
 
 Metrics = Mapping[str, Tensor]
-"""Scalar tensors by name, on their device."""
+"""Scalar tensors on any device, keyed by name."""
 
 
 def scalar(value: Tensor) -> Tensor:
@@ -24,7 +24,7 @@ def scalar(value: Tensor) -> Tensor:
 
 
 def _to_add(value: Tensor) -> Tensor:
-    """Convert a value to a dtype for sums: float64 for integers, which float32 cannot represent."""
+    """Convert a value to float32 for summation, or to float64 if it is float64 or an integer."""
     exact = value.dtype == torch.float64 or not value.is_floating_point()
     return value.double() if exact else value.float()
 
@@ -43,7 +43,7 @@ def weighted_mean(parts: Sequence[Mapping[K, Tensor]], weights: Sequence[float])
 
 
 def numbers(scalars: Iterable[Tensor]) -> list[float]:
-    """Return scalars as floats with a single device transfer, even if some are on the host."""
+    """Return scalars as floats with a single device transfer. Some may be on the host."""
     values = [value.reshape(()) for value in scalars]
     device = next((value.device for value in values if not value.is_cpu), None)
     if device is not None:
@@ -86,7 +86,7 @@ class MetricMeans:
                 torch._foreach_add_(self._sums[names], row)
 
     def peek(self) -> dict[str, Tensor]:
-        """Return the means since the last :meth:`take`, on their device."""
+        """Return the means since the last :meth:`take` as tensors on their device."""
         sums, counts = self._totals()
         return {name: value / counts[name] for name, value in sums.items()}
 
@@ -95,7 +95,7 @@ class MetricMeans:
         return self._totals()[1]
 
     def take(self) -> dict[str, float]:
-        """Return the means since the last call as floats, with a single device transfer."""
+        """Return the means since the last call as floats, using a single device transfer."""
         sums, counts = self._totals()
         self._sums, self._counts = {}, {}
         totals = numbers(sums.values())
@@ -112,7 +112,7 @@ class MetricMeans:
         return sums, counts
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the running sums."""
+        """Return the running sums and counts."""
         self._add_waiting()
         groups = [
             {"names": list(names), "sums": list(values), "count": self._counts[names]}

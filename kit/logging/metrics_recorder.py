@@ -22,16 +22,16 @@ from kit.steps import SettingError
 class MetricsRecorder:
     """Collects metrics during training and writes one row per log point.
 
-    Losses, and floats that hooks log, are averaged since the last row. For integers, the last value
-    is logged. Device tensors are read only when a row is written.
+    Losses and floats logged by hooks are averaged between rows. For integers, the last value is
+    logged. Device tensors are read only when a row is written.
 
     Args:
         loggers: loggers that receive the rows.
         axis: counter for the x-axis.
 
     Attributes:
-        metrics: metrics of the gradient steps since the last row.
-        latest: newest value of each column.
+        metrics: metrics from the gradient steps since the last row.
+        latest: latest value of each column.
     """
 
     def __init__(self, loggers: Sequence[RowLogger], axis: str = "policy_steps") -> None:
@@ -48,7 +48,7 @@ class MetricsRecorder:
         self._spent: dict[str, float] = {}
         self._began = time.perf_counter()
         self._last = (0, 0.0)
-        self._begun: list[RowLogger] = []  # loggers that were started, also before a resume
+        self._begun: list[RowLogger] = []  # loggers started now or before a resume
         self._open: list[RowLogger] = []
 
     # ------------------------------------------------------------------ during the loop
@@ -56,9 +56,9 @@ class MetricsRecorder:
         """Start the clock and the loggers.
 
         Args:
-            steps: steps of the axis before a resume.
+            steps: number of steps on the axis before a resume.
             config: config of the run.
-            plan: table of the plan.
+            plan: plan as a text table.
         """
         self._began = time.perf_counter() - self._seconds
         self._last = (steps, self._seconds)
@@ -77,27 +77,27 @@ class MetricsRecorder:
         self._begun = list(self.loggers)
 
     def _earlier_rows(self, logger: RowLogger) -> list[dict[str, float | int]]:
-        """Return the rows before a resume for a logger that does not have them."""
+        """Return the rows from before a resume if the logger does not have them."""
         files = [logger for logger in self.loggers if isinstance(logger, CsvLogger)]
         if not files or files[0] not in self._begun or logger in files:
             return []
         return files[0].rows()
 
     def spent(self, what: str, began: float) -> None:
-        """Add the seconds since ``began``, by ``time.perf_counter()``, to the time of ``what``."""
+        """Add the seconds since ``began`` (from ``perf_counter()``) to the time of ``what``."""
         self._spent[what] = self._spent.get(what, 0.0) + time.perf_counter() - began
 
     def note(self, metrics: Mapping[str, Any], *, of_hooks: bool = False) -> None:
-        """Record metrics for the next row: means of floats, and the last value of integers.
+        """Record metrics for the next row: the mean of floats, or the last value of integers.
 
         Values that are not numbers are omitted with a warning.
 
         Args:
-            metrics: values by name.
-            of_hooks: whether hooks log the metrics, rather than the trainer.
+            metrics: values keyed by name.
+            of_hooks: whether hooks, rather than the trainer, log the metrics.
 
         Raises:
-            SettingError: if hooks and trainer log a metric of the same name.
+            SettingError: if a hook and the trainer log metrics with the same name.
         """
         names = self._hook_metrics if of_hooks else self._trainer_metrics
         if not names.issuperset(metrics):
@@ -157,7 +157,7 @@ class MetricsRecorder:
         return row
 
     def _take_noted(self) -> dict[str, float | int]:
-        """Return recorded metrics: the last value if all are integers, else the mean."""
+        """Return each recorded metric: its last value if all values are integers, else the mean."""
         counts = self._noted.counts()
         row: dict[str, float | int] = dict(self._noted.take())
         for name, values in self._numbers.items():
@@ -184,7 +184,7 @@ class MetricsRecorder:
         return times
 
     def close(self, ledger: str) -> None:
-        """Log the table of plan and counts, and finish all loggers."""
+        """Log the final table of planned and actual step counts, and close all loggers."""
         with contextlib.ExitStack() as last_first:
             for logger in self._open:
                 last_first.callback(_finish, logger, ledger)
@@ -192,7 +192,7 @@ class MetricsRecorder:
 
     # ------------------------------------------------------------------ state
     def state_dict(self) -> dict[str, Any]:
-        """Return the metrics of the next row and the states of the loggers."""
+        """Return the metrics for the next row and the states of the loggers."""
         return {
             "seconds": self.elapsed,
             "best": self._best,
@@ -212,7 +212,7 @@ class MetricsRecorder:
         self._noted.load_state_dict(state_dict["noted"])
         self._numbers = {name: list(values) for name, values in state_dict["numbers"].items()}
         saved = list(state_dict["loggers"])
-        for logger in self.loggers:  # current loggers may differ from saved ones
+        for logger in self.loggers:  # the loggers may have changed since the save
             place = next((n for n, (kind, _) in enumerate(saved) if kind == _kind(logger)), None)
             if place is not None:
                 logger.load_state_dict(saved.pop(place)[1])
@@ -228,17 +228,17 @@ def _finish(logger: RowLogger, ledger: str) -> None:
 
 
 def reject_existing_columns(names: Iterable[str]) -> None:
-    """Raise an error for metrics of hooks that would replace other columns."""
+    """Raise SettingError for hook metrics that would replace other columns."""
     for name in sorted(names):
-        reason = "is an existing column, which the metric of a hook would replace"
+        reason = "is an existing column, which the hook's metric would replace"
         raise SettingError("metric", name, reason, f"use another name, such as hook/{name}")
 
 
 def episode_columns(episodes: Sequence[Episode], prefix: str = "episode") -> dict[str, float]:
-    """Return statistics of returns, and means of lengths and ``info`` entries, as columns.
+    """Return columns with statistics of returns, and means of lengths and ``info`` entries.
 
     Args:
-        episodes: finished episodes; no episodes give no columns.
+        episodes: finished episodes. If there are none, no columns are returned.
         prefix: prefix of the column names, as in ``episode/return``.
     """
     if not episodes:

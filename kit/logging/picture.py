@@ -1,4 +1,4 @@
-"""Style and file output of learning curves."""
+"""Styling and saving of learning curve plots."""
 
 from __future__ import annotations
 

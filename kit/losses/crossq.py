@@ -1,4 +1,4 @@
-"""CrossQ for batch-normalised actors and prioritized replay."""
+"""CrossQ loss for batch-normalised actors and prioritized replay."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from kit.modules.layers import in_training
 class CrossQLoss(objectives.CrossQLoss):
     """TorchRL's ``CrossQLoss`` for actors with batch normalisation, as in the authors' code.
 
-    Next actions use the running statistics of the actor's batch normalisation. Only the actor loss
-    updates these statistics. TorchRL's loss uses the same mode for both. All losses are weighted by
-    importance weights, as in TorchRL's ``SACLoss``.
+    Next actions are computed with the running statistics of the actor's batch normalisation, and
+    only the actor loss updates these statistics. In TorchRL's loss, the actor is in the same mode
+    for critic and actor losses. All losses are weighted by importance weights, as in TorchRL's
+    ``SACLoss``.
     """
 
     @dataclass
@@ -28,12 +29,12 @@ class CrossQLoss(objectives.CrossQLoss):
     default_keys = _AcceptedKeys
 
     def qvalue_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the critic loss and ``td_error``, the largest absolute error of the critics."""
+        """Return the critic loss and ``td_error``, the largest absolute TD error of any critic."""
         with in_training(self.actor_network, False):
             return super().qvalue_loss(tensordict)  # type: ignore[no-any-return, unused-ignore]
 
     def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the actor loss and the log-probabilities of its actions."""
+        """Return the actor loss and the log-probabilities of the sampled actions."""
         with in_training(self.actor_network, True):
             return super().actor_loss(tensordict)  # type: ignore[no-any-return, unused-ignore]
 

@@ -16,8 +16,8 @@ from kit.steps import SettingError
 class DQNLoss(objectives.DQNLoss):
     """TorchRL's ``DQNLoss`` for noisy networks, with the priorities of Schaul et al. (2016).
 
-    Noisy layers are sampled in the loss. ``td_error``, which determines priorities, is the absolute
-    error (section 3.3) instead of the squared error.
+    Noisy layers draw noise in the loss. ``td_error``, which determines priorities, is the absolute
+    TD error (section 3.3) instead of the squared TD error.
     """
 
     writes_squared_errors = False
@@ -33,14 +33,15 @@ class DQNLoss(objectives.DQNLoss):
 
 
 class _DistributionalLoss(objectives.DQNLoss):
-    """Base of losses for networks that write ``return_distribution`` ``[..., choices, atoms]``.
+    """Base class for losses of networks that write ``return_distribution``.
 
     Args:
-        value_network: Network from :func:`~kit.modules.make_q_network` with ``atoms``.
-        **settings: Arguments of TorchRL's ``DQNLoss``, such as ``double_dqn`` and ``delay_value``.
+        value_network: Network from :func:`~kit.modules.make_q_network` with more than one atom,
+            which writes ``return_distribution`` ``[..., choices, atoms]``.
+        **settings: Arguments for TorchRL's ``DQNLoss``, such as ``double_dqn`` and ``delay_value``.
 
     Raises:
-        SettingError: If the loss and the network do not both use quantiles or both a support.
+        SettingError: If only one of the loss and the network uses a fixed support.
     """
 
     writes_squared_errors = False
@@ -52,11 +53,11 @@ class _DistributionalLoss(objectives.DQNLoss):
         super().__init__(value_network, action_space="categorical", **settings)
         if (self._support() is not None) != self.has_support:
             other = "QuantileDQNLoss" if self.has_support else "CategoricalDQNLoss"
-            reason = "The network's atoms have a different meaning in this loss"
+            reason = "Only one of the loss and the network uses a fixed support"
             raise SettingError("loss", type(self).__name__, reason, [other])
 
     def _support(self) -> Tensor | None:
-        """Return the fixed returns of the atoms; ``None`` for a quantile network."""
+        """Return the fixed returns of the atoms, or ``None`` for a quantile network."""
         return self.value_network_params.get(("module", "0", "module", "support"), None)  # type: ignore[no-any-return]
 
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
@@ -82,7 +83,7 @@ class _DistributionalLoss(objectives.DQNLoss):
     def _returns(
         self, rows: TensorDictBase, params: Any, action: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the atoms ``[batch, atoms]`` of an action (``None``: greedy) and the action."""
+        """Return an action's atoms ``[batch, atoms]`` and the action (``None``: the greedy one)."""
         rows = rows.select(*self.value_network.in_keys)
         with params.to_module(self.value_network, preserve_module_state=False):
             self.value_network(rows)

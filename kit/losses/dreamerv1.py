@@ -1,4 +1,4 @@
-"""Loss of DreamerV1, which differentiates imagined returns through the dynamics."""
+"""DreamerV1 loss, which differentiates imagined returns through the dynamics."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from kit.steps.errors import whole_number
 
 
 class DreamerV1Loss(LossModule):  # type: ignore[misc, unused-ignore]
-    """Losses of Dreamer (Hafner et al. 2020), each with a separate optimiser.
+    """Losses for Dreamer (Hafner et al. 2020); each loss needs a separate optimiser.
 
     ``loss_model`` trains the world model (eq. 10), ``loss_actor`` the actor (eq. 7) and
-    ``loss_critic`` the critic (eq. 8), all at the same weights. Minibatches are sequences of
-    records, as for :class:`~kit.losses.DreamerV3Loss`. Imagination that starts at a terminal state
-    has weight 0. As in DreamerV3, the value of a state includes only later rewards. In the paper it
-    also includes the reward that arrives with the state.
+    ``loss_critic`` the critic (eq. 8). All losses are computed with the same weights. Minibatches
+    are sequences of records, as for :class:`~kit.losses.DreamerV3Loss`. Trajectories that start at
+    a terminal state have weight 0. As in DreamerV3, the value of a state includes only later
+    rewards. In the paper, the value also includes the reward that arrives with the state.
 
     Args:
         world_model: World model.
         actor: Selects actions in imagination.
         critic: Maps features to values ``[..., 1]``.
         imagination_horizon: Number of imagined policy steps.
-        imagination_starts: Number of last time steps of each sequence at which imagination starts;
-            ``None``: all time steps, as published.
+        imagination_starts: Number of time steps at the end of each sequence from which imagination
+            starts; ``None``: all time steps, as in the paper.
         gamma: Discount factor.
-        lmbda: Weight of longer returns (eq. 6).
-        free_nats: KL divergence between posterior and prior below which it is ignored.
-        divergence_coeff: Weight of the KL divergence; 1 as published, for images. Observation
+        lmbda: Weight of longer returns in the lambda-return (eq. 6).
+        free_nats: Threshold below which the KL divergence between posterior and prior is ignored.
+        divergence_coeff: Weight of the KL divergence. The paper uses 1 for images. Observation
             errors assume unit variance, so low-dimensional observations need a smaller weight.
         continuation_coeff: Weight of the continuation loss. With 0, continuations are not predicted
             and imagined episodes never end.
@@ -70,7 +70,7 @@ class DreamerV1Loss(LossModule):  # type: ignore[misc, unused-ignore]
         return Records.keys(self.world_model)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
-        """Return the scalar losses of ``[sequences, time]`` and the parts of ``loss_model``."""
+        """Return scalar losses for ``[sequences, time]``, and the parts of ``loss_model``."""
         records = Records.of(tensordict, self.world_model, self.gamma)
         latents, parts = self._model_losses(records)
         starts, horizon = latents.newest(self.imagination_starts), self.imagination_horizon

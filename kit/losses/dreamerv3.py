@@ -1,4 +1,4 @@
-"""Loss of DreamerV3 for world model, actor and critic."""
+"""DreamerV3 loss for the world model, actor and critic."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from kit.steps.errors import whole_number
 
 
 class ReturnScale(nn.Module):
-    """Range of returns between their running 5th and 95th percentiles, at least 1.
+    """Range between the running 5th and 95th percentiles of returns, at least 1.
 
-    Hafner et al. 2025, eq. 11.
+    See Hafner et al. (2025), eq. 11.
     """
 
     low: Tensor
@@ -47,7 +47,7 @@ class Evaluation(NamedTuple):
     """A critic's evaluation of imagined trajectories."""
 
     returns: Tensor
-    """Lambda-returns of all latents but the last, ``[horizon, rows]``."""
+    """Lambda-returns for all latents except the last, ``[horizon, rows]``."""
     advantage: Tensor
     """Returns minus the values of the latents, ``[horizon, rows]``."""
     spread: Tensor
@@ -55,29 +55,30 @@ class Evaluation(NamedTuple):
 
 
 class DreamerV3Loss(LossModule):  # type: ignore[misc, unused-ignore]
-    """Losses of DreamerV3 (Hafner et al. 2025), minimised jointly by one optimiser.
+    """Losses for DreamerV3 (Hafner et al. 2025), minimised jointly by one optimiser.
 
     Minibatches are sequences of records ``[sequences, time]`` from
-    :class:`~kit.buffers.SequenceReplay`: an observation, the reward and flags that arrived with it,
-    and the action that followed.
+    :class:`~kit.buffers.SequenceReplay`. A record contains an observation, the reward and flags
+    that arrived with it, and the action that followed.
 
     Args:
         world_model: World model.
         actor: Selects actions in imagination.
         critic: Predicts returns. It is regularised towards its target network.
         imagination_horizon: Number of imagined policy steps.
-        imagination_starts: Number of last time steps of each sequence at which imagination starts;
-            ``None``: all time steps, as published.
-        gamma: Discount factor; 1 - 1/333 as published.
-        lmbda: Weight of longer returns (eq. 7).
+        imagination_starts: Number of time steps at the end of each sequence from which imagination
+            starts; ``None``: all time steps, as in the paper.
+        gamma: Discount factor; the paper uses 1 - 1/333.
+        lmbda: Weight of longer returns in the lambda-return (eq. 7).
         entropy_coeff: Weight of the actor's entropy (eq. 11).
-        free_nats: KL divergence between posterior and prior below which it is ignored (eq. 5).
+        free_nats: Threshold below which the KL divergence between posterior and prior is ignored
+            (eq. 5).
         dynamics_coeff: Weight of the KL divergence that trains the prior (eq. 4).
         representation_coeff: Weight of the KL divergence that trains the posterior (eq. 4).
         replay_critic_coeff: Weight of the critic loss on replayed sequences.
-        stored_latents: Whether sequences start with the latent stored with the preceding record.
-            New latents are then written to ``"latent"`` of the minibatch for the buffer to store.
-            False: sequences start with zero latents.
+        stored_latents: Whether sequences start with the latent stored with the preceding record. If
+            so, new latents are written to the minibatch under ``"latent"``, so that the buffer can
+            store them. ``False``: sequences start with zero latents.
     """
 
     out_keys: tuple[str, ...] = (
@@ -127,12 +128,12 @@ class DreamerV3Loss(LossModule):  # type: ignore[misc, unused-ignore]
         return Records.keys(self.world_model) + stored
 
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
-        """Return all losses and metrics of ``[sequences, time]`` as scalars."""
+        """Return all losses and metrics for ``[sequences, time]`` as scalars."""
         outputs, _ = self._outputs(tensordict)
         return TensorDict(outputs, [])
 
     def _outputs(self, tensordict: TensorDictBase) -> tuple[dict[str, Tensor], Latent]:
-        """Return the losses by name, and the initial latents of imagination, ``[rows, ...]``."""
+        """Return a dict of losses, and the initial latents for imagination, ``[rows, ...]``."""
         records = Records.of(tensordict, self.world_model, self.gamma, self.stored_latents)
         latents, losses = self._model_losses(records)
         if self.stored_latents:
@@ -149,7 +150,7 @@ class DreamerV3Loss(LossModule):  # type: ignore[misc, unused-ignore]
 
     # ------------------------------------------------------------------ the world model
     def _model_losses(self, records: Records) -> tuple[Latent, dict[str, Tensor]]:
-        """Return latents of the sequences, ``[time, sequences, ...]``, and the model losses."""
+        """Return the latents, ``[time, sequences, ...]``, and the world-model losses."""
         model = self.world_model
         targets, latents, posterior = records.filtered(model)
         divergences = model.rssm.divergence(posterior, model.rssm.prior(latents.deter))
@@ -179,17 +180,17 @@ class DreamerV3Loss(LossModule):  # type: ignore[misc, unused-ignore]
     def _critic_losses(
         self, name: str, imagined: Imagined, scale: ReturnScale, *, gradients: bool = False
     ) -> tuple[dict[str, Tensor], Evaluation]:
-        """Return the loss of a critic on imagined trajectories, and its evaluation of them.
+        """Return a critic's loss on imagined trajectories, and its evaluation of the trajectories.
 
         Args:
-            name: Prefix of the critic and its metrics.
-            imagined: Trajectories with the rewards of this critic.
-            scale: Running scale of its returns.
+            name: Prefix for the names of the critic and its metrics.
+            imagined: Trajectories with the rewards that the critic predicts.
+            scale: Running scale of the critic's returns.
             gradients: Whether gradients flow from returns and values to the trajectories.
         """
         critic = f"{name}critic_network"
         network, parameters = getattr(self, critic), getattr(self, f"{critic}_params")
-        # One time step per call keeps the wide activations in the CPU cache.
+        # Running one time step per call keeps the wide activations in the CPU cache.
         slow = [self._slow_value(step, critic) for step in imagined.features[:-1]]
         with parameters.to_module(network):
             logits = [network(step.detach()) for step in imagined.features]
@@ -221,15 +222,16 @@ class DreamerV3Loss(LossModule):  # type: ignore[misc, unused-ignore]
         *,
         gradients: bool = False,
     ) -> dict[str, Tensor]:
-        """Return the loss of an actor (eq. 11).
+        """Return an actor's loss and its entropy (eq. 11).
 
         Args:
-            name: Prefix of its metrics.
-            imagined: Trajectories of the actor.
-            actor: Actor that selected the actions.
+            name: Prefix for the names of the loss and metrics.
+            imagined: Trajectories in which the actor selected the actions.
+            actor: The actor.
             advantage: Advantages of the actions, ``[horizon, rows]``.
-            spread: Divisor of the advantages.
-            gradients: Whether gradients flow through the dynamics instead of REINFORCE.
+            spread: Value by which the advantages are divided.
+            gradients: Whether the actor is trained by gradients through the dynamics instead of by
+                REINFORCE.
         """
         entropy = actor.entropy(imagined.columns)
         if not gradients:
@@ -249,7 +251,7 @@ class DreamerV3Loss(LossModule):  # type: ignore[misc, unused-ignore]
     def _replay_critic_loss(self, records: Records, features: Tensor, bootstrap: Tensor) -> Tensor:
         """Return the critic loss on replayed latents, with gradients to their features.
 
-        Replayed returns bootstrap from imagined returns and end at the end of an episode.
+        The returns bootstrap from imagined returns and stop at the end of an episode.
         """
         if len(features) < 2:
             return features.sum() * 0

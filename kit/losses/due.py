@@ -1,4 +1,4 @@
-"""Losses that can omit parts that are not due in a gradient step."""
+"""Computation of only those losses that are due in a gradient step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CRITICS: dict[type[nn.Module], str] = {
     SACLoss: "qvalue_v2_loss",
     DroQLoss: "qvalue_v2_loss",
 }
-"""Method that returns the critic loss and its metrics."""
+"""Name of the method that returns the critic loss and metrics, for each loss class."""
 
 LEFT_OUT = frozenset({"loss_actor", "loss_alpha"})
 """Losses that :func:`losses_due` may omit."""
@@ -34,13 +34,13 @@ def losses_due(loss_module: nn.Module, minibatch: TensorDictBase, due: Set[str])
     """Return a module's losses, omitting actor losses if only the critic loss is due.
 
     Between two steps of a delayed actor (Fujimoto et al. 2018, algorithm 1), the actor loss is only
-    a metric but takes a quarter of the computation. TorchRL's ``forward`` computes all losses, but
-    some modules have a method for each loss. Other modules, and modules with hooks or a replaced
-    ``forward``, return all losses.
+    a metric, but takes a quarter of the computation. TorchRL's ``forward`` computes all losses, but
+    some modules have a method for each loss. For other modules, and for modules with hooks or a
+    replaced ``forward``, all losses are computed.
 
     Args:
         loss_module: Loss module that is minimised.
-        minibatch: Minibatch; TD errors are written to it as by the full loss.
+        minibatch: Minibatch to which TD errors are written, as by the module's ``forward``.
         due: Names of the losses whose optimisers step.
     """
     method = _CRITICS.get(type(loss_module))
@@ -61,7 +61,7 @@ def _is_changed(loss_module: nn.Module, forward: Any) -> bool:
 
     Args:
         loss_module: Loss module.
-        forward: ``forward`` set by :func:`~kit.update.autocast_loss`; ``None``: none.
+        forward: The ``forward`` set by :func:`~kit.update.autocast_loss`, or ``None``.
     """
     # TorchRL registers one pre-hook, which warns if target networks are not updated.
     has_hooks = bool(loss_module._forward_hooks) or len(loss_module._forward_pre_hooks) > 1

@@ -1,4 +1,4 @@
-"""Imagined trajectories of a world model and their returns."""
+"""Trajectories imagined by a world model, and their returns."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from kit.modules.world.rssm import Latent
 
 
 class Imagined(NamedTuple):
-    """Imagined trajectories of ``horizon + 1`` latents, time first."""
+    """Imagined trajectories of ``horizon + 1`` latents, with time as the first dimension."""
 
     features: tuple[Tensor, ...]
-    """Features ``[rows, features]`` of each latent, kept separate to avoid a large copy."""
+    """Features ``[rows, features]`` of each latent, not stacked, to avoid a large copy."""
     action: Tensor
     """Encoded actions, ``[horizon, rows, action features]``."""
     columns: Tensor
-    """Outputs of the actor, with gradients to it, ``[horizon, rows, columns]``."""
+    """Outputs of the actor, with gradients to the actor, ``[horizon, rows, columns]``."""
     reward: Tensor
-    """Expected rewards that arrive with each latent but the first, ``[horizon, rows]``."""
+    """Expected reward that arrives with each latent except the first, ``[horizon, rows]``."""
     continuation: Tensor
     """Discounted continuation probabilities, ``[horizon + 1, rows]``."""
 
     @property
     def weight(self) -> Tensor:
-        """Discounted probability of reaching each latent but the last, ``[horizon, rows]``."""
+        """Discounted probability of reaching each latent except the last, ``[horizon, rows]``."""
         return self.continuation.cumprod(0)[:-1]
 
 
@@ -40,12 +40,12 @@ def imagine(
     *,
     gradients: bool = False,
 ) -> Imagined:
-    """Imagine trajectories of the actor.
+    """Imagine trajectories in which the actor selects the actions.
 
     Args:
         world_model: Predicts latents, rewards and continuations.
         actor: Selects actions from features.
-        start: First latents, ``[rows, ...]``, without gradients.
+        start: Initial latents, ``[rows, ...]``; no gradients flow to them.
         horizon: Number of policy steps.
         gradients: Whether gradients flow through the dynamics to the actions.
     """
@@ -70,14 +70,14 @@ def imagine(
 def lambda_returns(
     reward: Tensor, continuation: Tensor, value: Tensor, lmbda: float | Tensor
 ) -> Tensor:
-    """Compute lambda-returns of time steps ``[time, ...]`` from the next states.
+    """Compute lambda-returns ``[time, ...]`` from the rewards and values of the next states.
 
     ``R_t = r_{t+1} + c_{t+1} ((1 - l_{t+1}) v_{t+1} + l_{t+1} R_{t+1})``, with ``R_T = v_T``
     (Hafner et al. 2025, eq. 7), where ``t + 1`` is the next time step.
 
     Args:
         reward: Reward that arrives with the next state, ``[time, ...]``.
-        continuation: Discounted continuation of the next state, ``[time, ...]``.
+        continuation: Discounted continuation probability of the next state, ``[time, ...]``.
         value: Value of the next state, ``[time, ...]``.
         lmbda: Scalar, or a value for each next state, ``[time, ...]``.
     """

@@ -11,7 +11,7 @@ from torchrl import objectives
 
 
 class _Unreachable:
-    """KL target that compares false with any tensor, so that TorchRL leaves ``beta`` unchanged."""
+    """KL target whose comparisons with tensors are false, so TorchRL leaves ``beta`` unchanged."""
 
     def _itself(self, _: Any) -> _Unreachable:
         return self
@@ -26,10 +26,10 @@ class _Unreachable:
 class KLPENPPOLoss(objectives.KLPENPPOLoss):
     """TorchRL's ``KLPENPPOLoss`` (Schulman et al. 2017, eq. 8) that adapts ``beta`` after the loss.
 
-    TorchRL's loss doubles or halves ``beta`` in place before gradients are computed. The gradient
-    of the penalty is then twice or half as large as in the loss. It also reads the KL divergence on
-    the host. As in TorchRL, and unlike in the paper, ``beta`` is adapted in each gradient step
-    instead of once per batch.
+    TorchRL's loss doubles or halves ``beta`` in place before gradients are computed. The penalty's
+    gradient is then twice or half as large as the loss implies. TorchRL's loss also reads the KL
+    divergence on the host. As in TorchRL, and unlike in the paper, ``beta`` is adapted in each
+    gradient step instead of once per batch.
     """
 
     beta: Tensor
@@ -38,7 +38,7 @@ class KLPENPPOLoss(objectives.KLPENPPOLoss):
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
         """Return the losses, and update ``beta`` for the next gradient step."""
         target, beta = self.dtarg, self.beta
-        self.dtarg, self.beta = _Unreachable(), beta.clone()  # the gradient needs this value
+        self.dtarg, self.beta = _Unreachable(), beta.clone()  # the backward pass needs this value
         try:
             losses: TensorDict = super().forward(tensordict)
         finally:

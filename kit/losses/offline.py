@@ -18,7 +18,8 @@ from kit.steps import SettingError
 class LikelihoodBCLoss(objectives.BCLoss):
     """Behaviour cloning by maximum likelihood, ``-log pi(a | s)`` (Pomerleau 1988).
 
-    TorchRL's ``BCLoss`` compares stored actions with sampled actions of a categorical actor.
+    For categorical actors, TorchRL's ``BCLoss`` compares stored actions with sampled actions
+    instead.
     """
 
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
@@ -36,7 +37,8 @@ class IQLLoss(objectives.IQLLoss):
     """TorchRL's ``IQLLoss`` with a corrected metric name and absolute TD errors.
 
     The metric ``entropy`` is renamed to ``negative_log_likelihood``, because it is the mean
-    negative log-likelihood of stored actions. ``td_error`` is the absolute error.
+    negative log-likelihood of stored actions. ``td_error`` is the absolute instead of the squared
+    TD error.
     """
 
     writes_squared_errors = False
@@ -52,16 +54,16 @@ class IQLLoss(objectives.IQLLoss):
 class CQLLoss(objectives.CQLLoss):
     """TorchRL's ``CQLLoss`` with the penalty of CQL(H) (Kumar et al. 2020, eq. 4, appendix F).
 
-    The penalty of a state is ``log sum_a exp(Q(s, a)) - Q(s, a_data)``. The sum is estimated by
-    importance sampling over 3 ``num_random`` actions: uniform actions, and actions of the policy at
-    s and at s'. TorchRL's loss differs in three ways: it draws one action of each kind at a time,
-    evaluates actions for s' at s', and draws uniform actions from [-1, 1] regardless of the bounds.
-    The output ``loss_actor_bc`` is omitted, and ``td_error`` is the absolute error.
+    The penalty for a state is ``log sum_a exp(Q(s, a)) - Q(s, a_data)``. The sum is estimated by
+    importance sampling, with ``num_random`` uniform actions and ``num_random`` policy actions each
+    for s and for s'. TorchRL's loss differs in three ways: it draws one action of each kind at a
+    time, evaluates actions for s' at s', and draws uniform actions from [-1, 1] regardless of the
+    bounds. The output ``loss_actor_bc`` is omitted, and ``td_error`` is the absolute TD error.
 
     Args:
-        *networks: Networks of TorchRL's loss.
-        action_spec: Bounds of the action.
-        **settings: Further arguments of TorchRL's loss.
+        *networks: Networks for TorchRL's loss.
+        action_spec: Bounded spec of the action.
+        **settings: Further arguments for TorchRL's loss.
     """
 
     writes_squared_errors = False
@@ -83,7 +85,7 @@ class CQLLoss(objectives.CQLLoss):
         return losses.exclude("loss_actor_bc")
 
     def cql_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Any]]:
-        """Return the penalty over both critics; ``q_loss`` must have written its Q-values."""
+        """Return the penalty summed over both critics, using Q-values written by ``q_loss``."""
         keys, action_key = self.actor_network.in_keys, self.tensor_keys.action
         states = tensordict.select(*keys)
         uniform = torch.rand(self.num_random, *tensordict[action_key].shape, device=self.low.device)
@@ -97,7 +99,7 @@ class CQLLoss(objectives.CQLLoss):
         ):
             for rows in (states, tensordict["next"].select(*keys)):
                 policy = self.actor_network.get_dist(rows.copy())
-                # The log-probability of an action at a bound cannot be recomputed later.
+                # For actions at a bound, the log-probability cannot be recomputed later.
                 action, log_prob = rsample_and_log_prob(policy, (self.num_random,))
                 actions.append(action)
                 densities.append(log_prob)

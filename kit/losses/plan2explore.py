@@ -1,4 +1,4 @@
-"""Loss of Plan2Explore: DreamerV3 with an ensemble and an actor that maximises its disagreement."""
+"""Plan2Explore loss: DreamerV3 plus an actor that maximises the disagreement of an ensemble."""
 
 from __future__ import annotations
 
@@ -46,33 +46,35 @@ class RunningStd(nn.Module):
 
 
 class Plan2ExploreLoss(DreamerV3Loss):
-    """Losses of Plan2Explore (Sekar et al. 2020) on top of DreamerV3.
+    """Losses for Plan2Explore (Sekar et al. 2020), built on DreamerV3.
 
     While ``exploring`` is true, an ensemble learns to predict the embedding of the next
     observation. A second actor, the explorer, is rewarded in imagination by the variance of the
-    predictions, divided by its running standard deviation. Embeddings come from a frozen copy of
-    the initial encoder. Embeddings of the trained encoder drift, so the ensemble would never agree.
+    predictions, divided by its running standard deviation. Embeddings are computed by a frozen copy
+    of the initial encoder. With the trained encoder, the embeddings would drift and the ensemble
+    would never agree.
 
-    During exploration, the world model learns only from observations and episode ends: rewards and
-    returns are predicted from its features without gradients to them. The task actor learns in
-    imagination throughout, so it can be evaluated without having collected data (zero-shot).
+    During exploration, the world model learns only from observations and episode ends, because no
+    gradients flow from reward and return predictions to the latent features. The task actor learns
+    in imagination throughout, so it can be evaluated without having collected data (zero-shot).
 
     As in sheeprl, the explorer's advantage is the weighted mean of its critics' advantages, each
     divided by the scale of its returns. An explorer with discrete actions learns by REINFORCE. An
     explorer with continuous actions learns by gradients through the dynamics;
-    ``loss_explorer_actor`` then needs a separate optimiser, as it also depends on the world model.
+    ``loss_explorer_actor`` then needs a separate optimiser, because this loss also depends on the
+    world model.
 
     Args:
-        world_model: As in DreamerV3.
+        world_model: World model.
         actor: Task actor.
         critic: Task critic.
         explorer: Actor that maximises novelty.
         explorer_critic: Predicts the explorer's intrinsic returns.
         ensemble: One-step prediction models.
-        intrinsic_weight: Weight of the intrinsic critic; positive.
+        intrinsic_weight: Weight of the intrinsic critic; must be positive.
         extrinsic_weight: Weight of a critic for the explorer's task returns; 0: no such critic.
-        intrinsic_reward_multiplier: Multiplier of the normalised disagreement.
-        **settings: As in DreamerV3.
+        intrinsic_reward_multiplier: Factor that multiplies the normalised disagreement.
+        **settings: Further arguments for :class:`~kit.losses.DreamerV3Loss`.
     """
 
     EXPLORATION = ("loss_ensemble", "loss_explorer_actor", "loss_explorer_critic")
@@ -148,7 +150,7 @@ class Plan2ExploreLoss(DreamerV3Loss):
         return latents, losses
 
     def _ensemble_loss(self, latents: Latent, records: Records) -> Tensor:
-        """Return the squared errors of predicted embeddings, except across episode ends."""
+        """Return the squared error of predicted embeddings, except across episode ends."""
         features = latents.features.detach()[:-1].flatten(0, 1)
         predicted = self.ensemble(features, records.action[:-1].flatten(0, 1))
         targets = self.world_model.targets(records.observations)
@@ -165,7 +167,7 @@ class Plan2ExploreLoss(DreamerV3Loss):
         with torch.set_grad_enabled(gradients):
             features, action = torch.cat(imagined.features[:-1]), imagined.action.flatten(0, 1)
             disagreement = self.ensemble.disagreement(features, action)
-        novelty = disagreement.view(imagined.reward.shape)  # reward of the next latent
+        novelty = disagreement.view(imagined.reward.shape)  # reward for reaching the next latent
         intrinsic = self.intrinsic_reward_multiplier * novelty / self.novelty_std(novelty)
         rewards = {"explorer_": intrinsic, "explorer_extrinsic_": imagined.reward}
         outputs = {"disagreement": novelty.detach().mean()}

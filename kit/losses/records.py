@@ -13,7 +13,7 @@ from kit.modules.world.rssm import Latent
 
 
 class Records(NamedTuple):
-    """Entries of a minibatch of sequences, time first: ``[time, sequences]``."""
+    """Entries of a sequence minibatch, with time as the first dimension: ``[time, sequences]``."""
 
     observations: TensorDictBase
     previous_action: Tensor
@@ -32,7 +32,7 @@ class Records(NamedTuple):
 
     @staticmethod
     def keys(world_model: WorldModel) -> list[Any]:
-        """Return the minibatch keys that are read."""
+        """Return the minibatch keys that :meth:`of` reads for the world model."""
         others = [world_model.code.key, "reward", "is_init", "terminated", "done"]
         return [*world_model.observation_keys, *others]
 
@@ -49,9 +49,9 @@ class Records(NamedTuple):
         Args:
             tensordict: Minibatch.
             world_model: World model that determines the keys.
-            discount: Discount factor of a non-terminal step.
-            stored_latents: Whether the first latent and action come from the preceding record,
-                stored in ``"before"``; otherwise they are zeros.
+            discount: Discount factor for non-terminal steps.
+            stored_latents: Whether the first latent and action are read from the preceding record,
+                which is stored under ``"before"``; otherwise, they are zeros.
         """
         rows = tensordict.select(*cls.keys(world_model)).transpose(0, 1)
         reward, is_init, terminated, last = (
@@ -82,6 +82,6 @@ class Records(NamedTuple):
         return targets, *observed
 
     def newest(self, time_steps: int) -> Records:
-        """Return the last time steps; 0: all time steps."""
+        """Return the last ``time_steps`` time steps of all sequences; 0: all time steps."""
         series = zip(self._fields[:-1], self)
         return self._replace(**{name: part[-time_steps:] for name, part in series})

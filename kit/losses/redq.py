@@ -19,12 +19,12 @@ class REDQLoss(objectives.REDQLoss):
 
     TorchRL's loss drops ``steps_to_next_obs`` and discounts the bootstrap value by gamma instead of
     gamma^n. All losses are weighted by importance weights, as in TorchRL's ``SACLoss``.
-    ``td_error`` is the absolute error (Schaul et al. 2016, section 3.3) instead of the squared
-    error. The temperature is practically unbounded, while TorchRL limits it to [0.1, 10].
+    ``td_error`` is the absolute TD error (Schaul et al. 2016, section 3.3) instead of the squared
+    TD error. The temperature is practically unbounded, whereas TorchRL limits it to [0.1, 10].
 
     As in TorchRL, and unlike in the authors' code, critic losses are averaged over the critics
-    instead of summed. The temperature is trained on the actions at both observations, with a loss
-    of ``exp(log_alpha)`` instead of ``log_alpha``.
+    instead of summed. The temperature is trained on actions for both current and next observations,
+    and its loss uses ``exp(log_alpha)`` instead of ``log_alpha``.
     """
 
     writes_squared_errors = False
@@ -41,7 +41,7 @@ class REDQLoss(objectives.REDQLoss):
         super().__init__(*networks, min_alpha=min_alpha, max_alpha=max_alpha, **settings)
 
     def make_value_estimator(self, *arguments: Any, **settings: Any) -> Any:
-        """Create the value estimator, which also reads the number of steps."""
+        """Create a value estimator that also reads the number of steps of each transition."""
         result = super().make_value_estimator(*arguments, **settings)
         self.value_estimator.set_keys(steps_to_next_obs=("next", _STEPS))
         return result
@@ -52,7 +52,7 @@ class REDQLoss(objectives.REDQLoss):
         if steps is not None:
             rows = tensordict.copy().set(("next", _STEPS), steps)
         device = next(self.parameters()).device
-        # TorchRL draws the critics of a target on PyTorch's default device.
+        # TorchRL samples the critics for a target on PyTorch's default device.
         with contextlib.nullcontext() if device.type == "cpu" else device:
             losses: TensorDict = super().forward(rows)
         key = self.tensor_keys.priority

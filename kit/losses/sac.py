@@ -16,13 +16,13 @@ class DroQLoss(objectives.SACLoss):
     """Loss of dropout Q-functions, DroQ (Hiraoka et al. 2022, algorithm 2).
 
     Critics regress on ``r + gamma (min_i Q_i(s', a') - alpha log pi(a' | s'))``, as in TorchRL's
-    ``SACLoss``. The actor minimises ``alpha log pi(a | s) - mean_i Q_i(s, a)``, while SAC uses the
-    smallest Q-value. TorchRL's ``REDQLoss`` also uses the mean, but its target uses at most all
-    critics but one, so a single critic with DroQ's two.
+    ``SACLoss``. The actor minimises ``alpha log pi(a | s) - mean_i Q_i(s, a)``, whereas SAC uses
+    the smallest Q-value. TorchRL's ``REDQLoss`` also uses the mean, but its target must omit at
+    least one critic, so the target would use only one of DroQ's two critics.
     """
 
     def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Any]]:
-        """Return the actor loss and ``log_prob`` of its actions."""
+        """Return the actor loss and ``log_prob``, the log-probability of the sampled actions."""
         weights = self._maybe_get_priority_weight(tensordict)
         with (
             set_exploration_type(ExplorationType.RANDOM),
@@ -42,15 +42,16 @@ class DroQLoss(objectives.SACLoss):
 class DiscreteSACLoss(objectives.DiscreteSACLoss):
     """TorchRL's ``DiscreteSACLoss`` with a target entropy that depends on the action mask.
 
-    TorchRL's target entropy is the same for all states. If few actions are allowed, no policy
-    reaches a fraction of the entropy of all actions, and the temperature grows without bound.
+    TorchRL's target entropy is the same for all states. If only few actions are allowed, no policy
+    can reach a target entropy meant for all actions, so the temperature grows without bound.
 
     Args:
-        *networks: Networks of TorchRL's loss.
+        *networks: Networks for TorchRL's loss.
         action_mask: Key of the mask ``[..., choices]`` that is 0 for forbidden actions, or
             ``None``.
-        **settings: Further arguments of TorchRL's loss. ``target_entropy`` applies if all actions
-            are allowed. If m of n actions are allowed, it is multiplied by ``log(m) / log(n)``.
+        **settings: Further arguments for TorchRL's loss. ``target_entropy`` applies if all actions
+            are allowed. If m of n actions are allowed, the target is multiplied by ``log(m) /
+            log(n)``.
     """
 
     def __init__(self, *networks: Any, action_mask: Any = None, **settings: Any) -> None:
@@ -64,7 +65,7 @@ class DiscreteSACLoss(objectives.DiscreteSACLoss):
             return losses
         allowed = tensordict.get(self.action_mask) != 0
         share = allowed.sum(-1).clamp_min(1).log() / math.log(max(allowed.shape[-1], 2))
-        excess = self.log_alpha * self.target_entropy * (1 - share)  # surplus in TorchRL's loss
+        excess = self.log_alpha * self.target_entropy * (1 - share)  # correction of TorchRL's loss
         weights = self._maybe_get_priority_weight(tensordict)
         excess = self._reduce_loss(excess, tensordict=tensordict, weights=weights)
         return losses.set("loss_alpha", losses.get("loss_alpha") + excess)

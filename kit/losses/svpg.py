@@ -12,15 +12,16 @@ from torch import Tensor, nn
 def rbf_kernel(particles: Tensor) -> tuple[Tensor, Tensor]:
     """Return the radial basis function kernel and the sum of its derivatives.
 
-    ``k(x, y) = exp(-|x - y|^2 / h)``. The bandwidth ``h`` is the median of the squared distances of
-    all pairs, divided by ``log(n + 1)`` (Liu and Wang 2016, section 5). ``n + 1`` is as in pyrado.
+    ``k(x, y) = exp(-|x - y|^2 / h)``. The bandwidth ``h`` is the median squared distance over all
+    pairs, divided by ``log(n + 1)`` (Liu and Wang 2016, section 5, but with ``n + 1`` instead of
+    ``n``, as in pyrado).
 
     Args:
-        particles: ``[n, parameters]``.
+        particles: Parameters of the particles, ``[n, parameters]``.
 
     Returns:
-        The kernel ``[n, n]``, and ``[n, parameters]``: for each particle ``i``, the sum over ``j``
-        of the derivatives of ``k(x_j, x_i)`` with respect to ``x_j``.
+        The kernel ``[n, n]`` and the sums of derivatives ``[n, parameters]``. For particle ``i``,
+        the derivatives of ``k(x_j, x_i)`` with respect to ``x_j`` are summed over ``j``.
     """
     count = len(particles)
     away = particles[:, None] - particles[None]
@@ -47,10 +48,10 @@ def svpg_directions(particles: Tensor, scores: Tensor, temperature: float) -> Te
 
 
 class SteinGradients:
-    """Converts the gradients of particle losses to SVPG gradients, for ``Update(gradients=...)``.
+    """Function for ``Update(gradients=...)`` that converts particle gradients to SVPG gradients.
 
-    Critic gradients are not coupled. The loss is a mean over the particles, so each gradient is
-    multiplied by the number of particles.
+    Critic gradients are not coupled between particles. The loss is a mean over the particles, so
+    each gradient is multiplied by the number of particles.
 
     Args:
         policy: Policy with parameters ``[particles, ...]``, including a shared backbone.
@@ -64,7 +65,7 @@ class SteinGradients:
     def __call__(
         self, parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]
     ) -> list[Tensor | None]:
-        """Return the gradients for the optimiser, which minimises."""
+        """Return the gradients for an optimiser that minimises the loss."""
         changed = [None if g is None else len(p) * g for p, g in zip(parameters, gradients)]
         found = {n: g for n, g in enumerate(changed) if g is not None}
         coupled = [n for n in found if id(parameters[n]) in self._coupled]

@@ -14,14 +14,14 @@ class TD3Loss(objectives.TD3Loss):
 
     The actor maximises ``Q_1(s, pi(s))`` (Fujimoto et al. 2018, algorithm 1). TorchRL evaluates and
     differentiates all critics and selects the first value, which yields the same gradient with 10 %
-    more computation. ``td_error``, which determines priorities, is the absolute error (Schaul et
-    al. 2016, section 3.3) instead of the squared error.
+    more computation. ``td_error``, which determines priorities, is the absolute TD error (Schaul et
+    al. 2016, section 3.3) instead of the squared TD error.
     """
 
     writes_squared_errors = False
 
     def value_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Any]]:
-        """Return the critic loss, and values, targets and errors, ``[critics, *batch]``."""
+        """Return the critic loss, and Q-values, targets and TD errors ``[critics, *batch]``."""
         loss, found = super().value_loss(tensordict)
         return loss, {**found, "td_error": found["td_error"].detach().sqrt()}
 

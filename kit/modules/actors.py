@@ -49,31 +49,33 @@ def make_actor(
 ) -> ProbabilisticActor | Actor:
     """Create a policy for the environment's observation and action spaces.
 
-    Discrete actions have categorical and continuous actions normal distributions. Entries of a
-    ``Dict`` action space are independent.
+    The distribution of discrete actions is categorical. ``continuous`` selects the distribution of
+    continuous actions. The entries of a ``Dict`` action space are sampled independently.
 
     Args:
-        env: the environment. If it has an observation ``action_mask`` and a single discrete action,
-            masked actions have probability 0.
-        hidden_sizes: hidden layer sizes; with ``body``, the backbone's sizes.
+        env: the environment. If it has a single discrete action and an observation ``action_mask``,
+            forbidden actions have probability 0.
+        hidden_sizes: hidden layer sizes; ignored if ``body`` is given.
         activation: name of the activation function.
         continuous: distribution of continuous actions. ``normal``: unbounded, with a learned
-            state-independent standard deviation (actions are clipped); ``tanh_normal``: squashed to
-            the bounds, with a state-dependent log standard deviation bounded to [-5, 2] by a tanh;
-            ``clipped_tanh_normal``: the same, clipped to [-20, 2]; ``deterministic``: scaled to the
-            bounds by a tanh (for TD3 and DDPG).
-        initial_log_std: initial log standard deviation of ``normal``.
-        body: backbone that writes ``features`` and has ``out_features``, such as from
-            :func:`make_backbone`, to share with a critic; ``None``: create hidden layers.
-        after: factory of layers after the joined observations and after each activation; requires
-            ``body=None``.
+            state-independent standard deviation (the environment clips actions); ``tanh_normal``:
+            squashed to the bounds, with a state-dependent log standard deviation bounded to [-5, 2]
+            by a tanh; ``clipped_tanh_normal``: as ``tanh_normal``, but the log standard deviation
+            is clipped to [-20, 2]; ``deterministic``: scaled to the bounds by a tanh (for TD3 and
+            DDPG).
+        initial_log_std: initial log standard deviation of the ``normal`` distribution.
+        body: backbone to share with a critic, such as one from :func:`make_backbone`. It must write
+            ``features`` and have an attribute ``out_features``. ``None``: create hidden layers.
+        after: factory of extra layers, inserted after the joined observations and after each
+            activation; cannot be combined with ``body``.
         orthogonal: whether to initialise weights orthogonally, with gain 0.01 in the last layer.
-        return_log_prob: whether the policy writes log-probabilities and, for squashed actions,
-            ``action_pre_tanh``, from which losses recompute log-probabilities.
+        return_log_prob: whether the policy writes log-probabilities. For squashed actions, it then
+            also writes ``action_pre_tanh``, from which losses recompute the log-probabilities.
 
     Raises:
         SettingError: if the action space is not supported or cannot be masked, if an observation
-            has the name of an output, or if both ``body`` and ``after`` are passed.
+            has the same name as a policy output, or if ``body`` is combined with ``after`` or a
+            deterministic policy.
     """
     one_of("continuous", continuous, get_args(Continuous))
     if continuous == "deterministic":
@@ -93,7 +95,7 @@ def make_actor(
         sizes = (columns, hidden_sizes, activation, orthogonal, 0.01)
         keys, network = observation_network(env, *sizes, masks, after=after)
     elif after is not None:
-        reason = "The layers cannot be added to an existing backbone (body)"
+        reason = "Extra layers cannot be added to an existing backbone (body)"
         raise SettingError("after", after, reason, "Add the layers to the backbone")
     else:
         network = linear(body.out_features, columns, 0.01 if orthogonal else None)
@@ -103,7 +105,7 @@ def make_actor(
         module = TensorDictSequential(body, module)
     if conflicts := {leaf.key for leaf in env.observation_leaves} & {*module.out_keys}:
         name = min(conflicts, key=str)
-        reason = "The policy writes an output of this name, which would replace the observation"
+        reason = "A policy output has the same name and would overwrite the observation"
         hint = f"Rename the observation, for example to env_{name}"
         raise SettingError("observation_space", name, reason, hint)
     first = next(iter(heads.values()))
@@ -153,22 +155,22 @@ def make_actor_critic(
     device: torch.device | str = "cpu",
     **body: Any,
 ) -> tuple[ProbabilisticActor, TensorDictModuleBase]:
-    """Create a policy with :func:`make_actor`, and a state-value function.
+    """Create a policy, as in :func:`make_actor`, and a state-value function.
 
     Args:
         env: the environment.
         hidden_sizes: hidden layer sizes of both networks.
         activation: name of the activation function.
-        critic_hidden_sizes: hidden layer sizes of the critic; ``None``: ``hidden_sizes``.
+        critic_hidden_sizes: hidden layer sizes of the critic; ``None``: same as ``hidden_sizes``.
         shared_backbone: whether policy and critic share their hidden layers.
         continuous: distribution of continuous actions.
-        initial_log_std: initial log standard deviation of ``normal``.
+        initial_log_std: initial log standard deviation of the ``normal`` distribution.
         device: device of the networks.
-        **body: further arguments of :func:`make_backbone`, such as convolutions.
+        **body: further arguments for :func:`make_backbone`, such as ``convolutions``.
 
     Raises:
-        SettingError: if a recurrent backbone is not shared, because collectors only store the
-            policy's hidden state, or if ``critic_hidden_sizes`` is set and the backbone is shared.
+        SettingError: if the backbone is recurrent but not shared (collectors store only the
+            policy's hidden state), or if it is shared and ``critic_hidden_sizes`` is set.
     """
     shape: dict[str, Any] = {"hidden_sizes": hidden_sizes, "activation": activation}
     critic_shape = dict(shape)

@@ -1,4 +1,4 @@
-"""Networks that read all observations of an environment, and backbones shared with a critic."""
+"""Networks that read all observations of an environment, and backbones for actor and critic."""
 
 from __future__ import annotations
 
@@ -24,21 +24,23 @@ def make_backbone(
     recurrent_size: int = 64,
     burn_in: int = 0,
 ) -> TensorDictModule | Recurrent:
-    """Create a backbone that maps all observations to ``features``, for actor and critic.
+    """Create a backbone for actor and critic that maps all observations to ``features``.
 
     Args:
         env: the environment.
         hidden_sizes: hidden layer sizes.
         activation: name of the activation function after each hidden layer.
         orthogonal: whether to initialise weights orthogonally.
-        convolutions: channels, kernel size and stride of each convolution, applied to images
-            (uint8) before they are joined with other observations; empty: flatten images.
-        recurrent: recurrent layer after the hidden layers, ``lstm`` or ``gru``; ``None``: no layer.
+        convolutions: channels, kernel size and stride of each convolution. Convolutions are applied
+            to images (uint8) before these are joined with other observations. Empty: images are
+            flattened.
+        recurrent: type of a recurrent layer after the hidden layers, ``lstm`` or ``gru``; ``None``:
+            no recurrent layer.
         recurrent_size: hidden size of the recurrent layer.
-        burn_in: initial steps of each sequence that only warm up the hidden state.
+        burn_in: number of initial steps in each sequence that only warm up the hidden state.
 
     Raises:
-        SettingError: if convolutions are given but no image is large enough for them.
+        SettingError: if convolutions are given but there is no image, or an image is too small.
     """
     sizes = (hidden_sizes, activation, orthogonal, 1.0)
     keys, network = observation_network(env, None, *sizes, convolutions=convolutions)
@@ -69,10 +71,10 @@ def observation_network(
         out_gain: gain of the output layer's orthogonal weights.
         without: keys of observations to omit.
         convolutions: see :func:`make_backbone`.
-        **layers: further arguments of :class:`~kit.modules.FlattenMLP`.
+        **layers: further arguments for :class:`~kit.modules.FlattenMLP`.
 
     Raises:
-        SettingError: if convolutions are given but there are no images.
+        SettingError: if convolutions are given but there is no image, or an image is too small.
     """
     keys = [leaf.key for leaf in env.observation_leaves if leaf.key not in without]
     specs: Any = [env.full_observation_spec[key] for key in keys]

@@ -28,14 +28,14 @@ def make_value(
     body: TensorDictModule | Recurrent | None = None,
     orthogonal: bool = True,
 ) -> TensorDictModuleBase:
-    """Create a state-value function, which writes ``state_value``.
+    """Create a state-value function that writes ``state_value``.
 
     Args:
         env: the environment.
-        hidden_sizes: hidden layer sizes; with ``body``, the backbone's sizes.
+        hidden_sizes: hidden layer sizes; ignored if ``body`` is given.
         activation: name of the activation function.
-        body: backbone that writes ``features`` and has ``out_features``, such as from
-            :func:`make_backbone`, to share with an actor; ``None``: create hidden layers.
+        body: backbone to share with an actor, such as one from :func:`make_backbone`. It must write
+            ``features`` and have an attribute ``out_features``. ``None``: create hidden layers.
         orthogonal: whether to initialise weights orthogonally.
     """
     if body is None:
@@ -54,15 +54,15 @@ def make_action_value(
     before: Layers | None = None,
     after: Layers | None = None,
 ) -> ValueOperator:
-    """Create an action-value function, which writes ``state_action_value``, ``[..., outputs]``.
+    """Create an action-value function that writes ``state_action_value``, ``[..., outputs]``.
 
     Args:
         env: the environment.
         hidden_sizes: hidden layer sizes.
         activation: name of the activation function.
-        outputs: 1, or the number of quantiles of the return.
-        before: factory of layers between each hidden linear layer and its activation.
-        after: factory of layers after the joined inputs and after each activation.
+        outputs: number of outputs: 1, or the number of return quantiles.
+        before: factory of extra layers between each hidden linear layer and its activation.
+        after: factory of extra layers after the joined inputs and after each activation.
     """
     keys = [leaf.key for leaf in (*env.observation_leaves, *env.action_leaves)]
     specs = [env.full_observation_spec[leaf.key] for leaf in env.observation_leaves]
@@ -82,7 +82,7 @@ def make_q_network(
     support: Sequence[float] | None = None,
     convolutions: Kernels = (),
 ) -> QValueActor:
-    """Create a Q-network for one discrete action: a greedy policy for TorchRL's DQNLoss.
+    """Create a Q-network for a single discrete action, as a greedy policy for ``DQNLoss``.
 
     The network writes ``action_value`` (a Q-value per action), ``action`` (the greedy action) and
     ``chosen_action_value``.
@@ -92,19 +92,19 @@ def make_q_network(
             among the allowed actions.
         hidden_sizes: hidden layer sizes.
         activation: name of the activation function.
-        dueling: whether Q-values are the sum of a state value and advantages of mean 0 (Wang et
-            al. 2016, eq. 9).
+        dueling: whether to compute Q-values as the sum of a state value and zero-mean advantages
+            (Wang et al. 2016, eq. 9).
         noisy: whether to use :class:`~kit.modules.NoisyLinear` layers.
         atoms: number of atoms per action. If above 1, the network also writes
             ``return_distribution``, ``[..., choices, atoms]``, whose means are the Q-values.
-        support: smallest and largest return of equally spaced atoms, whose probabilities are given
-            by logits (C51); ``None``: the atoms are quantiles.
+        support: smallest and largest return of equally spaced atoms. The network then predicts
+            logits of their probabilities (C51). ``None``: the network predicts quantiles.
         convolutions: channels, kernel size and stride of each convolution, applied to images
             (uint8).
 
     Raises:
-        SettingError: if the action space is not ``Discrete``, the support is not a range, or
-            convolutions are given but no image is large enough for them.
+        SettingError: if the action space is not ``Discrete``, ``support`` is not an increasing
+            pair, or convolutions are given but there is no image, or an image is too small.
     """
     leaf = only_action(env, "Discrete", "a Q-network", "make_actor(continuous='deterministic')")
     spec = env.full_action_spec[leaf.key]
@@ -129,7 +129,7 @@ def make_q_network(
 
 
 class _MaskedValues(nn.Module):
-    """Sets the Q-values of forbidden actions far below all others; the last input is a mask."""
+    """Sets the Q-values of forbidden actions far below all others. The last input is the mask."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ def _dueling(columns: Tensor) -> Tensor:
 
 
 class _DuelingValues(nn.Sequential):
-    """Converts the outputs of a network with any number of inputs to dueling Q-values."""
+    """Converts the outputs of a network, which may have several inputs, to dueling Q-values."""
 
     def forward(self, *inputs: Tensor) -> Tensor:
         (network,) = self
@@ -154,7 +154,7 @@ class _DuelingValues(nn.Sequential):
 
 
 class _Distributions(nn.Module):
-    """Computes return distributions (atoms) and their means, the Q-values."""
+    """Computes the atoms of return distributions, and Q-values as the distributions' means."""
 
     support: Tensor | None
 

@@ -1,8 +1,9 @@
 """Exploration noise modules that run without synchronising with the device.
 
-The modules have the arguments, keys and random numbers of TorchRL's. TorchRL checks on the host
-whether actions are within their bounds. These modules always clip instead, so that noisy policies
-run on the fast path of collectors. :class:`EpsilonGreedy` also respects action masks.
+The modules have the same arguments, keys and random numbers as TorchRL's modules. TorchRL's modules
+check on the host whether actions are within their bounds. These modules always clip instead, so
+collectors can run noisy policies on their fast path. :class:`EpsilonGreedy` also respects action
+masks.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from kit.modules.heads import action_masks
 
 
 class _OnDevice:
-    """Mixin that moves the module's spec together with its buffers, which TorchRL does not do."""
+    """Mixin that moves a module's spec together with its buffers, unlike TorchRL's modules."""
 
     buffers: Any
     _spec: Any
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         super()._apply(fn, recurse)  # type: ignore[misc]
-        if self._spec is not None:  # the spec may be set later
+        if self._spec is not None:  # the spec may be set after construction
             self._spec = self._spec.to(next(self.buffers()).device)
         return self
 
@@ -37,7 +38,7 @@ class EpsilonGreedy(_OnDevice, EGreedyModule):  # type: ignore[misc, unused-igno
 
     Args:
         env: environment with one ``Discrete`` action. If it has an observation ``action_mask``,
-            ``[num_envs, choices]``, random actions are drawn among the allowed ones.
+            ``[num_envs, choices]``, random actions are drawn from the allowed actions.
         **kwargs: ``eps_init``, ``eps_end``, ``annealing_num_steps``, ``device``.
     """
 
@@ -60,12 +61,12 @@ class EpsilonGreedy(_OnDevice, EGreedyModule):  # type: ignore[misc, unused-igno
 
 
 class GaussianNoise(_OnDevice, AdditiveGaussianModule):  # type: ignore[misc, unused-ignore]
-    """TorchRL's ``AdditiveGaussianModule``; adds ``sigma * N(mean, std)`` and clips to the bounds.
+    """TorchRL's ``AdditiveGaussianModule`` that always clips ``action + sigma * N(mean, std)``.
 
     Args:
-        spec: spec of the action; must be bounded.
-        std: standard deviation of the noise at sigma 1, as a scalar or per action dimension; see
-            :func:`half_range`.
+        spec: action spec; if it is bounded, noisy actions are clipped to the bounds.
+        std: standard deviation of the noise for ``sigma = 1``, as a scalar or per action dimension;
+            see :func:`half_range`.
         **kwargs: ``sigma_init``, ``sigma_end``, ``annealing_num_steps``, ``mean``, ``action_key``,
             ``device``.
     """
@@ -81,10 +82,10 @@ class GaussianNoise(_OnDevice, AdditiveGaussianModule):  # type: ignore[misc, un
 
 
 class OrnsteinUhlenbeckNoise(_OnDevice, OrnsteinUhlenbeckProcessModule):  # type: ignore[misc, unused-ignore]
-    """TorchRL's ``OrnsteinUhlenbeckProcessModule``; clips noisy actions to the bounds.
+    """TorchRL's ``OrnsteinUhlenbeckProcessModule`` that clips noisy actions to the bounds.
 
     Args:
-        spec: spec of the action; must be bounded.
+        spec: action spec; if it is bounded, noisy actions are clipped to the bounds.
         **kwargs: ``eps_init``, ``eps_end``, ``annealing_num_steps``, ``theta``, ``mu``, ``sigma``,
             ``dt``, ``x0``, ``sigma_min``, ``n_steps_annealing``, ``action_key``, ``is_init_key``,
             ``device``.
@@ -102,14 +103,14 @@ class OrnsteinUhlenbeckNoise(_OnDevice, OrnsteinUhlenbeckProcessModule):  # type
 
 
 def half_range(env: Any, device: torch.device | str = "cpu") -> float | Tensor:
-    """Return half the range of actions, the unit of TD3's noise parameters.
+    """Return half the width of the action range, the unit of TD3's noise parameters.
 
     Args:
         env: environment with one bounded continuous action.
         device: device of the returned tensor.
 
     Returns:
-        A number if all dimensions have the same range, else a tensor of the action's shape.
+        A float if all dimensions have the same range, otherwise a tensor of the action's shape.
     """
     space = env.action_spec[0].space
     half = ((space.high - space.low) / 2).to(device)

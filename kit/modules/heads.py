@@ -1,4 +1,4 @@
-"""Heads convert network outputs to parameters of action distributions and apply action masks."""
+"""Heads that convert network outputs to distribution parameters and apply action masks."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class Parameters(nn.Module):
         return self
 
     def forward(self, columns: Tensor) -> tuple[Tensor, ...]:
-        """Return the parameters in the order of ``names``, from inputs ``[..., columns]``."""
+        """Return the parameters for outputs ``[..., columns]``, in the order of ``names``."""
         return (columns,)
 
 
 class _Choices(Parameters):
-    """Logits of several independent categorical choices, concatenated."""
+    """Concatenated logits of several independent categorical distributions."""
 
     distribution = MultiDiscrete
 
@@ -93,8 +93,8 @@ class _TanhNormal(Parameters):
 class ClippedTanhNormal(_TanhNormal):
     """Tanh-normal head that clips the log standard deviation to [-20, 2], as in CrossQ.
 
-    See Bhatt et al. (2024). The usual tanh bound has a slope of 3.5, which increases differences
-    between states. With that tanh, four of five CrossQ runs on Hopper did not learn.
+    See Bhatt et al. (2024). The tanh of the base class has a slope of 3.5, which amplifies
+    differences between states. With that tanh, four of five CrossQ runs on Hopper did not learn.
     """
 
     least, most = -20.0, 2.0
@@ -104,9 +104,9 @@ class ClippedTanhNormal(_TanhNormal):
 
 
 class Scaled(Parameters):
-    """Deterministic actions: network outputs scaled to the action bounds by a tanh.
+    """Scales network outputs to the action bounds by a tanh, for deterministic policies.
 
-    Bounds are not buffers, so loading the weights of another run keeps this environment's bounds.
+    The bounds are not buffers, so loading weights from another run does not change them.
     """
 
     names = ("action",)
@@ -123,7 +123,7 @@ class Scaled(Parameters):
 
 
 HEADS = (Parameters, _Choices, _Normal, _TanhNormal, ClippedTanhNormal, Scaled)
-"""Head classes that NumPy policies support; subclasses may override their parameters."""
+"""Head classes that NumPy policies support. Subclasses are not supported."""
 
 
 def _shaped(columns: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -131,7 +131,7 @@ def _shaped(columns: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 class Heads(nn.Module):
-    """Splits the outputs of a network into the parameters of several actions."""
+    """Splits a network's outputs into the distribution parameters of several actions."""
 
     def __init__(self, network: nn.Module, heads: Sequence[Parameters]) -> None:
         super().__init__()
@@ -140,21 +140,21 @@ class Heads(nn.Module):
         self._columns = [head.columns for head in heads]
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Return the parameters of all heads, as one flat tuple."""
+        """Return the parameters from all heads as one flat tuple."""
         columns = self.network(*inputs)
         parts = columns.split(self._columns, dim=-1) if len(self.heads) > 1 else [columns]
         return tuple(p for part, head in zip(parts, self.heads) for p in head(part))
 
 
 def masked(values: Tensor, mask: Tensor) -> Tensor:
-    """Set logits or Q-values far below all others where ``mask`` is 0."""
-    # The square root of the largest float, because losses multiply and subtract masked values.
-    # An infinite result would become NaN when multiplied by probability 0.
+    """Return logits or Q-values, replaced by a very low value where ``mask`` is 0."""
+    # Losses multiply and subtract masked values. The square root of the largest float is used, as
+    # an infinite result would become NaN when multiplied by a probability of 0.
     return values.masked_fill(mask == 0, -(torch.finfo(values.dtype).max ** 0.5))
 
 
 class MaskedHeads(Heads):
-    """Computes logits of discrete actions; the last input is an action mask."""
+    """Computes masked logits for discrete actions. The last input is the action mask."""
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Return the logits, with the logits of forbidden actions far below all others."""
@@ -163,7 +163,7 @@ class MaskedHeads(Heads):
 
 
 def only_action(env: Any, space: str, algorithm: str, other: str) -> Any:
-    """Return the environment's single action, or raise SettingError if it has the wrong kind."""
+    """Return the environment's only action; raise SettingError if it is not of type ``space``."""
     leaf, *more = env.action_leaves
     kinds = "f" if space == "Box" else "iu"
     if not more and leaf.dtype.kind in kinds:
@@ -175,11 +175,11 @@ def only_action(env: Any, space: str, algorithm: str, other: str) -> Any:
 
 
 def action_masks(env: Any, choices: int) -> list[Any]:
-    """Return a list with the key of the action mask ``[num_envs, choices]``; empty if absent.
+    """Return a list with the key of the action mask, or an empty list if there is no mask.
 
     Args:
         env: the environment.
-        choices: number of discrete actions; 0 if the action cannot be masked.
+        choices: required size of the mask for each environment; 0 if the action cannot be masked.
 
     Raises:
         SettingError: if the mask's shape does not match the action.
@@ -189,7 +189,7 @@ def action_masks(env: Any, choices: int) -> list[Any]:
             continue
         if leaf.shape == (choices,):
             return [leaf.key]
-        reason = f"The mask has shape {list(leaf.shape)}, but there are {choices} maskable choices"
+        reason = f"The mask has shape {list(leaf.shape)}, but {choices} categories can be masked"
         hint = "Use a single Discrete or MultiDiscrete action, or rename the observation"
         raise SettingError("action_mask", str(leaf.key), reason, hint)
     return []
@@ -203,14 +203,14 @@ def parameter_keys(heads: dict[Any, Parameters]) -> list[Any]:
 
 
 def head_of(env: Any, leaf: Any, continuous: Continuous, initial_log_std: float) -> Parameters:
-    """Create the head of one action.
+    """Create the head for one action.
 
     Args:
         env: the environment.
-        leaf: the action.
+        leaf: entry of the action space.
         continuous: distribution of a continuous action: ``normal``, ``tanh_normal`` or
             ``clipped_tanh_normal``.
-        initial_log_std: initial log standard deviation of ``normal``.
+        initial_log_std: initial log standard deviation of the ``normal`` distribution.
 
     Raises:
         SettingError: if no distribution supports the action's spec.
@@ -230,7 +230,7 @@ def head_of(env: Any, leaf: Any, continuous: Continuous, initial_log_std: float)
         low, high = bounds_of(leaf, spec)
         clipped = continuous == "clipped_tanh_normal"
         return (ClippedTanhNormal if clipped else _TanhNormal)(shape, low, high)
-    reason = f"The action {leaf.key} is of a kind that no policy supports"
+    reason = f"Policies do not support the space of the action {leaf.key}"
     kinds = ["Discrete", "MultiDiscrete", "MultiBinary", "Box of floating-point numbers"]
     raise SettingError("action_space", leaf.space or type(spec).__name__, reason, kinds)
 

@@ -1,4 +1,4 @@
-"""Copy of a policy on the host, synchronised with weights on a GPU."""
+"""Host copy of a GPU policy that can be synchronised with the policy's weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kit.fast.watch import Watch
 
 
 class HostCopy:
-    """A CPU copy of a GPU policy that receives all weights in one transfer per device and dtype.
+    """A CPU copy of a GPU policy. All weights are copied in one transfer per device and dtype.
 
     Args:
         policy: a policy on a GPU.
@@ -42,16 +42,16 @@ class HostCopy:
                 is_parameter = isinstance(one, nn.Parameter)
                 copies[id(one)] = nn.Parameter(view, requires_grad=False) if is_parameter else view
         self.module: nn.Module = copy.deepcopy(policy, copies)
-        self.module.to("cpu")  # moves bounds and specs, which are not buffers
+        self.module.to("cpu")  # also moves bounds and specs, which are not buffers
         self._addresses = [tensor.data_ptr for tensor in tensors]
         self._places = [address() for address in self._addresses]
         self.follow()
 
     def follow(self) -> bool:
-        """Copy the current weights.
+        """Copy the current weights from the GPU policy.
 
         Returns:
-            Whether the policy is otherwise unchanged; if not, nothing is copied.
+            ``True`` if the weights were copied; ``False`` if anything but the weights has changed.
         """
         if self._watch.changed() or [address() for address in self._addresses] != self._places:
             return False

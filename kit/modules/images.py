@@ -1,4 +1,4 @@
-"""Convolutional networks for observations with images."""
+"""Convolutional networks for image observations."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ Kernels = Sequence[Sequence[int]]
 """Channels, kernel size and stride of each convolution."""
 
 NATURE: Kernels = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
-"""Convolutions of Mnih et al. (2015), followed by a hidden layer of 512 units; all with ReLU."""
+"""Convolutions from Mnih et al. (2015). The paper adds a hidden layer of 512 units with ReLU."""
 
 
 def is_image(spec: Any) -> bool:
-    """Return whether a spec describes uint8 images, ``[num_envs, ...]``, optionally stacked."""
+    """Return whether a spec describes uint8 images or frame stacks, ``[num_envs, ...]``."""
     bytes_ = isinstance(spec, Bounded) and spec.dtype == torch.uint8
     return bytes_ and len(spec.shape) in (4, 5)
 
 
 class Convolutions(nn.Module):
-    """Convolutions with ReLU over uint8 images, which are scaled to [0, 1].
+    """Convolutions with ReLU for uint8 images, which are first scaled to [0, 1].
 
     Args:
-        shape: shape of an image, ``[channels, height, width]``, or channels-last if the last
-            dimension is at most 4. Stacked frames have a leading dimension ``frames``, and the same
-            rule applies to their channels (``[frames, height, width, channels]`` if ambiguous).
+        shape: shape of an image: ``[height, width, channels]`` if only the last dimension is at
+            most 4, otherwise ``[channels, height, width]``. Frame stacks have an additional leading
+            dimension; if the order of their other dimensions is ambiguous, channels are last.
         layers: channels, kernel size and stride of each convolution.
         orthogonal: whether to initialise weights orthogonally (gain sqrt(2)) and biases to zero.
 
@@ -81,10 +81,10 @@ class Convolutions(nn.Module):
 
 
 class Mixed(nn.Module):
-    """Applies separate convolutions to each image and concatenates them with all other inputs.
+    """Applies separate convolutions to each image and joins the results with all other inputs.
 
     Args:
-        specs: spec of each input, with a leading batch dimension of environments.
+        specs: spec of each input, with a leading dimension ``num_envs``.
         layers: see :class:`Convolutions`.
         orthogonal: see :class:`Convolutions`.
 

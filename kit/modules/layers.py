@@ -1,4 +1,4 @@
-"""Noisy linear layers and batch renormalisation, which differ from TorchRL's implementations."""
+"""Variants of TorchRL's noisy linear layers and batch renormalisation."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class NoisyLinear(nn.Module):
     """A linear layer with factorised Gaussian noise on its weights (Fortunato et al. 2018, eq. 9).
 
     ``y = (mu_w + sigma_w eps_w) x + mu_b + sigma_b eps_b`` with ``eps_w = f(eps_out) f(eps_in)^T``
-    and ``f(x) = sign(x) sqrt(abs(x))``. Each call draws noise for the whole batch, so each action
-    and each network of a loss has independent noise (section 3.1). TorchRL's ``NoisyLinear``
-    instead keeps its noise until it is reset. No noise needs to be saved. Without exploration
-    (``set_exploration_type``) the layer computes ``mu_w x + mu_b``.
+    and ``f(x) = sign(x) sqrt(abs(x))``. Each call draws new noise, shared by the whole batch, so
+    each action and each network in a loss has independent noise (section 3.1). In contrast,
+    TorchRL's ``NoisyLinear`` uses the same noise until ``reset_noise`` is called. If exploration is
+    disabled by ``set_exploration_type``, the layer computes ``mu_w x + mu_b``.
 
     Args:
-        in_features: size of inputs.
-        out_features: size of outputs.
+        in_features: input size.
+        out_features: output size.
         sigma: initial standard deviation of the noise, times ``sqrt(in_features)``.
     """
 
@@ -49,24 +49,25 @@ class NoisyLinear(nn.Module):
 
 
 class BatchRenorm(nn.Module):
-    """Batch renormalisation (Ioffe 2017, algorithm 1) of the last dimension.
+    """Batch renormalisation (Ioffe 2017, algorithm 1) for the last dimension.
 
-    Training computes ``y = weight ((x - mean) / std r + d) + bias`` with the batch's mean and
-    standard deviation and the constants ``r = clip(std / running_std)`` and ``d = clip((mean -
-    running_mean) / running_std)``. Evaluation uses the running statistics. During ``warmup_steps``,
-    r is 1 and d is 0, which is batch normalisation.
+    In training mode, the output is ``weight ((x - mean) / std r + d) + bias`` with the batch's mean
+    and standard deviation. ``r = clip(std / running_std)`` and ``d = clip((mean - running_mean) /
+    running_std)`` have no gradients. In evaluation mode, the running statistics are used. During
+    ``warmup_steps``, r is 1 and d is 0, which is ordinary batch normalisation.
 
-    In TorchRL's ``BatchRenorm1d`` the corrections continue to grow after the warm-up: they are
-    doubled after ``2 * warmup_steps`` and tripled after ``3 * warmup_steps``. Here they do not.
-    Running statistics and the number of batches are buffers, so checkpoints include them.
+    In TorchRL's ``BatchRenorm1d``, the corrections keep growing after the warm-up: they are doubled
+    after ``2 * warmup_steps`` batches and tripled after ``3 * warmup_steps``. This class does not
+    scale them. Running statistics and the number of batches are buffers, so checkpoints include
+    them.
 
     Args:
         features: size of the last dimension.
-        momentum: weight of a batch in the running statistics.
+        momentum: weight of the newest batch in the running statistics.
         eps: constant added to variances.
         max_r: upper bound of r; the lower bound is its reciprocal.
         max_d: upper bound of the absolute value of d.
-        warmup_steps: number of batches that are normalised only by their own statistics.
+        warmup_steps: number of initial batches that are normalised only by their own statistics.
     """
 
     running_mean: Tensor
@@ -93,7 +94,7 @@ class BatchRenorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(features))
 
     def forward(self, value: Tensor) -> Tensor:
-        """Normalise ``[..., features]`` and, in training, update the running statistics."""
+        """Normalise ``[..., features]`` and, in training mode, update the running statistics."""
         running_std = (self.running_var + self.eps).sqrt()
         if not self.training:
             scale = self.weight / running_std

@@ -1,4 +1,4 @@
-"""Multilayer perceptrons that read observations of any supported space."""
+"""Multilayer perceptrons for observations from any supported space."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from kit.steps.errors import one_of, whole_number
 class SigmoidTanh(nn.Module):
     """The hyperbolic tangent, computed as ``tanh(x) = 2 sigmoid(2 x) - 1``.
 
-    Equal to tanh up to rounding (absolute error below 3e-7 in float32). PyTorch's CPU kernels are
-    three times faster than for ``tanh``, which matters for batches of thousands of rows.
+    Equal to tanh up to rounding (absolute error below 3e-7 in float32). On CPUs, PyTorch's sigmoid
+    is three times faster than its ``tanh``, which matters for batches of thousands of rows.
     """
 
     def forward(self, value: Tensor) -> Tensor:
@@ -28,7 +28,7 @@ class SigmoidTanh(nn.Module):
 
 
 Layers = Callable[[int], Sequence[nn.Module]]
-"""Factory of extra layers for a given size, such as dropout and normalisation."""
+"""Function from a layer size to extra layers, such as dropout or normalisation."""
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
@@ -41,16 +41,15 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 class Flatten(nn.Module):
-    """Concatenates observations (and actions) into one vector, with discrete values one-hot.
+    """Concatenates observations (and actions) into one vector and one-hot encodes discrete values.
 
     Args:
-        specs: spec of each input, in the order of ``forward``, with a leading batch dimension of
-            environments.
+        specs: spec of each input of ``forward``, with a leading dimension ``num_envs``.
 
     Attributes:
         out_features: size of the vector.
-        choices: number of choices of each entry of each input; ``None`` for numeric inputs.
-        parts: size of each concatenated part, and whether it is a one-hot vector.
+        choices: for each input, the number of categories of each entry, or ``None`` if numeric.
+        parts: for each concatenated part, its size and whether it is a one-hot vector.
         is_vector: whether the only input is already a floating-point vector.
 
     Raises:
@@ -88,39 +87,42 @@ class Flatten(nn.Module):
 
 
 def one_hot(choice: Tensor, classes: int) -> Tensor:
-    """Return one-hot vectors ``[..., classes]``; PyTorch's function reads indices on the host."""
+    """Return one-hot vectors, ``[..., classes]``.
+
+    Unlike PyTorch's ``one_hot``, this function does not read the indices on the host.
+    """
     indices = torch.arange(classes, device=choice.device)
     return (choice.unsqueeze(-1) == indices).float()
 
 
 def _choices(spec: Any) -> list[int] | None:
-    """Return the number of choices of each entry of an integer input; ``None`` for numbers."""
-    # Binary and MultiCategorical come first because they are subclasses of Categorical.
+    """Return the number of categories of each entry, or ``None`` for a numeric input."""
+    # Binary and MultiCategorical are checked first because they are subclasses of Categorical.
     if isinstance(spec, (Bounded, Unbounded, Binary)):
         return None
     if isinstance(spec, MultiCategorical):
         return [int(count) for count in spec.nvec.reshape(-1, spec.shape[-1])[0]]
     if isinstance(spec, Categorical):
         return [int(spec.n)]
-    reason = "No network supports this kind of spec"
+    reason = "Networks do not support this type of spec"
     raise SettingError("observation", type(spec).__name__, reason)
 
 
 class FlattenMLP(nn.Module):
-    """A multilayer perceptron over inputs that :class:`Flatten` concatenates.
+    """A multilayer perceptron on inputs that are concatenated by :class:`Flatten`.
 
     Args:
         specs: specs of the inputs for :class:`Flatten`, or a module that joins the inputs.
         out_features: size of the output layer; ``None``: no output layer.
         hidden_sizes: hidden layer sizes.
         activation: a key of ``ACTIVATIONS``.
-        orthogonal: whether to initialise weights orthogonally (gain sqrt(2), ``out_gain`` in the
-            output layer) and biases to zero (Andrychowicz et al. 2021, section 3.2); otherwise
-            PyTorch's initialisation is used.
+        orthogonal: whether to initialise weights orthogonally, with gain sqrt(2) in hidden layers,
+            and biases to zero (Andrychowicz et al. 2021, section 3.2). ``False``: PyTorch's
+            initialisation.
         out_gain: gain of the output layer's orthogonal weights.
-        before: factory of layers between each hidden linear layer and its activation.
-        after: factory of layers after the joined inputs and after each activation.
-        layer: factory of linear layers with given sizes; ``None``: ``nn.Linear``.
+        before: factory of extra layers between each hidden linear layer and its activation.
+        after: factory of extra layers after the joined inputs and after each activation.
+        layer: function from input and output size to a linear layer; ``None``: ``nn.Linear``.
 
     Attributes:
         out_features: size of the output.
@@ -176,7 +178,7 @@ class FlattenMLP(nn.Module):
 
 
 def linear(in_features: int, out_features: int, gain: float | None = None) -> nn.Linear:
-    """Create a linear layer; with ``gain``, weights are orthogonal and biases zero."""
+    """Create a linear layer. With ``gain``, weights are initially orthogonal and biases zero."""
     layer = nn.Linear(in_features, out_features)
     if gain is not None:
         nn.init.orthogonal_(layer.weight, gain)
@@ -187,13 +189,13 @@ def linear(in_features: int, out_features: int, gain: float | None = None) -> nn
 def parameter_groups(
     loss: nn.Module, networks: Sequence[nn.Module], learning_rate: float, body_factor: float = 1.0
 ) -> list[dict[str, Any]]:
-    """Return an optimiser's parameter groups, with a separate learning rate for hidden layers.
+    """Return parameter groups for an optimiser, with a separate learning rate for hidden layers.
 
     Args:
         loss: loss module whose parameters are trained.
         networks: networks created by :func:`~kit.modules.make_actor` and similar functions.
         learning_rate: learning rate of output layers and all other parameters.
-        body_factor: learning-rate multiplier of hidden layers; 1: use a single group.
+        body_factor: learning-rate multiplier for hidden layers; 1: use a single group.
 
     Raises:
         SettingError: if ``body_factor`` is not 1 and there are no hidden layers.
@@ -213,13 +215,13 @@ def parameter_groups(
 
 
 def drop_log_prob(actor: Any, loss: nn.Module) -> Any:
-    """Return the acting policy without log-probabilities, if the loss computes them itself.
+    """Return the acting policy, which outputs only actions if the loss reads no other outputs.
 
-    Computing log-probabilities and distribution parameters takes a tenth of a run with short
-    batches. Only ``A2CLoss`` never reads them; for other losses, the actor is returned unchanged.
+    Computing log-probabilities and distribution parameters takes a tenth of the run time if batches
+    are short. Only ``A2CLoss`` never reads them. For other losses, the actor is returned unchanged.
 
     Args:
         actor: policy from :func:`~kit.modules.make_actor`; its outputs are changed in place.
-        loss: loss that trains the policy.
+        loss: loss module that trains the policy.
     """
     return actor.select_out_keys(*actor.dist_sample_keys) if type(loss) is A2CLoss else actor

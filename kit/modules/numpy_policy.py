@@ -1,9 +1,10 @@
-"""Compute the actions of small multilayer perceptrons with NumPy.
+"""Compute the actions of small multilayer-perceptron policies with NumPy.
 
-After a step of a physics engine, the CPU caches no longer hold PyTorch's dispatch code, and one
+A step of a physics engine evicts PyTorch's dispatch code from the CPU caches, so a PyTorch
 operation takes ten microseconds instead of one. NumPy's call path is shorter. Random numbers are
-drawn from PyTorch in the same order. Sums are rounded differently, so actions agree to about six
-digits. Log-probabilities are computed once per batch by the policy's own distribution.
+drawn from PyTorch's generator, in the order in which the policy draws them. NumPy rounds sums
+differently, so actions agree to about six digits. Log-probabilities are computed once per batch by
+the policy's own distribution.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ from kit.modules.squashed import SquashedActor, pre_tanh_key
 Array = NDArray[Any]
 
 MOST_PRODUCTS = 2**18
-"""Maximum number of multiplications per layer, over all environments."""
+"""Maximum number of multiplications in a layer per time step, for all environments together."""
 
 _AHEAD = 128
-"""Minimum number of time steps for which random numbers are drawn at once."""
+"""Minimum number of time steps for which random numbers are drawn in one call."""
 
-add, dot, maximum = np.add, np.dot, np.maximum  # saves an attribute lookup per call
+add, dot, maximum = np.add, np.dot, np.maximum  # saves one attribute lookup per call
 
 _FORWARD = itertools.repeat("forward")
 _ZERO = np.float32(0)
@@ -61,36 +62,36 @@ ACTIVATIONS: dict[type[nn.Module], Callable[[Array, Array], Any]] = {
     SigmoidTanh: np.tanh,
     nn.ReLU: _relu,
 }
-"""Activation functions that write their result to an output array."""
+"""Functions that apply an activation and write the result to an output array."""
 
 
 class NumpyPolicyError(RuntimeError):
-    """NumPy cannot compute the actions of a policy; the message contains the reason."""
+    """Raised if NumPy cannot compute a policy's actions; the message states the reason."""
 
 
 class NumpyPolicy:
-    """Computes the actions of the kit's actors and Q-networks with NumPy, one time step per call.
+    """Computes actions of kit's actors and Q-networks with NumPy, one time step per call.
 
-    Supports actors of :func:`~kit.modules.make_actor`. Also supports policies whose only output is
-    the action: deterministic actors with optional
-    :class:`~kit.modules.exploration.GaussianNoise`, and Q-networks of
-    :func:`~kit.modules.make_q_network` that are greedy or epsilon-greedy.
+    Supports actors from :func:`~kit.modules.make_actor`, and greedy or epsilon-greedy Q-networks
+    from :func:`~kit.modules.make_q_network`. Deterministic actors may be followed by
+    :class:`~kit.modules.exploration.GaussianNoise`. Q-networks and deterministic actors must have
+    the action as their only output.
 
-    Parameters are read in place, so updates by a learner take effect immediately.
+    Parameters are read in place, so weight updates take effect immediately.
 
     Args:
         policy: the policy.
-        num_envs: number of rows of an observation.
+        num_envs: number of environments, which is the number of rows in an observation.
         exploration_type: ``RANDOM`` samples actions, ``DETERMINISTIC`` uses the mode.
         keeps_outputs: whether :meth:`outputs` will be called.
 
     Attributes:
-        reads: key and shape of one environment's observation.
-        noise: random numbers drawn ahead, one array per time step, in reverse order.
+        reads: key of the observation, and its shape for one environment.
+        noise: random numbers drawn in advance, one array per time step, in reverse order.
 
     Raises:
-        NumpyPolicyError: if the policy is not supported, has hooks or a replaced ``forward``, or is
-            so large that PyTorch is as fast.
+        NumpyPolicyError: if the policy or the exploration type is not supported, if a module has
+            hooks or a replaced ``forward``, or if a layer is so large that PyTorch is as fast.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class NumpyPolicy:
             raise NumpyPolicyError("the policy has hooks")
         for module in modules:
             if "forward" in vars(module):
-                raise NumpyPolicyError(f"the forward of {type(module).__name__} was replaced")
+                raise NumpyPolicyError(f"{type(module).__name__}.forward was replaced")
         self.samples = samples and self._sampler.draws_any
         self.out_keys = [key for key in policy.out_keys if not str(key).startswith("_")]
         layers = _layers(network, num_envs)
@@ -139,10 +140,10 @@ class NumpyPolicy:
         self._known = [*itertools.chain(*self._entries)]
 
     def is_valid(self) -> bool:
-        """Return whether parameters, modules and hooks are unchanged since construction."""
+        """Return whether no parameter, module, hook or ``forward`` has been added or replaced."""
         try:
             same = [*itertools.chain(*self._entries)] == self._known
-        except RuntimeError:  # comparing a replaced tensor has no single truth value
+        except RuntimeError:  # a replaced tensor is compared elementwise
             return False
         return (
             same
@@ -153,12 +154,12 @@ class NumpyPolicy:
 
     # ------------------------------------------------------------------ random numbers
     def continue_from(self, other: NumpyPolicy | None) -> None:
-        """Reuse the random numbers that ``other`` drew ahead from the same distribution."""
+        """Reuse the random numbers that ``other`` drew in advance, if they fit this policy."""
         if other is not None and self._sampler.draws == other._sampler.draws:
             self.noise = other.noise
 
     def has_noise(self, steps: int) -> bool:
-        """Return whether random numbers for ``steps`` time steps are drawn, or not needed."""
+        """Return whether random numbers for ``steps`` time steps are available or not needed."""
         return len(self.noise) >= steps or not self.samples
 
     def _draw(self, steps: int) -> None:
@@ -169,11 +170,11 @@ class NumpyPolicy:
         """Start a batch.
 
         Args:
-            steps: expected time steps, for which missing random numbers are drawn.
+            steps: expected number of time steps, for which missing random numbers are drawn.
             into: output array for actions, ``[steps, num_envs, ...]``; ``None``: allocate arrays.
         """
         missing = steps - len(self.noise)
-        if self.samples and missing > 0:  # draw more steps at once if the numbers stay identical
+        if self.samples and missing > 0:  # draw more steps if this does not change the numbers
             self._draw(max(missing, _AHEAD) if self._sampler.at_once else missing)
         self._sampler.refresh()
         self._actions, self._columns, self._noises = [], [], []
@@ -181,7 +182,7 @@ class NumpyPolicy:
 
     @property
     def actions(self) -> tuple[Any, tuple[int, ...], Any]:
-        """Key, shape ``[num_envs, ...]`` and dtype of one time step's actions."""
+        """Key, shape (``[num_envs, ...]``) and dtype of the actions for one time step."""
         return self.key, self._sampler.actions, self._sampler.dtype
 
     @property
@@ -190,7 +191,7 @@ class NumpyPolicy:
         return len(self._actions)
 
     def __call__(self, observation: Mapping[Any, Array]) -> dict[Any, Array]:
-        """Return the actions by key for observations by key, both ``[num_envs, ...]``."""
+        """Return a dict of actions for a dict of observations, all ``[num_envs, ...]``."""
         value = observation[self._seen]
         for weight, bias, out, activate in self._hidden:
             dot(value, weight, out)
@@ -200,7 +201,7 @@ class NumpyPolicy:
             value = out
         weight, bias, out, _ = self._last
         if self._keeps_columns:
-            value = dot(value, weight)  # a new array, as outputs() uses it later
+            value = dot(value, weight)  # a new array, because outputs() reads it later
             self._columns.append(value)
         else:
             value = dot(value, weight, out)
@@ -222,7 +223,8 @@ class NumpyPolicy:
         """Return the policy's outputs since :meth:`begin`.
 
         Returns:
-            Tensors by key, ``[num_envs, steps, ...]``; actions are omitted if ``into`` was given.
+            A dict of tensors ``[num_envs, steps, ...]``. Actions are omitted if :meth:`begin`
+            received an array ``into``.
         """
         into = self._into
         if not self._keeps_columns:
@@ -254,7 +256,7 @@ class NumpyPolicy:
 
 
 def _stacked(steps: list[Array]) -> Tensor:
-    """Stack the arrays ``[num_envs, ...]`` of time steps to ``[num_envs, steps, ...]``."""
+    """Stack arrays ``[num_envs, ...]``, one per time step, to ``[num_envs, steps, ...]``."""
     return torch.from_numpy(steps[0][:, None] if len(steps) == 1 else np.stack(steps, axis=1))
 
 
@@ -262,10 +264,10 @@ def copy_on_host(policy: Any, num_envs: int) -> HostCopy:
     """Copy a GPU policy to the host for :class:`NumpyPolicy`.
 
     Raises:
-        NumpyPolicyError: if NumPy does not support the policy's class, layers or size.
+        NumpyPolicyError: if NumPy does not support the policy, or if the policy cannot be copied.
     """
     if type(policy) not in _KNOWN:
-        raise NumpyPolicyError(f"{type(policy).__name__} is not an actor of kit.modules")
+        raise NumpyPolicyError(f"{type(policy).__name__} is not a policy from kit.modules")
     parameters = [*policy.parameters()]
     if any(map(is_lazy, parameters)):
         raise NumpyPolicyError("the policy has uninitialised lazy parameters")
@@ -276,7 +278,7 @@ def copy_on_host(policy: Any, num_envs: int) -> HostCopy:
             raise NumpyPolicyError("the policy has hooks")
     largest = max((parameter.numel() for parameter in parameters), default=0)
     if num_envs * largest > MOST_PRODUCTS:
-        raise NumpyPolicyError(f"a layer needs {num_envs * largest} multiplications")
+        raise NumpyPolicyError(f"a layer needs too many multiplications: {num_envs * largest}")
     try:
         return HostCopy(policy)
     except (RuntimeError, TypeError) as error:  # PyTorch cannot copy tensors with gradient history
@@ -291,7 +293,7 @@ class _Parts(NamedTuple):
     """Key of the observation."""
     sampler: Sampler
     head: Any = None
-    """Head that computes distribution parameters; ``None`` for other policies."""
+    """Head that computes distribution parameters; ``None`` if the only output is the action."""
 
 
 def _parts(policy: Any, num_envs: int, samples: bool) -> _Parts:
@@ -313,11 +315,11 @@ def _parts(policy: Any, num_envs: int, samples: bool) -> _Parts:
     if set(out_keys) == {"action"} and type(modules[0]) in _NOISES and len(modules) <= 2:
         noise = modules[1] if len(modules) > 1 else None
         if noise is not None and type(noise) not in _NOISES[type(modules[0])]:
-            raise NumpyPolicyError(f"the policy's actions are changed by {type(noise).__name__}")
+            raise NumpyPolicyError(f"the policy's actions are modified by {type(noise).__name__}")
         make = _greedy if type(modules[0]) is QValueActor else _deterministic
         return make(modules[0], noise if samples else None, num_envs)
     name = type(policy).__name__
-    raise NumpyPolicyError(f"{name} is not an actor of kit.modules with a single action")
+    raise NumpyPolicyError(f"{name} is not a policy from kit.modules with a single action")
 
 
 _NOISES: dict[type, tuple[type, ...]] = {
@@ -328,7 +330,7 @@ _NOISES: dict[type, tuple[type, ...]] = {
 
 _KNOWN = (ProbabilisticActor, SquashedActor, TensorDictSequential, *_NOISES)
 _COPIED = ("torch", "tensordict", "torchrl", "kit")
-"""Packages whose layers can be copied; layers of other packages may hold arbitrary objects."""
+"""Packages whose layers can be copied. Other layers may contain arbitrary objects."""
 
 
 def _only_input(module: Any) -> Any:
@@ -356,7 +358,7 @@ def _greedy(policy: Any, noise: Any, num_envs: int) -> _Parts:
         return _Parts(values.module, seen, EpsilonGreedySampler(None, num_envs, 0))
     spec = noise.spec["action"]
     if type(spec) is not Categorical or spec.dtype != torch.int64 or spec.shape != (num_envs,):
-        raise NumpyPolicyError(f"the random actions of {type(spec).__name__} are not supported")
+        raise NumpyPolicyError(f"random actions from {type(spec).__name__} are not supported")
     sampler = EpsilonGreedySampler(noise, num_envs, int(spec.n))
     return _Parts(values.module, seen, sampler)
 
@@ -385,11 +387,15 @@ def _layers(network: Any, num_envs: int) -> list[tuple[Array, Array, Array, Any]
         if type(layer) is nn.Linear and layer.bias is not None:
             weight, bias = layer.weight.detach(), layer.bias.detach()
             if weight.device.type != "cpu" or weight.dtype != torch.float32:
-                raise NumpyPolicyError(f"a weight is {weight.dtype} on {weight.device}")
+                raise NumpyPolicyError(
+                    f"weights are {weight.dtype} on {weight.device}, not float32 on CPU"
+                )
             if num_envs * weight.numel() > MOST_PRODUCTS:
-                raise NumpyPolicyError(f"a layer needs {num_envs * weight.numel()} multiplications")
+                raise NumpyPolicyError(
+                    f"a layer needs too many multiplications: {num_envs * weight.numel()}"
+                )
             memory = np.empty((num_envs, layer.out_features), np.float32)
-            # Adding a row to a row is four times faster than adding a vector.
+            # Adding a bias of shape [1, n] is four times faster than adding one of shape [n].
             found.append((weight.numpy().T, bias.numpy()[None], memory, None))
         elif type(layer) in ACTIVATIONS and found and found[-1][3] is None:
             found[-1] = (*found[-1][:3], ACTIVATIONS[type(layer)])

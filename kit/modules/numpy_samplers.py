@@ -25,17 +25,18 @@ add, exp, maximum, minimum, multiply, tanh = (
 
 
 class Sampler:
-    """Base class of samplers, which choose actions from the outputs of a network.
+    """Base class for samplers that select actions from a network's outputs.
 
     Args:
         head: head that defines the action's distribution.
-        num_envs: number of rows.
+        num_envs: number of environments.
 
     Attributes:
-        shape: shape of one time step's random numbers, ``[num_envs, ...]``.
-        actions: shape of one time step's actions, ``[num_envs, ...]``.
+        shape: shape of the random numbers for one time step, ``[num_envs, ...]``.
+        actions: shape of the actions for one time step, ``[num_envs, ...]``.
         dtype: dtype of actions.
-        at_once: whether drawing many time steps in one call yields the same numbers.
+        at_once: whether one call for several time steps draws the same numbers as one call per
+            step.
         draws_any: whether actions depend on random numbers.
     """
 
@@ -54,15 +55,15 @@ class Sampler:
         return type(self), self.shape
 
     def refresh(self) -> None:
-        """Update values derived from the parameters; called once per batch."""
+        """Update values that are derived from the policy's parameters, once per batch."""
 
     def noise(self, steps: int) -> Array:
-        """Draw the noise of ``steps`` time steps, ``[steps, num_envs, ...]``, in order."""
+        """Draw the noise for ``steps`` consecutive time steps, ``[steps, num_envs, ...]``."""
         return self._draw(steps, self.at_once).numpy()  # type: ignore[no-any-return]
 
     def _draw(self, steps: int, at_once: bool) -> Tensor:
         if at_once:
-            # Non-contiguous, because PyTorch fills contiguous memory in a different order.
+            # The tensor is not contiguous, as PyTorch fills contiguous memory in a different order.
             apart = torch.empty(steps, *self.shape, 2)[..., 0]
             return type(self).fill(apart).contiguous()
         whole = torch.empty(steps, *self.shape)
@@ -74,8 +75,8 @@ class Sampler:
         """Return sampled actions, ``[num_envs, ...]``.
 
         Args:
-            columns: outputs of the network; must not change until the next time step.
-            noise: random numbers of this time step.
+            columns: network outputs; must not change until the next time step.
+            noise: random numbers for this time step.
             out: output array; ``None``: allocate an array.
         """
         raise NotImplementedError
@@ -86,7 +87,7 @@ class Sampler:
 
 
 class _Categorical(Sampler):
-    """Exponential race, as in :class:`~kit.modules.distributions.Categorical`."""
+    """Samples by an exponential race, as :class:`~kit.modules.distributions.Categorical` does."""
 
     fill = Tensor.exponential_
     dtype = np.intp
@@ -106,7 +107,7 @@ class _Categorical(Sampler):
 
 
 class _Normal(Sampler):
-    """Mean plus noise times a state-independent standard deviation."""
+    """Normal distribution with a state-independent standard deviation."""
 
     def refresh(self) -> None:
         self._scale = self.head.log_scale.detach().exp().numpy()[None]
@@ -127,7 +128,7 @@ class _TanhNormal(Sampler):
         self._middle, self._half = (high + low)[None] / 2, (high - low)[None] / 2
         self._bounds = self._middle.item(0), self._half.item(0)
         self._limit = np.float32(1 - torch.finfo(torch.float32).resolution)  # as in TorchRL's tanh
-        # For a single number, Python's math is faster than NumPy.
+        # For a single number, Python's math module is faster than NumPy.
         self._single = num_envs * head.size == 1
 
     def _squashed(self, value: Array, out: Array | None) -> Array:
@@ -138,7 +139,7 @@ class _TanhNormal(Sampler):
         return add(value, self._middle, value)  # type: ignore[no-any-return]
 
     def _one(self, columns: Array, noise: Array, out: Array | None) -> Array:
-        """Sample a single number with Python's math."""
+        """Sample a single number with Python's ``math`` module."""
         (mean, raw), head, limit = columns[0].tolist(), self.head, float(self._limit)
         deviation = math.exp(head.middle + head.half_range * math.tanh(raw))
         value = math.tanh(mean + deviation * noise.item())
@@ -163,12 +164,12 @@ class _TanhNormal(Sampler):
 
 
 class EpsilonGreedySampler(Sampler):
-    """Greedy choice that is replaced by a uniformly drawn choice with probability epsilon.
+    """Selects greedy actions, which are replaced by random actions with probability epsilon.
 
     Args:
-        noise: TorchRL's ``EGreedyModule``, which holds epsilon; ``None``: always greedy.
-        num_envs: number of rows.
-        choices: number of choices.
+        noise: TorchRL's ``EGreedyModule``, which provides epsilon; ``None``: always greedy.
+        num_envs: number of environments.
+        choices: number of discrete actions.
     """
 
     dtype = np.int64
@@ -184,9 +185,9 @@ class EpsilonGreedySampler(Sampler):
             self._epsilon = np.float32(self.head.eps.item())
 
     def noise(self, steps: int) -> Array:
-        """Draw exploration probabilities and then choices for each step, as the module does.
+        """Draw uniform numbers, then random actions for each step, as ``EGreedyModule`` does.
 
-        The module uses 32 bits of PyTorch's generator per number. Drawing all bits at once as
+        The module uses 32 bits from PyTorch's generator per number. Drawing all bits at once as
         64-bit words is twenty times faster.
         """
         words = torch.empty(steps * self.actions[0], dtype=torch.int64).random_(-(2**63), None)
@@ -198,7 +199,7 @@ class EpsilonGreedySampler(Sampler):
         return noise
 
     def sample(self, columns: Array, noise: Array, out: Array | None) -> Array:
-        """Return epsilon-greedy choices, ``[num_envs]``."""
+        """Return epsilon-greedy actions, ``[num_envs]``."""
         action: Array = columns.argmax(-1, out)
         chance, choice = noise
         if len(chance) == 1:
@@ -209,16 +210,16 @@ class EpsilonGreedySampler(Sampler):
         return action
 
     def likeliest(self, columns: Array, out: Array | None) -> Array:
-        """Return greedy choices, ``[num_envs]``."""
+        """Return greedy actions, ``[num_envs]``."""
         return columns.argmax(-1, out)  # type: ignore[no-any-return]
 
 
 class ScaledSampler(Sampler):
-    """Action scaled to its bounds by a tanh, plus Gaussian noise, clipped to the bounds.
+    """Scales actions to their bounds by a tanh, adds Gaussian noise and clips the result.
 
     Args:
-        head: head that holds centre and half range of the bounds.
-        num_envs: number of rows.
+        head: head with the centre and half range of the action bounds.
+        num_envs: number of environments.
         noise: :class:`~kit.modules.exploration.GaussianNoise`; ``None``: no noise.
         bounds: smallest and largest action; ``None``: noisy actions are not clipped.
     """
@@ -236,7 +237,7 @@ class ScaledSampler(Sampler):
         """Read the mean and standard deviation of the noise."""
         if self.draws_any:
             sigma, mean = self._noise.sigma.item(), self._noise.mean.item()
-            std = self._noise.std.numpy().astype(np.float64)  # a scalar, or one per dimension
+            std = self._noise.std.numpy().astype(np.float64)  # a scalar or one entry per dimension
             self._scale, self._shift = np.float32(sigma * std), np.float32(sigma * mean)
 
     def sample(self, columns: Array, noise: Array, out: Array | None) -> Array:
@@ -260,4 +261,4 @@ OF_DISTRIBUTIONS: dict[Any, type[Sampler]] = {
     Normal: _Normal,
     TanhNormal: _TanhNormal,
 }
-"""Sampler class of each supported distribution."""
+"""Sampler class for each supported distribution."""

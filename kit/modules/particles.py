@@ -1,4 +1,4 @@
-"""Particles: networks of equal structure with separate weights, run in a single batched pass."""
+"""Particles: networks of the same architecture but separate weights, run in one batched pass."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from kit.steps import SettingError, StepPlan
 
 
 class Particles(nn.Module):
-    """Networks of equal structure with stacked parameters, ``[particles, ...]``.
+    """Networks of the same architecture with stacked parameters, ``[particles, ...]``.
 
     The rows of the inputs are split into one block of consecutive rows per particle, and each
-    particle processes its block. If rows do not divide evenly, such as 10 evaluation episodes by 4
-    particles, some blocks have an extra row.
+    particle processes its block. If the rows cannot be divided evenly, such as 10 evaluation
+    episodes among 4 particles, some blocks have an extra row.
 
     Args:
         networks: one network per particle.
@@ -42,7 +42,7 @@ class Particles(nn.Module):
             setattr(self.network.get_submodule(path), last, nn.Parameter(stacked))
 
     def forward(self, *inputs: Tensor) -> Any:
-        """Return the particles' outputs for their rows of the inputs ``[rows, ...]``."""
+        """Return outputs for inputs ``[rows, ...]``; each particle processes a block of rows."""
         rows, count = inputs[0].shape[0], self.count
         each = -(-rows // count)
         blocks, place = inputs, None
@@ -53,7 +53,8 @@ class Particles(nn.Module):
             zeros = (one.new_zeros(each * count, *one.shape[1:]) for one in inputs)
             blocks = tuple(zero.index_copy(0, place, one) for zero, one in zip(zeros, inputs))
         blocks = tuple(one.reshape(count, each, *one.shape[1:]) for one in blocks)
-        # Looked up by path, as TorchRL's functional losses hide parameters from named_parameters.
+        # Attribute paths are used because TorchRL's functional losses hide parameters from
+        # named_parameters.
         parameters = {name: operator.attrgetter(name)(self.network) for name in self._names}
         one = functools.partial(functional_call, self.network)
         found = torch.vmap(one)(parameters, blocks)
@@ -71,7 +72,7 @@ def particle_of(row: Any, rows: int, particles: int) -> Any:
 def make_particles(
     make: Callable[[], tuple[Any, ...]], count: int, plan: StepPlan
 ) -> tuple[Any, ...]:
-    """Create a tuple of networks ``count`` times and stack each network into particles.
+    """Create ``count`` versions of each network and stack them into particles.
 
     Args:
         make: function that creates a tuple of TensorDict modules, such as an actor and a critic,
@@ -80,7 +81,8 @@ def make_particles(
         plan: step plan; its environments and minibatches are divided among the particles.
 
     Raises:
-        SettingError: if the plan does not divide evenly, or a network is recurrent.
+        SettingError: if the plan cannot be divided evenly among the particles, or a network is
+            recurrent.
     """
     _check(plan, count)
     networks = [make() for _ in range(count)]
@@ -88,7 +90,7 @@ def make_particles(
     for same in zip(*([m for part in one for m in part.modules()] for one in networks)):
         first = same[0]
         if hasattr(first, "burn_in"):
-            reason = "Particles do not support a hidden state"
+            reason = "Particles do not support recurrent networks"
             raise SettingError("recurrent", type(first).__name__, reason, [None])
         leaf = isinstance(first, TensorDictModule) and not isinstance(first, TensorDictSequential)
         if leaf and id(first) not in stacked:
@@ -98,7 +100,7 @@ def make_particles(
 
 
 def _check(plan: StepPlan, count: int) -> None:
-    """Raise SettingError if minibatches do not have equally many transitions per particle."""
+    """Raise SettingError unless minibatches have equally many transitions for each particle."""
     size = plan.minibatch_size or 0
     for is_uneven, field, value, hint in (
         (plan.collects_episodes, "steps.steps_per_env", None, 64),

@@ -1,4 +1,4 @@
-"""Random actions, drawn ahead for several steps if this does not change the actions."""
+"""Random actions, drawn in advance for several steps if this does not change the actions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kit.envs.spaces import Arrays, Key, Leaf
 Tensors = dict[Key, Tensor]
 
 _AHEAD = 128
-"""Maximum number of time steps for which random actions are drawn at once."""
+"""Maximum number of time steps drawn in advance, unless a batch needs more."""
 
 
 class HasActionSpec(Protocol):
@@ -26,7 +26,7 @@ class HasActionSpec(Protocol):
 
 
 def draw_alike(*ways: Callable[[], Sequence[Tensor]]) -> bool:
-    """Return whether functions draw equal numbers from PyTorch's RNG, and restore its state."""
+    """Return whether all functions draw the same numbers; PyTorch's RNG state is restored."""
     with torch.random.fork_rng(devices=[]):
         before, found = torch.get_rng_state(), []
         for draw in ways:
@@ -36,7 +36,7 @@ def draw_alike(*ways: Callable[[], Sequence[Tensor]]) -> bool:
 
 
 class RandomActions:
-    """Random actions drawn from the action spec, for many time steps at once if possible.
+    """Draws random actions from the action spec, for many time steps at once if possible.
 
     Args:
         env: the environment; if it has an ``action_mask``, only allowed actions are drawn.
@@ -51,13 +51,13 @@ class RandomActions:
         self._alike: bool | None = None
 
     def begin(self, steps: int, left: int) -> None:
-        """Draw actions for the next ``steps`` of the ``left`` remaining random time steps."""
+        """Draw actions for ``steps`` time steps, or for up to ``left`` steps if that is faster."""
         missing = steps - len(self._ahead)
         if self._mask is not None or missing <= 0:
             return
         if self._alike is None:
             self._alike = draw_alike(lambda: self._drawn(3), lambda: self._drawn(1, 1, 1))
-        if self._alike:  # amortises the cost of a draw over one-step batches
+        if self._alike:  # amortises the cost of a draw over several short batches
             missing = max(missing, min(left - len(self._ahead), _AHEAD))
         self._ahead = self._draw(missing)[::-1] + self._ahead
 
@@ -86,13 +86,13 @@ class RandomActions:
         return {key: drawn.get(key) for key in self._keys}
 
     def clear(self) -> None:
-        """Discard the actions drawn ahead."""
+        """Discard the actions drawn in advance."""
         self._ahead = []
 
     def state_dict(self) -> list[Any]:
-        """Return the actions drawn ahead, by time step."""
+        """Return the actions drawn in advance, as one list per time step."""
         return [[row[key].clone() for key in self._keys] for row in self._ahead]
 
     def load_state_dict(self, state_dict: list[Any]) -> None:
-        """Restore the actions of :meth:`state_dict`."""
+        """Restore the actions returned by :meth:`state_dict`."""
         self._ahead = [dict(zip(self._keys, row)) for row in state_dict]

@@ -1,4 +1,4 @@
-"""Recurrent networks that never synchronise with the device."""
+"""Recurrent networks that run without synchronising with the device."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ class Recurrent(TensorDictModuleBase):
     """Hidden layers followed by one LSTM or GRU layer; writes ``features``.
 
     TorchRL's ``LSTMModule`` and ``GRUModule`` check on the host whether an episode has started, so
-    they cannot be traced. This module has the weights and results of PyTorch's layers. It resets
-    the hidden state by multiplication where ``is_init`` is true.
+    they cannot be traced. This module has the same weights and results as PyTorch's layers. Where
+    ``is_init`` is true, it multiplies the hidden state by 0.
 
-    With input of batch size ``[num_envs]``, the module computes one time step. It reads the hidden
+    For inputs of batch size ``[num_envs]``, the module computes one time step. It reads the hidden
     state ``[num_envs, 1, hidden_size]`` (zeros if missing) and writes the next hidden state under
-    ``("next", key)``. With sequences ``[sequences, steps]``, it starts each sequence from the
-    hidden state of its first step and writes no hidden state.
+    ``("next", key)``. For sequences ``[sequences, steps]``, it starts each sequence from the hidden
+    state stored in its first step, and writes no hidden state.
 
     Args:
         in_keys: keys of the observations.
-        network: hidden layers, from observations to a vector of ``out_features``.
+        network: hidden layers, which map observations to a vector of size ``out_features``.
         kind: ``lstm`` or ``gru``.
         hidden_size: hidden size of the recurrent layer.
-        burn_in: initial steps of each sequence through which no gradients flow.
+        burn_in: number of initial steps in each sequence through which no gradients flow.
 
     Attributes:
         out_features: size of ``features``.
-        cell: PyTorch's recurrent layer, which holds the weights.
+        cell: PyTorch's recurrent layer, which contains the weights.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Recurrent(TensorDictModuleBase):
     def _unrolled(
         self, value: Tensor, keep: Tensor, hidden: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
-        """Return features ``[rows, steps, hidden_size]`` and the last hidden state."""
+        """Return features ``[rows, steps, hidden_size]`` and the final hidden state."""
         cell = self.cell
         step = _lstm_step if self.kind == "lstm" else _gru_step
         inputs = linear(value, cell.weight_ih_l0, cell.bias_ih_l0).unbind(1)
@@ -121,7 +121,7 @@ class Recurrent(TensorDictModuleBase):
         return TensorDictPrimer({key: spec.clone() for key in self.states}, expand_specs=True)
 
     def body_parameters(self) -> list[nn.Parameter]:
-        """Return all parameters, as there is no output layer."""
+        """Return all parameters, because there is no output layer."""
         return list(self.parameters())
 
 
@@ -141,11 +141,11 @@ def _gru_step(seen: Tensor, recurrence: Tensor, h: Tensor) -> list[Tensor]:
 
 
 def check_sequences(sequence_length: int | None, burn_in: int = 0) -> None:
-    """Raise SettingError if sequences have a single step, or no step to train on after burn-in."""
+    """Raise SettingError if sequences are single steps, or no step remains after burn-in."""
     if sequence_length is None or sequence_length < 2:
         reason = "A recurrent network cannot learn to use its hidden state from single steps"
-        hint = "sequence_length is a setting of the kit's step format only"
+        hint = "Only kit's step format has the setting sequence_length"
         raise SettingError("steps.sequence_length", sequence_length, reason, [16], hint)
     if burn_in >= sequence_length:
-        reason = f"No step remains to train on in sequences of {sequence_length} steps"
+        reason = f"Sequences of {sequence_length} steps have no steps left to train on"
         raise SettingError("burn_in", burn_in, reason, [sequence_length // 2, 0])

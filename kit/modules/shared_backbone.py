@@ -15,7 +15,7 @@ from kit.config.loss import has_target_networks
 def with_shared_backbone(
     make: Callable[..., Any], networks: tuple[Any, ...], **arguments: Any
 ) -> Any:
-    """Create a loss that runs a backbone shared by actor and critic only once.
+    """Create a loss that runs a backbone shared by actor and critic once per minibatch.
 
     Losses with target networks run the backbone themselves, because targets need a separate copy.
     """
@@ -31,7 +31,7 @@ def with_shared_backbone(
 
 
 def _body_of(networks: tuple[Any, ...]) -> Any:
-    """Return the first module of actor and critic if it is shared and writes ``features``."""
+    """Return the backbone that actor and critic share, or ``None`` if there is none."""
     if len(networks) != 2 or not isinstance(networks[1], TensorDictSequential):
         return None
     first = getattr(networks[0], "module", [None])[0]
@@ -41,7 +41,7 @@ def _body_of(networks: tuple[Any, ...]) -> Any:
 
 
 class SharedBackbone(nn.Module):
-    """A loss on the outputs of a shared backbone, which runs once per minibatch.
+    """Wraps a loss so that a shared backbone runs once per minibatch.
 
     TorchRL's losses run actor and critic separately, so a shared backbone would run twice. The
     first ``burn_in`` steps of sequences only warm up a recurrent backbone's hidden state and are
@@ -58,7 +58,7 @@ class SharedBackbone(nn.Module):
         self.body, self.loss = body, loss
 
     def forward(self, minibatch: TensorDictBase) -> TensorDictBase:
-        """Return the losses of a minibatch of shape ``[rows]`` or ``[sequences, steps]``."""
+        """Return the losses for a minibatch of shape ``[rows]`` or ``[sequences, steps]``."""
         inputs = minibatch.select(*self.body.in_keys, strict=False)  # type: ignore[misc]
         outputs = self.body(inputs).exclude("next").select(*self.body.out_keys, strict=False)  # type: ignore[misc]
         minibatch = minibatch.copy().update(outputs)

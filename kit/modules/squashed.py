@@ -1,4 +1,4 @@
-"""Actors that also write their actions before the tanh, for exact log-probabilities in losses."""
+"""Actors that also write pre-tanh actions, from which losses compute exact log-probabilities."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from kit.modules.distributions import TanhNormal
 
 
 def pre_tanh_key(action: Any) -> Any:
-    """Return the key of an action before the tanh, such as ``action_pre_tanh`` for ``action``."""
+    """Return the key of the pre-tanh action, such as ``action_pre_tanh`` for ``action``."""
     if isinstance(action, str):
         return f"{action}_pre_tanh"
     return (*action[:-1], f"{action[-1]}_pre_tanh")
 
 
 class SquashedSampling(SafeProbabilisticModule):  # type: ignore[misc, unused-ignore]
-    """Samples squashed actions and also writes them before the tanh, as ``action_pre_tanh``.
+    """Samples squashed actions and also writes the pre-tanh actions, as ``action_pre_tanh``.
 
-    :meth:`get_dist` reads these entries, so losses compute exact log-probabilities of stored
+    :meth:`get_dist` reads the pre-tanh actions, so losses compute exact log-probabilities of stored
     actions even if the tanh is saturated.
     """
 
     @property
     def out_keys(self) -> list[Any]:
-        """Keys of actions, log-probabilities and actions before the tanh."""
+        """Keys of actions, log-probabilities and pre-tanh actions."""
         single = {self._out_keys[0]: self.distribution_class}
         kinds = self.distribution_kwargs.get("distribution_map", single)
         squashed = [pre_tanh_key(key) for key, kind in kinds.items() if kind is TanhNormal]
         return [*super().out_keys, *squashed]
 
     def get_dist(self, tensordict: TensorDictBase) -> Any:
-        """Return the distribution, with the TensorDict's actions before the tanh if present."""
+        """Return the distribution, with the pre-tanh actions from the TensorDict if available."""
         dist = super().get_dist(tensordict)
         for action, part in self._parts(dist).items():
             if isinstance(part, TanhNormal):
@@ -50,7 +50,7 @@ class SquashedSampling(SafeProbabilisticModule):  # type: ignore[misc, unused-ig
     build_dist_from_params = get_dist
 
     def _parts(self, dist: Any) -> dict[Any, Any]:
-        """Return the distribution of each action, by key."""
+        """Return a dict with the distribution of each action."""
         if isinstance(dist, CompositeDistribution):
             return dist.dists  # type: ignore[no-any-return]
         return {self._out_keys[0]: dist}
@@ -61,7 +61,7 @@ class SquashedSampling(SafeProbabilisticModule):  # type: ignore[misc, unused-ig
         tensordict_out: TensorDictBase | None = None,
         _requires_sample: bool = True,
     ) -> TensorDictBase:
-        """Sample and write actions, actions before the tanh, and log-probabilities."""
+        """Sample and write actions, pre-tanh actions and log-probabilities."""
         if not _requires_sample:
             return super().forward(tensordict, tensordict_out, _requires_sample=False)  # type: ignore[no-any-return]
         out = tensordict if tensordict_out is None else tensordict_out
@@ -79,10 +79,10 @@ class SquashedActor(ProbabilisticActor):  # type: ignore[misc, unused-ignore]
     """A policy that samples with :class:`SquashedSampling`.
 
     Args:
-        module: module from observations to the parameters of the distributions.
+        module: module that maps observations to distribution parameters.
         out_keys: keys of the actions.
-        spec: spec of the action, if there is a single action.
-        **sampling: further arguments of TorchRL's ``ProbabilisticActor``.
+        spec: action spec if there is a single action, otherwise ``None``.
+        **sampling: further arguments for TorchRL's ``ProbabilisticActor``.
     """
 
     def __init__(

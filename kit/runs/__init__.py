@@ -1,4 +1,4 @@
-"""Saved runs: compare them, and use the policies in them."""
+"""Compare saved runs and use their policies."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ if TYPE_CHECKING:
 
 __all__ = ["Comparison", "Group", "SavedPolicy", "SavedRun", "SeedCurve", "compare"]
 
-# Lazy, because comparing runs needs no torch.
+# Lazy, because comparing runs does not need torch.
 __getattr__, __dir__ = lazy(__name__)

@@ -1,4 +1,4 @@
-"""Comparison of saved runs, grouped by settings; runs of a group differ only in their seed."""
+"""Comparison of saved runs, grouped by settings. Runs in a group differ only in their seed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kit.steps.errors import SettingError, nearest_first
 
 COLUMN = "evaluation/return"
 TASK = ("env.id", "env.kwargs.", "env.action_repeat", "env.max_episode_steps")
-"""Names, or prefixes of names, of the settings that define the task."""
+"""Names and name prefixes of the settings that define the task."""
 FOR_IQM = 4
 """Minimum number of seeds for the interquartile mean."""
 
@@ -32,13 +32,13 @@ class SeedCurve:
     folder: str
     """Folder of the run."""
     steps: list[int]
-    """Steps on the axis of the comparison."""
+    """Policy or gradient steps at which the values were logged."""
     values: list[float]
-    """Value at each step; the last one if there are several."""
+    """Value at each step; the last value if a step has several."""
     policy_steps: int
-    """Policy steps at the last value."""
+    """Number of policy steps at the last value."""
     gradient_steps: int
-    """Gradient steps at the last value."""
+    """Number of gradient steps at the last value."""
     seconds: float | None
     """Seconds until the last value; ``None`` if not recorded."""
 
@@ -50,16 +50,16 @@ class Group:
     name: str
     """Settings that differ from the other groups; empty for a single group."""
     runs: list[SeedCurve]
-    """One run for each seed, ordered by seed."""
+    """One run per seed, ordered by seed."""
     mean: float
-    """Mean of the last values over seeds."""
+    """Mean over seeds of the last values."""
     std: float | None
     """Population standard deviation of the last values; ``None`` for one seed."""
     greatest: float
-    """Mean of the maximum values over seeds."""
+    """Mean over seeds of the maximum values."""
     interquartile_mean: float | None
-    """Mean of the last values without the lowest and the highest quarter, rounded down; ``None``
-    for fewer than :data:`FOR_IQM` seeds."""
+    """Mean of the last values without the lowest and the highest quarter (each rounded down);
+    ``None`` for fewer than :data:`FOR_IQM` seeds."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Comparison:
     groups: list[Group]
     """Groups in the order of their first run."""
     remarks: list[str] = field(default_factory=list)
-    """Notes on omitted runs, seeds of different lengths and different tasks."""
+    """Notes on omitted runs, runs of different lengths and different tasks."""
 
 
 @dataclass(frozen=True)
@@ -95,10 +95,10 @@ class _Run:
 
 # ---------------------------------------------------------------------- reading and grouping
 def compare(runs: Sequence[Path | str], column: str = COLUMN) -> Comparison:
-    """Compare the runs in folders (:func:`~kit.runs.saved_runs.runs_of`), grouped by settings.
+    """Compare the runs that :func:`~kit.runs.saved_runs.runs_of` finds, grouped by settings.
 
     Raises:
-        SettingError: if there is no run, or none has the column.
+        SettingError: if there are no runs, or no run has the column.
     """
     folders = {folder.resolve(): folder for name in runs for folder in runs_of(name)}
     found = [_read(folder) for folder in folders.values()]
@@ -149,7 +149,7 @@ def _by_settings(
         group = groups.setdefault(json.dumps(run.settings, sort_keys=True, default=str), {})
         before = group.get(run.seed)
         if before is not None:
-            # Runs with the same seed are not independent: keep the longest, or the newest.
+            # Runs with the same seed are not independent, so keep only the longest (or newest).
             is_shorter = run.values(column)[-1][axis] < before.values(column)[-1][axis]
             run, other = (before, run) if is_shorter else (run, before)
             notes.append(f"{other.folder} is omitted: {run.folder} has the same seed.")
@@ -184,7 +184,7 @@ def _group(runs: list[SeedCurve], settings: dict[str, Any]) -> Group:
     )
 
 
-# statistics.pstdev and max fail, or depend on the order, if a value is infinite or NaN.
+# With infinite or NaN values, statistics.pstdev and max fail or depend on the order.
 def _deviation(values: Sequence[float]) -> float:
     return statistics.pstdev(values) if all(map(math.isfinite, values)) else math.nan
 
@@ -206,7 +206,7 @@ _NOT_SET = "(not set)"
 
 
 def _differing(runs: Sequence[_Run]) -> list[dict[str, Any]]:
-    """Return the differing settings of each run; between recipes, only recipe and task."""
+    """Return the settings that differ for each run. Across recipes, compare only the task."""
     sources = sorted({run.recipe for run in runs})
     names = {source: Recipe(source).name for source in sources}
     if len(set(names.values())) < len(sources):
@@ -232,7 +232,7 @@ def _task(settings: Mapping[str, Any]) -> str:
 
 
 def _title(runs: Sequence[_Run]) -> str:
-    """Return the recipe and the environment, if they are the same in all runs."""
+    """Return the recipe and the environment. Omit either of them if the runs differ in it."""
     recipes = {Recipe(run.recipe).name for run in runs}
     envs = {str(run.settings.get("env.id")) for run in runs}
     parts = [*(recipes if len(recipes) == 1 else ()), *(envs if len(envs) == 1 else ())]
@@ -240,7 +240,7 @@ def _title(runs: Sequence[_Run]) -> str:
 
 
 def as_typed(value: Any) -> str:
-    """Return a value as typed on the command line."""
+    """Return a value as it is typed on the command line."""
     if isinstance(value, str):
         return value
     return json.dumps(value, separators=(",", ":"), default=str)
@@ -265,7 +265,7 @@ def _unequal(groups: Sequence[Group], axis: str) -> list[str]:
 
 
 def ranges(seeds: Sequence[int]) -> str:
-    """Format ascending numbers, with ranges for consecutive ones: ``0-3, 7``."""
+    """Format ascending numbers with ranges, such as ``0-3, 7``."""
     runs = []
     for _, run in groupby(enumerate(seeds), lambda pair: pair[1] - pair[0]):
         found = [seed for _, seed in run]

@@ -1,4 +1,4 @@
-"""Initialisation of a new run with the weights of another run."""
+"""Initialisation of a new run from the weights of another run."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from kit.trainer.checkpoint import Checkpoints
 _ARCHITECTURE = ("activation", "head", "support")
 """Settings that change the function of a network without changing the shapes of its weights."""
 _LOADED = ("initial_alpha", "initial_log_std")
-"""Settings of initial values that loaded weights replace."""
+"""Settings for initial values, which loaded weights replace."""
 
 
 def init_from(
     trainer: Trainer, name: str, cfg: RunConfig, recipe: str, with_buffer: bool = False
 ) -> Path:
-    """Load weights and normalisation of another run into a new run.
+    """Load the weights and normalisation statistics of another run into a new run.
 
     Args:
         trainer: trainer of the new run.
         name: run folder to load, or ``latest``.
         cfg: settings of the new run.
-        recipe: name of the recipe, for ``latest``.
+        recipe: name of the recipe to which ``latest`` refers.
         with_buffer: whether to also load the replay buffer.
 
     Returns:
         Folder of the loaded run.
 
     Raises:
-        SettingError: if there is no such run, or its networks, normalisation or buffer are not
-            compatible.
+        SettingError: if there is no such run, or its networks, normalisation or buffer are
+            incompatible.
     """
     folder = find_run(name, Path(cfg.log_dir or "runs"), recipe, "init_from")
     if isinstance(trainer.collector, AsyncCollector) and trainer.collector.normalizer:
-        reason = "The loaded normalisation would not reach the process of the async collector"
+        reason = "The async collector's process would not receive the loaded normalisation"
         raise SettingError("init_from", str(folder), reason, "Use collector=vector")
     _check_architecture(cfg, folder)
 
@@ -55,13 +55,13 @@ def init_from(
             with _keep_settings(trainer.loss_module):
                 trainer.load_policy(checkpoint)
         except SettingError as error:
-            if error.field.startswith("env."):  # errors of normalisation name their setting
+            if error.field.startswith("env."):  # normalisation errors already name their setting
                 raise
             advice = "Use a run with the same networks and loss"
             raise SettingError("init_from", str(folder), error.why, advice) from error
         if with_buffer:
             if not any((checkpoint / "components").glob("*-buffer")):
-                reason = "The folder has no replay buffer, like all saved policies"
+                reason = "The folder contains no replay buffer. Saved policies never contain one"
                 raise SettingError("init_from", str(folder), reason, "Use the run folder")
             Checkpoints(checkpoint.parent, {"buffer": trainer.buffer}).load(checkpoint)
 
@@ -82,10 +82,10 @@ def _check_architecture(cfg: RunConfig, folder: Path) -> None:
     for name in _ARCHITECTURE:
         ours, theirs = getattr(cfg, name, None), saved.get(name)
         if None in (ours, theirs):
-            continue  # one of the recipes does not have this setting
+            continue  # one of the two recipes does not have this setting
         # tanh and sigmoid_tanh are the same function.
         if str(ours).removeprefix("sigmoid_") != str(theirs).removeprefix("sigmoid_"):
-            reason = f"The run {folder} has {theirs!r}"
+            reason = f"The run {folder} uses {theirs!r}"
             raise SettingError(name, ours, reason, [theirs])
     defaults = type(cfg)()
     for name in () if getattr(cfg, "fixed_alpha", False) else _LOADED:
@@ -107,14 +107,14 @@ def _check_normalization(trainer: Trainer, checkpoint: Path, folder: Path) -> No
     if trainer.plan.offline:
         kind = "normalize_data"
     elif theirs:
-        advice = "Normalise the same quantities, observations or rewards, as that run"
+        advice = "Normalise the same quantities (observations or rewards) as that run"
     reason = f"The run {folder} {'uses' if theirs else 'does not use'} normalisation"
     raise SettingError(kind, not theirs, reason, advice)
 
 
 @contextlib.contextmanager
 def _keep_settings(loss_module: nn.Module | None) -> Iterator[None]:
-    """Restore settings that TorchRL stores as buffers of a loss, such as ``gamma``, on exit."""
+    """On exit, restore settings such as ``gamma`` that TorchRL stores as buffers of a loss."""
     modules = [] if loss_module is None else loss_module.modules()
     losses = [m for m in modules if isinstance(m, (LossModule, ValueEstimatorBase))]
     buffers = [value for m in losses for value in m._buffers.values() if value is not None]

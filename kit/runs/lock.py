@@ -1,4 +1,4 @@
-"""Lock of a run folder, so that only one process writes to a run."""
+"""Lock that allows only one process to write to a run folder."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from kit.steps import SettingError
 class RunLock:
     """Lock that a process holds from building a run until the run or the process ends.
 
-    The lock is on the file ``.lock``, which the system unlocks when the process dies. The file
-    ``lock`` exists while the lock is held and contains the host and the process ID.
+    The file ``.lock`` is locked, and the system unlocks it when the process dies. While the lock is
+    held, the file ``lock`` contains the host and the process ID.
 
     Args:
         folder: existing run folder.
 
     Raises:
         SettingError: if another process holds the lock.
-        WriteError: if its files cannot be written.
+        WriteError: if the lock files cannot be written.
     """
 
     NAME: ClassVar = "lock"
@@ -40,18 +40,18 @@ class RunLock:
         self._lock = FileLock(folder / self.FILE, timeout=0, thread_local=False)
         before = self._of_this_process.get(folder.resolve())
         if before is not None and not before.begun:
-            before.release()  # its trainer was built but never run
+            before.release()  # the earlier trainer was never run
         self._acquire()
         self._of_this_process[folder.resolve()] = self
 
     def _acquire(self) -> None:
         run, file, holder = str(self.folder), self.folder / self.FILE, self._holder()
         who = f"process {holder.get('pid')} on {holder.get('host')}"
-        if file.exists() and file.stat().st_nlink > 1:  # locking would write to a linked file
+        if file.exists() and file.stat().st_nlink > 1:  # locking would modify the linked file
             reason = f"The file {file.name} is a hard link to another file"
             raise SettingError("resume", run, reason, f"Remove {file} and resume again")
-        if holder and holder["host"] != self._this["host"]:  # its lock may be invisible here
-            advice = f"End it there. If it has ended, remove {self.path} and resume again"
+        if holder and holder["host"] != self._this["host"]:  # remote locks may be invisible
+            advice = f"End that process. If it has ended, remove {self.path} and resume again"
             reason = f"The run is in use by {who}, another machine"
             raise SettingError("resume", run, reason, advice)
         try:
@@ -64,7 +64,7 @@ class RunLock:
         write_whole(self.path, json.dumps(self._this))
 
     def _holder(self) -> dict[str, Any]:
-        """Return host and process ID of the holder; empty if there is none."""
+        """Return the host and the process ID that hold the lock; empty if there is no lock."""
         try:
             found = json.loads(self.path.read_bytes()) if self.path.is_file() else {}
             return {"host": str(found["host"]), "pid": int(found["pid"])}
@@ -75,7 +75,7 @@ class RunLock:
         """Record that the run starts.
 
         Raises:
-            SettingError: if another process has acquired the lock since.
+            SettingError: if another process has acquired the lock in the meantime.
         """
         if not self._lock.is_locked:
             self._acquire()
@@ -85,7 +85,7 @@ class RunLock:
         """Acquire the lock again if its files were removed during the run.
 
         Raises:
-            SettingError: if another process has acquired it since.
+            SettingError: if another process has acquired the lock in the meantime.
         """
         if self._lock.is_locked and self._holder() != self._this:
             self._lock.release()

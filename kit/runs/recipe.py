@@ -1,4 +1,4 @@
-"""Recipes: where they are defined, how to import them and how to run them."""
+"""Find, import and run recipes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kit.steps.errors import SettingError, close_to
 
 
 def builtin_recipes() -> dict[str, Path]:
-    """Return the files of the built-in recipes by name."""
+    """Return the files of the built-in recipes, keyed by recipe name."""
     files = (RECIPES_ROOT / "recipes").glob("[!_]*.py")
     return {file.stem: file for file in sorted(files)}
 
@@ -52,7 +52,7 @@ class Recipe:
 
     @classmethod
     def named(cls, name: str) -> Recipe:
-        """Return a recipe by its name on the command line: built-in, or a Python file.
+        """Return the built-in recipe or Python file that a command-line argument names.
 
         Raises:
             SettingError: if there is no such recipe.
@@ -64,7 +64,7 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """Last part of the source: ``ppo``."""
+        """Last part of the source, such as ``ppo``."""
         return self.file.stem if self.file else self.source.rpartition(".")[2]
 
     @property
@@ -102,7 +102,7 @@ class Recipe:
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module  # dataclasses look up the types of their fields there
+        sys.modules[name] = module  # dataclasses look up field types in sys.modules
         if str(file.parent) not in sys.path:
             sys.path.append(str(file.parent))  # for modules next to the recipe
         try:

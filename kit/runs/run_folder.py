@@ -28,23 +28,23 @@ from kit.steps.values import flat
 from kit.trainer.checkpoint import Checkpoints, saved_in
 
 SWEEP_JOB: ContextVar[tuple[int, str] | None] = ContextVar("SWEEP_JOB", default=None)
-"""Number of the run in its sweep, and its swept settings as text."""
+"""The run's number in its sweep and its swept settings; ``None`` outside a sweep."""
 _REPLACED_FILES = ("config.yaml", "lock", "plan.txt", "metrics.csv", "times.csv", "curve.png")
-"""Files that are replaced atomically; a killed run may leave a half-written copy of one."""
+"""Files that are replaced atomically. A killed run may leave half-written temporary copies."""
 
 
 class RunFolder(KitHook):
-    """Writes the settings and the plan of a run to its folder, and the step counts at the end.
+    """Writes a run's settings and plan to its folder, and the step counts when the run ends.
 
-    A new folder is created and locked when the trainer is built. It stays empty until the run
-    starts, and is removed if the run never starts.
+    A new folder is created and locked when the trainer is built. The folder contains only lock
+    files until the run starts, and is removed if the run never starts.
 
     Args:
         recipe: recipe of the run.
-        cfg: settings of the run. ``cfg.log_dir`` is not ``None``.
+        cfg: settings of the run. ``cfg.log_dir`` must not be ``None``.
 
     Attributes:
-        folder: ``<runs>/<recipe>/<env>/<date>-<time>-s<seed>``, or the resumed folder.
+        folder: ``<log_dir>/<recipe>/<env>/<date>-<time>-s<seed>``, or the resumed folder.
         checkpoint: checkpoint to resume from; set by :meth:`locked`. ``None`` for a new run.
         config: settings as plain values.
 
@@ -72,12 +72,12 @@ class RunFolder(KitHook):
         _reject_links(self.folder)
         check_same_recipe(self.folder, recipe)
         if isinstance(cfg, OfflineConfig) and saved_in(self.folder / "checkpoints"):
-            self._free = {*FREE_TO_DIFFER, "dataset"}  # checkpoints identify its content
+            self._free = {*FREE_TO_DIFFER, "dataset"}  # checkpoints identify the data
         self._check_same_settings(getattr(cfg, "steps", None))
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[Path]:
-        """Create and lock the folder. The lock is released when the run ends or on an error.
+        """Create and lock the folder. The lock is released when the run ends or fails.
 
         Raises:
             SettingError: if another process uses the run to resume.
@@ -113,7 +113,7 @@ class RunFolder(KitHook):
         requested, start = self.config["init_from"], saved.get("init_from")
         if requested is None or (start and _is_same_run(requested, start)):
             self.config["init_from"] = start
-        if isinstance(steps, (Dialect, StepPlan)):  # the plan will set it
+        if isinstance(steps, (Dialect, StepPlan)):  # the plan sets num_envs
             self.config["env"]["num_envs"] = flat(saved).get("env.num_envs")
         if differing := self._differing(saved):
             reason = f"The run has other settings ({differing})"
@@ -121,7 +121,7 @@ class RunFolder(KitHook):
             raise SettingError("resume", str(self.folder), reason, advice)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the training settings by dotted name."""
+        """Return the training settings, keyed by dotted name."""
         return _of_training(self.config, FREE_TO_DIFFER)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -137,7 +137,7 @@ class RunFolder(KitHook):
         defaults, before, now = (
             _of_training(one, self._free) for one in (self._defaults, saved, self.config)
         )
-        # Runs of older versions may lack settings. These had their default values.
+        # Runs from older versions may lack settings, which then had their default values.
         known = {name: value for name, value in defaults.items() if name in now}
         return _differing({**known, **before}, now)
 
@@ -175,7 +175,7 @@ class RunFolder(KitHook):
 
 
 def _of_training(config: Mapping[str, Any], free: Collection[str]) -> dict[str, Any]:
-    """Return the settings that must not differ when a run is resumed, by dotted name."""
+    """Return the settings that must not change on resume, keyed by dotted name."""
     settings = flat(config)
     return {k: v for k, v in settings.items() if {k, k.split(".")[0]}.isdisjoint(free)}
 
@@ -190,14 +190,14 @@ def _differing(saved: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 
 
 def _is_same_run(name: str, folder: str) -> bool:
-    """Return whether ``name`` may refer to a run folder; ``latest`` always may."""
+    """Return whether ``name`` is the run folder ``folder``, or ``latest``."""
     return name == "latest" or Path(name).resolve() == Path(folder).resolve()
 
 
 def _reject_links(folder: Path) -> None:
-    """Raise SettingError for symbolic links in a run folder: the run would write elsewhere.
+    """Raise SettingError if a run could write outside its folder through symbolic links.
 
-    Links of W&B are allowed if they stay in its folder or lead to the log of its service.
+    Links in W&B's folder are allowed if they point into this folder or to the log of W&B's service.
     """
     of_wandb = folder.resolve() / "wandb"
     for place, folders, files in os.walk(folder):
@@ -209,7 +209,7 @@ def _reject_links(folder: Path) -> None:
             if inside or (log and not link.is_dir()):
                 continue
             reason = f"The folder has a link to a file elsewhere: {link.relative_to(folder)}"
-            advice = "Replace the link by its target, or link the whole folder of runs"
+            advice = "Replace the link with its target, or make log_dir itself a link"
             raise SettingError("resume", str(folder), reason, advice)
 
 

@@ -1,4 +1,4 @@
-"""Policies of saved runs, to evaluate, record or use in other code."""
+"""Policies from saved runs, for evaluation, recording and use in other code."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from kit.trainer.checkpoint import Checkpoints
 
 
 class SavedRun:
-    """Policy in the newest checkpoint of a run. The run folder is not changed.
+    """A saved run with the policy from its newest checkpoint. The run folder is not modified.
 
     Args:
         folder: run folder.
-        trust: modules that its settings may import, in addition to kit and the project.
-        how: command-line prefix that trusts a module, for errors.
+        trust: modules that the run may import in addition to modules from kit and the project.
+        how: argument prefix for trusting a module, shown in error messages.
         best: whether to load the policy of the best evaluation instead of the last one.
         device: device of the networks; ``None``: the run's device.
 
@@ -45,9 +45,10 @@ class SavedRun:
         name: name of the recipe.
         trainer: trainer built from the settings of the run, with its weights and frozen
             normalisation. Its replay buffer is empty, and datasets are not loaded.
-        policy_steps: policy steps of the loaded policy.
-        gradient_steps: gradient steps of the loaded policy.
-        elsewhere: device of the run, if it does not exist here and the policy is on the CPU.
+        policy_steps: number of policy steps of the run when the policy was saved.
+        gradient_steps: number of gradient steps of the run when the policy was saved.
+        elsewhere: device of the run, if this machine lacks it and the policy is on the CPU; empty
+            otherwise.
 
     Raises:
         SettingError: if the folder has no checkpoint or no best evaluation, its recipe cannot be
@@ -81,31 +82,31 @@ class SavedRun:
             self.trainer = recipe.build(cfg)
         read = functools.partial(self.trainer.load_policy, best=best)
         counters = Checkpoints.read_latest(folder / "checkpoints", read)
-        assert counters is not None  # an old checkpoint is only removed after a newer one is saved
+        assert counters is not None  # a checkpoint is only removed after a newer save
         for hook in self.trainer.registered_modules.values():
-            if isinstance(hook, AnnealExploration):  # the policy does not contain epsilon
+            if isinstance(hook, AnnealExploration):  # epsilon is not saved with the policy
                 hook.end()
         self.policy_steps = counters["policy_steps"]
         self.gradient_steps = counters["gradient_steps"]
 
     def evaluator(self, episodes: int, seed: int, **env: Any) -> Evaluator:
-        """Create an evaluator of the policy.
+        """Create an evaluator for the policy.
 
         Args:
             episodes: number of episodes per evaluation.
             seed: seed of the environments.
-            **env: overrides of the arguments of ``make_env``. By default there is one environment
-                per episode, but at most 32 or the number of particles, whichever is larger.
+            **env: overrides for the arguments of ``make_env``. By default, there is one environment
+                per episode, up to a maximum of 32 or the number of particles, whichever is larger.
         """
         evaluator: Evaluator = self.trainer.evaluate
         envs = {"num_envs": min(episodes, max(32, evaluator.particles)), **env}
         return evaluator.again(episodes=episodes, seed=seed, **envs)
 
     def policy(self, deterministic: bool = True) -> SavedPolicy:
-        """Return the policy as a function of observations. For SVPG, it is the first particle.
+        """Return the policy as a function of observations. For SVPG, return the first particle.
 
         Args:
-            deterministic: whether actions are deterministic. Otherwise the policy explores like at
+            deterministic: whether actions are deterministic. Otherwise, the policy explores as at
                 the end of training. Latents of a world model are always sampled.
         """
         kind = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
@@ -122,7 +123,7 @@ class SavedRun:
 
     def close(self) -> None:
         """Close the environments of the trainer."""
-        if self.trainer.collector is not None:  # offline runs have none
+        if self.trainer.collector is not None:  # offline runs have no collector
             self.trainer.collector.shutdown(raise_on_error=False)
         self.trainer.evaluate.close()
 
@@ -130,11 +131,11 @@ class SavedRun:
 class SavedPolicy:
     """Saved policy that maps a Gymnasium observation to an action.
 
-    Observations are normalised like in training. The hidden state persists between calls.
+    Observations are normalised as in training. The hidden state persists between calls.
 
     Args:
-        evaluator: evaluator of one environment. The environment is not stepped.
-        exploration_type: whether actions are sampled.
+        evaluator: evaluator with a single environment, which is not stepped.
+        exploration_type: exploration type, such as deterministic or random.
     """
 
     def __init__(self, evaluator: Evaluator, exploration_type: ExplorationType) -> None:
@@ -153,7 +154,7 @@ class SavedPolicy:
         """Create the training environment, with its wrappers.
 
         Args:
-            **kwargs: overrides of its arguments, such as ``render_mode="human"``.
+            **kwargs: overrides for the environment's arguments, such as ``render_mode="human"``.
         """
         backend = self._env.make_again(num_envs=1, vectorization="sync", **kwargs).backend
         (env,) = backend.envs
@@ -167,9 +168,9 @@ class SavedPolicy:
         """Select an action.
 
         Args:
-            observation: observation of one environment, from ``reset`` or ``step``.
-            info: info of the environment, needed if it contains the ``action_mask``. In
-                environments of :meth:`make_env` the mask is part of the observation.
+            observation: observation from ``reset`` or ``step`` of one environment.
+            info: info from the environment; needed if it contains the ``action_mask``. In
+                environments from :meth:`make_env`, the mask is part of the observation.
 
         Raises:
             SettingError: if an entry of the observation is missing or has another shape.
@@ -188,8 +189,8 @@ class SavedPolicy:
             if value is not None and np.shape(value) == leaf.shape:
                 arrays[leaf.key][0] = value
             else:
-                reason = f"The entry {leaf.key} of shape {leaf.shape} is missing or differs"
-                advice = "Pass observations of an environment of make_env()"
+                reason = f"It needs an entry {leaf.key} of shape {leaf.shape}"
+                advice = "Pass observations from an environment created by make_env()"
                 raise SettingError("observation", observation, reason, advice)
         if self._env.normalizer is not None:
             self._env.normalizer.first(arrays, learn=False)
@@ -200,7 +201,7 @@ class SavedPolicy:
 
 
 def _device_or_cpu(name: str) -> str:
-    """Return a device, or the CPU if this machine lacks the device."""
+    """Return a device name, or ``cpu`` if this machine lacks the device."""
     try:
         usable_device(device=name)
     except SettingError:
@@ -213,4 +214,4 @@ _WITHOUT_RUN = {
     "collector": None, "collector_kwargs": {}, "video_every": None,
     "save_policy": False,
 }  # fmt: skip
-"""Settings of a trainer that never runs: it writes nothing and starts no processes."""
+"""Settings for a trainer that never runs, writes nothing and starts no processes."""

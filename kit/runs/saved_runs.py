@@ -1,4 +1,4 @@
-"""Search for run folders and their settings, without importing PyTorch."""
+"""Find run folders and read their settings without importing PyTorch."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ FREE_TO_DIFFER = {
     "recipe", "resume", "logger", "progress", "log_dir", "time_limit", "checkpoint_every",
     "env.step_timeout", "save_policy",
 }  # fmt: skip
-"""Settings of logging and saving, which may differ when a run is resumed."""
+"""Settings for logging and saving, which may change when a run is resumed."""
 _IN_CHECKPOINTS = {"log_every", "keep_best", "video_every"}
-"""Settings of logging that must not differ, because their state is in checkpoints."""
+"""Settings for logging that must not change, because checkpoints contain their state."""
 SWEEP_TABLE = "sweep.csv"
 """Name of the table in a sweep folder that lists finished runs and their folders."""
 
@@ -34,9 +34,9 @@ def find_run(name: str, runs: Path, recipe: str | None = None, field: str = "res
 
     Args:
         name: run folder, or ``latest``.
-        runs: folder of runs.
-        recipe: recipe of ``latest``; ``None``: any.
-        field: name of the setting in errors.
+        runs: folder that contains all runs.
+        recipe: recipe to which ``latest`` refers; ``None``: any recipe.
+        field: name of the setting in error messages.
 
     Raises:
         SettingError: if there is no such run.
@@ -57,16 +57,16 @@ def find_run(name: str, runs: Path, recipe: str | None = None, field: str = "res
 
 def _newest(runs: Path, recipe: str | None) -> list[str]:
     """Return at most three run folders, newest first."""
-    # W&B writes a config.yaml in deeper folders.
+    # The depth is fixed, because W&B writes config.yaml files in deeper folders.
     configs = runs.glob(f"{glob.escape(recipe) if recipe else '*'}/*/*/config.yaml")
     folders = sorted((path.parent for path in configs), key=_by_time, reverse=True)
     return [str(folder) for folder in folders[:3]]
 
 
 def _by_time(folder: Path) -> tuple[str, int, list[str | int]]:
-    """Return a sort key: time in the name, time of config.yaml, then numbers in the name.
+    """Return a sort key: time in the name, time of config.yaml, and numbers in the name.
 
-    Renamed folders without a time come first, so that ``latest`` never selects them.
+    Renamed folders without a time sort first, so that ``latest`` prefers other folders.
     """
     begun = re.match(r"\d{8}-\d{6}", folder.name)
     written = (folder / "config.yaml").stat().st_mtime_ns if begun else 0
@@ -79,14 +79,14 @@ def read_config(folder: Path, field: str = "resume") -> dict[str, Any]:
 
     Args:
         folder: run folder.
-        field: name of the setting in errors.
+        field: name of the setting in error messages.
 
     Raises:
         SettingError: if the folder has no readable settings.
     """
     try:
         config = dict(yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")))
-        # Only runs of version 0.1 have no log_dir.
+        # Only runs from version 0.1 lack log_dir.
         return config if "log_dir" in config else upgraded(config, ())
     except (OSError, TypeError, ValueError, yaml.YAMLError) as error:
         cause = getattr(error, "problem", None) or getattr(error, "strerror", None) or error
@@ -110,7 +110,7 @@ def runs_of(name: str | Path) -> list[Path]:
     for folder, below, files in os.walk(place):
         if "config.yaml" in files and {"plan.txt", "metrics.csv"} & {*files}:
             found.append(Path(folder))
-            below.clear()  # W&B writes another config.yaml there
+            below.clear()  # W&B writes another config.yaml below
         elif SWEEP_TABLE in files:
             sweeps.append(Path(folder))
     if not found:  # sweep folders contain only a table of their runs
@@ -123,7 +123,7 @@ def runs_of(name: str | Path) -> list[Path]:
 
 
 def _of_sweep(sweep: Path) -> list[Path]:
-    """Return the run folders in a sweep's table, even if runs and sweep were moved together."""
+    """Return the run folders that a sweep's table lists, even if the folders were moved."""
     with (sweep / SWEEP_TABLE).open(newline="", encoding="utf-8") as file:
         listed = [Path(row["folder"]) for row in csv.DictReader(file) if row.get("folder")]
     runs = sweep.resolve().parents[2]
@@ -132,7 +132,7 @@ def _of_sweep(sweep: Path) -> list[Path]:
 
 
 def training_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the training settings of a run by dotted name, without its seed."""
+    """Return a run's training settings except for the seed, keyed by dotted name."""
     settings = flat(config)
     seeds = {"seed"}
     if (library := settings.get("steps.dialect")) in DIALECTS:

@@ -1,4 +1,4 @@
-"""Trust: the modules that the settings of a run folder may import."""
+"""Check that the settings of a run folder import only trusted modules."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _TRUSTED = frozenset({"kit", "recipes", "torchrl", "gymnasium"})
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 _ARGUMENTS = ("env.kwargs.", "collector_kwargs.")
 _NO_MODULES = frozenset({"recipe", "device", "log_dir", "resume", "init_from", "buffer_folder"})
-"""Settings in which a colon belongs to a device or a path."""
+"""Settings in which a colon is part of a device or path."""
 _FOLDERS_OF_RUNS = 3
-"""Number of parent folders of a run that contain runs: ``<runs>/<recipe>/<env>/<run>``."""
+"""Number of parent folders that contain runs, as in ``<log_dir>/<recipe>/<env>/<run>``."""
 
 
 def check_names(
@@ -34,18 +34,18 @@ def check_names(
     """Check that the settings of a run folder name only trusted modules.
 
     kit, its recipes, TorchRL, Gymnasium and packages that register environments are trusted, as are
-    modules in the working directory or next to the recipe. A module in the run folder, or one that
-    may have been copied with it, is never trusted.
+    modules in the working directory or next to the recipe. Modules in the run folder, and modules
+    that may have been copied with it, are only trusted if ``trust`` contains them.
 
     Args:
         config: content of the run's ``config.yaml``.
         folder: run folder.
         trust: additional trusted modules, including their submodules.
-        how: command-line prefix that trusts a module, for errors: ``trust=``.
+        how: argument prefix for trusting a module, shown in errors, such as ``trust=``.
         recipe: file of the recipe.
 
     Raises:
-        SettingError: for the first setting that names another module.
+        SettingError: for the first setting that names an untrusted module.
     """
     for name, value in flat(config).items():
         names_module = isinstance(value, str) and ":" in value
@@ -57,13 +57,13 @@ def check_names(
 
 
 def check_recipe(source: str, folder: Path, trust: Collection[str], how: str) -> None:
-    """Check that the recipe of a run folder is trusted, by the rules of :func:`check_names`.
+    """Check that the recipe of a run folder is trusted, with the rules of :func:`check_names`.
 
     Args:
-        source: recipe, a dotted name or the path of a file.
+        source: dotted name or file path of the recipe.
         folder: run folder.
         trust: additional trusted modules.
-        how: command-line prefix that trusts a module, for errors.
+        how: argument prefix for trusting a module, shown in error messages.
 
     Raises:
         SettingError: if the recipe is not trusted.
@@ -80,23 +80,25 @@ def check_recipe(source: str, folder: Path, trust: Collection[str], how: str) ->
 
 
 def trusted_names(text: str | None) -> list[str]:
-    """Return the modules in a text such as ``a,b`` or ``[a,b]``."""
+    """Return the module names in a string such as ``a,b`` or ``[a,b]``."""
     names = (text or "").strip("[]").split(",")
     return [name.strip() for name in names if name.strip()]
 
 
 def _reject(name: str, value: str, module: str, how: str) -> NoReturn:
-    reason = "The run folder imports a module that is not in the project or came with the run"
+    reason = (
+        "The run imports a module that is outside the project or was copied with the run folder"
+    )
     raise SettingError(name, value, reason, f"If you trust {module}, add {how}{module}")
 
 
 def _is_trusted(module: str, run: Path, trust: Collection[str], *folders: Path) -> bool:
-    """Return whether settings of ``run`` may import ``module``; ``folders`` are of the project."""
+    """Return whether ``run`` may import ``module``. ``folders`` are further project folders."""
     if any(f"{module}.".startswith(f"{name}.") for name in trust):
         return True
     found = _find(module)
     if found is None:
-        return False  # it may be found elsewhere later
+        return False  # a later import may find it elsewhere
     project = [Path.cwd(), *folders]
     if module.partition(".")[0] in {*_TRUSTED, *_environments()}:
         package = [file.parent for file in found.files[:1]]
@@ -112,19 +114,19 @@ class _Found(NamedTuple):
     """Location of a module."""
 
     files: list[Path]
-    """Files that an import executes, or the folders of a namespace package."""
+    """Files that importing the module executes; for a namespace package, its folders."""
     places: list[Path]
     """Folders in which the top-level package was found."""
 
 
 def _find(module: str) -> _Found | None:
-    """Find a module without importing anything; ``None`` if it does not exist or has no file."""
+    """Locate a module without importing anything. Return ``None`` if it has no file."""
     files: list[Path] = []
     places: list[Path] = []
     search: Any = None
     for name in itertools.accumulate(module.split("."), "{}.{}".format):
         spec = _spec(name, search)
-        if spec is None or spec.name != name:  # __main__ has another name
+        if spec is None or spec.name != name:  # the spec of __main__ has another name
             return None
         search = spec.submodule_search_locations or ()  # a plain module has no submodules
         folders = [Path(folder) for folder in search]
@@ -164,9 +166,9 @@ def _is_below(file: Path, root: Path) -> bool:
 def _came_with(run: Path, found: _Found, *project: Path, installed: bool = False) -> bool:
     """Return whether a module is in the run folder, or may have been unpacked with it.
 
-    The latter applies to modules below a folder that contains the run but no folder of ``project``.
-    It also applies to modules next to the run or in a folder of runs, unless they are
-    ``installed`` packages.
+    A module may have been unpacked with the run if a folder contains both of them but no folder in
+    ``project``. The same is true for modules next to the run or in a folder that contains runs,
+    unless they are ``installed`` packages.
     """
     code = [folder.resolve() for folder in project]
     places = [place.resolve() for place in found.places]

@@ -1,6 +1,6 @@
-"""What a step is: plans, ledgers, ratios, cadences and schedules.
+"""Step accounting: plans, ledgers, replay ratios, periodic events and schedules.
 
-Pure Python. Importing this imports no torch.
+This package is pure Python and does not import PyTorch.
 """
 
 from __future__ import annotations

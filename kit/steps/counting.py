@@ -17,7 +17,7 @@ _LARGEST_DENOMINATOR = 1_000_000
 class CountingRule(ABC):
     """Base class of rules that compute gradient steps from policy steps.
 
-    A rule has state; use a new instance for each run.
+    A rule has state, so each run needs a new instance.
     """
 
     STATE: ClassVar[tuple[str, ...]] = ()
@@ -25,25 +25,25 @@ class CountingRule(ABC):
     pretrains: ClassVar[bool] = False
     """whether the rule includes the pretraining steps of a plan."""
     asks_each_step: ClassVar[bool] = False
-    """whether the cost of the rule grows with policy steps instead of iterations."""
+    """whether the rule's run time grows with policy steps instead of iterations."""
 
     @abstractmethod
     def advance(self, policy_steps: int) -> int:
-        """Advance the rule by the policy steps that one process collected in an iteration.
+        """Advance by an iteration in which each process collected ``policy_steps`` policy steps.
 
-        Returns the gradient steps that one process takes before the next collection.
+        Returns the number of gradient steps that each process takes before the next collection.
         """
 
     def total(self, trainings: int, policy_steps: int, first: int) -> int | None:
-        """Return the gradient steps of the first training iterations of a new run.
+        """Return the number of gradient steps in the first training iterations of a new run.
 
         Args:
             trainings: number of training iterations.
-            policy_steps: policy steps per process in each iteration after the first.
-            first: policy steps per process in the first iteration.
+            policy_steps: policy steps per process in each training iteration after the first.
+            first: policy steps per process in the first training iteration.
 
         Returns:
-            The number of gradient steps, or ``None`` if it has no closed form.
+            The number of gradient steps, or ``None`` if there is no closed form.
         """
         return None
 
@@ -52,7 +52,7 @@ class CountingRule(ABC):
         return {name: getattr(self, name) for name in self.STATE}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a state of :meth:`state_dict`."""
+        """Restore the state returned by :meth:`state_dict`."""
         for name in self.STATE:
             setattr(self, name, state_dict[name])
 
@@ -66,34 +66,34 @@ class KnownTotals(CountingRule):
 
     @abstractmethod
     def after(self, iterations: int) -> int:
-        """Return the gradient steps of the first ``iterations`` training iterations."""
+        """Return the number of gradient steps in the first ``iterations`` training iterations."""
 
     def advance(self, policy_steps: int) -> int:
-        """Advance by one training iteration and return its gradient steps."""
+        """Advance by one training iteration and return its number of gradient steps."""
         self.iteration += 1
         return self.after(self.iteration) - self.after(self.iteration - 1)
 
     def total(self, trainings: int, policy_steps: int, first: int) -> int:
-        """Return the gradient steps of the first ``trainings`` iterations."""
+        """Return the number of gradient steps in the first ``trainings`` training iterations."""
         return self.after(trainings)
 
 
 class Fixed(KnownTotals):
-    """The same number of gradient steps in every iteration."""
+    """Rule with the same number of gradient steps in every iteration."""
 
     def __init__(self, gradient_steps: int) -> None:
         self.gradient_steps = gradient_steps
 
     def after(self, iterations: int) -> int:
-        """Return the gradient steps of the first ``iterations`` training iterations."""
+        """Return the number of gradient steps in the first ``iterations`` training iterations."""
         return iterations * self.gradient_steps
 
 
 class ReplayRatio(CountingRule):
-    """Exact number of gradient steps for a ratio of gradient steps to policy steps.
+    """Rule with an exact ratio of gradient steps to policy steps.
 
-    After ``s`` policy steps, the total is exactly ``floor(ratio * s)`` gradient steps. It does not
-    depend on how the policy steps are split into batches.
+    After ``s`` policy steps, the total is exactly ``floor(ratio * s)`` gradient steps. The total
+    does not depend on how the policy steps are split into batches.
 
     Args:
         ratio: gradient steps per policy step: int, float, ``Fraction`` or a string such as
@@ -112,17 +112,17 @@ class ReplayRatio(CountingRule):
 
     def __init__(self, ratio: Any) -> None:
         self.ratio = as_fraction("replay_ratio", ratio)
-        self.remainder = 0  # of ratio.numerator * policy steps, modulo ratio.denominator
+        self.remainder = 0  # ratio.numerator * policy steps, modulo ratio.denominator
 
     def advance(self, policy_steps: int) -> int:
-        """Advance by ``policy_steps`` and return the gradient steps that become due."""
+        """Advance by ``policy_steps`` and return the number of gradient steps that become due."""
         due, self.remainder = divmod(
             self.remainder + self.ratio.numerator * policy_steps, self.ratio.denominator
         )
         return due
 
     def total(self, trainings: int, policy_steps: int, first: int) -> int:
-        """Return the gradient steps of the first ``trainings`` iterations."""
+        """Return the number of gradient steps in the first ``trainings`` training iterations."""
         steps = first + (trainings - 1) * policy_steps
         return self.ratio.numerator * steps // self.ratio.denominator
 
@@ -135,7 +135,7 @@ def as_fraction(field: str, value: Any) -> Fraction:
 
     Args:
         field: name of the setting, used in the error message.
-        value: an int, float, string or ``Fraction``, not negative.
+        value: non-negative int, float, string or ``Fraction``.
 
     Raises:
         SettingError: if ``value`` is negative, not finite or not a number.
@@ -180,7 +180,7 @@ def rule_numbers(plan: Any, argument: str, wanted: int, example: str) -> list[in
     """Parse the ``wanted`` comma-separated integers that follow the colon of a counting rule.
 
     Raises:
-        SettingError: if ``argument`` has another form; ``example`` is a valid rule.
+        SettingError: if ``argument`` is invalid. The message shows the valid rule ``example``.
     """
     numbers = [text.removesuffix(".0") for text in argument.split(",")]
     if len(numbers) != wanted or not all(n.isdecimal() and len(n) < 19 for n in numbers):
@@ -193,10 +193,10 @@ RuleFactory = Callable[[Any, str], CountingRule]
 """Creates a rule from a plan and the text after the colon of ``counting="name:argument"``."""
 
 COUNTING_RULES: dict[str, RuleFactory] = {}
-"""Counting rules by name.
+"""Counting rules, keyed by name.
 
-``exact`` is defined in ``kit.steps.schedule``. A dialect registers the rules of its library when it
-is imported, with names that begin with the name of the dialect.
+``exact`` is defined in ``kit.steps.schedule``. Importing a dialect registers the rules of its
+library under names that begin with the dialect's name.
 """
 
 
@@ -205,7 +205,8 @@ def counting_rule(counting: str) -> Callable[[Any], CountingRule]:
     """Return a function that creates the rule ``counting`` for a plan.
 
     Args:
-        counting: ``exact``, ``sheeprl-0.5.7``, or with an argument ``dreamer:24``.
+        counting: name of a rule, such as ``exact`` or ``sheeprl-0.5.7``. An argument may follow a
+            colon, as in ``dreamer:24``.
 
     Raises:
         SettingError: if the rule does not exist.

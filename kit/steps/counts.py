@@ -1,4 +1,4 @@
-"""Settings of a plan, and the counts that follow from them after each iteration."""
+"""Settings of a plan, and the step counts that follow from these settings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Rounding = Literal["error", "down", "up"]
 LARGEST_RATIO = 10**9
 """Largest accepted number of gradient steps per policy step."""
 FOLLOWED = 600_000
-"""Maximum number of iterations simulated for counting rules without a closed form."""
+"""Maximum number of iterations to simulate for counting rules without a closed form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,19 +28,19 @@ class Counts:
     """Counts at the end of an iteration, summed over all processes unless named ``local_``."""
 
     iterations: int
-    """number of iterations: a collection followed by an update phase."""
+    """number of iterations, each with a collection and an update phase."""
     policy_steps: int
-    """number of selected actions, over all envs of all processes."""
+    """number of actions selected in all envs of all processes."""
     random_policy_steps: int
     """policy steps with random actions, included in ``policy_steps``."""
     local_gradient_steps: int
-    """optimizer updates of one process."""
+    """number of optimizer updates in each process."""
     gradient_steps: int
-    """optimizer updates summed over all processes."""
+    """number of optimizer updates, summed over all processes."""
     samples: int
-    """transitions trained on, summed over all processes and counted once per use."""
+    """number of transitions trained on, summed over all processes and counted once per use."""
     evaluations: int
-    """number of evaluations, each of ``evaluation_episodes`` episodes."""
+    """number of evaluations, each with ``evaluation_episodes`` episodes."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -49,15 +49,15 @@ class PlannedCounts:
 
     # ------------------------------------------------------------------ settings: collection
     total_policy_steps: NonNegativeInt = None  # type: ignore[assignment]  # filled in from iterations
-    """policy steps of the run, over all envs of all processes, prefill included."""
+    """policy steps in the run, summed over all envs and processes and including the prefill."""
     iterations: NonNegativeInt = None  # type: ignore[assignment]  # filled in from total_policy_steps
-    """iterations of the run; derived from ``total_policy_steps`` if that is set, or vice versa."""
+    """number of iterations; derived from ``total_policy_steps`` if not set, and vice versa."""
     num_envs: PositiveInt = 1
     """number of environments per process."""
     steps_per_env: NonNegativeInt | None = 1
-    """policy steps of each environment per iteration. ``None`` if whole episodes are collected or
-    ``frames_per_batch`` is set. 0 collects nothing: the run is offline, and the periods of
-    evaluations, metrics and checkpoints are in gradient steps of one process."""
+    """policy steps per iteration in each environment. ``None`` if whole episodes are collected or
+    ``frames_per_batch`` is set. 0: the run is offline and collects nothing. Its evaluations,
+    metrics and checkpoints are scheduled by gradient steps in each process."""
     world_size: PositiveInt = 1
     """number of processes that train together, each with its own environments."""
     action_repeat: PositiveInt = 1
@@ -70,89 +70,89 @@ class PlannedCounts:
     min_steps: PositiveInt | None = None
     """minimum number of policy steps per iteration and process, collected in whole episodes."""
     episode_length: PositiveInt | None = None
-    """policy steps of every episode if all have the same length, which makes the plan exact."""
+    """policy steps per episode if all episodes have the same length. Makes the plan exact."""
 
     random_steps: NonNegativeInt = None  # type: ignore[assignment]  # None: see below
     """policy steps (total) with random actions; ``None``: ``learning_starts`` for off-policy
     updates, otherwise 0."""
     prefill_steps: NonNegativeInt = 0
-    """policy steps (total) collected at once before the first iteration; included in the budget."""
+    """policy steps (total) collected before the first iteration, included in the run's total."""
     prefill_random: bool = True
     """whether the prefill uses random actions."""
     prefill_is_iteration: bool = False
     """whether the prefill replaces the collection of the first iteration and is followed by an
     update phase."""
     exploration_steps: NonNegativeInt = 0
-    """policy steps (total) at the start of the run that an exploration policy takes."""
+    """policy steps (total) taken by an exploration policy at the start of the run."""
 
     # ------------------------------------------------------------------ settings: gradient steps
     learning_starts: NonNegativeInt = 0
     """policy steps (total) before the first gradient step, which is taken at the end of the
     iteration that reaches this number."""
     pretrain_steps: NonNegativeInt = 0
-    """additional gradient steps of one process, taken once when learning starts."""
+    """additional gradient steps in each process, taken once when learning starts."""
 
     update_epochs: NonNegativeInt | None = None
     """number of passes over each collected batch (on-policy)."""
     replay_ratio: Annotated[Fraction, Limits(0, LARGEST_RATIO)] | None = None
-    """exact number of gradient steps per policy step, counted from the start of the first training
-    iteration; a float is converted to the simplest fraction that rounds to it."""
+    """gradient steps per policy step, counted exactly from the start of the first training
+    iteration. A float is converted to the simplest fraction that rounds to it."""
     gradient_steps_per_iteration: NonNegativeInt | None = None
-    """gradient steps of one process per iteration, independent of the size of the batch."""
+    """gradient steps per iteration in each process, independent of the batch size."""
     counting: str = "exact"
     """rule that counts gradient steps: ``exact``, or the name of a library whose rounding is
     reproduced (see ``kit.dialects``)."""
 
     minibatch_size: PositiveInt | None = None
-    """transitions (or sequences) per minibatch of one process; ``None``: the whole batch
+    """transitions (or sequences) per minibatch in each process; ``None``: the whole batch
     (on-policy) or the whole replay buffer."""
     sequence_length: PositiveInt | None = None
-    """time steps per sequence if minibatches consist of sequences."""
+    """time steps per sequence, if minibatches consist of sequences."""
     last_minibatch: LastMinibatch = "smaller"
     """treatment of the rows that do not fill a minibatch: ``smaller`` forms a smaller minibatch,
-    ``merge`` adds them to the last one, ``drop`` omits them, ``carry`` keeps them for the next
-    epoch."""
+    ``merge`` adds them to the last minibatch, ``drop`` omits them, ``carry`` keeps them for the
+    next epoch."""
     minibatches_per_epoch: PositiveInt | None = None
-    """maximum number of minibatches per update epoch; ``None``: all minibatches of a batch."""
+    """maximum number of minibatches per update epoch; ``None``: no limit."""
     minibatches_per_gradient_step: PositiveInt | None = 1
     """number of minibatches whose gradients are accumulated into one gradient step; ``None``: all
     minibatches of an update epoch."""
     prefill_in_first_batch: bool = False
     """whether the first batch of an on-policy update includes the prefill."""
     train_on_newest: PositiveInt | None = None
-    """maximum number of transitions of a batch that an on-policy update trains on. It uses the
-    newest transitions of each environment and discards the others. ``None``: all."""
+    """maximum number of transitions used from each on-policy batch. The update uses the newest
+    transitions of each environment and discards the others. ``None``: no limit."""
 
     # ------------------------------------------------------------------ settings: evaluation
-    # An evaluation follows the update phase of its iteration; iteration 0 is the start of the run.
+    # Evaluations follow the update phase of an iteration. Iteration 0 is the start of the run.
     evaluation_every: PositiveInt | None = None
-    """policy steps (total; offline: gradient steps of one process) between evaluations. An
-    evaluation takes place at the end of the iteration that crosses a multiple. ``None``: none
-    during training."""
+    """policy steps (total; offline: gradient steps in each process) between evaluations. An
+    evaluation runs at the end of each iteration that crosses a multiple of this number. ``None``:
+    no evaluations during training."""
     evaluation_every_iterations: PositiveInt | None = None
-    """iterations between evaluations, in place of ``evaluation_every``."""
+    """number of iterations between evaluations, instead of ``evaluation_every``."""
     evaluation_before_update: bool = False
-    """whether an iteration evaluates the collecting policy, before its update phase. This is the
-    policy after the previous iteration, so the evaluation is counted there. The first evaluation
-    happens before the run and none at its end."""
+    """whether to evaluate before the update phase of an iteration instead of after it. This is
+    counted as an evaluation after the previous iteration, because the policy is the same. The first
+    periodic evaluation precedes the first iteration, and none follows the last iteration."""
     evaluation_episodes: PositiveInt = 10
-    """whole episodes in one evaluation."""
+    """number of whole episodes per evaluation."""
     initial_evaluations: NonNegativeInt = 0
-    """evaluations before the first iteration."""
+    """number of evaluations before the first iteration."""
     final_evaluation: bool = True
-    """whether the run ends with an evaluation even where none is due."""
+    """whether to evaluate at the end of the run even if no periodic evaluation is due."""
 
     rounding: Rounding = "error"
-    """treatment of counts that do not divide: raise an ``error``, or round ``down`` or ``up``."""
+    """whether to raise an ``error`` for indivisible counts or round them ``down`` or ``up``."""
     asked: dict[str, Any] = field(default_factory=dict, repr=False)
-    """original values of settings that were rounded, and ``frames_per_batch`` (computed)."""
+    """original values of rounded settings and of ``frames_per_batch``, recorded automatically."""
     remarks: list[str] = field(default_factory=list, repr=False)
-    """notes printed under the table, such as other effects of another library's settings."""
+    """notes printed below the table, for example about other effects of a dialect's settings."""
 
     # ------------------------------------------------------------------ collection
     @cached_property
     def collects_episodes(self) -> bool:
-        """Whether an iteration collects whole episodes instead of a number of steps."""
+        """Whether an iteration collects whole episodes instead of a fixed number of steps."""
         return self.min_episodes is not None or self.min_steps is not None
 
     @cached_property
@@ -162,17 +162,17 @@ class PlannedCounts:
 
     @property
     def axis(self) -> str:
-        """Name of the counter that measures progress; the x axis of metrics."""
+        """Name of the counter that measures progress and is the x axis of metrics."""
         return "gradient_steps" if self.offline else "policy_steps"
 
     @cached_property
     def is_exact(self) -> bool:
-        """Whether all counts are known in advance. Episodes of unknown length are not exact."""
+        """Whether all counts are known in advance, which requires known episode lengths."""
         return not self.collects_episodes or self.episode_length is not None
 
     @cached_property
     def frames_per_batch(self) -> int:
-        """Policy steps per iteration and process: ``num_envs * steps_per_env``."""
+        """Policy steps per iteration in each process, by default ``num_envs * steps_per_env``."""
         if self.collects_episodes:
             return self._episodes_for(self.min_steps or 0, self.min_episodes or 1)
         assert self.steps_per_env is not None
@@ -185,28 +185,28 @@ class PlannedCounts:
 
     @property
     def local_prefill_steps(self) -> int:
-        """Policy steps of the prefill in one process."""
+        """Number of prefill steps in each process."""
         if not self.prefill_steps:
             return 0
         per_process = self.prefill_steps // self.world_size
         return self._episodes_for(per_process, 1) if self.collects_episodes else per_process
 
     def _episodes_for(self, steps: int, episodes: int) -> int:
-        """Return the policy steps of the whole episodes that reach both minima."""
+        """Return the number of policy steps needed to reach both minimums with whole episodes."""
         if self.episode_length is None:
-            why = "does not determine the counts, because the lengths of episodes are unknown"
+            why = "does not determine the counts, because episode lengths are unknown"
             works = "set episode_length if all episodes have the same length"
             raise SettingError("episode_length", None, why, works)
         length = self.episode_length
         return max(-(-steps // length), episodes) * length
 
     def collected(self, iteration: int) -> int:
-        """Return the policy steps of one process in ``iteration`` (from 1), without prefill."""
+        """Return the number of policy steps each process collects in ``iteration`` (from 1)."""
         prefills = iteration == 1 and self.prefill_is_iteration
         return self.local_prefill_steps if prefills else self.frames_per_batch
 
     def policy_steps_after(self, iteration: int) -> int:
-        """Return the policy steps of all processes at the end of ``iteration``."""
+        """Return the number of policy steps in all processes up to the end of ``iteration``."""
         if self.prefill_is_iteration and iteration == 0:
             return 0
         batches = iteration - self.prefill_is_iteration
@@ -214,17 +214,17 @@ class PlannedCounts:
         return (self.local_prefill_steps + collected) * self.world_size
 
     def random_steps_until(self, policy_steps: int) -> int:
-        """Return how many of the first ``policy_steps`` use random actions."""
+        """Return how many of the first ``policy_steps`` policy steps use random actions."""
         random_steps = self.random_steps
         if self.prefill_random and self.prefill_steps:
             random_steps = max(random_steps, self.local_prefill_steps * self.world_size)
         return min(random_steps, policy_steps)
 
     def env_steps_after(self, iteration: int, episode_env_steps: int) -> int:
-        """Return the env steps of all processes at the end of ``iteration``.
+        """Return the number of env steps in all processes up to the end of ``iteration``.
 
-        All episodes have the same length. The last action of an episode is repeated only until the
-        episode ends, so an episode of ``L`` env steps takes ``ceil(L / action_repeat)`` policy
+        All episodes must have the same length. The last action of an episode is repeated only until
+        the episode ends, so an episode of ``L`` env steps takes ``ceil(L / action_repeat)`` policy
         steps. All environments start their first episode together, and a reset takes no step.
 
         Args:
@@ -255,7 +255,7 @@ class PlannedCounts:
 
     @property
     def first_training_iteration(self) -> int:
-        """First iteration that trains: its end reaches ``learning_starts``."""
+        """First iteration that reaches ``learning_starts`` and therefore trains."""
         if self.policy_steps_after(1) >= self.learning_starts:
             return 1
         each = self.policy_steps_per_iteration
@@ -264,11 +264,11 @@ class PlannedCounts:
         return 1 + -(-(self.learning_starts - self.policy_steps_after(1)) // each)
 
     def gradient_steps(self, iteration: int) -> int:
-        """Return the gradient steps of one process in ``iteration`` (from 1)."""
+        """Return the number of gradient steps in ``iteration`` (from 1) in each process."""
         return self.gradient_steps_after(iteration) - self.gradient_steps_after(iteration - 1)
 
     def gradient_steps_after(self, iteration: int) -> int:
-        """Return the gradient steps of one process at the end of ``iteration``."""
+        """Return the number of gradient steps in each process up to the end of ``iteration``."""
         first = self.first_training_iteration
         if iteration < first:
             return 0
@@ -278,7 +278,7 @@ class PlannedCounts:
         return due + (0 if rule.pretrains else self.pretrain_steps)
 
     def _followed_until(self, trainings: int, first: int) -> int:
-        """Simulate a counting rule that has no closed form, and cache its results."""
+        """Simulate a counting rule without a closed form, and cache the results."""
         if not hasattr(self, "_followed"):
             rule = counting_rule(self.counting)(self)
             start = array("q", [0, rule.advance(self.collected(first))])
@@ -292,14 +292,14 @@ class PlannedCounts:
 
     # ------------------------------------------------------------------ minibatches
     def rows(self, iteration: int) -> int:
-        """Return the transitions of one process that ``iteration`` trains on (on-policy)."""
+        """Return the number of on-policy transitions each process trains on in ``iteration``."""
         rows = self.collected(iteration)
         if self.prefill_in_first_batch and iteration == self.first_training_iteration:
             rows += self.local_prefill_steps
         return rows if self.train_on_newest is None else min(rows, self.train_on_newest)
 
     def epoch_gradient_steps(self, rows: int) -> int:
-        """Return the gradient steps of ``update_epochs`` passes over ``rows`` transitions."""
+        """Return the number of gradient steps in all update epochs over ``rows`` transitions."""
         if not self.update_epochs or rows == 0:
             return 0
         minibatches = self.minibatches_in_epoch(rows)
@@ -314,12 +314,12 @@ class PlannedCounts:
         return cut.minibatches if limit is None else min(limit, cut.minibatches)
 
     def _cut(self, rows: int) -> Permutation:
-        """Return the division of ``rows`` transitions into minibatches (possibly of sequences)."""
+        """Return how ``rows`` transitions are divided into minibatches, possibly of sequences."""
         rows //= self.sequence_length or 1
         return permutation(rows, self.minibatch_size or max(rows, 1), self.last_minibatch)
 
     def minibatch_sizes(self, iteration: int) -> list[int]:
-        """Return the minibatch sizes of one process in ``iteration`` (from 1), in order.
+        """Return the sizes of each process's minibatches in ``iteration`` (from 1), in order.
 
         Sizes are in transitions, or in sequences if ``sequence_length`` is set.
 
@@ -336,10 +336,12 @@ class PlannedCounts:
         return {size: n * times for size, n in counts.items() if size > 0 and n * times > 0}
 
     def _draws(self, iteration: int) -> tuple[Permutation, int, int, int]:
-        """Return the division of a pass, the drawn and wanted minibatches, and the repetitions."""
+        """Return a pass's division, how many minibatches to skip and take, and how often."""
         if self.update_epochs is None:
             if self.minibatch_size is None:
-                raise SettingError("minibatch_size", None, "is the whole buffer, of unknown size")
+                raise SettingError(
+                    "minibatch_size", None, "is the whole buffer, whose size is unknown"
+                )
             sampled = Permutation(1, self.minibatch_size, self.minibatch_size)
             accumulated = self.minibatches_per_gradient_step or 1
             return sampled, 0, self.gradient_steps(iteration) * accumulated, 1
@@ -357,7 +359,7 @@ class PlannedCounts:
         return self.last_minibatch == "carry" or self.counting != "exact"
 
     def samples_after(self, iteration: int) -> int:
-        """Return the transitions that one process has trained on at the end of ``iteration``."""
+        """Return the number of transitions each process has trained on after ``iteration``."""
         length = self.sequence_length or 1
         if self.update_epochs is None:
             size = (self.minibatch_size or 0) * (self.minibatches_per_gradient_step or 1)
@@ -374,18 +376,18 @@ class PlannedCounts:
         return done * self.update_epochs * length
 
     def _epoch_rows(self, rows: int) -> int:
-        """Return the rows (or sequences) that one update epoch trains on."""
+        """Return the number of rows (or sequences) that one update epoch trains on."""
         return self._cut(rows).rows(self.minibatches_in_epoch(rows))
 
     def unseen_samples(self, iteration: int, drawn: int) -> int:
-        """Return the transitions in the minibatches of ``iteration`` after the first ``drawn``."""
+        """Count the transitions in ``iteration`` after the first ``drawn`` minibatches."""
         if not self.is_exact:
             return 0
         return sum(self.minibatch_sizes(iteration)[drawn:]) * (self.sequence_length or 1)
 
     # ------------------------------------------------------------------ evaluations
     def evaluations(self, iteration: int) -> int:
-        """Return the number of evaluations after ``iteration``; 0 is the start of the run."""
+        """Return the number of evaluations after ``iteration``, where 0 is the start of the run."""
         before = self.evaluations_after(iteration - 1) if iteration else 0
         return self.evaluations_after(iteration) - before
 
@@ -409,11 +411,11 @@ class PlannedCounts:
         period = self.evaluation_every_iterations
         if not self.evaluation_before_update:
             return iteration // period
-        # Evaluations before an update take place at the end of the previous iteration.
+        # Evaluations before an update are counted at the end of the previous iteration.
         return min(iteration, self.iterations - 1) // period + 1 if self.iterations else 0
 
     def _crossings_until(self, iteration: int) -> int:
-        """Return how many of the first iterations cross a multiple of ``evaluation_every``."""
+        """Return how many iterations up to ``iteration`` cross a multiple of the period."""
         every = self.evaluation_every
         if every is None:
             return 0
@@ -422,7 +424,8 @@ class PlannedCounts:
         else:
             progress, each = self.policy_steps_after, self.policy_steps_per_iteration
         done = first = 0
-        if (self.prefill_is_iteration or self.offline) and iteration:  # other size than the rest
+        # The first iteration may differ in size from later iterations.
+        if (self.prefill_is_iteration or self.offline) and iteration:
             first = 1
             done = min(multiples_crossed(every, 0, progress(1)), 1)
         start = progress(first)
@@ -434,13 +437,13 @@ class PlannedCounts:
     # ------------------------------------------------------------------ all counts
     @property
     def length(self) -> int | None:
-        """Final value of the counter ``axis``; ``None`` if only the iterations are known."""
+        """Final value of the counter named ``axis``, or ``None`` if only iterations are known."""
         if self.offline:
             return self.gradient_steps_after(self.iterations)
         return self.total_policy_steps
 
     def after(self, iteration: int) -> Counts:
-        """Return the counts at the end of ``iteration``; 0 is the start of the run.
+        """Return the counts at the end of ``iteration``, where 0 is the start of the run.
 
         Raises:
             SettingError: if ``iteration`` is not in the plan, or the plan is not exact.
@@ -470,7 +473,7 @@ def can_count(plan: PlannedCounts) -> bool:
 
 
 def can_follow(plan: PlannedCounts, iteration: int, most: int = FOLLOWED) -> bool:
-    """Return whether a foreign rule can be simulated up to ``iteration`` quickly."""
+    """Return whether the plan's counting rule can be simulated quickly up to ``iteration``."""
     rule = counting_rule(plan.counting)(plan)
     asked = plan.policy_steps_per_iteration if rule.asks_each_step else 1
     return iteration * asked <= most

@@ -1,4 +1,4 @@
-"""Periodic events, triggered by the multiples of a counter."""
+"""Periodic events that are triggered at multiples of a period."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from kit.steps.errors import whole_number
 
 
 class Every:
-    """Count the multiples of ``period`` that a growing counter has crossed since the last call.
+    """Counts the multiples of ``period`` that a growing counter has crossed since the last call.
 
-    Events are at fixed values of the counter (``period``, ``2 * period``, ...). So they do not
+    Events occur at fixed counter values (``period``, ``2 * period``, ...). Therefore, they do not
     drift if the counter jumps, and a resumed run triggers the same events as an uninterrupted run.
-    A jump over several multiples returns their number; ``if every(count)`` runs once.
+    If the counter jumps over several multiples, the call returns their number.
 
     Args:
         period: distance between events, in units of the counter; ``None``: no events.
@@ -40,12 +40,12 @@ class Every:
         return {"last": self.last}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Restore a state of :meth:`state_dict`."""
+        """Restore the state returned by :meth:`state_dict`."""
         self.last = int(state_dict["last"])
 
 
 def multiples_crossed(period: int | None, before: int, now: int) -> int:
-    """Return the number of multiples of ``period`` in ``(before, now]``; 0 for ``None``."""
+    """Return the number of multiples of ``period`` in ``(before, now]``, or 0 without a period."""
     if period is None:
         return 0
     return max(now // period - before // period, 0)

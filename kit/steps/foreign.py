@@ -1,4 +1,4 @@
-"""Interface of step settings in the format of another library."""
+"""Interface for step settings in another library's format."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from kit.steps.registry import dialect
 
 @dataclass
 class ForeignSteps(GivenFields, ABC):
-    """Base class of dialects: dataclasses with another library's settings."""
+    """Base class of dialects, which are dataclasses with another library's settings."""
 
     NAME: ClassVar[str]
     """name of the dialect on the command line and in :data:`~kit.steps.registry.DIALECTS`."""
 
     @abstractmethod
     def to_plan(self, algo: str | None = None, *, strict: bool = False) -> StepPlan:
-        """Return the plan of these settings; ``strict`` rejects settings without effect."""
+        """Return the plan for these settings; ``strict`` rejects settings without effect."""
 
     @abstractmethod
     def algorithm_for(self, algo: str | None, family: str | None) -> str | None:
-        """Return the library's name for a recipe's algorithm, or the algorithm family."""
+        """Return the library's name for a recipe's algorithm or, if there is none, its family."""
 
     @classmethod
     @abstractmethod
@@ -41,10 +41,10 @@ def as_plan(
     """Return the plan that ``steps`` describes.
 
     Args:
-        steps: a plan, a dialect, or a mapping with the settings of a dialect and its name under
-            the key ``dialect``.
-        algo: algorithm that uses the plan; settings without effect on it are rejected.
-        family: ``on_policy`` or ``off_policy``, for algorithms that the library does not have.
+        steps: a plan, a dialect, or a mapping with a dialect's settings and, under the key
+            ``dialect``, its name.
+        algo: algorithm that uses the plan. Settings that do not affect the algorithm are rejected.
+        family: ``on_policy`` or ``off_policy``; used if the library does not have the algorithm.
 
     Raises:
         SettingError: if the settings are inconsistent.

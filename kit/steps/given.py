@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 class GivenFields:
     """Base class of dataclasses that record which of their fields were set explicitly.
 
-    A field is set explicitly by an argument of the constructor or of ``dataclasses.replace``, or by
-    an assignment. Comparison, representation, ``vars``, pickling and copying are unaffected.
+    A field counts as explicitly set if it was passed to the constructor or ``dataclasses.replace``,
+    or assigned later. Comparison, representation, ``vars``, pickling and copying are unaffected.
 
     Examples:
         >>> from dataclasses import replace
@@ -45,13 +45,13 @@ class GivenFields:
             return made
 
         def __init_subclass__(cls, **options: Any) -> None:
-            """Call ``__post_init__`` without the pseudo-field."""
+            """Wrap ``__post_init__`` so that it does not receive the pseudo-field."""
             super().__init_subclass__(**options)
             if (post_init := vars(cls).get("__post_init__")) is not None:
                 cls.__post_init__ = lambda self, *arguments: post_init(self, *arguments[1:])
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute and record it as explicitly set after construction."""
+        """Set an attribute. After construction, also record it as explicitly set."""
         if name in vars(self):
             self._given |= {name}
         super().__setattr__(name, value)
@@ -69,22 +69,22 @@ Settings = TypeVar("Settings", bound=GivenFields)
 
 
 def given_fields(settings: Any) -> frozenset[str]:
-    """Return the explicitly set fields; empty if ``settings`` does not record them."""
+    """Return the names of explicitly set fields, or an empty set if none are recorded."""
     found: frozenset[str] = getattr(settings, "_given", frozenset())
     return found
 
 
 def completed(settings: Settings, default: GivenFields, is_default: bool = False) -> Settings:
-    """Return a copy of ``settings`` whose other fields have the recipe's defaults.
+    """Return a copy of ``settings`` in which fields not set explicitly have a recipe's defaults.
 
-    If every field was passed, as for a saved run, the fields that differ from ``default`` count as
+    If every field was passed, as for a saved run, only fields that differ from ``default`` count as
     explicitly set.
 
     Args:
         settings: group of settings.
         default: the recipe's default for this group. Fields redeclared by a subclass keep the
-            default of the subclass.
-        is_default: whether ``settings`` is this default, without explicitly set fields.
+            subclass's default.
+        is_default: whether ``settings`` is this default and has no explicitly set fields.
     """
     made, given = copy.copy(settings), given_fields(settings)
     shared = [f.name for f in fields(default) if f in fields(settings)]

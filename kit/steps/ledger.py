@@ -1,4 +1,4 @@
-"""Ledger of a run: every count, recorded during the run."""
+"""Ledger that records all step counts during a run."""
 
 from __future__ import annotations
 
@@ -38,42 +38,42 @@ class PlanMismatchError(RuntimeError):
 
 @dataclass(eq=False, repr=False)
 class StepLedger:
-    """Integer counts of one run.
+    """Integer counts of the steps and episodes in one run.
 
     Counters with the prefix ``local_`` belong to this process; the others are totals over all
     processes. All processes take the same number of policy steps, gradient steps and samples, so
     these totals are ``world_size`` times the local counts. Env steps and episodes differ between
-    processes; :meth:`synchronize` sets their totals.
+    processes, so :meth:`synchronize` sets their totals.
     """
 
     world_size: int = 1
     """number of processes that train together."""
     iterations: int = 0
-    """collections, each followed by one update phase."""
+    """number of iterations, each with a collection and an update phase."""
     local_policy_steps: int = 0
     """number of selected actions."""
     local_random_policy_steps: int = 0
-    """policy steps with random actions."""
+    """number of policy steps with random actions."""
     local_env_steps: int = 0
-    """simulator steps reported by the environments."""
+    """number of simulator steps, as reported by the environments."""
     local_episodes: int = 0
-    """episodes that ended in training environments."""
+    """number of episodes that ended in training environments."""
     local_gradient_steps: int = 0
-    """optimiser updates."""
+    """number of optimiser updates."""
     local_samples: int = 0
-    """transitions trained on, counted once per use."""
+    """number of transitions trained on, counted once per use."""
     local_skipped_gradient_steps: int = 0
-    """gradient steps skipped because a hook ended an update phase early."""
+    """number of gradient steps skipped because a hook ended an update phase early."""
     local_skipped_samples: int = 0
-    """transitions of the skipped gradient steps."""
+    """number of transitions in the skipped gradient steps."""
     update_epochs: int = 0
     """number of passes over collected batches."""
     evaluations: int = 0
     """number of evaluations."""
     evaluation_episodes: int = 0
-    """whole episodes played in evaluations."""
+    """number of whole episodes played in evaluations."""
     environment_errors: int = 0
-    """environment failures that the run recovered from."""
+    """number of environment failures that the run recovered from."""
     _env_steps: int | None = None
     _episodes: int | None = None
 
@@ -117,14 +117,14 @@ class StepLedger:
     def collected(
         self, policy_steps: int, env_steps: int, episodes: int, random_policy_steps: int = 0
     ) -> None:
-        """Count one collected batch of this process."""
+        """Count one batch collected by this process."""
         self.local_policy_steps += policy_steps
         self.local_env_steps += env_steps
         self.local_episodes += episodes
         self.local_random_policy_steps += random_policy_steps
 
     def updated(self, samples: int, gradient_steps: int = 1) -> None:
-        """Count gradient steps of this process and their transitions."""
+        """Count gradient steps taken by this process and their transitions."""
         self.local_gradient_steps += gradient_steps
         self.local_samples += samples
 
@@ -134,7 +134,7 @@ class StepLedger:
         self.local_skipped_samples += samples
 
     def evaluated(self, episodes: int) -> None:
-        """Count one evaluation of ``episodes`` whole episodes."""
+        """Count one evaluation with ``episodes`` whole episodes."""
         self.evaluations += 1
         self.evaluation_episodes += episodes
 
@@ -143,7 +143,7 @@ class StepLedger:
         self._env_steps, self._episodes = env_steps, episodes
 
     def counters(self) -> dict[str, int]:
-        """Return every counter by name, including local ones if ``world_size`` exceeds 1."""
+        """Return all counters, keyed by name. If ``world_size`` > 1, include local counters."""
         totals = {name: getattr(self, name) for name in _TOTALS}
         if self.world_size > 1:
             totals |= {n: value for n, value in vars(self).items() if n.startswith("local_")}
@@ -162,8 +162,8 @@ class StepLedger:
     def compare(self, plan: PlannedCounts) -> list[Difference]:
         """Return the differences from ``plan`` after the same number of iterations.
 
-        Skipped gradient steps count as taken. Env steps must equal policy steps without action
-        repeat; otherwise they must lie between one and ``action_repeat`` per policy step.
+        Skipped gradient steps count as taken. Without action repeat, env steps must equal policy
+        steps. Otherwise, each policy step must have between 1 and ``action_repeat`` env steps.
         """
         found: list[Difference] = []
         if plan.is_exact:
@@ -189,11 +189,11 @@ class StepLedger:
 
     # ------------------------------------------------------------------ in and out
     def state_dict(self) -> dict[str, Any]:
-        """Return every counter as plain values."""
+        """Return all counters as plain values."""
         return {name: value for name, value in vars(self).items() if name != "world_size"}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a state of :meth:`state_dict`."""
+        """Restore the state returned by :meth:`state_dict`."""
         for name in self.state_dict():
             setattr(self, name, state_dict[name])
 

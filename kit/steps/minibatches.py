@@ -10,8 +10,8 @@ LastMinibatch = Literal["smaller", "merge", "drop", "carry"]
 """Treatment of the remaining rows of a batch that do not fill a minibatch.
 
 ``smaller``: form a last, smaller minibatch. ``merge``: add them to the last full minibatch.
-``drop``: omit them from this epoch. ``carry``: use them at the start of the next epoch, as a
-sampler without replacement that is never reset does.
+``drop``: omit them from this epoch. ``carry``: use them at the start of the next epoch, like
+a sampler without replacement that is never reset.
 """
 
 
@@ -21,9 +21,9 @@ class Permutation(NamedTuple):
     minibatches: int
     """number of minibatches per pass."""
     size: int
-    """rows of each minibatch except the last."""
+    """number of rows in each minibatch except the last."""
     last: int
-    """rows of the last minibatch."""
+    """number of rows in the last minibatch."""
 
     def sizes(self, drawn: int, wanted: int) -> list[int]:
         """Return the sizes of the next ``wanted`` minibatches after ``drawn`` minibatches.
@@ -39,7 +39,7 @@ class Permutation(NamedTuple):
         return [*islice(cycle(one), start, start + wanted)]
 
     def counts(self, drawn: int, wanted: int) -> Counter[int]:
-        """Return how often each size occurs in :meth:`sizes`."""
+        """Return how often each size occurs in the result of :meth:`sizes`."""
         if not self.minibatches:
             return Counter()
         lasts = (drawn + wanted) // self.minibatches - drawn // self.minibatches
@@ -53,7 +53,7 @@ class Permutation(NamedTuple):
 
 
 def permutation(rows: int, size: int, last: LastMinibatch) -> Permutation:
-    """Return the division of ``rows`` into minibatches of ``size``."""
+    """Return the division of ``rows`` rows into minibatches of ``size`` rows."""
     if last == "drop":
         return Permutation(rows // size, size, size)
     minibatches = -(-rows // size) if last != "merge" else max(rows // size, min(rows, 1))
@@ -61,7 +61,7 @@ def permutation(rows: int, size: int, last: LastMinibatch) -> Permutation:
 
 
 def epoch_sizes(rows: int, size: int, last: LastMinibatch) -> list[int]:
-    """Return the size of each minibatch of one pass over ``rows``.
+    """Return the size of each minibatch in one pass over ``rows`` rows.
 
     Examples:
         >>> epoch_sizes(64, 20, "smaller")

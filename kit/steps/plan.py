@@ -1,4 +1,4 @@
-"""Plan of a run: every count, computed before the run starts."""
+"""Plan that computes all step counts before a run starts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kit.steps.validation import complete
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepPlan(PlannedCounts):
-    """Every count of a run, computed before the run starts.
+    """All step counts of a run, computed before the run starts.
 
     A run is a sequence of iterations. Each iteration collects ``steps_per_env`` policy steps from
     each of ``num_envs`` environments in each of ``world_size`` processes. Then it takes gradient
@@ -48,7 +48,7 @@ class StepPlan(PlannedCounts):
     """
 
     frames_per_batch: InitVar[PositiveInt | None] = None
-    """policy steps per iteration and process, as an alternative to ``steps_per_env``."""
+    """policy steps per iteration in each process, as an alternative to ``steps_per_env``."""
 
     def __new__(cls, **settings: Any) -> Self:
         """Record which settings were passed, to detect explicit contradictions."""
@@ -91,11 +91,11 @@ class StepPlan(PlannedCounts):
     def replace(self, **changes: Any) -> StepPlan:
         """Return a copy of the plan with some settings changed.
 
-        Derived settings are computed again: the number of iterations, and ``random_steps`` if it
-        equals ``learning_starts``.
+        Derived settings are recomputed: ``iterations`` (or ``total_policy_steps``, if iterations
+        change or the plan is offline), and ``random_steps`` if it equals ``learning_starts``.
         """
         values = asdict(self)
-        keep_iterations = "iterations" in changes or self.offline  # offline, there is no budget
+        keep_iterations = "iterations" in changes or self.offline  # offline: no policy steps
         derived = "total_policy_steps" if keep_iterations else "iterations"
         if self.is_exact and not {"total_policy_steps", "iterations"} <= set(changes):
             del values[derived]
@@ -107,7 +107,7 @@ class StepPlan(PlannedCounts):
         return type(self)(**{**values, **changes})
 
     def table(self, ledger: StepLedger | None = None) -> str:
-        """Return a text table with asked, planned and (given a ledger) counted values."""
+        """Return a text table of requested, planned and, with a ledger, counted values."""
         return plan_table(self, ledger)
 
 

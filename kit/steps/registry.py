@@ -23,13 +23,13 @@ DIALECTS: dict[str, str] = {
 
 
 def dialect(name: Any) -> type[Any]:
-    """Return the dialect class called ``name``, a subclass of ``kit.dialects.Dialect``.
+    """Return the dialect class named ``name``, a subclass of ``kit.dialects.Dialect``.
 
     Raises:
         SettingError: if the dialect does not exist. The message suggests the nearest names.
     """
     if name not in DIALECTS:
-        raise SettingError("dialect", name, "is not known", nearest_first(name, [*DIALECTS]))
+        raise SettingError("dialect", name, "is not a dialect", nearest_first(name, [*DIALECTS]))
     module, _, class_name = DIALECTS[name].partition(":")
     found: type[Any] = getattr(importlib.import_module(module), class_name)
     return found

@@ -1,4 +1,4 @@
-"""Equality of plans with different settings but equal counts."""
+"""Comparison of plans that may have different settings but equal counts."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from kit.steps.counts import PlannedCounts
 
 
 def run_key(plan: PlannedCounts) -> tuple[tuple[str, Any], ...]:
-    """Return the settings that determine the counts of a run in a canonical form.
+    """Return, in a canonical form, the settings that determine the counts of a run.
 
-    The result consists of pairs of a setting and its value. Two plans with equal keys have equal
-    counts in every iteration.
+    The result consists of (setting, value) pairs. Two plans with equal results have equal counts in
+    every iteration.
     """
     names = ("num_envs", "world_size", "action_repeat", "max_episode_steps", "iterations")
     key = _same(plan, *names, "total_policy_steps", "exploration_steps")
@@ -25,7 +25,7 @@ def _same(plan: PlannedCounts, *names: str) -> dict[str, Any]:
 
 
 def differing_settings(one: PlannedCounts, other: PlannedCounts) -> list[tuple[str, Any, Any]]:
-    """Return the settings in which two plans differ, with both values."""
+    """Return (setting, value, other value) for each setting in which two plans differ."""
     ours = {"counting": "exact"} | dict(run_key(one))
     theirs = {"counting": "exact"} | dict(run_key(other))
     pairs = ((name, ours.get(name), theirs.get(name)) for name in ours | theirs)
@@ -76,7 +76,7 @@ def _updates(plan: PlannedCounts) -> dict[str, Any]:
 
 
 def _gradient_steps(plan: PlannedCounts) -> dict[str, Any]:
-    """Return the rule for gradient steps; a ratio that is whole per iteration becomes a number."""
+    """Return the rule for gradient steps, as a fixed number per iteration where possible."""
     if plan.replay_ratio is None:
         return {"gradient_steps_per_iteration": plan.gradient_steps_per_iteration or 0}
     if plan.counting == "exact":
@@ -100,7 +100,7 @@ def _on_policy(plan: PlannedCounts) -> dict[str, Any]:
 
 
 def _same_cut(plan: PlannedCounts, key: dict[str, Any]) -> None:
-    """Set the minibatch settings of a batch of known size to a canonical form."""
+    """Convert the minibatch settings for batches of known size to a canonical form."""
     prefill = plan.local_prefill_steps if plan.prefill_in_first_batch else 0
     largest = max(plan.collected(1), plan.frames_per_batch + prefill)
     if plan.train_on_newest is not None and plan.train_on_newest < largest:

@@ -1,4 +1,4 @@
-"""Schedule of a run: gradient steps, evaluations, metrics and checkpoints per iteration."""
+"""Schedule of the gradient steps, evaluations, metrics and checkpoints in a run."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ class Due:
     """Work that is due in an iteration after its batch has been collected."""
 
     gradient_steps: int
-    """gradient steps of one process."""
+    """number of gradient steps in each process."""
     evaluations: int
     """number of evaluations after the update."""
     row: bool
     """whether to write a row of metrics at the end of the iteration."""
     checkpoint: bool
-    """whether to write a checkpoint at the end; the last iteration always writes a checkpoint."""
+    """whether to write a checkpoint at the end of the iteration. ``False`` at the end of the run,
+    where the trainer always writes a checkpoint."""
 
 
 class RunSchedule:
-    """Computes the work that is due after each collection of a run.
+    """Computes the work that is due after each collection in a run.
 
-    Periods are in policy steps (total), or in gradient steps of one process for offline plans. An
-    event is due at the end of the iteration that crosses a multiple of its period. So events do
-    not drift, and they do not depend on where a run was resumed.
+    Periods are in policy steps (total) or, for offline plans, in gradient steps in each process. An
+    event is due at the end of each iteration that crosses a multiple of the event's period.
+    Therefore, events do not drift, and do not depend on where a run was resumed.
 
     Args:
         plan: plan of the run.
-        log_every: period of metrics; ``None``: 1 % of the run.
-        checkpoint_every: period of checkpoints; ``None``: 10 % of the run.
+        log_every: period of metrics; ``None``: 1% of the run.
+        checkpoint_every: period of checkpoints; ``None``: 10% of the run.
 
     Raises:
         SettingError: if a period is not a whole number of at least 1.
@@ -54,7 +55,7 @@ class RunSchedule:
         self.log_every = self._period("log_every", log_every, 100)
         self.checkpoint_every = self._period("checkpoint_every", checkpoint_every, 10)
         self.iterations = self.gradient_steps = self.policy_steps = 0
-        if not plan.prefill_is_iteration:  # an inexact plan starts with the requested steps
+        if not plan.prefill_is_iteration:  # inexact plans use the requested steps
             self.policy_steps = plan.policy_steps_after(0) if plan.is_exact else plan.prefill_steps
         self._surplus = 0
         self._learning = False
@@ -68,13 +69,13 @@ class RunSchedule:
 
     @property
     def progress(self) -> int:
-        """Policy steps so far, or gradient steps of one process for offline plans."""
+        """Policy steps so far or, for offline plans, gradient steps in each process."""
         steps: int = getattr(self, self.plan.axis)
         return steps
 
     @property
     def done(self) -> bool:
-        """Whether all planned iterations (or policy steps, if inexact) have been collected."""
+        """Whether all planned iterations (inexact plans: policy steps) have been collected."""
         if self.plan.iterations is not None:
             return self.iterations >= self.plan.iterations
         return self.policy_steps >= self.plan.total_policy_steps
@@ -85,18 +86,18 @@ class RunSchedule:
         return self._evaluations(0, 0)
 
     def prefilled(self, policy_steps: int) -> None:
-        """Set the actual size of a prefill of whole episodes.
+        """Set the actual number of prefill steps, because whole episodes may exceed the plan.
 
-        The additional steps do not delay ``learning_starts``.
+        The additional steps do not count toward ``learning_starts``.
 
         Args:
-            policy_steps: collected policy steps of all processes.
+            policy_steps: number of policy steps collected in all processes.
         """
         self._surplus = policy_steps - self.policy_steps
         self.policy_steps = policy_steps
 
     def advance(self, policy_steps: int) -> Due:
-        """Advance by the ``policy_steps`` of one process in one iteration; return the due work."""
+        """Advance by an iteration with ``policy_steps`` steps per process, and return due work."""
         before = self.progress
         self.iterations += 1
         self.policy_steps += policy_steps * self.plan.world_size
@@ -119,7 +120,7 @@ class RunSchedule:
         return multiples_crossed(period, before, self.progress) > 0
 
     def _evaluations(self, iteration: int, before: int) -> int:
-        """Return the evaluations at the end of ``iteration``; 0 is the start of the run."""
+        """Return the number of evaluations due after ``iteration`` (0: at the start of the run)."""
         plan = self.plan
         if plan.is_exact:
             return plan.evaluations(iteration)
@@ -138,7 +139,7 @@ class RunSchedule:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a state of :meth:`state_dict`."""
+        """Restore the state returned by :meth:`state_dict`."""
         for name in self._STATE:
             setattr(self, name, state_dict[name])
         self._rule.load_state_dict(state_dict["rule"])

@@ -1,7 +1,8 @@
 """Schedules of values such as learning rates, clip ranges and exploration noise.
 
-A schedule is a function of one counter, for example policy steps, gradient steps or iterations. Its
-value is ``start`` at 0, and exactly ``end`` from ``duration`` on.
+A schedule is a function of one counter, for example policy steps, gradient steps or iterations.
+Linear, cosine and exponential schedules are ``start`` at 0 and exactly ``end`` from ``duration``
+onwards.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class Constant:
     """Constant schedule."""
 
     value: float
-    """value at every count."""
+    """value of the schedule at every count."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "value", real_number("value", self.value))
@@ -38,7 +39,7 @@ class _Ramp:
     start: float
     """value when the counter is 0."""
     end: float
-    """value from ``duration`` on."""
+    """value from count ``duration`` onwards."""
     duration: int
     """length of the ramp, in units of the counter, at least 1."""
 
@@ -57,7 +58,7 @@ class _Ramp:
         return min(max(value, min(self.start, self.end)), max(self.start, self.end))
 
     def _between(self, progress: float) -> float:
-        """Return the value at ``progress``, strictly between 0 and 1."""
+        """Return the value at ``progress``, which is strictly between 0 and 1."""
         raise NotImplementedError
 
 
@@ -86,7 +87,7 @@ class Exponential(_Ramp):
         for field, value in (("start", self.start), ("end", self.end)):
             if value <= 0:
                 works = "use a positive value, or the linear schedule"
-                raise SettingError(field, value, "is not positive (exponential schedule)", works)
+                raise SettingError(field, value, "must be positive (exponential schedule)", works)
 
     def _between(self, progress: float) -> float:
         return math.exp(math.log(self.start) + math.log(self.end / self.start) * progress)
@@ -117,22 +118,22 @@ class Decay:
 
 @dataclass(frozen=True)
 class Piecewise:
-    """Schedule with the constant ``values[i]`` up to (not including) ``boundaries[i]``."""
+    """Piecewise constant schedule with the value ``values[i]`` before count ``boundaries[i]``."""
 
     boundaries: Sequence[int]
     """increasing counts at which the value changes."""
     values: Sequence[float]
-    """values, one more than boundaries."""
+    """values of the pieces; there is one more value than there are boundaries."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "boundaries", tuple(self.boundaries))
         object.__setattr__(self, "values", tuple(real_number("values", v) for v in self.values))
         if len(self.values) != len(self.boundaries) + 1:
             why = f"has {len(self.values)} values for {len(self.boundaries)} boundaries"
-            works = f"give {len(self.boundaries) + 1} values"
+            works = f"use {len(self.boundaries) + 1} values"
             raise SettingError("values", self.values, why, works)
         if any(a >= b for a, b in zip(self.boundaries, self.boundaries[1:])):
-            raise SettingError("boundaries", self.boundaries, "does not increase", "sort it")
+            raise SettingError("boundaries", self.boundaries, "must increase", "sort them")
 
     def __call__(self, count: int) -> float:
         """Return the value at ``count``."""
@@ -144,7 +145,7 @@ class Warmup:
     """Schedule multiplied by a warm-up factor that rises linearly from 0 to 1."""
 
     schedule: Schedule
-    """schedule without warm-up."""
+    """schedule to which the warm-up is applied."""
     duration: int
     """count at which the warm-up ends, at least 1."""
 
@@ -175,24 +176,24 @@ def make_schedule(
         kind: one of
 
             - ``"constant"``, ``"linear"``, ``"cosine"`` or ``"exponential"``;
-            - ``"warmup SHARE NAME"``: a linear warm-up during a share of the duration, followed by
-              one of these, as in ``"warmup 0.1 cosine"``;
-            - ``"piecewise SHARE FACTOR SHARE FACTOR ..."``: the start value times a factor (at
-              least 0) from each share of the duration on, as in ``"piecewise 0.5 0.1 0.75 0.01"``.
+            - ``"warmup SHARE NAME"``: schedule ``NAME``, multiplied by a linear warm-up during a
+              share of the duration, as in ``"warmup 0.1 cosine"``;
+            - ``"piecewise SHARE FACTOR SHARE FACTOR ..."``: ``start``, multiplied by a factor (at
+              least 0) after each share of the duration, as in ``"piecewise 0.5 0.1 0.75 0.01"``.
         start: value when the counter is 0.
-        end: value from ``duration`` on; ignored by ``"constant"`` and ``"piecewise"``.
+        end: value from count ``duration`` onwards; ignored by ``"constant"`` and ``"piecewise"``.
         duration: length of the ramp, in units of the counter.
         field: name of the setting, used in the error message.
 
     Raises:
-        SettingError: if ``kind`` is unknown, or its numbers are invalid.
+        SettingError: if ``kind`` is unknown or contains invalid numbers.
     """
     try:
         return _named(kind, start, end, max(duration, 1), field)
     except SettingError as error:
         if error.field == field:
             raise
-        why = f"makes {error.field}={show(error.value)}, which {error.why}"
+        why = f"uses {error.field}={show(error.value)}, which {error.why}"
         raise SettingError(field, kind, why, error.works) from None
 
 
@@ -218,13 +219,13 @@ def _shares(field: str, kind: str, words: Sequence[str]) -> list[float]:
     """Parse shares of a run, which must be in (0, 1)."""
     shares = [_number(word) for word in words]
     if not shares or not all(0 < share < 1 for share in shares):
-        why = "contains a share of the run outside (0, 1)"
+        why = "needs shares of the run between 0 and 1"
         raise SettingError(field, kind, why, _OF_SHARES)
     return shares
 
 
 def _number(word: str) -> float:
-    """Parse a number; return NaN, which is rejected later, if ``word`` is not a number."""
+    """Parse a number. If ``word`` is not a number, return NaN, which is rejected later."""
     try:
         return float(word)
     except ValueError:

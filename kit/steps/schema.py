@@ -1,4 +1,4 @@
-"""Type checks and conversions of settings in dataclasses: plans, recipes and dialects."""
+"""Type checks and conversions for dataclasses with settings, such as plans and recipes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NonNegativeInt = Annotated[int, Limits(0, LARGEST)]
 _CALLED = {
     int: "a whole number",
     float: "a number",
-    str: "a text",
+    str: "a string",
     bool: "true or false",
     dict: "a mapping",
     type(None): "null",
@@ -44,13 +44,13 @@ _CALLED = {
 
 @functools.cache
 def type_hints(cls: type) -> Mapping[str, Any]:
-    """Return the field types of a dataclass by name, including ``Annotated`` limits."""
+    """Return a dataclass's field types, keyed by name and including ``Annotated`` limits."""
     return typing.get_type_hints(cls, include_extras=True)
 
 
 @functools.cache
 def _typed(cls: type) -> list[tuple[str, Any, Any]]:
-    """Return name, type and default of each field whose type is not ``Any``."""
+    """Return the name, type and default of each field whose type is not ``Any``."""
     hints = type_hints(cls)
     return [(f.name, hints[f.name], f.default) for f in fields(cls) if hints[f.name] is not Any]
 
@@ -58,14 +58,14 @@ def _typed(cls: type) -> list[tuple[str, Any, Any]]:
 def check_types(settings: Any, path: str = "") -> None:
     """Check the fields of a dataclass, and convert values such as ``1e6`` to the declared type.
 
-    Defaults are always accepted, including ``None`` in a field of another type.
+    Default values are always accepted, even ``None`` where the type does not allow ``None``.
 
     Args:
         settings: dataclass instance, changed in place.
         path: prefix of field names in errors, such as ``"critic."``.
 
     Raises:
-        SettingError: at the first field with an invalid type or value.
+        SettingError: for the first field with an invalid type or value.
     """
     for name, hint, default in _typed(settings.__class__):
         value = getattr(settings, name)
@@ -76,8 +76,8 @@ def check_types(settings: Any, path: str = "") -> None:
 def convert(path: str, value: Any, hint: Any) -> Any:
     """Convert a plain value to the type of a setting.
 
-    Whole floats are converted to integers, integers to floats, numbers to strings, and tuples to
-    lists if the type requires it.
+    If the type requires a conversion, whole floats are converted to integers, integers to floats,
+    numbers to strings, and tuples to lists.
 
     Args:
         path: name of the setting, used in error messages.
@@ -128,7 +128,7 @@ def _listed(path: str, value: Any, hint: Any) -> list[Any]:
 
 
 def _entries(hint: Any) -> list[Any]:
-    """Return the entry types of a fixed-length tuple; an empty list for other types."""
+    """Return the entry types of a fixed-length tuple, or an empty list for other types."""
     arguments = typing.get_args(hint)
     fixed = typing.get_origin(hint) is tuple and Ellipsis not in arguments
     return [*arguments] if fixed else []
@@ -172,7 +172,7 @@ def _refuse(path: str, value: Any, wanted: str) -> NoReturn:
 
 
 def called(hint: Any) -> str:
-    """Return the name of a type in messages, such as ``a whole number from 1``."""
+    """Return a description of a type for messages, such as ``a whole number from 1``."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         return f"{called(arguments[0])} {arguments[1]}"
@@ -183,5 +183,5 @@ def called(hint: Any) -> str:
     if entries := _entries(hint):
         return f"a list of {' and '.join(map(called, entries))}"
     if origin in (list, tuple):
-        return f"a list, each {called(arguments[0])}"
+        return f"a list whose entries are each {called(arguments[0])}"
     return _CALLED.get(origin or hint, getattr(hint, "__name__", str(hint)))

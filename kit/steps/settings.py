@@ -1,4 +1,4 @@
-"""Step settings of recipes. The environment provides the remaining settings of a plan."""
+"""Step settings for recipes. The environment provides the remaining settings of a plan."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class _Steps(GivenFields):
     """Step settings shared by on-policy and off-policy recipes."""
 
     total_policy_steps: int
-    """policy steps of the run, summed over all envs."""
+    """policy steps in the run, summed over all envs."""
     steps_per_env: int | None
-    """policy steps of each env per iteration; null: collect whole episodes."""
+    """policy steps per env and iteration; null: collect whole episodes."""
     frames_per_batch: int | None = field(default=None, kw_only=True)
     """policy steps per iteration, summed over all envs (num_envs * steps_per_env); null: use
     steps_per_env."""
@@ -30,13 +30,13 @@ class _Steps(GivenFields):
     evaluation_every: int | None = None
     """policy steps between evaluations; null: only after the run."""
     evaluation_episodes: int = 10
-    """whole episodes in one evaluation."""
+    """number of whole episodes per evaluation."""
     rounding: Rounding = "up"
     """how to round total_policy_steps to whole iterations, and learning_starts and random_steps to
-    steps of all environments: up, down, or error (not at all)."""
+    multiples of num_envs: up, down, or error (raise an error instead)."""
 
     def to_plan(self, **environment: Any) -> StepPlan:
-        """Return the plan of these settings.
+        """Return the plan for these settings.
 
         Args:
             **environment: fields of the plan that depend on the environment: ``num_envs``,
@@ -48,7 +48,7 @@ class _Steps(GivenFields):
         return StepPlan(**self._collection(), **environment)
 
     def _collection(self) -> dict[str, Any]:
-        """Return the plan's settings, with a single setting for the size of a batch."""
+        """Return the plan's settings, with only one setting for the batch size."""
         settings, given = asdict(self), given_fields(self)
         counted = {n for n in ("steps_per_env", "frames_per_batch") if settings[n] is not None}
         if counted & given and given.isdisjoint(_EPISODES):
@@ -63,17 +63,17 @@ _EPISODES = ("min_episodes", "min_steps")
 
 @dataclass
 class OnPolicySteps(_Steps):
-    """Step settings of on-policy recipes, which discard each batch after training on it."""
+    """Step settings for on-policy recipes, which discard each batch after training on it."""
 
     total_policy_steps: int = 65_536
     steps_per_env: int | None = 64
-    """policy steps of each env per iteration; a batch has num_envs * steps_per_env transitions.
+    """policy steps per env and iteration; a batch has num_envs * steps_per_env transitions.
     null: collect whole episodes."""
     evaluation_every: int | None = 8_192
     update_epochs: int = 10
     """number of passes over each batch."""
     minibatch_size: int | None = 128
-    """transitions (with sequence_length: sequences) per minibatch; null: the whole batch."""
+    """transitions (sequences if sequence_length is set) per minibatch; null: the whole batch."""
     sequence_length: int | None = None
     """time steps per training sequence; null: train on single transitions."""
     minibatches: PositiveInt | None = None
@@ -85,7 +85,7 @@ class OnPolicySteps(_Steps):
     updated throughout training."""
 
     def to_plan(self, **environment: Any) -> StepPlan:
-        """Return the plan. ``minibatches`` is converted to a minibatch size."""
+        """Return the plan, with ``minibatches`` converted to a minibatch size."""
         settings = {**self._collection(), **environment}
         minibatches = settings.pop("minibatches")
         settings["prefill_steps"] = self._normalization_steps(settings)
@@ -95,20 +95,20 @@ class OnPolicySteps(_Steps):
         return StepPlan(**settings)
 
     def _normalization_steps(self, settings: dict[str, Any]) -> int:
-        """Remove the normalisation steps from the settings of a plan and return them."""
+        """Remove the number of normalisation steps from a plan's settings and return it."""
         count: int = settings.pop("num_normalization_steps")
         if count and any(settings[name] is not None for name in _EPISODES):
             why = "cannot be combined with collecting whole episodes"
             raise SettingError("num_normalization_steps", count, why, [0])
         envs = settings.get("num_envs", 1)
         if left := count % envs:
-            why = f"is not divisible by the {envs} environments"
+            why = f"is not divisible by num_envs={envs}"
             near = [count - left, count - left + envs]
             raise SettingError("num_normalization_steps", count, why, near)
         return count
 
     def _equal_part(self, plan: StepPlan, count: int) -> int:
-        """Return the minibatch size that divides a batch of ``plan`` into ``count`` parts."""
+        """Return the minibatch size that divides a batch into ``count`` equal parts."""
         if self.minibatch_size is not None and "minibatch_size" in given_fields(self):
             why = f"contradicts minibatch_size={self.minibatch_size}"
             raise SettingError("minibatches", count, why, [None])
@@ -127,7 +127,7 @@ class OnPolicySteps(_Steps):
 
 @dataclass
 class OffPolicySteps(_Steps):
-    """Step settings of off-policy recipes, which sample minibatches from a replay buffer."""
+    """Step settings for off-policy recipes, which sample minibatches from a replay buffer."""
 
     total_policy_steps: int = 20_000
     steps_per_env: int | None = 1
@@ -148,7 +148,7 @@ class OffPolicySteps(_Steps):
 
 @dataclass
 class SequenceSteps(OffPolicySteps):
-    """Step settings of recipes that train on sequences, such as world models."""
+    """Step settings for recipes that train on sequences, such as world models."""
 
     steps_per_env: int | None = 4
     learning_starts: int = 512
@@ -166,7 +166,7 @@ class SequenceSteps(OffPolicySteps):
 
 @dataclass
 class ExplorationSteps(SequenceSteps):
-    """Step settings of recipes with an exploration phase."""
+    """Step settings for recipes with an exploration phase."""
 
     exploration_steps: int = 12_000
     """policy steps taken by the exploration policy at the start of the run."""
@@ -174,10 +174,10 @@ class ExplorationSteps(SequenceSteps):
 
 @dataclass
 class OfflineSteps(GivenFields):
-    """Step settings of offline recipes, which take gradient steps only."""
+    """Step settings for offline recipes, which only take gradient steps."""
 
     gradient_steps: PositiveInt = 20_000
-    """gradient steps of the run."""
+    """gradient steps in the run."""
     gradient_steps_per_iteration: PositiveInt = 100
     """gradient steps between checks of time limits, stop requests and schedules."""
     minibatch_size: int = 256
@@ -185,14 +185,14 @@ class OfflineSteps(GivenFields):
     evaluation_every: int | None = None
     """gradient steps between evaluations; null: only after the run."""
     evaluation_episodes: int = 10
-    """whole episodes in one evaluation."""
+    """number of whole episodes per evaluation."""
 
     def to_plan(self, **environment: Any) -> StepPlan:
-        """Return the plan of these settings; ``environment`` has its environment fields."""
+        """Return the plan for these settings and the plan fields in ``environment``."""
         settings = asdict(self)
         total, each = settings.pop("gradient_steps"), self.gradient_steps_per_iteration
         if total % each:
-            why = f"is not a whole number of iterations of {each} gradient steps"
+            why = f"is not a multiple of gradient_steps_per_iteration={each}"
             works = [max(each, total // each * each), (total // each + 1) * each]
             raise SettingError("gradient_steps", total, why, works)
         return StepPlan(iterations=total // each, steps_per_env=0, **settings, **environment)

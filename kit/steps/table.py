@@ -1,4 +1,4 @@
-"""Text tables of plans and ledgers."""
+"""Text tables for plans and ledgers."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ COUNTS = {
     "samples": "transitions trained on",
     "evaluations": "evaluations",
 }
-"""Labels of the counters of plans and ledgers."""
+"""Table labels for the counters in plans and ledgers."""
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Format rows under a header, with the first column aligned left and the others right."""
+    """Format a table with a left-aligned first column and right-aligned other columns."""
     lines = [list(header), *map(list, rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     text = []
@@ -40,11 +40,11 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 _RESTS = {"smaller": "  last of each epoch, partial", "drop": "  left out of each epoch"}
-"""Labels for the remaining rows of a batch, by value of ``last_minibatch``."""
+"""Labels for the remaining rows of a batch, keyed by ``last_minibatch``."""
 
 
 def number(value: Any) -> str:
-    """Format an integer with thousands separators; ``None`` gives an empty string."""
+    """Format an integer with thousands separators, or return an empty string for ``None``."""
     return "" if value is None else f"{value:,}"
 
 
@@ -56,12 +56,12 @@ def measured(value: float) -> str:
 
 
 def plural(value: int, one: str) -> str:
-    """Format a number with its noun: ``1 env``, ``4 envs``."""
+    """Format a number and its noun, such as ``1 env`` or ``4 envs``."""
     return f"{value:,} {one}{'' if value == 1 else 's'}"
 
 
 def plan_table(plan: PlannedCounts, ledger: StepLedger | None = None) -> str:
-    """Return a table of the asked, planned and (given a ledger) counted values."""
+    """Return a table of the requested, planned and, with a ledger, counted values."""
     rows = [*_setting_rows(plan), *_count_rows(plan, ledger)]
     columns = 3 if ledger is None else 4
     header = ("", "asked", "planned", "counted")[:columns]
@@ -105,11 +105,11 @@ def _setting_rows(plan: PlannedCounts) -> list[Row]:
 
 
 def planned_counts(plan: PlannedCounts, followed: bool = False) -> dict[str, str]:
-    """Return the known counts at the end of a plan by name.
+    """Return the known counts at the end of a plan as strings, keyed by name.
 
     Args:
         plan: plan of the run.
-        followed: whether the run has ended, after which all counts of a plan are known.
+        followed: whether a run has completed the plan, so that all planned counts are known.
     """
     steps = plan.total_policy_steps
     known = {"iterations": number(plan.iterations), "policy_steps": number(steps)}

@@ -1,4 +1,4 @@
-"""Consistency checks of a plan."""
+"""Consistency checks for plans."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def complete(plan: PlannedCounts, frames_per_batch: int | None = None) -> None:
     """Check every field of ``plan`` and fill in derived fields.
 
     Raises:
-        SettingError: at the first invalid field.
+        SettingError: for the first invalid field.
     """
     check_types(plan)
     _collection(plan, frames_per_batch)
@@ -43,7 +43,7 @@ def _set(plan: PlannedCounts, field: str, value: Any) -> None:
 
 
 _DERIVED = frozenset({"collects_episodes", "offline", "is_exact", "frames_per_batch", "on_policy"})
-"""Cached properties that are deleted if a field changes."""
+"""Cached properties that are deleted when a field changes."""
 
 
 def _error(
@@ -69,7 +69,7 @@ def _collection(plan: PlannedCounts, frames: int | None) -> None:
 
 
 def _steps_of_each(plan: PlannedCounts, frames: int) -> int:
-    """Return the policy steps per environment in a batch of ``frames`` policy steps."""
+    """Return the number of policy steps per environment in a batch of ``frames`` policy steps."""
     frames, envs = whole_number("frames_per_batch", frames, at_least=1), plan.num_envs
     if plan.steps_per_env is not None and frames != envs * plan.steps_per_env:
         why = f"contradicts steps_per_env={plan.steps_per_env} with num_envs={envs}"
@@ -94,7 +94,7 @@ def _updates(plan: PlannedCounts) -> None:
 
 
 def _offline(plan: PlannedCounts) -> None:
-    """Reject settings in policy steps if ``steps_per_env=0`` (offline)."""
+    """Reject settings that need policy steps if ``steps_per_env=0`` (offline)."""
     rules, steps = ("update_epochs", "replay_ratio"), ("prefill_steps", "learning_starts")
     for field in (*rules, *steps, "random_steps", "exploration_steps"):
         value = getattr(plan, field)
@@ -114,7 +114,12 @@ def _prefill(plan: PlannedCounts) -> None:
 def _budget(plan: PlannedCounts) -> None:
     """Derive iterations from total policy steps or vice versa; reject a contradiction."""
     if plan.total_policy_steps is None and plan.iterations is None:
-        raise _error(plan, "total_policy_steps", "does not set the length of the run", "set it")
+        raise _error(
+            plan,
+            "total_policy_steps",
+            "does not set the length of the run",
+            "set total_policy_steps or iterations",
+        )
     if not plan.is_exact:
         return
     if plan.iterations is None:
@@ -124,7 +129,7 @@ def _budget(plan: PlannedCounts) -> None:
         _set(plan, "total_policy_steps", exact)
     elif plan.total_policy_steps != exact:
         each = plan.policy_steps_per_iteration
-        why = f"contradicts iterations={plan.iterations} of {each} policy steps"
+        why = f"contradicts iterations={plan.iterations} with {each} policy steps each"
         raise _error(plan, "total_policy_steps", why, [exact])
 
 
@@ -140,7 +145,7 @@ def _iterations(plan: PlannedCounts) -> int:
     if not left and down >= 0:
         return down + before
     if plan.rounding == "error":
-        prefill = f" after {first} of prefill" if first else ""
+        prefill = f" after a prefill of {first}" if first else ""
         why = f"is not a whole number of iterations of {each} policy steps{prefill}"
         works = sorted({first + n * each for n in (max(down, 1), max(down + 1, 1))})
         raise _error(plan, "total_policy_steps", why, works, "or rounding=up or down")
@@ -171,7 +176,7 @@ def _vector_steps(plan: PlannedCounts, field: str) -> None:
         return
     down, up = value // unit * unit, -(-value // unit) * unit
     if plan.rounding == "error":
-        why = f"is not a multiple of {unit}, the policy steps of one step in all envs"
+        why = f"is not a multiple of {unit}, the number of policy steps when all envs step once"
         raise _error(plan, field, why, [down, up])
     _round(plan, field, down if plan.rounding == "down" else up)
 
@@ -202,7 +207,7 @@ def _batch(plan: PlannedCounts) -> None:
     if plan.minibatches_per_gradient_step != 1 or not of_one_size or not plan.is_exact:
         several = plan.minibatches_per_gradient_step != 1
         between = "accumulated gradients" if several else "batches of different sizes"
-        why = f"cannot be carried over between {between}"
+        why = f"cannot be combined with {between}"
         raise _error(plan, "last_minibatch", why, ["smaller", "merge", "drop"])
 
 
@@ -218,26 +223,26 @@ def _minibatch(plan: PlannedCounts) -> None:
         steps = plan.frames_per_batch // plan.num_envs
         sequences = f" / sequence_length={length}" if plan.sequence_length else ""
         why = (
-            f"is larger than the {rows} of one batch "
+            f"is larger than a batch of {rows} "
             f"(num_envs={plan.num_envs} x steps_per_env={steps}{sequences})"
         )
         raise _error(plan, "minibatch_size", why, [rows])
 
 
 def _sequences(plan: PlannedCounts, batches: tuple[int, int], length: int) -> None:
-    """Reject sequence lengths with which sequences would span two environments."""
+    """Reject sequence lengths that would make sequences span two environments."""
     steps = sorted({rows // plan.num_envs for rows in batches})
     if not any(number % length for number in steps):
         return
     most = min(length, gcd(*steps))
     factor = next((n for n in range(most, max(most - 10_000, 1), -1) if gcd(*steps) % n == 0), 1)
     found = " or ".join(map(str, steps))
-    why = f"does not divide the {found} policy steps of each env in a batch"
+    why = f"does not divide the {found} policy steps per env in a batch"
     raise _error(plan, "sequence_length", why, [factor])
 
 
 def _evaluation(plan: PlannedCounts) -> None:
     if plan.evaluation_every is not None and plan.evaluation_every_iterations is not None:
-        why = f"contradicts evaluation_every={plan.evaluation_every}, the same period in steps"
+        why = f"contradicts evaluation_every={plan.evaluation_every}, because both set the period"
         hint = "or omit evaluation_every"
         raise _error(plan, "evaluation_every_iterations", why, [None], hint)

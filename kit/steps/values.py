@@ -7,12 +7,12 @@ from typing import Any
 
 
 def same_value(one: Any, other: Any) -> bool:
-    """Return whether two values of a setting are equal; ``False`` does not equal 0."""
+    """Return whether two setting values are equal. ``False`` and 0 are not equal."""
     return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
 
 
 def flat(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Flatten nested mappings to one level with dotted names as keys."""
+    """Flatten nested mappings into one level with dotted names as keys."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         nested = isinstance(value, Mapping)

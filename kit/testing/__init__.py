@@ -40,5 +40,5 @@ __all__ = [
     "recurrent_policy",
 ]  # fmt: skip
 
-# Lazy, because the collector suites import torch and the dialect suites do not.
+# Imports are lazy, because the collector suites import torch and the dialect suites do not.
 __getattr__, __dir__ = lazy(__name__)

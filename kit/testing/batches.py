@@ -12,7 +12,7 @@ from kit.testing.trial import Run
 
 
 def whole_episodes(batch: TensorDictBase) -> bool:
-    """Return whether a batch consists of whole episodes, padded or flat."""
+    """Return whether a batch consists of complete episodes, padded or flat."""
     return batch.ndim == 1 or batch.get(("collector", "mask"), None) is not None
 
 
@@ -34,10 +34,10 @@ def integers(action: Tensor) -> Tensor:
 
 
 def sequences(run: Run, num_envs: int) -> list[TensorDictBase]:
-    """Split a run into sequences of consecutive steps that start with an episode.
+    """Split a run into sequences of consecutive steps that each start with a new episode.
 
-    If batches truncate episodes, each environment's steps form a sequence, or two if the run was
-    restarted. If batches consist of whole episodes, each episode is a sequence.
+    If episodes can span batches, each environment's steps form one sequence, or two if the run was
+    restarted. If batches consist of complete episodes, each episode is a sequence.
     """
     if whole_episodes(run.batches[0]):
         return [episode for batch in run.batches for episode in _episodes_of(batch)]
@@ -51,14 +51,14 @@ def sequences(run: Run, num_envs: int) -> list[TensorDictBase]:
 
 
 def restart(batches: Sequence[TensorDictBase], loaded: int) -> int:
-    """Return the index of the batch in which the environments leave their open episodes.
+    """Return the index of the batch in which the environments abandon unfinished episodes.
 
-    This is the first batch after loading, or a later one if batches were already queued when the
-    state was saved.
+    This is the first batch after loading, or a later batch if batches were already queued when
+    the state was saved.
 
     Args:
         batches: batches of a run that was saved and loaded.
-        loaded: index of the first batch after loading, returned if no other batch is found.
+        loaded: index of the first batch after loading; returned if no such batch is found.
     """
     for number in range(max(loaded, 1), len(batches)):
         before, after = batches[number - 1], batches[number]
@@ -71,7 +71,7 @@ def restart(batches: Sequence[TensorDictBase], loaded: int) -> int:
 
 
 def ages(done: Tensor) -> Tensor:
-    """Return each step's age in its episode, from 1, from flags of episode ends, ``[steps]``."""
+    """Return each step's number in its episode, from 1, given end-of-episode flags ``[steps]``."""
     steps = torch.arange(1, len(done) + 1, device=done.device)
     ends = torch.where(done, steps, 0).cummax(0).values
     return steps - torch.cat((torch.zeros_like(ends[:1]), ends[:-1]))

@@ -1,4 +1,4 @@
-"""Suite environment CartPole-v1, whose transitions follow from published equations."""
+"""CartPole-v1 as a suite environment. Its transitions follow published equations."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from kit.envs.tensor.cartpole import ANGLE_LIMIT, POSITION_LIMIT, CartPole
 from kit.testing.trial import CollectorCase, Expected, SuiteEnv
 
 FARTHEST_START = 0.05
-"""Each entry of an initial observation is between minus and plus this value."""
+"""Largest absolute value of the entries of an initial observation."""
 ROUNDING = 1e-5
-"""Rounding tolerance for observations and some libraries' physics in float32."""
+"""Tolerance for float32 rounding of observations and, in some libraries, of the physics."""
 
 
 @functools.cache
@@ -22,7 +22,7 @@ def _rules() -> CartPole:
 
 
 def expected(observation: Tensor, action: Tensor) -> Expected:
-    """Compute expected results in float64 for observations ``[..., 4]`` and actions ``[...]``."""
+    """Compute results in float64 for observations ``[..., 4]`` and actions ``[...]``."""
     physics, reward, terminated = _rules().transition(observation.double().movedim(-1, 0), action)
     from_bounds = torch.minimum(
         (physics[0].abs() - POSITION_LIMIT).abs(), (physics[2].abs() - ANGLE_LIMIT).abs()
@@ -54,7 +54,7 @@ CARTPOLE = SuiteEnv(
 )
 """CartPole as defined by Gymnasium, for any library's implementation.
 
-The time limit is such that a random policy reaches it in most, but not all, episodes, and in a few
-it coincides with termination. Observations do not identify their episode. Within 1e-5 of a
-termination bound, both outcomes are accepted.
+A random policy reaches the time limit of 15 steps in most, but not all, episodes. In a few
+episodes, the time limit and termination coincide. Observations do not identify their episode.
+Within 1e-5 of a termination bound, both outcomes are accepted.
 """

@@ -1,4 +1,4 @@
-"""Conformance suite for collectors of kit, TorchRL and third parties.
+"""Conformance suite for collectors from kit, TorchRL and third parties.
 
     def make(case):
         env = counter_env(case)
@@ -73,12 +73,12 @@ class _StepCounter(TensorDictModuleBase):  # type: ignore[misc, unused-ignore]
         return tensordict
 
     def make_tensordict_primer(self) -> TensorDictPrimer:
-        """Return the primer of the initial hidden state."""
+        """Return a primer for the initial hidden state."""
         return TensorDictPrimer({"memory": Unbounded((1,))}, expand_specs=True)
 
 
 def recurrent_policy(env: Any, seed: int = 0) -> Any:
-    """Create a recurrent policy, with which the suite checks that hidden state is reset."""
+    """Create a recurrent policy. The suite uses it to check that hidden state is reset."""
     actor = COUNTING.policy(env, seed)
     COUNTING.policies.append(ProbabilisticTensorDictSequential(_StepCounter(), *actor))
     return COUNTING.policies[-1]
@@ -95,14 +95,14 @@ def check_collector(
     """Run the conformance checks on a collector.
 
     Args:
-        make: function that creates a collector of ``world.env(case)`` for a case.
-        promises: names of the :data:`COLLECTOR_CHECKS` to run; by default all. TorchRL's collectors
+        make: function that creates a collector for a case, using ``world.env(case)``.
+        promises: names of the :data:`COLLECTOR_CHECKS` to run; default: all. TorchRL's collectors
             pass :data:`TORCHRL_COLLECTOR_CHECKS`.
-        world: environment and its expected transitions.
+        world: environment with its expected transitions.
         cases: sizes and seeds to test; by default the cases of ``world``.
         exact_resume: whether a resumed run must continue bit by bit. If false, for environments
-            whose state cannot be captured, only counts have to continue and all environments must
-            start new episodes. A collector that reports ``exact_resume`` must always resume
+            whose state cannot be captured, only the counters must continue, and all environments
+            must start new episodes. A collector that reports ``exact_resume`` must always resume
             exactly.
 
     Returns:
@@ -124,14 +124,15 @@ def check_collector(
 
 # ---------------------------------------------------------------------- checks of several runs
 def _seeds(trial: CollectorUnderTest) -> None:
-    """Check that equal seeds give equal batches, and other seeds other episodes and samples.
+    """Check that equal seeds give equal batches, and different seeds give different ones.
 
-    Samples are compared for a policy that ignores observations, so that they do not depend on
-    episodes. Collectors of kit are also seeded after their creation.
+    Both episodes and sampled actions must differ. Samples are compared for a policy that ignores
+    observations, so that they do not depend on episodes. ``set_seed`` of kit's collectors is also
+    checked.
     """
     seeds = trial.case.seed, trial.case.seed + 1
     first, second = trial.whole.batches, trial.run().batches
-    trial.demand(equal(first, second), "the same seed gives other batches")
+    trial.demand(equal(first, second), "the same seed gives different batches")
     other = trial.run(seed=seeds[1]).batches
     trial.demand(not equal(first, other), "another seed gives the same batches")
     if (episode := trial.world.episode) is not None:
@@ -143,17 +144,17 @@ def _seeds(trial: CollectorUnderTest) -> None:
     if trial.world.policies:
         samples = [_steps(run.batches)["action"] for run in blind]
         same = len(samples[0]) >= _ENOUGH_SAMPLES and torch.equal(*samples)
-        trial.demand(not same, "another seed gives the same samples of the policy")
+        trial.demand(not same, "another seed gives the same policy samples")
         _demand_others(trial, blind[0])
     if isinstance(trial.whole.collector, KitCollector):
         again = [trial.run(before=lambda c: c.set_seed(0), seed=seed).batches for seed in seeds]
-        trial.demand(equal(again[0], again[1]), "set_seed does not reset all random numbers")
+        trial.demand(equal(again[0], again[1]), "set_seed does not reset the whole RNG state")
 
 
 def _random_actions(trial: CollectorUnderTest) -> None:
     """Check that initial random steps ignore the policy, and that later steps use it."""
     if trial.case.random_steps:
-        more = 2 * trial.case.total_frames  # whole episodes may exceed the planned total
+        more = 2 * trial.case.total_frames  # complete episodes may exceed the total
         both = [trial.run(before=_weights(trial, by), random_steps=more) for by in (0.0, 9.0)]
         same = torch.equal(*(_steps(run.batches)["action"] for run in both))
         trial.demand(same, "actions depend on the weights of the policy")
@@ -166,7 +167,7 @@ def _random_actions(trial: CollectorUnderTest) -> None:
 
 
 def _demand_others(trial: CollectorUnderTest, run: Run) -> None:
-    """Check that samples that ignore observations differ between batches and environments."""
+    """Check that observation-independent samples differ between batches and environments."""
     envs = sequences(run, trial.case.num_envs)
     for where, parts in (("batch", [*map(rows, run.batches)]), ("env", envs)):
         actions = [part["action"][: min(map(len, parts))] for part in parts]
@@ -194,15 +195,15 @@ def _weights(trial: CollectorUnderTest, factor: float) -> Callable[[Any], None]:
 
 
 def _plain(trial: CollectorUnderTest) -> None:
-    """Check that the fast path and the module give equal batches, up to rounding if declared."""
+    """Check that the fast path matches the module, up to rounding unless ``exact_policy``."""
     plain = trial.run(fast=False).batches
     exact = getattr(trial.whole.collector, "exact_policy", True)
     good = equal(trial.whole.batches, plain, 0.0 if exact else _ROUNDING)
-    trial.demand(good, "the fast path gives other batches")
+    trial.demand(good, "the fast path gives different batches")
 
 
 def _random_numbers(trial: CollectorUnderTest) -> None:
-    """Check that collectors neither change global RNG states nor use PyTorch's."""
+    """Check that collectors neither change global RNG states nor use PyTorch's global RNG."""
     runs = []
     for seed in (1, 2):
         torch.manual_seed(seed)
@@ -251,10 +252,10 @@ def _memory(trial: CollectorUnderTest) -> None:
 
 
 def _policy(trial: CollectorUnderTest) -> None:
-    """Check that the unmodified policy samples each action from the step's observation.
+    """Check that the policy is not modified and samples each action for its observation.
 
-    At the latest, the last batch must use new weights that were sent before. ``action_log_prob``,
-    if present, must match the new or the previous weights.
+    New weights are sent after the first batch, and the last batch must use them. If present,
+    ``action_log_prob`` must match the new or the previous weights.
     """
     trial.world.policies.clear()
     with trial.create(batches=_BATCHES_TO_FOLLOW, random_steps=0) as collector:
@@ -301,9 +302,10 @@ def _is_left_alone(policy: Any, weights: Sequence[Tensor]) -> bool:
 
 
 def _checkpoint(trial: CollectorUnderTest) -> None:
-    """Check that a collector resumes from a saved state bit by bit, also within episodes.
+    """Check that a collector resumes bit by bit from a saved state, even within episodes.
 
-    The state is also loaded and saved again. It must not change when its collector continues.
+    The state is loaded into a second collector, saved again and loaded into a third one. A saved
+    state must not change when its collector continues.
     """
     half, seed = len(trial.whole.batches) // 2, trial.case.seed
     with (
@@ -319,17 +321,17 @@ def _checkpoint(trial: CollectorUnderTest) -> None:
         resumed.load_state_dict(_saved(between))
         exact = bool(getattr(resumed, "exact_resume", True))
         claimed = exact or not trial.exact_resume
-        trial.demand(claimed, "does not resume exactly, as exact_resume says")
+        trial.demand(claimed, "does not resume exactly: exact_resume is false")
         batches = [*before, *[batch.clone() for batch in resumed]]
         restarted = 0 if exact else restart(batches, half)
         run = Run(batches, take_episodes(resumed), resumed, restarted)
     good = equal(undisturbed, trial.whole.batches)
-    trial.demand(good, "saving changes the batches that come after it")
+    trial.demand(good, "saving changes later batches")
     (_check_exact if exact else _check_restarted)(trial, run)
 
 
 def _saved(collector: Any) -> Any:
-    """Return the state of a collector after writing and reading it."""
+    """Return the state of a collector after saving and loading the state with torch."""
     file = io.BytesIO()
     torch.save(dict(collector.state_dict()), file)
     file.seek(0)
@@ -340,16 +342,16 @@ def _check_exact(trial: CollectorUnderTest, run: Run) -> None:
     """Check that a resumed run equals the uninterrupted run."""
     whole = trial.whole
     good = equal(whole.batches, run.batches)
-    trial.demand(good, "other batches come after loading a saved state")
+    trial.demand(good, "batches differ after loading a saved state")
     for name in KitCollector._COUNTERS:
         counted = [getattr(r.collector, name, None) for r in (whole, run)]
-        trial.demand(counted[0] == counted[1], f"{name} are {counted}")
+        trial.demand(counted[0] == counted[1], f"{name} are {counted} (uninterrupted, resumed)")
     reported = whole.episodes, run.episodes
-    trial.demand(reported[0] == reported[1], f"reports are {reported}")
+    trial.demand(reported[0] == reported[1], f"episodes are {reported} (uninterrupted, resumed)")
 
 
 def _check_restarted(trial: CollectorUnderTest, run: Run) -> None:
-    """Check both parts of a restarted run. Open episodes must not be counted or reported."""
+    """Check a run that was restarted. Interrupted episodes must not be counted or reported."""
     for name, check in ONE_RUN.items():
         try:
             check(trial, run)
@@ -359,13 +361,13 @@ def _check_restarted(trial: CollectorUnderTest, run: Run) -> None:
 
 
 _SECONDS_TO_END = 5.0
-"""Maximum time for threads to end."""
+"""Maximum time in seconds for threads to end."""
 
 
 def _shutdown(trial: CollectorUnderTest) -> None:
     """Check that ``shutdown`` stops all processes and threads, and prevents collecting."""
     # Complete a run first, because libraries keep some threads after their first use.
-    trial.demand(bool(trial.whole.batches), "there is no batch")
+    trial.demand(bool(trial.whole.batches), "the collector returns no batch")
     gc.collect()
     processes, threads = set(multiprocessing.active_children()), set(threading.enumerate())
     others = _threads_of_libraries()
@@ -376,13 +378,13 @@ def _shutdown(trial: CollectorUnderTest) -> None:
     if isinstance(collector, KitCollector):
         with contextlib.suppress(RuntimeError):
             collector.collect()
-            trial.demand(False, "collects after it was shut down")
+            trial.demand(False, "the collector still collects after shutdown")
     left: set[Any] = set(multiprocessing.active_children()) - processes
-    trial.demand(not left, f"processes are left: {left}")
+    trial.demand(not left, f"processes are left running: {left}")
     left = _left_in_time(lambda: set(threading.enumerate()) - threads)
-    trial.demand(not left, f"threads are left: {left}")
+    trial.demand(not left, f"threads are left running: {left}")
     left = _left_in_time(lambda: _threads_of_libraries() - others)
-    trial.demand(not left, f"threads are left that are not Python's: {left}")
+    trial.demand(not left, f"threads not started by Python are left running: {left}")
 
 
 def _left_in_time(find: Callable[[], set[Any]]) -> set[Any]:
@@ -401,15 +403,15 @@ def _threads_of_libraries() -> set[int]:
 
 
 _ENOUGH_SAMPLES = 10
-"""Sample count at which a false failure has a probability below 1 in 10,000."""
+"""Number of samples for which the probability of a false failure is below 1 in 10,000."""
 _BATCHES_TO_FOLLOW = 5
 """Number of batches after which new weights must be in use."""
 _WEIGHT_STD = 6.0
-"""Standard deviation of the noise added to weights, which makes few actions likely."""
+"""Standard deviation of the noise added to weights; large enough to make few actions likely."""
 _MIN_LOG_PROB = -20.0
-"""Lower bound of log-probabilities. Samples fall below it once in 500 million."""
+"""Lower bound of log-probabilities. One in 500 million correct samples is below this bound."""
 _ROUNDING = 1e-5
-"""Tolerance for a float32 policy that sums in another order."""
+"""Tolerance for a float32 policy that sums in a different order."""
 
 Check = Callable[[CollectorUnderTest], None]
 
@@ -429,7 +431,7 @@ COLLECTOR_CHECKS: dict[str, Check] = {
     "checkpoint": _checkpoint,
     "shutdown": _shutdown,
 }
-"""Conformance checks for kit's collectors, by name."""
+"""Conformance checks for kit's collectors, keyed by name."""
 
 TORCHRL_COLLECTOR_CHECKS = (
     "counts",
@@ -439,4 +441,4 @@ TORCHRL_COLLECTOR_CHECKS = (
     "seeds",
     "shutdown",
 )
-"""Names of the checks that TorchRL's collectors pass too."""
+"""Names of the checks that TorchRL's collectors also pass."""

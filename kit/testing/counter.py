@@ -1,4 +1,4 @@
-"""Test environment whose transitions can be verified from batches alone. Does not import torch.
+"""Test environment whose transitions can be verified from batches alone, without torch.
 
 Available as a single environment and as a native vector environment.
 """
@@ -15,7 +15,7 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 COUNTER = "kit/Counter-v0"
-"""Gymnasium id, which importing this module registers."""
+"""Gymnasium id, registered when this module is imported."""
 LIMIT = 4
 """Policy steps after which an episode is truncated."""
 ACTIONS = 3
@@ -26,9 +26,9 @@ Observations = NDArray[np.float32]
 class Counter(gym.Env[NDArray[np.float32], int]):  # type: ignore[misc, unused-ignore]
     """Environment that counts the steps of its episodes.
 
-    Observation: a random number ``x`` from [0, 1) for each episode, the step count, and the last
-    action (initially 0). Episodes terminate after ``1 + floor(6 x)`` steps and are truncated after
-    4 steps. The reward is ``x + step + 10 action``.
+    Observation: a random number ``x`` in [0, 1) drawn once per episode, the step count, and the
+    last action (initially 0). Episodes terminate after ``1 + floor(6 x)`` steps and are truncated
+    after 4 steps. The reward is ``x + step + 10 action``.
     """
 
     observation_space = gym.spaces.Box(0.0, np.inf, (3,), np.float32)
@@ -60,7 +60,7 @@ class Counter(gym.Env[NDArray[np.float32], int]):  # type: ignore[misc, unused-i
 class VectorCounter(gym.vector.VectorEnv[Any, Any, Any]):  # type: ignore[misc, unused-ignore]
     """Native vector version of :class:`Counter`.
 
-    An environment produces the same episodes as a single :class:`Counter` with the same seed.
+    Each environment produces the same episodes as a single :class:`Counter` with the same seed.
 
     Args:
         num_envs: number of environments.
@@ -90,7 +90,7 @@ class VectorCounter(gym.vector.VectorEnv[Any, Any, Any]):  # type: ignore[misc, 
         """Start episodes in the environments in ``options["reset_mask"]`` (by default all).
 
         Args:
-            seed: seed of each environment, or of the first; the others use consecutive seeds.
+            seed: a seed per environment, or the first of consecutive seeds.
             options: may contain ``reset_mask``, ``[num_envs]``.
         """
         mask = (options or {}).get("reset_mask")
@@ -122,7 +122,7 @@ class VectorCounter(gym.vector.VectorEnv[Any, Any, Any]):  # type: ignore[misc, 
 
 
 def _rows(observations: Observations, mask: NDArray[np.bool_]) -> NDArray[Any]:
-    """Return the rows of a mask as an object array, Gymnasium's format of final observations."""
+    """Return the masked rows as an object array, Gymnasium's format for final observations."""
     rows = np.full(len(mask), None, dtype=object)
     for env in np.flatnonzero(mask):
         rows[env] = observations[env].copy()

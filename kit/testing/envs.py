@@ -1,4 +1,4 @@
-"""Small test environments for memory, pixels, exploration, goals and action masks."""
+"""Small test environments for memory, pixels, delayed rewards, exploration, goals and masks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Step = tuple[NDArray[Any], float, bool, bool, dict[str, Any]]
 
 
 class _Task(gym.Env[NDArray[Any], np.int64]):
-    """Base class of tasks whose episodes have ``length`` steps."""
+    """Base class of tasks whose episodes have at most ``length`` steps."""
 
     length = 8
 
@@ -30,21 +30,21 @@ class _Task(gym.Env[NDArray[Any], np.int64]):
         raise NotImplementedError
 
     def _finish_step(self, reward: bool, terminated: bool = False) -> Step:
-        """Count a step and return its results; a correct answer earns reward 1."""
+        """Count a step and return its results. ``reward`` is whether the answer is correct."""
         self.count += 1
         seen, info = self._next_observation()
         return seen, float(reward), terminated or self.count == self.length, False, info
 
 
 class Recall(_Task):
-    """Memory task: shows a cue in the first observation and asks for it ``delay`` steps later.
+    """Memory task: the action must equal a cue that was shown ``delay`` steps earlier.
 
-    Observations consist of the one-hot cue, which is zero after the first step, and a flag for the
-    final question. The last action earns 1 if it equals the cue. All cues are equally likely, so a
-    memoryless policy has an expected return of at most ``1 / choices``.
+    The observation is the one-hot cue (zero after the first step) and a flag that is 1 in the last
+    step. The last action earns 1 if it equals the cue. All cues are equally likely, so a memoryless
+    policy has an expected return of at most ``1 / choices``.
 
     Args:
-        delay: steps between cue and question; an episode has ``delay + 1`` steps.
+        delay: steps between the cue and the last step; an episode has ``delay + 1`` steps.
         choices: number of cues.
     """
 
@@ -54,7 +54,7 @@ class Recall(_Task):
         self.action_space = spaces.Discrete(choices)
 
     def step(self, action: np.int64) -> Step:
-        """Answer if asked."""
+        """Take an action; only the last action of an episode can earn a reward."""
         return self._finish_step(self.count == self.length - 1 and int(action) == self.cue)
 
     def _next_observation(self) -> tuple[NDArray[np.float32], dict[str, Any]]:
@@ -67,15 +67,15 @@ class Recall(_Task):
 
 
 class GoNoGo(_Task):
-    """Memory task: shows a go or no-go cue, and asks for it ``delay`` steps later.
+    """Memory task: the action must follow a go or no-go cue shown ``delay`` steps earlier.
 
-    Observations consist of flags for the go cue and the no-go cue, both zero after the first step,
-    and a flag for the final question. The last action earns 1 if it is 0 after a go cue, or not 0
+    The observation has flags for the go cue and the no-go cue (both zero after the first step) and
+    a flag that is 1 in the last step. The last action earns 1 if it is 0 after a go cue, or not 0
     after a no-go cue. Both cues are equally likely, so a memoryless policy has an expected return
     of at most 1 / 2.
 
     Args:
-        delay: steps between cue and question; an episode has ``delay + 1`` steps.
+        delay: steps between the cue and the last step; an episode has ``delay + 1`` steps.
         actions: number of actions; action 0 is "go".
     """
 
@@ -85,7 +85,7 @@ class GoNoGo(_Task):
         self.action_space = spaces.Discrete(actions)
 
     def step(self, action: np.int64) -> Step:
-        """Answer if asked."""
+        """Take an action; only the last action of an episode can earn a reward."""
         return self._finish_step(self.count == self.length - 1 and (int(action) == 0) == self.go)
 
     def _next_observation(self) -> tuple[NDArray[np.float32], dict[str, Any]]:
@@ -97,9 +97,10 @@ class GoNoGo(_Task):
 
 
 class Glimpse(_Task):
-    """Pixel task: shows a bright square, and asks for the quarter of the image that contains it.
+    """Pixel task: choose the quarter of the image that contains a bright square.
 
-    Observations are uint8 images ``[size, size, 1]``. Each of 8 steps earns 1 for a correct answer.
+    Observations are uint8 images ``[size, size, 1]``. An episode has 8 steps, and each correct
+    action earns 1.
 
     Args:
         size: image size in pixels.
@@ -114,7 +115,7 @@ class Glimpse(_Task):
         self.action_space = spaces.Discrete(4)
 
     def step(self, action: np.int64) -> Step:
-        """Answer with a quarter of the image."""
+        """Choose a quarter of the image."""
         return self._finish_step(int(action) == self.quarter)
 
     def render(self) -> NDArray[np.uint8]:
@@ -134,10 +135,10 @@ class Glimpse(_Task):
 class Catch(_Task):
     """Delayed-reward task: catch a falling ball with a paddle in the last row.
 
-    The observation is a board of ``rows * columns`` entries, which are 1 at the ball and the
-    paddle. The actions move the paddle left, not at all or right. The last step earns 1 if the ball
-    is caught, else -1 (``catch`` of Osband et al. 2020, "Behaviour suite for reinforcement
-    learning").
+    The observation is a flattened board with ``rows * columns`` entries: 1 for the ball and the
+    paddle, else 0. Actions 0, 1 and 2 move the paddle by -1, 0 and 1 columns. The last step earns 1
+    if the ball is caught, else -1 (``catch`` in Osband et al. 2020, "Behaviour suite for
+    reinforcement learning").
 
     Args:
         rows: number of rows; an episode has ``rows - 1`` steps.
@@ -166,13 +167,13 @@ class Catch(_Task):
 
 
 class Allowed(_Task):
-    """Action mask task: the allowed action nearest to a shown number earns 1.
+    """Action-mask task: choose the allowed action nearest to the number in the observation.
 
-    ``info["action_mask"]`` marks the allowed actions. A forbidden action ends the episode, which
-    otherwise has 8 steps.
+    The nearest action earns 1. ``info["action_mask"]`` marks the allowed actions. A forbidden
+    action ends the episode, which otherwise has 8 steps.
 
     Args:
-        choices: number of actions; a third of them is allowed in each step.
+        choices: number of actions; a third of the actions are allowed in each step.
     """
 
     def __init__(self, choices: int = 12) -> None:
@@ -198,9 +199,9 @@ class Allowed(_Task):
 class Maze(gym.Env[NDArray[np.float32], np.int64]):
     """Exploration task: a square grid of rooms with doors and a goal in the opposite corner.
 
-    Each room has 5 x 5 positions. The observation is the position, scaled to [-1, 1]. Moves into
-    walls have no effect. The goal earns 1 and ends the episode, which is truncated after ``steps``
-    steps.
+    Each room has 5 x 5 cells. The observation is the position, scaled to [-1, 1]. Moves into
+    walls have no effect. Reaching the goal earns 1 and ends the episode. Otherwise, the episode is
+    truncated after ``steps`` steps.
 
     Args:
         rooms: number of rooms per side.
@@ -216,7 +217,7 @@ class Maze(gym.Env[NDArray[np.float32], np.int64]):
         self.action_space = spaces.Discrete(len(self.MOVES))
 
     def is_wall(self, x: int, y: int) -> bool:
-        """Return whether a position is outside the maze or on a wall."""
+        """Return whether a cell is outside the maze or part of a wall."""
         if not (0 <= x < self.side and 0 <= y < self.side):
             return True
         between = [place % (self.ROOM + 1) == self.ROOM for place in (x, y)]
@@ -229,7 +230,7 @@ class Maze(gym.Env[NDArray[np.float32], np.int64]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
-        """Start in the first corner."""
+        """Start an episode in the first corner."""
         super().reset(seed=seed)
         self.place, self.count = (0, 0), 0
         return self._observe(), {}
@@ -245,10 +246,10 @@ class Maze(gym.Env[NDArray[np.float32], np.int64]):
 
 
 class Reach(gym.Env[dict[str, NDArray[np.float32]], NDArray[np.float32]]):
-    """Goal task with sparse rewards: a point in a cube moves by its action to a random goal.
+    """Sparse-reward goal task: move a point in a cube to a random goal.
 
-    The observation is a ``Dict`` as in Gymnasium's ``GoalEnv``. The reward is -1 if the point is
-    farther from the goal than ``tolerance``, else 0. An episode has ``steps`` steps.
+    The observation is a ``Dict`` as in Gymnasium-Robotics' ``GoalEnv``. The reward is -1 if the
+    point is farther from the goal than ``tolerance``, else 0. An episode has ``steps`` steps.
 
     Args:
         dimensions: number of dimensions of the cube, whose coordinates are in [-1, 1].
@@ -279,7 +280,7 @@ class Reach(gym.Env[dict[str, NDArray[np.float32]], NDArray[np.float32]]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, NDArray[np.float32]], dict[str, Any]]:
-        """Start in the centre with a new goal."""
+        """Start an episode in the centre with a new goal."""
         super().reset(seed=seed)
         shape = self.action_space.shape
         self.place, self.count = np.zeros(shape, np.float32), 0

@@ -1,4 +1,4 @@
-"""Comparison of a dialect's step counts with counts observed in runs of the real library."""
+"""Compare a dialect's step counts with counts observed in runs of the original library."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from kit.steps.errors import SettingError, show
 from kit.steps.plan import StepPlan
 
 LISTED = 1_000
-"""Number of iterations for which per-iteration figures are listed."""
+"""Maximum number of iterations for which per-iteration figures are listed."""
 _FOLLOWED = 1_000_000
-"""Maximum number of iterations of a library-specific count that are simulated."""
+"""Maximum number of iterations that are simulated for library-specific step counts."""
 _CUT = 20
-"""Number of entries after which a long list may not have been recorded."""
+"""Number of entries after which a recorded list may have been cut off."""
 
 
 @dataclass
@@ -25,11 +25,11 @@ class Expectation:
     """Figures, errors and warnings that a dialect predicts for a run."""
 
     figures: dict[str, Any] = field(default_factory=dict)
-    """Figures by the name under which they are observed."""
+    """Predicted figures, keyed by the name of the observed figure."""
     refusal: str | None = None
-    """Error message of the dialect if it rejects the settings."""
+    """Error message if the dialect rejects the settings."""
     warnings: dict[str, bool] = field(default_factory=dict)
-    """Prefixes of the library's warnings about steps, and whether each warning is expected."""
+    """Whether each library warning about steps is expected, keyed by the warning's prefix."""
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Observation:
     compared: list[str] = field(default_factory=list)
     """Names of the observed figures that were compared."""
     differences: list[str] = field(default_factory=list)
-    """A sentence for each figure that differs from the dialect's."""
+    """Description of each observed figure that differs from the prediction."""
     ignored: list[str] = field(default_factory=list)
     """Names of the observed figures that were not predicted or vary between runs."""
 
@@ -58,13 +58,14 @@ def check_observed(
     """Compare the figures observed in a run of a library with a dialect's prediction.
 
     Args:
-        dialect: dialect with the settings of the run, whose plan gives :func:`figures_of`; or an
-            :class:`Expectation` with figures of any name.
-        observed: figures by name. ``error`` means that the library failed, so the dialect must
-            reject the settings. A mapping whose name ends with ``_run`` contains the figures of one
-            of several runs, which are predicted as ``NAME.FIGURE``.
+        dialect: dialect with the settings of the run, from whose plan :func:`figures_of` computes
+            the expected figures; or an :class:`Expectation` with custom figures.
+        observed: observed figures, keyed by name. ``error`` means that the library failed, so the
+            dialect must reject the settings. A mapping whose name ends with ``_run`` contains the
+            figures of one of several runs. Their expected values are named ``NAME.FIGURE``.
         varying: names of figures that differ between runs and are not compared.
-        cut: number of recorded entries of a list, by name; 20 by default.
+        cut: number of entries after which a recorded list was cut off, keyed by the list's name;
+            20 by default.
 
     Raises:
         SettingError: if the run is too long to list its gradient steps.
@@ -82,7 +83,7 @@ def check_observed(
 
 
 def figures_of(plan: StepPlan) -> dict[str, Any]:
-    """Return figures of a plan by name: iterations, policy steps and gradient steps.
+    """Return a plan's numbers of iterations, policy steps and gradient steps, keyed by name.
 
     Raises:
         SettingError: if the run's length is unknown or too long to list its gradient steps.
@@ -99,16 +100,16 @@ def figures_of(plan: StepPlan) -> dict[str, Any]:
 
 
 def gradient_steps(plan: StepPlan) -> list[int]:
-    """Return the gradient steps of one process in each of the first thousand iterations.
+    """Return the number of gradient steps per process in each of the first 1000 iterations.
 
     Raises:
         SettingError: if the run's length is unknown or too long to list its gradient steps.
     """
     if plan.iterations is None:
-        reason, hint = "depends on the lengths of whole episodes", "pass a custom Expectation"
+        reason, hint = "The number depends on episode lengths", "Pass a custom Expectation"
         raise SettingError("iterations", None, reason, hint)
     if plan.counting != "exact" and plan.iterations > _FOLLOWED:
-        reason = "are too many to simulate, so the length of the run may be missing"
+        reason = "The run is too long to simulate. Check that its length is set"
         raise SettingError("iterations", plan.iterations, reason, [_FOLLOWED])
     return [plan.gradient_steps(k) for k in range(1, min(plan.iterations, LISTED) + 1)]
 
@@ -139,7 +140,7 @@ def _compare(
             if isinstance(value, list) and expected.figures.get("iterations", 0) > LISTED:
                 value = value[:LISTED]  # some libraries list more iterations
             if not _agree(wanted, value, cut.get(figure, _CUT)):
-                text = f"observed {show(value)}, the dialect {show(wanted)}"
+                text = f"observed {show(value)}, but the dialect predicts {show(wanted)}"
                 result.differences.append(f"{name}: {text}")
     return result
 
@@ -155,19 +156,19 @@ def _compare_errors(error: Any, refusal: str | None, result: Observation) -> Non
 
 
 def _missing_warnings(name: str, due: Mapping[str, bool], given: list[str]) -> list[str]:
-    """Compare expected warnings about steps with the library's warnings, ignoring all others."""
+    """Compare the expected warnings about steps with the library's; ignore other warnings."""
     found = []
     for start, wanted in due.items():
         run, _, start = start.rpartition("|")
         if run in ("", name.rpartition(".")[0]):
             seen = any(str(warning).startswith(start) for warning in given)
             if seen != wanted:
-                found.append(f"{name}: {start!r} was {'' if seen else 'not '}given")
+                found.append(f"{name}: {start!r} was {'' if seen else 'not '}emitted")
     return found
 
 
 def _flat(observed: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Flatten the figures of several runs within a case to dotted names."""
+    """Flatten the figures of nested runs to dotted names."""
     figures: list[tuple[str, Any]] = []
     for name, value in observed.items():
         if isinstance(value, Mapping) and str(name).endswith("_run"):

@@ -43,13 +43,13 @@ def counts(trial: CollectorUnderTest, run: Run) -> None:
 
 
 def _env_steps(trial: CollectorUnderTest, steps: TensorDictBase) -> Tensor:
-    """Return the number of env steps of each policy step, ``[steps]``."""
+    """Return the number of env steps in each policy step, ``[steps]``."""
     found = trial.world.expected(steps["observation"], integers(steps["action"])).env_steps
     return torch.ones(len(steps), dtype=torch.long) if found is None else found
 
 
 def transitions(trial: CollectorUnderTest, run: Run) -> None:
-    """Check that every transition matches the environment, including the last of an episode."""
+    """Check that every transition matches the environment, even at the end of an episode."""
     for batch in run.batches:
         steps = rows(batch)
         types = dict.fromkeys(("done", "terminated", "truncated"), torch.bool)
@@ -74,7 +74,7 @@ def transitions(trial: CollectorUnderTest, run: Run) -> None:
                 seen, action = steps["observation"][step], steps["action"][step]
                 trial.demand(False, f"{what}, after {seen.tolist()} and action {action.tolist()}")
         done = steps["next", "terminated"] | steps["next", "truncated"]
-        trial.demand(torch.equal(steps["next", "done"], done), "done is wrong")
+        trial.demand(torch.equal(steps["next", "done"], done), "done is not terminated | truncated")
 
 
 def continuity(trial: CollectorUnderTest, run: Run) -> None:
@@ -88,18 +88,16 @@ def continuity(trial: CollectorUnderTest, run: Run) -> None:
         begins = trial.world.begins(seen)
         follows = (seen[1:] == following[:-1]).all(-1)
         good = bool(torch.where(done[:-1], begins[1:], follows).all() and begins[0])
-        trial.demand(good, f"observations are {seen}, ends {done}")
+        trial.demand(good, f"observations are {seen}, which contradicts done={done}")
         truncated, age = steps["next", "truncated"].squeeze(-1), ages(done)
         good = torch.equal(truncated, age >= trial.world.limit)
-        trial.demand(good, f"truncated is {truncated} in steps {age} of episodes")
+        trial.demand(good, f"truncated is {truncated} at episode steps {age}")
         if "is_init" in steps.keys():
             first = steps["is_init"].squeeze(-1)
-            trial.demand(torch.equal(first, age == 1), f"is_init is {first} in steps {age}")
+            trial.demand(torch.equal(first, age == 1), f"is_init is {first} at episode steps {age}")
         if "remembered" in steps.keys():  # recurrent policies only
             kept = steps["remembered"].squeeze(-1)
-            trial.demand(
-                torch.equal(kept, age.float()), f"the policy remembers {kept} in steps {age}"
-            )
+            trial.demand(torch.equal(kept, age.float()), f"the policy counts {kept} at steps {age}")
 
 
 def trajectories(trial: CollectorUnderTest, run: Run) -> None:
@@ -119,12 +117,12 @@ def trajectories(trial: CollectorUnderTest, run: Run) -> None:
             begun = int(place[-1]) + 1
     pairs = set(zip(numbers, episodes))
     good = len(pairs) == len(set(numbers)) == len(set(episodes))
-    trial.demand(good, f"numbers and episodes are {sorted(pairs)}")
+    trial.demand(good, f"trajectory ids and episodes do not match: {sorted(pairs)}")
 
 
 def reports(trial: CollectorUnderTest, run: Run) -> None:
-    """Check that each finished episode of the batches is reported exactly once."""
-    numbered = bool(run.batches) and not whole_episodes(run.batches[0])  # rows are environments
+    """Check that each finished episode in the batches is reported exactly once."""
+    numbered = bool(run.batches) and not whole_episodes(run.batches[0])  # row = environment
     reported = sorted(
         (e.length, round(e.episode_return, 3), e.env_steps, e.terminated, e.env if numbered else 0)
         for e in run.episodes
@@ -148,10 +146,10 @@ def reports(trial: CollectorUnderTest, run: Run) -> None:
                 rewards, counts_of_steps = zip(*sums[number])
                 found = round(sum(rewards), 3), sum(counts_of_steps)
                 ended.append((len(rewards), *found, terminated, env))
-    trial.demand(reported == sorted(ended), f"{reported} instead of {sorted(ended)}")
+    trial.demand(reported == sorted(ended), f"reported {reported} instead of {sorted(ended)}")
 
 
 ONE_RUN: dict[str, Callable[[CollectorUnderTest, Run], None]] = {
     check.__name__: check for check in (counts, transitions, continuity, trajectories, reports)
 }
-"""Conformance checks of a single run, by name."""
+"""Conformance checks that need a single run, keyed by name."""

@@ -39,7 +39,7 @@ TENSOR_ENVS[COUNTER] = (TensorCounter, {})
 
 
 def expected(observation: Tensor, action: Tensor) -> Expected:
-    """Compute expected results of steps for observations ``[..., 3]`` and actions ``[...]``."""
+    """Compute the expected step results for observations ``[..., 3]`` and actions ``[...]``."""
     number, count = observation[..., 0], observation[..., 1] + 1
     return Expected(
         observation=torch.stack((number, count, action.to(number.dtype)), dim=-1),
@@ -61,11 +61,11 @@ COUNTING = SuiteEnv(
         CollectorCase(num_envs=2, steps_per_env=13, batches=3),
     ),
 )
-"""Suite environment with the counter. Batch sizes are odd, and episodes have 1 to 4 steps."""
+"""Counter environment for the suite. Batches have odd lengths, and episodes have 1 to 4 steps."""
 
 
 def expected_of_two(observation: Tensor, action: Tensor) -> Expected:
-    """Compute expected results of policy steps that repeat their action for two env steps."""
+    """Compute the expected results of policy steps with an action repeat of 2."""
     first = expected(observation, action)
     second, ended = expected(first.observation, action), first.terminated
     return Expected(
@@ -78,7 +78,7 @@ def expected_of_two(observation: Tensor, action: Tensor) -> Expected:
 
 
 _LIMIT_OF_TWO = 2
-"""Policy steps, of two env steps each, after which an episode is truncated."""
+"""Number of policy steps (two env steps each) after which an episode is truncated."""
 REPEATING = dataclasses.replace(
     COUNTING,
     limit=_LIMIT_OF_TWO,
@@ -86,4 +86,4 @@ REPEATING = dataclasses.replace(
     action_repeat=2,
     policies=deque(maxlen=1),
 )
-"""The counter with each action repeated for two env steps. Episodes may end after the first."""
+"""Counter environment with action repeat 2. Episodes may end after one of the two env steps."""

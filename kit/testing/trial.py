@@ -1,4 +1,4 @@
-"""Cases, suite environments and runs for conformance checks of collectors."""
+"""Cases, suite environments and runs for collector conformance checks."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class CollectorCase:
     num_envs: int = 3
     """Number of environments."""
     steps_per_env: int = 5
-    """Policy steps per environment and batch. Batches of whole episodes may exceed the product."""
+    """Policy steps per environment and batch. Batches of complete episodes may be larger."""
     batches: int = 4
     """Number of batches."""
     seed: int = 0
-    """Seed of environments, policy and random actions."""
+    """Seed for environments, policy and random actions."""
     fast: bool = True
     """Whether the collector may use a fast path."""
     random_steps: int = 0
@@ -59,11 +59,11 @@ class Expected(NamedTuple):
     terminated: Tensor
     """Termination flag, ``[..., 1]``, bool."""
     truncated: Tensor | None = None
-    """Truncation flag, ``[..., 1]``, bool; ``None`` if observations do not contain the age."""
+    """Truncation flag, ``[..., 1]``, bool; ``None`` if observations contain no step count."""
     undecided: Tensor | None = None
     """Whether termination depends on rounding, ``[..., 1]``, bool; ``None``: never."""
     env_steps: Tensor | None = None
-    """Env steps per policy step, ``[...]``, integers; ``None``: 1."""
+    """Env steps per policy step, ``[...]``, integers; ``None``: always 1."""
 
 
 @dataclass(frozen=True)
@@ -75,22 +75,22 @@ class SuiteEnv:
     limit: int
     """Policy steps after which an episode is truncated."""
     expected: Callable[[Tensor, Tensor], Expected]
-    """Expected results for observations ``[..., observation]`` and actions ``[...]``."""
+    """Function that maps observations ``[..., observation]`` and actions ``[...]`` to results."""
     begins: Callable[[Tensor], Tensor]
-    """Whether observations can be the first of an episode, ``[...]``, bool."""
+    """Function that returns whether observations can start an episode, ``[...]``, bool."""
     cases: tuple[CollectorCase, ...]
     """Default cases."""
     episode: Callable[[Tensor], Tensor] | None = None
-    """Episode number in observations, ``[...]``; ``None`` if observations do not contain it."""
+    """Function that returns the observations' episode ids, ``[...]``; ``None`` if unknown."""
     action_repeat: int = 1
     """Env steps per action."""
     tolerance: float = 0.0
-    """Tolerance of next observations, for rounding. All other values must be exact."""
+    """Rounding tolerance for next observations. All other values must be exact."""
     policies: deque[Any] = field(default_factory=lambda: deque(maxlen=1), repr=False, compare=False)
-    """The last policy that was created. The suite changes its weights like a learner."""
+    """The policy created last. The suite changes this policy's weights, as a learner would."""
 
     def env(self, case: CollectorCase, vectorization: Any = "sync", **kwargs: Any) -> VectorEnv:
-        """Create the environment of a case with :func:`~kit.envs.make_env` and its arguments."""
+        """Create a case's environment. Extra arguments are passed to :func:`~kit.envs.make_env`."""
         settings = {"max_episode_steps": self.limit, "action_repeat": self.action_repeat}
         kwargs = {**settings, "seed": case.seed, **kwargs}
         return make_env(self.id, case.num_envs, vectorization=vectorization, **kwargs)
@@ -131,11 +131,11 @@ class Run:
     """Index of the batch in which all environments start new episodes: 0, or a later batch after a
     resume without environment state."""
     counted: Sequence[int] = ()
-    """Policy steps that the collector had counted after each batch."""
+    """Number of policy steps that the collector had counted after each batch."""
 
 
 class CollectorUnderTest:
-    """Creates collectors for a case and runs them. Checks of a single run share one run.
+    """Creates and runs collectors for a case. Checks that need one run share the same run.
 
     Args:
         make: function that creates the collector for a case.
@@ -170,10 +170,10 @@ class CollectorUnderTest:
         before: Callable[[Any], Any] | None = None,
         **changes: Any,
     ) -> Run:
-        """Run a new collector of the case to its end.
+        """Run a new collector for the case until it ends.
 
         Args:
-            after: called with each batch, after it was copied.
+            after: called with each batch after the batch was copied.
             before: called with the collector before the first batch.
             **changes: fields of the case to change.
         """
@@ -203,7 +203,7 @@ class CollectorUnderTest:
         self.demand(present, f"batches have no {entry}")
 
     def demand(self, condition: bool, what: str) -> None:
-        """Raise ``ConformanceError`` of the current check unless a condition is true."""
+        """Raise ``ConformanceError`` for the current check unless a condition is true."""
         if not condition:
             raise ConformanceError(self.promise, self.case, what)
 

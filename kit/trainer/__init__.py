@@ -1,4 +1,4 @@
-"""The training loop, and the stages of the loop at which hooks run."""
+"""Training loop, checkpoints, and the stages at which hooks run."""
 
 from __future__ import annotations
 

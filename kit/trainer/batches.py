@@ -1,4 +1,4 @@
-"""Adapter that counts the batches of kit's collectors, and a collector of empty batches."""
+"""Adapter that counts the steps of kit's collectors, and a collector of empty batches."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from kit.steps import SettingError, StepLedger, StepPlan
 
 
 class CollectorAdapter:
-    """Takes batches and step counts from one of kit's collectors.
+    """Collects batches with one of kit's collectors and counts their steps.
 
     Attributes:
-        collected: policy steps of the last batch.
-        collected_at_random: policy steps of the last batch with random actions.
+        collected: number of policy steps in the last batch.
+        collected_at_random: number of policy steps in the last batch that used random actions.
         evaluate: evaluator whose environment failures are counted and whose state is saved, or
             ``None``.
     """
@@ -51,7 +51,7 @@ class CollectorAdapter:
             batch = self._take(self._iterator)
         except StopIteration:
             reason = f"ended after {self._policy_steps} policy steps, before the end of the plan"
-            hint = f"total_frames={self.plan.total_policy_steps // self.plan.world_size} or -1"
+            hint = f"use total_frames={self.plan.total_policy_steps // self.plan.world_size} or -1"
             raise SettingError("collector", type(self.collector).__name__, reason, hint) from None
         self._taken += 1
         self._policy_steps += self.collected
@@ -60,12 +60,12 @@ class CollectorAdapter:
 
     @property
     def iteration(self) -> int:
-        """Iteration of the last batch, from 1; 0 for a prefill batch or before the first batch."""
+        """Number of batches collected so far, excluding a separate prefill batch."""
         separate = self.plan.prefill_steps > 0 and not self.plan.prefill_is_iteration
         return max(self._taken - separate, 0)
 
     def _take(self, iterator: Iterator[TensorDictBase]) -> TensorDictBase:
-        """Collect the next batch and count its steps and random steps."""
+        """Collect the next batch and count its policy steps, including random ones."""
         if self._may_share is not None:
             self.collector.reuse = self._may_share()
         random_before = self.collector.random_policy_steps
@@ -83,21 +83,23 @@ class CollectorAdapter:
             return
         field: str = "collector"
         value: Any = type(self.collector).__name__
-        hint = f"frames_per_batch={expected}"
+        hint = f"use frames_per_batch={expected}"
         if plan.collects_episodes:
             field, value = "episode_length", plan.episode_length
-            hint = "remove the declared episode length, because episodes may end earlier"
-        batch_size = f"gave a batch of {self.collected} policy steps, shape {tuple(batch.shape)}"
-        raise SettingError(field, value, f"{batch_size}, but the plan has {expected}", hint)
+            hint = "remove episode_length, because episodes may end earlier"
+        batch_size = f"a batch of shape {tuple(batch.shape)} has {self.collected} policy steps"
+        raise SettingError(
+            field, value, f"does not match the plan: {batch_size} instead of {expected}", hint
+        )
 
     def share_memory(self, may_share: Callable[[], bool]) -> None:
-        """Reuse batch memory if the collector supports it and ``may_share()`` allows it."""
+        """Reuse batch memory while ``may_share()`` is true, if the collector supports reuse."""
         if getattr(self.collector, "reuse", None) is False:
             self._may_share = may_share
 
     # ------------------------------------------------------------------ at log points
     def count_environment(self, ledger: StepLedger) -> None:
-        """Update env steps, episodes and failures of ``ledger``. May synchronise with the GPU."""
+        """Update the environment counters in ``ledger``. May synchronise with the GPU."""
         ledger.environment_errors = self.collector.environment_errors + self._evaluation_faults
         ledger.local_env_steps = self.collector.env_steps
         ledger.local_episodes = self.collector.episodes
@@ -110,17 +112,17 @@ class CollectorAdapter:
         """Return the episodes that ended since the last call.
 
         Raises:
-            EnvError: if a return is infinite or NaN.
+            EnvError: if an episode return is infinite or NaN.
         """
         self.new_episodes()
         episodes, self._shown = self._shown, []
         return episodes
 
     def new_episodes(self) -> list[Episode]:
-        """Return the episodes that ended since the last call, and keep them for the next row.
+        """Return episodes that ended since the last call, and keep them for :meth:`take_episodes`.
 
         Raises:
-            EnvError: if a return is infinite or NaN.
+            EnvError: if an episode return is infinite or NaN.
         """
         episodes = self._episodes()
         for episode in episodes:
@@ -143,9 +145,8 @@ class CollectorAdapter:
     def not_resumable(self) -> str:
         """Return why a resumed run cannot continue exactly, or an empty string if it can."""
         state = self.collector.state_dict()
-        env = state.get("collector", state).get(
-            "env", {}
-        )  # nested if the collector runs in a process
+        # The state is nested if the collector runs in another process.
+        env = state.get("collector", state).get("env", {})
         return str(env.get("not_resumable", ""))
 
     def state_dict(self) -> dict[str, Any]:
@@ -175,7 +176,7 @@ class CollectorAdapter:
 
 
 class NoCollector(KitCollector):
-    """Yields empty batches, for runs without a collector."""
+    """Yields empty batches for runs without a collector."""
 
     def _collect(self) -> TensorDictBase:
         return TensorDict(batch_size=[0])
@@ -185,6 +186,6 @@ class NoCollector(KitCollector):
 
 
 def size_of(batch: TensorDictBase) -> int:
-    """Return the number of policy steps in a batch, without padding."""
+    """Return the number of policy steps in a batch, excluding padding."""
     mask = entry(batch, ("collector", "mask"))
     return batch.batch_size.numel() if mask is None else int(mask.sum())

@@ -1,4 +1,4 @@
-"""Atomic, checksummed checkpoints based on ``torchrl.checkpoint``; loading runs no code."""
+"""Atomic, checksummed checkpoints based on ``torchrl.checkpoint``. Loading runs no code."""
 
 from __future__ import annotations
 
@@ -49,22 +49,21 @@ _BLOCK = 1 << 20  # bytes read per block
 
 
 class CorruptCheckpointError(SettingError):
-    """Raised when files of a checkpoint have changed since it was written."""
+    """Raised when checkpoint files have changed since they were written."""
 
 
 class Checkpoints:
-    """The newest checkpoints of a run. Each checkpoint is a folder that is written atomically.
+    """Newest checkpoints of a run, each in a folder that is written atomically.
 
-    A checkpoint is rejected before loading if any of its files has changed, is missing or was
-    added. Loading executes no code: PyTorch's restricted unpickler reads only tensors and plain
-    values.
+    Before loading, a checkpoint is rejected if a file was changed, removed or added. Loading
+    executes no code, because PyTorch's restricted unpickler reads only tensors and plain values.
 
     Args:
-        folder: folder of the checkpoints.
+        folder: folder that contains the checkpoints.
         parts: objects with ``state_dict`` and ``load_state_dict``, keyed by name.
         keep: number of checkpoints to keep.
         last: checkpoint that was written or loaded last. The next checkpoint hard-links unchanged
-            pieces of its large tensors, such as rows of a replay buffer.
+            pieces of large tensors, such as replay buffer rows, from this checkpoint.
     """
 
     def __init__(
@@ -78,15 +77,15 @@ class Checkpoints:
             self._checkpoint.register(name, part, adapter=StateFile(lambda: self._last, name))
 
     def save(self, steps: int, metadata: Mapping[str, Any]) -> Path:
-        """Write a checkpoint, and remove old checkpoints and checkpoints of later steps.
+        """Write a checkpoint, then remove old checkpoints and checkpoints from later steps.
 
         Args:
-            steps: policy steps (offline: gradient steps) of the run, used as the checkpoint's name.
-            metadata: plain values for the checkpoint's manifest.
+            steps: number of policy steps (offline: gradient steps) so far, used in the folder name.
+            metadata: plain values to store in the checkpoint's manifest.
 
         Raises:
             WriteError: if the checkpoint cannot be written. Earlier checkpoints are left unchanged.
-            SettingError: if the state of a component could not be loaded again.
+            SettingError: if a component has state that could not be loaded again.
         """
         path = self.folder / f"{_PREFIX}{steps:012d}"
         try:
@@ -106,9 +105,13 @@ class Checkpoints:
             if reason is None:
                 raise
             before = [other.name for other in saved_in(self.folder)]
-            newest = f"the newest checkpoint is {before[-1]}" if before else "none exists yet"
+            newest = (
+                f"Earlier checkpoints are unchanged; the newest checkpoint is {before[-1]}"
+                if before
+                else "There is no earlier checkpoint"
+            )
             what = f"{path.name} was not written to {self.folder}: {reason}"
-            raise WriteError(f"{what}. Earlier checkpoints are unchanged; {newest}.") from error
+            raise WriteError(f"{what}. {newest}.") from error
         self._last = path
         return path
 
@@ -119,8 +122,8 @@ class Checkpoints:
 
         Args:
             path: folder of the checkpoint.
-            whole: whether every state in the checkpoint must be loaded. Missing hooks only cause a
-                warning.
+            whole: whether to reject a checkpoint with states that no component loads. States of
+                missing hooks only cause a warning.
             needed: names of states that must be loaded if the checkpoint contains them.
 
         Raises:
@@ -137,7 +140,7 @@ class Checkpoints:
             hint = "build the trainer as in the run that wrote the checkpoint"
             reason = f"cannot be loaded: {_cause_of(error)}"
             if missing := sorted(getattr(getattr(error, "result", None), "missing", ())):
-                reason = f"has no state of {', '.join(missing)}"
+                reason = f"has no state for {', '.join(missing)}"
             raise SettingError("checkpoint", str(path), reason, hint) from error
         self.left_out = sorted(result.unrequested)
         _check_left_out(path, [name for name in self.left_out if whole or name in needed])
@@ -145,7 +148,7 @@ class Checkpoints:
 
     @staticmethod
     def latest(folder: Path) -> Path | None:
-        """Return the newest intact checkpoint in ``folder``. Warn about newer, corrupt ones.
+        """Return the newest intact checkpoint in ``folder``, and warn about newer corrupt ones.
 
         Raises:
             CorruptCheckpointError: if all checkpoints are corrupt.
@@ -156,7 +159,7 @@ class Checkpoints:
             try:
                 check_whole(path)
             except SettingError as error:
-                if not path.exists():  # a running trainer has replaced it
+                if not path.exists():  # a running trainer replaced the checkpoint
                     return Checkpoints.latest(folder)
                 if not isinstance(error, CorruptCheckpointError):
                     raise
@@ -189,9 +192,9 @@ class Checkpoints:
 
     @staticmethod
     def tidy(folder: Path, last: Path | None) -> None:
-        """Remove temporary files of a killed run, and old checkpoints up to ``last``.
+        """Remove temporary files left by a killed run, and old checkpoints up to ``last``.
 
-        Checkpoints after ``last`` are removed when the next checkpoint is saved.
+        Checkpoints later than ``last`` are removed when the next checkpoint is saved.
         """
         for older in [path for path in saved_in(folder) if last and path <= last][:-_KEPT]:
             older.rename(folder / f".{older.name}")
@@ -199,7 +202,7 @@ class Checkpoints:
 
 
 def _cause_of(error: BaseException) -> str:
-    """Describe the root cause of an exception, with the name of the affected component."""
+    """Describe the root cause of an exception and name the affected component."""
     part = re.search(r"component '([^']+)'", str(error))
     while (earlier := error.__cause__ or error.__context__) is not None:
         error = earlier  # messages of outer exceptions contain whole networks
@@ -208,20 +211,20 @@ def _cause_of(error: BaseException) -> str:
 
 
 def _check_named(path: Path) -> None:
-    """Raise an error if ``path`` is not a checkpoint folder, such as a run folder."""
+    """Raise an error if ``path`` is not a checkpoint folder, for example if it is a run folder."""
     with _readable(path):
         if (path.name.startswith(_PREFIX) and path.is_dir()) or (path / _SUMS).exists():
             return
     found = [*saved_in(path.parent), *saved_in(path), *saved_in(path / "checkpoints")][-1:]
-    hint = [str(one) for one in found] or f"pass a {_PREFIX}... folder of a run's checkpoints"
-    raise SettingError("checkpoint", str(path), "is not a checkpoint, or was removed", hint)
+    hint = [str(one) for one in found] or f"pass one of a run's {_PREFIX}... folders"
+    raise SettingError("checkpoint", str(path), "is not a checkpoint or was removed", hint)
 
 
 def _check_left_out(path: Path, names: list[str]) -> None:
-    """Raise an error if states of a checkpoint would not be loaded. For hooks, only warn."""
+    """Raise an error if part of a checkpoint would not be loaded. For hooks, only warn."""
     for name in names:
         if not name.startswith(_HOOK):
-            reason = f"has a state of {name}, but the trainer has no such component"
+            reason = f"has state for {name}, but the trainer has no such component"
             hint = "build the trainer as in the run that wrote the checkpoint"
             raise SettingError("checkpoint", str(path), reason, hint)
         hook = name.removeprefix(_HOOK)
@@ -232,7 +235,7 @@ def _check_left_out(path: Path, names: list[str]) -> None:
 
 _HOOK = "hook "
 NORMALIZATION = frozenset({"normalization", "transforms"})
-"""Components that determine the observations a policy receives."""
+"""Names of the components that normalise or transform a policy's observations."""
 _PREFIX = "checkpoint-"
 
 
@@ -240,9 +243,9 @@ _HIDDEN = f".{_PREFIX}"
 
 
 def _remove_hidden(folder: Path) -> None:
-    """Remove partly written or partly removed checkpoints of a killed run."""
+    """Remove partly written or partly removed checkpoints left by a killed run."""
     for left_over in folder.glob(f"{_HIDDEN}*"):
-        shutil.rmtree(left_over, ignore_errors=True)  # does not follow links
+        shutil.rmtree(left_over, ignore_errors=True)  # does not follow symbolic links
 
 
 def saved_in(folder: Path) -> list[Path]:
@@ -258,18 +261,18 @@ def saved_in(folder: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Convert an ``OSError`` to a ``SettingError``, to distinguish it from a corrupt checkpoint."""
+    """Raise ``SettingError`` for an ``OSError``, because an unreadable checkpoint may be intact."""
     try:
         yield
     except OSError as error:
         reason = f"cannot be read: {error.strerror or error}"
-        hint = f"make {error.filename or path} readable, and try again"
+        hint = f"make {error.filename or path} readable and try again"
         raise SettingError("checkpoint", str(path), reason, hint) from error
 
 
 # ---------------------------------------------------------------------- checksums
 def _write_checksums(folder: Path) -> None:
-    """Write the checksums of all files in ``folder``, followed by the checksum of the list."""
+    """Write the checksums of all files in ``folder``, followed by a checksum of this list."""
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != _SUMS)
     lines = [f"{_checksum(file)} {file.relative_to(folder).as_posix()}" for file in files]
     (folder / _SUMS).write_text(_sealed(lines), encoding="utf-8")
@@ -294,11 +297,11 @@ def check_whole(path: Path) -> None:
         for entry in sorted(path.rglob("*")):
             name = entry.relative_to(path).as_posix()
             if entry.is_symlink() or not (entry.is_dir() or name in sums or name == _SUMS):
-                raise _corrupt(path, name, "was not written with it")
+                raise _corrupt(path, name, "was added later")
         for name, checksum in sums.items():
             exists = (path / name).is_file()
             if not exists or _checksum(path / name) != checksum:
-                raise _corrupt(path, name, "is not as it was written" if exists else "is missing")
+                raise _corrupt(path, name, "has changed" if exists else "is missing")
 
 
 def _corrupt(path: Path, name: str, what: str) -> CorruptCheckpointError:
@@ -308,7 +311,7 @@ def _corrupt(path: Path, name: str, what: str) -> CorruptCheckpointError:
 
 
 def _checksum(file: Path) -> str:
-    """Return the CRC-32 of a file, which is faster than a hash and detects short error bursts."""
+    """Return a file's CRC-32, which is faster than a hash and detects short error bursts."""
     checksum, block = 0, memoryview(bytearray(_BLOCK))
     with file.open("rb", buffering=0) as opened:
         while count := opened.readinto(block):  # type: ignore[attr-defined, unused-ignore]
@@ -318,7 +321,7 @@ def _checksum(file: Path) -> str:
 
 # ---------------------------------------------------------------------- write errors
 def _why_not_written(error: BaseException) -> str | None:
-    """Return the system's reason for a write error, or ``None`` for any other error."""
+    """Return the operating system's reason for a write error, or ``None`` for other errors."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     writers = ("inline_container", "PytorchStreamWriter", "Parent directory")
@@ -332,12 +335,13 @@ def _why_not_written(error: BaseException) -> str | None:
 def stateful_parts(
     parts: Mapping[str, Any], collector: Any, evaluate: Any, hooks: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the components of a trainer with a state that a resumed run needs, keyed by name.
+    """Return the trainer components whose state a resumed run needs, keyed by name.
 
     Args:
-        parts: components of the trainer, with and without state.
-        collector: collector, whose normalisation statistics and policies are included.
-        evaluate: evaluator, whose normalisation statistics are used if there is no collector.
+        parts: components of the trainer, with or without state.
+        collector: collector whose policies and normalisation statistics are included.
+        evaluate: evaluator whose policy is included. Its normalisation statistics are included if
+            there is no collector.
         hooks: registered modules. Modules without state are omitted.
     """
     found = {name: part for name, part in parts.items() if hasattr(part, "load_state_dict")}
@@ -351,9 +355,9 @@ def stateful_parts(
 
 
 def make_parts_when_loaded(loss_module: Any) -> None:
-    """Register loading hooks that create the lazily created parts of losses.
+    """Register hooks that create the lazy parts of losses before their state is loaded.
 
-    Otherwise PyTorch would reject states of value estimators, target entropies or lazy layers.
+    Otherwise, PyTorch would reject the state of value estimators, target entropies or lazy layers.
     """
     modules = loss_module.modules() if isinstance(loss_module, nn.Module) else ()
     for loss in (module for module in modules if isinstance(module, LossModule)):
@@ -363,7 +367,7 @@ def make_parts_when_loaded(loss_module: Any) -> None:
 def _make_parts(loss: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
     if any(name.startswith(f"{prefix}_value_estimator.") for name in state_dict):
         _ = loss.value_estimator  # creates the estimator
-    elif loss._value_estimator is not None:  # older checkpoints of actor-critic losses lack it
+    elif loss._value_estimator is not None:  # missing from older checkpoints
         for name, value in loss._value_estimator.state_dict().items():
             state_dict.setdefault(f"{prefix}_value_estimator.{name}", value)
     if f"{prefix}target_entropy_buffer" in state_dict:
@@ -383,9 +387,9 @@ def _views_of_parameters(loss: Any) -> list[str]:
 
 
 class PolicyState:
-    """State of the collector's and evaluator's policies that is not in the loss module.
+    """State of the collector's and evaluator's policies, except for state in the loss module.
 
-    ``with_noise`` includes exploration noise scales, such as epsilon.
+    Exploration noise scales, such as epsilon, are included if ``with_noise`` is true.
     """
 
     def __init__(
@@ -401,14 +405,14 @@ class PolicyState:
         self._left_out = tuple(noise)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return tensors and extra states, keyed by index of the policy and name."""
+        """Return tensors and extra states, keyed by policy index and state name."""
         of_loss = itertools.chain(self._loss_module.parameters(), self._loss_module.buffers())
         trained, state = set(map(_memory, of_loss)), self._policies.state_dict()
         rest = {name: value for name, value in state.items() if _memory(value) not in trained}
         return {name: value for name, value in rest.items() if not name.startswith(self._left_out)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore the state returned by :meth:`state_dict` in place."""
+        """Restore the state returned by :meth:`state_dict`."""
         state = {name: state_dict[name] for name in self.state_dict()}
         self._policies.load_state_dict(state, strict=False)
 
@@ -419,15 +423,15 @@ def _memory(value: Any) -> Any:
 
 
 def normalization_of(collector: Any, evaluate: Any) -> dict[str, Any]:
-    """Return the collector's running normalisation, or the evaluator's if there is no collector."""
+    """Return the normaliser of the collector or, if there is none, of the evaluator."""
     normalizer = normalizer_of(evaluate if collector is None else collector)
     return {} if normalizer is None else {"normalization": normalizer}
 
 
 def normalizer_of(part: Any) -> Normalizer | None:
-    """Return the normaliser of a collector's or evaluator's environments, also below transforms."""
+    """Return the normaliser of a collector's or evaluator's environments, even if wrapped."""
     if isinstance(part, KitCollector):
         return part.normalizer
-    # TorchRL environments forward unknown attributes to their base, forever if they are closed.
+    # Reading an unknown attribute of a closed TorchRL environment would recurse endlessly.
     env = base_env_of(getattr(part, "env", None))
     return env.normalizer if isinstance(env, VectorEnv) else None

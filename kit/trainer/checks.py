@@ -1,4 +1,4 @@
-"""Checks of the batches that hooks and advantage estimators return during an update phase."""
+"""Checks of the batches that hooks and advantage estimators return."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ ADDING = ("batch_process", "pre_epoch", "process_optim_batch")
 
 
 def reads_advantage(loss_module: Any) -> Any:
-    """Return the key of the advantages that a loss reads, or ``None`` if it reads none."""
+    """Return the key under which a loss reads advantages, or ``None`` if it reads none."""
     keys = getattr(loss_module, "tensor_keys", None)
-    # Losses on action values define an advantage key for their estimators, but do not read it.
+    # Losses with action values define an advantage key for their estimators but do not read it.
     return None if hasattr(keys, "action_value") else getattr(keys, "advantage", None)
 
 
 def unestimated(loss_module: Any) -> str:
-    """Return a phrase for error messages about a loss that gets no advantages."""
+    """Return a phrase for error messages about a loss that receives no advantages."""
     name = type(loss_module).__name__
     return f"{name} without advantages, so it would estimate them from shuffled minibatches"
 
@@ -48,13 +48,13 @@ def in_estimated(batch: TensorDictBase, before: TensorDictBase, trainer: Any) ->
     """Yield an error if the advantage estimator dropped transitions or wrote no advantages."""
     name = getattr(trainer.advantage, "__name__", type(trainer.advantage).__name__)
     if batch.numel() != before.numel():
-        reason = f"returned {batch.numel()} of the {before.numel()} transitions of a batch"
-        yield "advantage", name, reason, "return all of them, because the plan trains on all"
+        reason = f"returned {batch.numel()} of the {before.numel()} transitions in a batch"
+        yield "advantage", name, reason, "return all transitions, because the plan counts them"
     key = reads_advantage(trainer.loss_module)
     adds = any(trainer.stages[stage] for stage in ADDING)
     if key is not None and not adds and entry(batch, key) is None:
         reason = f"wrote no {key!r} and leaves {unestimated(trainer.loss_module)}"
-        yield "advantage", name, reason, "write this key, or set loss.set_keys(advantage=...)"
+        yield "advantage", name, reason, "write this key, or call loss.set_keys(advantage=...)"
 
 
 def in_processed(
@@ -62,10 +62,10 @@ def in_processed(
 ) -> Iterator[Refusal]:
     """Yield an error if hooks changed the number of transitions or removed advantages.
 
-    ``before`` is the number of transitions and ``paths`` are the entries that the hooks received.
+    The hooks received a batch of ``before`` transitions with the entries ``paths``.
     """
     if trainer.plan.on_policy and (after := size_of(batch)) != before:
-        reason = f"has hooks that returned {after} instead of {before} transitions of a batch"
+        reason = f"has hooks that returned {after} instead of {before} transitions"
         yield "stage", stage, reason, "return all transitions, because update epochs count them"
     yield from in_left_out(stage, paths, batch, trainer)
 
@@ -75,12 +75,13 @@ def in_left_out(
 ) -> Iterator[Refusal]:
     """Yield an error if hooks removed the advantages that the loss reads.
 
-    The loss would estimate them from minibatches. It raises for other missing entries.
+    The loss would silently estimate missing advantages from minibatches. For other missing entries,
+    the loss itself raises an error.
     """
     key, later = reads_advantage(trainer.loss_module), ADDING[ADDING.index(stage) + 1 :]
     added_later = any(trainer.stages[name] for name in later)
     if key is not None and not added_later and path_of(key) in {*paths}.difference(leaves(batch)):
-        reason = f"has hooks that removed {key!r}, and leaves {unestimated(trainer.loss_module)}"
+        reason = f"has hooks that removed {key!r}, which leaves {unestimated(trainer.loss_module)}"
         yield "stage", stage, reason, "keep this key in the batch"
 
 
@@ -89,9 +90,9 @@ def in_places(drawn: Tensor, returned: Tensor | None) -> Iterator[Refusal]:
 
     Such indices would update the priorities of other rows, or of rows that were never written.
     """
-    if returned is None or not returned.is_cpu:  # checking on a GPU would synchronise
+    if returned is None or not returned.is_cpu:  # a check on the GPU would synchronise
         return
     if not (torch.isin(returned, drawn) | (returned < 0)).all():
-        reason = "has hooks that returned rows with an index that was not drawn"
+        reason = "has hooks that returned rows whose index was not drawn"
         hint = "set the index of added rows to -1, because they have no priority in this buffer"
         yield "stage", "process_optim_batch", reason, hint

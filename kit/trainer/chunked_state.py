@@ -1,4 +1,4 @@
-"""Checkpoint state whose large tensors are split into pieces; unchanged pieces are hard-linked."""
+"""Checkpoint files that split large tensors into pieces and hard-link unchanged pieces."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ from kit.config.memory import memory_of_machine
 from kit.steps import SettingError
 
 LARGE = 2**25
-"""Minimum size in bytes of tensors that are split into pieces."""
+"""Minimum size, in bytes, of a tensor that is split into pieces."""
 PIECE = 2**23
-"""Approximate size of a piece in bytes. A replay buffer changes few pieces per checkpoint."""
+"""Approximate size of a piece in bytes. Few pieces of a replay buffer change per checkpoint."""
 
 IN_MEMORY = 1 / 4
-"""Fraction of the machine's memory up to which a tensor is loaded into memory."""
+"""Maximum size of a tensor that is loaded into memory, as a fraction of all memory."""
 
 _MARK = "pieces of a tensor"
 _ENTRIES = "entries of a TensorDict"
 
 
 class StateFile(StateDictCheckpointAdapter):  # type: ignore[misc, unused-ignore]
-    """TorchRL's checkpoint adapter, restricted to safe formats and incremental for large tensors.
+    """TorchRL checkpoint adapter that uses only safe formats and stores large tensors in pieces.
 
-    Rows of a large tensor are stored in separate files, named by a hash of their contents. A file
-    that also exists intact in the previous checkpoint is hard-linked.
+    Each piece contains some rows of a large tensor, in a file named by a hash of its contents. A
+    file that exists unchanged in the previous checkpoint is hard-linked instead of written.
 
     Args:
-        before: returns the previous checkpoint, or ``None``.
-        name: name of the component, for errors.
+        before: function that returns the path of the previous checkpoint, or ``None``.
+        name: name of the component, used in error messages.
     """
 
     def __init__(self, before: Callable[[], Path | None], name: str = "part") -> None:
@@ -53,7 +53,7 @@ class StateFile(StateDictCheckpointAdapter):  # type: ignore[misc, unused-ignore
         self._before, self._name = before, name
 
     def save(self, component: Any, path: Path, **kwargs: Any) -> Any:
-        """Write the state of a component to its folder.
+        """Write a component's state to the folder ``path``.
 
         Raises:
             SettingError: if the state contains objects that could not be loaded again.
@@ -67,10 +67,10 @@ class StateFile(StateDictCheckpointAdapter):  # type: ignore[misc, unused-ignore
         return state
 
     def load(self, component: Any, path: Path, **kwargs: Any) -> Any:
-        """Restore the state of a component from its folder.
+        """Restore a component's state from the folder ``path``.
 
         Raises:
-            SettingError: if the folder contains weights of other networks.
+            SettingError: if the saved weights belong to different networks.
         """
         saved = torch.load(path / self.state_torch, weights_only=True, map_location=_here)
         state = _together(saved, path)
@@ -80,18 +80,18 @@ class StateFile(StateDictCheckpointAdapter):  # type: ignore[misc, unused-ignore
 
 
 def check_state(part: Any, name: str) -> None:
-    """Check that the state of a component can be saved and loaded.
+    """Check that a component's state can be saved and loaded.
 
     Raises:
         SettingError: if the state contains objects that could not be loaded again.
     """
     if isinstance(part, nn.Module) and any(map(is_lazy, part.parameters())):
-        return  # lazy layers have no shapes before the first call
+        return  # lazy parameters have no shape before the first call
     _check_loadable(_encoded(part.state_dict()), name)
 
 
 def _encoded(value: Any) -> Any:
-    """Replace each TensorDict in a state by a dictionary, which can be unpickled safely."""
+    """Replace each TensorDict in a state with a dictionary that can be unpickled safely."""
     if isinstance(value, TensorDictBase):
         entries = {name: _encoded(inner) for name, inner in value.items()}
         return {_ENTRIES: entries, "batch_size": [*value.batch_size]}
@@ -111,9 +111,9 @@ _ANY = "of any shape"
 
 
 def _check_weights(loss: LossModule, state: dict[str, Any], path: Path) -> None:
-    """Raise an error for weights of other networks, which TensorDict would load silently.
+    """Raise an error for weights of different networks, which TensorDict would load silently.
 
-    PyTorch itself rejects mismatched weights in other parts of a loss.
+    In all other parts of a loss, PyTorch itself rejects mismatched weights.
     """
     parts = loss.named_modules()
     lenient = tuple(f"{name}." for name, part in parts if isinstance(part, TensorDictParams))
@@ -122,20 +122,20 @@ def _check_weights(loss: LossModule, state: dict[str, Any], path: Path) -> None:
     for name in sorted(expected.keys() | state.keys()):
         found, wanted = saved.get(name, "missing"), here.get(name, "missing")
         if name.startswith(lenient) and wanted not in (found, _ANY):
-            reason = f"has other networks: {name} is {found} there, but {wanted} in this trainer"
+            reason = f"has different networks: {name} is {found}, but {wanted} in this trainer"
             hint = "build the trainer as in the run that wrote the checkpoint"
             raise SettingError("checkpoint", str(path), reason, hint)
 
 
 def _described(value: Any) -> str:
-    """Describe the shape of a state entry, which training does not change."""
+    """Describe the shape of a state entry. Training does not change the shape."""
     if not isinstance(value, Tensor):
         return "present"
     return _ANY if is_lazy(value) else f"of shape {[*value.shape]}"
 
 
 def _here(storage: Any, location: str) -> Any:
-    """Load tensors of a missing GPU into CPU memory."""
+    """Load tensors into CPU memory if their GPU does not exist on this machine."""
     device = torch.device(location)
     missing = device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()
     return storage if missing else None
@@ -159,7 +159,7 @@ def _check_loadable(value: Any, where: str) -> None:
             _check_loadable(inner, where)
     elif not _is_read_back(value):
         reason = f"is a {type(value).__name__}, which checkpoints cannot load without running code"
-        hint = "return tensors and plain values from state_dict(): value.item(), value.tolist()"
+        hint = "return plain values from state_dict(), such as value.item() or value.tolist()"
         raise SettingError(f"state of {where}", value, reason, hint)
 
 
@@ -175,13 +175,13 @@ def _is_read_back(value: Any) -> bool:
 
 
 def _apart(value: Any, folder: Path, known: Path | None) -> Any:
-    """Write the pieces of large tensors to files, and return the state with their file names."""
+    """Write large tensors to files, and replace these tensors in the state with file names."""
     if isinstance(value, Tensor):
         if value.layout is not torch.strided:
             return value
         if value.device.type in ("cpu", "cuda") and value.nbytes >= LARGE and value.ndim:
             return _written(value.detach(), folder, known)
-        # PyTorch would write all memory of a view, and cannot write memory-mapped tensors.
+        # PyTorch writes the whole storage of a view and cannot write memory-mapped tensors.
         mapped = isinstance(value, MemoryMappedTensor)
         value = value.as_subclass(Tensor) if mapped else value
         whole = value.nbytes == value.untyped_storage().nbytes() and not mapped
@@ -226,7 +226,7 @@ def _together(value: Any, folder: Path) -> Any:
             with (folder / Path(name).name).open("rb") as file:  # never outside this folder
                 start += file.readinto(target[start:].data)
         if start != len(target):
-            reason = f"has {start} of the {len(target)} bytes of a tensor"
+            reason = f"has only {start} of the {len(target)} bytes of a tensor"
             raise SettingError("checkpoint", str(folder), reason, "use another checkpoint")
         return whole.to(like.device)
     if isinstance(value, dict) and _ENTRIES in value:

@@ -1,4 +1,4 @@
-"""Checks that the plan, update, loss, policy, buffer and hooks of a trainer are compatible."""
+"""Checks that a trainer's plan, update, loss, policy, buffer and hooks are compatible."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def in_learning_rates(update: Any, modules: Mapping[str, Any]) -> Iterator[Refus
         optimizer = getattr(getattr(hook, "scheduler", None), "optimizer", None)
         owners = [value.owner for value in hook.values] if isinstance(hook, Anneal) else [optimizer]
         for owner in owners:
-            # A hook may step a separate optimiser, but not one with the weights of the update.
+            # A hook may step a separate optimiser, but not one that has weights of the update.
             stepped = owner.param_groups if isinstance(owner, Optimizer) else ()
             weights = {id(weight) for group in stepped for weight in group["params"]}
             if weights & trained and not any(owner is optimizer for optimizer in stepping):
-                reason = "sets the learning rate of an optimiser that makes no steps"
-                yield "hook", type(hook).__name__, reason, "pass it the optimiser of the update"
+                reason = "sets the learning rate of an optimiser that takes no steps"
+                yield "hook", type(hook).__name__, reason, "pass the update's optimiser to the hook"
 
 
 def in_updates(
@@ -64,7 +64,7 @@ def in_updates(
     if not plan.trains:
         return
     if any(type(module) is KLPENPPOLoss for module in _modules_of(loss_module)):
-        reason = "updates its KL coefficient before the backward pass, which scales the gradient"
+        reason = "updates its KL coefficient before the backward pass, which changes the gradient"
         yield "loss", "KLPENPPOLoss", reason, ["kit.losses:KLPENPPOLoss"]
     if isinstance(update, TrustRegion) and plan.on_policy:
         yield from _in_trust_regions(plan)
@@ -78,14 +78,14 @@ def in_updates(
 
 
 def _in_trust_regions(plan: StepPlan) -> Iterator[Refusal]:
-    """Yield errors if a batch would be used for several trust region steps."""
-    reason = "would make several trust region steps per batch, whose total KL is not bounded"
+    """Yield errors if the plan takes several trust region steps per batch."""
+    reason = "would take several trust region steps per batch without a bound on their total KL"
     epochs, size = plan.update_epochs, plan.minibatch_size
     if epochs is not None and epochs > 1:
         yield "update_epochs", epochs, reason, [1]
     rows = plan.rows(1) if plan.is_exact else sys.maxsize
     if plan.minibatches_in_epoch(rows) > 1:
-        yield "minibatch_size", size, reason, [None], "use the whole batch"
+        yield "minibatch_size", size, reason, [None], "this uses the whole batch"
 
 
 def _in_accumulation(plan: StepPlan, stepper: OptimizationStepper) -> Iterator[Refusal]:
@@ -97,27 +97,27 @@ def _in_accumulation(plan: StepPlan, stepper: OptimizationStepper) -> Iterator[R
         drawn = plan.minibatches_in_epoch(plan.rows(1) if plan.is_exact else sys.maxsize)
         each = min(planned or drawn, drawn)
         if each == accumulated > 1 and not (plan.is_exact and drawn % each == 0):
-            reason = f"may not divide the minibatches of an epoch, which {name} requires"
+            reason = f"may not divide the number of minibatches per epoch, which {name} requires"
             yield "minibatches_per_gradient_step", planned, reason, [1], hint
     if each != accumulated:
-        reason = f"differs from the gradient accumulation steps of {name}"
+        reason = f"differs from gradient_accumulation_steps={accumulated} of {name}"
         yield "minibatches_per_gradient_step", planned, reason, [accumulated], hint
 
 
 def _in_reward_changes(advantage: Any, loss_module: Any, stages: Stages) -> Iterator[Refusal]:
-    """Yield errors for hooks that change rewards of minibatches after advantage estimation."""
+    """Yield errors for hooks that change rewards after advantages have been estimated."""
     before = [*map(owner_of, (*stages["batch_process"], *stages["pre_epoch"]))]
     estimated = advantage is not None or any(isinstance(h, ValueEstimatorHook) for h in before)
     if not estimated or reads_advantage(loss_module) is None:
         return
     for hook in map(owner_of, stages["process_optim_batch"]):
         if isinstance(hook, (RewardNormalizer, ScaleReward, SignReward)):
-            reason = "changes rewards of minibatches after their advantages were estimated"
+            reason = "changes rewards in minibatches after advantages have been estimated"
             yield "hook", type(hook).__name__, reason, _CHANGE_ENV_REWARDS
 
 
 _CHANGE_ENV_REWARDS = (
-    "change the environment's rewards: make_env(normalize_reward=True) or a transform"
+    "change rewards in the environment, with make_env(normalize_reward=True) or a transform"
 )
 
 
@@ -135,7 +135,7 @@ def in_networks(
     if factories and collector.policy is None and not sends_weights:
         name = getattr(factories[0], "__name__", type(factories[0]).__name__)
         reason = "builds policies in worker processes that would never receive the trained weights"
-        hint = "pass the policy of the loss as policy=, or add the hook UpdateWeights"
+        hint = "pass the loss's policy as policy=..., or add the UpdateWeights hook"
         yield "policy_factory", name, reason, hint
     kinds = (KitCollector, Evaluator, *(() if sends_weights else (Collector, MultiCollector)))
     acting = [part for part in (collector, evaluate) if isinstance(part, kinds)]
@@ -147,13 +147,13 @@ def in_networks(
         devices = {weight.device for weight in (trained if copied else weights)}
         compared = [w for w in weights if w.requires_grad and w.device in devices]
         if compared and memory.isdisjoint(map(_memory_of, compared)):
-            reason = f"of {type(part).__name__} has none of the weights of the loss"
-            hint = f"use the network of the loss, or freeze it: {name}.requires_grad_(False)"
+            reason = f"of {type(part).__name__} shares no weights with the loss"
+            hint = f"use the loss's network, or freeze this one with {name}.requires_grad_(False)"
             yield name, type(network).__name__, f"{reason}, so it is never trained", hint
 
 
 def _memory_of(weight: nn.Parameter) -> int:
-    """Return an identifier of a weight's memory, which views share. Lazy weights have no memory."""
+    """Return an ID of a weight's memory, equal for all its views. Lazy weights have no memory."""
     return id(weight) if is_lazy(weight) else weight.untyped_storage().data_ptr()
 
 
@@ -162,19 +162,22 @@ def in_rewards(buffer: Any, stages: Stages) -> Iterator[Refusal]:
     n_step = buffer.summed.steps if isinstance(buffer, ReplayMinibatches) and buffer.summed else 1
     for hook in map(owner_of, stages["process_optim_batch"]):
         if isinstance(hook, (ScaleReward, SignReward)) and isinstance(buffer, SequenceReplay):
-            reason = "expects the reward after each action, but records store the reward before it"
+            reason = (
+                "expects the reward after each action, but sequence buffers store the reward "
+                "before each action"
+            )
             yield "hook", type(hook).__name__, reason, _CHANGE_ENV_REWARDS
         if isinstance(hook, SignReward) and n_step > 1:
-            reason = f"takes the sign of sums of n_step={n_step} rewards, not of each reward"
+            reason = f"takes the sign of a sum of n_step={n_step} rewards, not of each reward"
             yield "hook", type(hook).__name__, reason, "remove the hook, or use n_step=1"
         if isinstance(hook, ScaleReward) and hook.standardize and n_step > 1:
-            reason = f"standardises sums of n_step={n_step} rewards, and of fewer at episode ends"
+            reason = f"standardises sums of n_step={n_step} rewards (fewer at episode ends)"
             hint = "use standardize_reward=false (reward_scale alone works), or n_step=1"
             yield "hook", type(hook).__name__, reason, hint
 
 
 def in_priorities(buffer: Any, loss_module: Any) -> Iterator[Refusal]:
-    """Yield an error if the loss ignores importance weights of a prioritized sampler."""
+    """Yield an error if the loss ignores importance weights from a prioritized sampler."""
     if not isinstance(buffer, ReplayMinibatches) or not buffer.reads_loss_outputs:
         return
     has_key = hasattr(getattr(loss_module, "tensor_keys", None), "priority_weight")
@@ -182,8 +185,8 @@ def in_priorities(buffer: Any, loss_module: Any) -> Iterator[Refusal]:
     beta = getattr(buffer.buffer.sampler, "beta", 0)
     if beta and isinstance(loss_module, LossModule) and not reads:
         name = type(loss_module).__name__
-        reason = f"corrects priorities by importance weights, which {name} does not read"
-        hint = "use per_beta=0 in a recipe, or declare reads_importance_weights=True"
+        reason = f"corrects for priorities with importance weights, which {name} does not read"
+        hint = "use per_beta=0 in a recipe, or declare reads_importance_weights=True on the loss"
         yield "beta", beta, reason, [0], hint
 
 
@@ -202,8 +205,8 @@ def in_discounts(
     discounts = [(name, gamma) for name, gamma in found if gamma is not None]
     for name, gamma in discounts[1:]:
         if not math.isclose(gamma, discounts[0][1], rel_tol=1e-6):
-            reason = f"of {name} differs from {discounts[0][1]:g} of {discounts[0][0]}"
-            hint = "use one gamma everywhere; for losses, make_value_estimator(gamma=...)"
+            reason = f"of {name} differs from gamma={discounts[0][1]:g} of {discounts[0][0]}"
+            hint = "use one gamma everywhere; for losses, call make_value_estimator(gamma=...)"
             yield "gamma", round(gamma, 6), reason, hint
 
 
@@ -212,7 +215,8 @@ def _discount_of(part: Any, advantage: Any) -> float | None:
     if isinstance(part, LossModule):
         estimator, kind = part._value_estimator, part.default_value_estimator
         gamma = vars(part).get("gamma", getattr(estimator, "gamma", None))
-        if gamma is None and kind is not None and advantage is None:  # TorchRL creates it lazily
+        # TorchRL creates the value estimator lazily.
+        if gamma is None and kind is not None and advantage is None:
             gamma = default_value_kwargs(kind)["gamma"]
     else:
         gamma = getattr(part, "gamma", None)
@@ -222,7 +226,7 @@ def _discount_of(part: Any, advantage: Any) -> float | None:
 def in_targets(plan: StepPlan, update: Any, loss_module: Any, stages: Stages) -> Iterator[Refusal]:
     """Yield errors for target networks that are never updated.
 
-    A hook that does not declare ``changes_training = False`` may call an updater of the loss. A
+    Hooks are assumed to update target networks unless they declare ``changes_training = False``. A
     loss that updates its target networks in ``forward`` declares ``updates_targets = True``.
     """
     if not plan.trains or getattr(update, "target_updater", None) is not None:
@@ -245,24 +249,24 @@ def in_hooks(plan: StepPlan, update: Any, buffer: Any, stages: Stages) -> Iterat
         return
     yield from _in_flattened(plan, stages)
     if update is None and not stages["optimizer"]:
-        reason = "makes none of the plan's gradient steps"
+        reason = "takes none of the plan's gradient steps"
         yield "update", None, reason, "pass an Update, or register a hook at stage 'optimizer'"
     rollouts = isinstance(buffer, RolloutMinibatches)
     owners = [*map(owner_of, stages["process_optim_batch"])]
     draws = [owner for owner in owners if not isinstance(owner, (ScaleReward, SignReward))]
     if plan.replay_ratio is not None and rollouts and not draws:
-        samples = f"replay_ratio={plan.replay_ratio} counts samples of a replay buffer"
+        samples = f"replay_ratio={plan.replay_ratio} needs a replay buffer"
         hint = "pass make_replay_buffer(...) or a TorchRL replay buffer"
         yield "buffer", None, f"keeps only the last batch, but {samples}", hint
     for operation in stages["post_backward"] if stages["optimizer"] else ():
-        reason = f"never runs for {operation.name}, because a hook makes the gradient step"
-        yield "stage", "post_backward", reason, "call it in the hook at stage 'optimizer'"
+        reason = f"never calls {operation.name}, because a hook takes the gradient step"
+        yield "stage", "post_backward", reason, "call this function in the hook at 'optimizer'"
     if not isinstance(update, OptimizationStepper) or isinstance(update, Update):
         return
     for stage in ("process_loss", "optimizer", "post_backward"):
         for operation in stages[stage]:
-            stepper = f"{type(update).__name__} calls no hooks between loss and optimiser"
-            reason = f"never runs for {operation.name}, because {stepper}"
+            stepper = f"{type(update).__name__} calls no hooks between the loss and the optimiser"
+            reason = f"never calls {operation.name}, because {stepper}"
             yield "stage", stage, reason, "use kit.update.Update, or remove the stepper"
 
 
@@ -274,10 +278,10 @@ def _in_flattened(plan: StepPlan, stages: Stages) -> Iterator[Refusal]:
             continue
         for part in (hook.replay_buffer, getattr(hook.replay_buffer, "sampler", None)):
             if isinstance(part, (HERReplayBuffer, SequenceSampler)):
-                reason = f"would join steps of {plan.num_envs} environments, which the hook"
+                reason = f"would join steps of {plan.num_envs} environments, because the hook"
                 hint = "pass the buffer to the trainer as buffer=..., without the hook"
                 name = type(part).__name__
-                yield "replay_buffer", name, f"{reason} stores one after the other", hint
+                yield "replay_buffer", name, f"{reason} stores them one after the other", hint
 
 
 def owner_of(operation: Any) -> Any:
@@ -290,9 +294,9 @@ def _modules_of(loss_module: Any) -> Iterable[nn.Module]:
 
 
 def in_collection(plan: StepPlan, collector: Any) -> Iterator[Refusal]:
-    """Yield errors if this process would not collect the policy steps of the plan."""
+    """Yield errors if this process would not collect the plan's policy steps."""
     if plan.world_size > 1:
-        reason = "processes train together in the plan, but this is a single process"
+        reason = "processes are planned, but this trainer runs in a single process"
         yield "world_size", plan.world_size, reason, [1]
     if collector is None and not plan.offline:
         hint = "pass a collector, or a plan with steps_per_env=0 (offline)"
@@ -310,10 +314,10 @@ def in_buffer(plan: StepPlan, buffer: Any) -> Iterator[Refusal]:
         yield "minibatch_size", size, reason, [planned]
     capacity = buffer.buffer.storage.max_size
     if plan.is_exact and not plan.offline and capacity < plan.frames_per_batch:
-        reason = f"is less than one batch of {plan.frames_per_batch}, so transitions would be lost"
+        reason = f"is smaller than a batch of {plan.frames_per_batch}, so transitions would be lost"
         yield "buffer_size", capacity, reason, [plan.frames_per_batch]
     if plan.is_exact and plan.on_policy and capacity > plan.frames_per_batch:
-        reason = f"is more than one batch of {plan.frames_per_batch}, so this plan's updates would"
+        reason = f"is larger than a batch of {plan.frames_per_batch}, so on-policy updates would"
         reason += " also draw from older batches"
         yield "buffer_size", capacity, reason, [plan.frames_per_batch]
 
@@ -321,7 +325,7 @@ def in_buffer(plan: StepPlan, buffer: Any) -> Iterator[Refusal]:
 def stores_raw(plan: StepPlan, buffer: Any, advantage: Any) -> bool:
     """Return whether a buffer stores raw batches and normalises the minibatches that it draws.
 
-    Advantages are estimated on collected batches, which must already be normalised.
+    Advantages are estimated on collected batches, so these batches must already be normalised.
     """
     replays = isinstance(buffer, (ReplayMinibatches, SequenceReplay))
     return replays and advantage is None and not (plan.on_policy or plan.offline)
@@ -334,7 +338,7 @@ def in_raw_batches(collector: Any, raw: bool) -> Iterator[Refusal]:
     if raw and not delivered:
         name = type(collector).__name__
         reason = "normalises observations or rewards during collection, so a replay buffer would"
-        reason += " mix data of different scales"
+        reason += " mix data on different scales"
         hint = "use VectorCollector(make_env(...), policy), or make_env without normalize_..."
         yield "collector", name, reason, hint
 
@@ -346,19 +350,19 @@ def in_evaluation(plan: StepPlan, evaluate: Any, collector: Any) -> Iterator[Ref
     if evaluate is None and evaluations:
         hint = "pass an Evaluator, or a StepPlan with evaluation_every=None and "
         hint += "final_evaluation=False"
-        yield "evaluate", None, "makes none of the plan's evaluations", hint
+        yield "evaluate", None, "runs none of the plan's evaluations", hint
     if evaluate is not None and evaluate.episodes != plan.evaluation_episodes:
         reason = "episodes per evaluation differ from the plan"
         yield "evaluate", evaluate.episodes, reason, [plan.evaluation_episodes]
-    in_process = isinstance(collector, AsyncCollector)  # its environments are in another process
+    in_process = isinstance(collector, AsyncCollector)  # environments run in another process
     if not in_process and _stepped_by(evaluate) & _stepped_by(collector):
-        reason = "plays in the training environments, and would interrupt their episodes"
-        yield "evaluate", type(evaluate).__name__, reason, "create others with make_env(...)"
+        reason = "plays in the training environments and would interrupt their episodes"
+        yield "evaluate", type(evaluate).__name__, reason, "create other environments with make_env"
     running, env = normalizer_of(collector), getattr(evaluate, "env", None)
     normalized = running is not None and bool(running.observation)
     if normalized and isinstance(env, VectorEnv) and env.normalizer is not running:
         reason = "plays without the running normalisation that the policy is trained with"
-        hint = "share it: evaluation_env.normalizer = training_env.normalizer"
+        hint = "share the normaliser: evaluation_env.normalizer = training_env.normalizer"
         yield "evaluate", type(evaluate).__name__, reason, hint
 
 

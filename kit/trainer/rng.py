@@ -16,14 +16,14 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class IsolatedRNG:
-    """Global RNG state of Python, NumPy and PyTorch that belongs to one run.
+    """Context manager that isolates a run's RNG state for Python, NumPy and PyTorch.
 
-    Inside ``with numbers:`` the process uses the run's RNG state. Its previous state is restored on
-    exit. The run's RNG state starts as a copy of the global state. Runs in one process are
-    therefore independent of each other. TorchRL's ``GlobalRNGState`` reads and sets the states.
+    Inside ``with numbers:`` the process uses the run's RNG state. On exit, the previous RNG state
+    is restored. Therefore, runs in one process do not affect each other. The run's RNG state starts
+    as a copy of the global state. TorchRL's ``GlobalRNGState`` reads and sets the RNG states.
 
     Attributes:
-        threads: number of PyTorch threads inside the context; ``None``: unchanged.
+        threads: number of PyTorch threads inside the context; ``None``: do not change the number.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class IsolatedRNG:
                 torch.set_num_threads(self.threads)
 
     def __exit__(self, *error: object) -> None:
-        """Save the run's RNG state, and restore the previous state of the process."""
+        """Save the run's RNG state, and restore the previous RNG state of the process."""
         self._depth -= 1
         if self._depth == 0:
             self._state = GlobalRNGState().state_dict()
@@ -72,7 +72,7 @@ class IsolatedRNG:
 
 
 _HOLDERS: list[int] = []
-"""Thread IDs of the runs that have installed their RNG state; nested runs share a thread."""
+"""Thread IDs of the runs whose RNG state is installed. Nested runs share a thread."""
 
 
 def _hold() -> None:
@@ -86,7 +86,7 @@ def _hold() -> None:
 
 
 def isolated_rng(method: Method) -> Method:
-    """Decorate a trainer method to execute with the run's RNG state."""
+    """Decorate a trainer method so that it uses the run's RNG state."""
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:

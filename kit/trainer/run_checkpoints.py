@@ -1,4 +1,4 @@
-"""Checkpoints of a run and of its policy, and warnings about state they cannot contain."""
+"""Checkpoints of runs and policies, and warnings about state that checkpoints cannot contain."""
 
 from __future__ import annotations
 
@@ -27,20 +27,19 @@ class RunCheckpoints:
     """Writes and loads the checkpoints of a run.
 
     Args:
-        parts: returns all objects whose state a resumed run needs.
-        policy_parts: returns the objects whose state determines the policy's actions.
+        parts: function that returns all objects whose state a resumed run needs.
+        policy_parts: function that returns the objects whose state determines the policy's actions.
 
     Attributes:
         last: checkpoint that was written or loaded last, or ``None``.
-        saved_at: number of iterations of the run in the checkpoint ``last``.
+        saved_at: number of completed iterations in the checkpoint ``last``.
     """
 
     def __init__(self, parts: Parts, policy_parts: Parts) -> None:
         self._parts, self._policy_parts = parts, policy_parts
         self._writer: Checkpoints | None = None
-        self._left_out: Sequence[
-            str
-        ] = ()  # states in the last checkpoint of hooks not yet registered
+        # States in the last checkpoint that belong to hooks not yet registered.
+        self._left_out: Sequence[str] = ()
         self.last: Path | None = None
         self.saved_at = 0
 
@@ -50,8 +49,8 @@ class RunCheckpoints:
 
         Args:
             folder: folder of the run's checkpoints.
-            steps: progress of the run, used as the checkpoint's name.
-            counters: counters of the ledger.
+            steps: number of steps so far, used in the checkpoint's name.
+            counters: counts from the ledger.
 
         Raises:
             WriteError: if the checkpoint cannot be written. Earlier checkpoints are left unchanged.
@@ -74,16 +73,16 @@ class RunCheckpoints:
         self._left_out, self.saved_at = checkpoints.left_out, int(counters["iterations"])
 
     def load_added(self, hooks: Iterable[str], iterations: int) -> None:
-        """Restore hooks that were added after a checkpoint was loaded and before the run continued.
+        """Restore hooks that are added after loading a checkpoint and before the run continues.
 
         Args:
             hooks: names of the added hooks.
-            iterations: current number of iterations of the run.
+            iterations: number of completed iterations.
         """
         found = {f"hook {name}" for name in hooks}.intersection(self._left_out)
         if not found or self.last is None or iterations != self.saved_at:
             return
-        found |= {"update", "optimizer"}  # an added scheduler overwrites the learning rate
+        found |= {"update", "optimizer"}  # adding a scheduler overwrites the learning rate
         parts = {name: part for name, part in self._parts().items() if name in found}
         Checkpoints(self.last.parent, parts).load(self.last)
 
@@ -99,20 +98,20 @@ class RunCheckpoints:
 
     # ------------------------------------------------------------------ the policy alone
     def save_policy(self, folder: Path, steps: int, counters: Mapping[str, Any]) -> Path:
-        """Write a checkpoint that contains only the last and best policy."""
+        """Write a checkpoint that contains only the last and the best policy."""
         parts = {**self._policy_parts(), **self._best_policies()}
         return Checkpoints(folder, parts, keep=1).save(steps, {"counters": counters})
 
     def load_policy(self, path: Path, best: bool = False) -> dict[str, int]:
-        """Load weights and normalisation statistics; see ``Trainer.load_policy``."""
+        """Load weights and normalisation statistics, as described in ``Trainer.load_policy``."""
         if not best:
             checkpoints = Checkpoints(path.parent, self._policy_parts())
             counters = checkpoints.load(path, needed=NORMALIZATION)["counters"]
             return {name: int(counters[name]) for name in ("policy_steps", "gradient_steps")}
         best_policies = self._best_policies()
         if not best_policies:
-            hint = "remove it, or train with keep_best=true"
-            raise SettingError("best", True, "was not kept by this run", hint)
+            hint = "omit best, or train with keep_best=true"
+            raise SettingError("best", True, "needs a best policy, but this run kept none", hint)
         Checkpoints(path.parent, best_policies).load(path)
         hook = next(iter(best_policies.values()))
         hook.restore()
@@ -124,7 +123,7 @@ class RunCheckpoints:
 
 
 def warn_of_lost_environments(reason: str) -> None:
-    """Warn that a resumed run is not bit-exact, if a reason is given."""
+    """Warn that a resumed run will not be bit-exact, unless ``reason`` is empty."""
     if reason:
         what = "Checkpoints do not contain the state of the environments"
         then = "A resumed run ends their open episodes and is not bit-exact."
@@ -136,7 +135,7 @@ def warn_of_lost_optimizers(hooks: Iterable[Any], saved: Iterable[Any]) -> None:
 
     Args:
         hooks: registered hook objects.
-        saved: optimisers in checkpoints.
+        saved: optimisers whose state is saved in checkpoints.
     """
     saved_ids = {id(optimizer) for optimizer in saved}
     for hook in hooks:
@@ -149,7 +148,7 @@ def warn_of_lost_optimizers(hooks: Iterable[Any], saved: Iterable[Any]) -> None:
 
 
 _LARGE = ("batches", "buffer", "update")
-"""Components whose states are large."""
+"""Names of the components with large states."""
 
 
 def in_folder(folder: Path | None, last_checkpoint: Any) -> Iterator[Refusal]:
@@ -157,17 +156,17 @@ def in_folder(folder: Path | None, last_checkpoint: Any) -> Iterator[Refusal]:
     if folder is None or last_checkpoint is not None:
         return
     if saved_in(folder / "checkpoints"):
-        reason = "has checkpoints of an earlier run, which would be overwritten"
-        yield "folder", str(folder), reason, "use another folder, or resume_from a checkpoint"
+        reason = "contains checkpoints from an earlier run, which would be overwritten"
+        yield "folder", str(folder), reason, "use another folder, or pass resume_from=..."
 
 
 def in_checkpoints(folder: Any, buffer: Any) -> Iterator[Refusal]:
-    """Yield errors for components of a replay buffer whose state cannot be saved."""
+    """Yield errors for replay buffer components whose state cannot be saved."""
     if folder is None or not isinstance(buffer, ReplayMinibatches):
         return
     if isinstance(buffer.buffer, ReplayBufferEnsemble):
         reason = "has several storages, which checkpoints do not support"
-        hint = "use one buffer and mix minibatches in a hook, or folder=None (log_dir=null)"
+        hint = "use one buffer and mix minibatches in a hook, or pass folder=None (log_dir=null)"
         yield "buffer", type(buffer.buffer).__name__, reason, hint
     for field in ("writer", "sampler"):
         part = getattr(buffer.buffer, field)
@@ -175,12 +174,12 @@ def in_checkpoints(folder: Any, buffer: Any) -> Iterator[Refusal]:
             part.state_dict()
         except NotImplementedError:
             reason = "has no state_dict, which checkpoints need"
-            hint = f"use another {field}, or folder=None (log_dir=null) for no checkpoints"
+            hint = f"use another {field}, or disable checkpoints with folder=None (log_dir=null)"
             yield field, type(part).__name__, reason, hint
 
 
 def in_saving(iteration: int, ledger: StepLedger) -> Iterator[Refusal]:
-    """Yield an error if a checkpoint is requested within an iteration, which cannot be resumed."""
+    """Yield an error if a checkpoint is requested in the middle of an iteration."""
     if iteration != ledger.iterations:
         reason = "has begun but not ended, and a checkpoint cannot contain its batch"
         hint = "call trainer.request_checkpoint() to save after the iteration"
@@ -191,7 +190,7 @@ def in_resumed(plan: StepPlan, ledger: StepLedger, checkpoint: Any) -> Iterator[
     """Yield an error if a checkpoint's counts differ from the plan."""
     found = [mismatch for mismatch in ledger.compare(plan) if mismatch.name != "env_steps"]
     if found:
-        reason = f"was written under another plan: {', '.join(map(str, found))}"
+        reason = f"was written under a different plan: {', '.join(map(str, found))}"
         yield "resume_from", str(checkpoint), reason, "resume with the settings of that run"
 
 
@@ -206,7 +205,7 @@ def in_saved_policies(collector: Any) -> Iterator[Refusal]:
         name = "VecNorm" if running else ""
     if name:
         reason = f"normalises in worker processes ({type(collector).__name__}), so a saved policy"
-        hint = "normalise in this process: use another collector, or make_env(id)"
+        hint = "normalise in this process, with another collector or with make_env(id)"
         yield "environment", name, f"{reason} would lose its statistics", hint
 
 

@@ -18,13 +18,13 @@ class Stage:
     """A point in the training loop at which hooks run."""
 
     name: str
-    """Name of the stage, as in TorchRL if TorchRL has it."""
+    """Name of the stage. Stages that TorchRL also has keep TorchRL's names."""
     signature: str
-    """Key of ``SIGNATURES`` that describes arguments and result of the stage's hooks."""
+    """Key in ``SIGNATURES`` for the arguments and result of the stage's hooks."""
     when: str
     """Description of when the stage runs."""
     needs: str = ""
-    """Condition for the stage to run: ``update`` (gradient steps), ``collection``, or empty."""
+    """What the stage requires: ``update`` (gradient steps), ``collection``, or nothing (empty)."""
 
 
 SIGNATURES: dict[str, tuple[str, int]] = {
@@ -105,19 +105,19 @@ class _Operation:
 
 
 class Stages(dict[str, list[_Operation]]):
-    """Operations by stage, called in the order of their registration.
+    """Operations of each stage, called in the order in which they were registered.
 
     Args:
-        updates: whether the run makes gradient steps.
+        updates: whether the run takes gradient steps.
         collections: whether the run collects batches.
 
     Attributes:
-        keeps_batches: whether a registered hook may keep batches after the call that received them.
+        keeps_batches: whether a registered hook may keep a batch after its call returns.
     """
 
     def __init__(self, *, updates: bool = True, collections: bool = True) -> None:
         self._missing: dict[str, str] = {
-            "update": "" if updates else "the plan makes no gradient steps",
+            "update": "" if updates else "the plan takes no gradient steps",
             "collection": "" if collections else "the plan collects no batches (offline)",
         }
         self._began = self.keeps_batches = False
@@ -129,11 +129,12 @@ class Stages(dict[str, list[_Operation]]):
         Args:
             stage: name of a stage in ``STAGES``.
             function: function with the signature of the stage.
-            **keywords: keyword arguments of every call.
+            **keywords: keyword arguments passed in every call.
 
         Raises:
             KeyError: if there is no such stage.
-            SettingError: if the stage never runs, or the function does not accept its arguments.
+            SettingError: if the stage never runs, or the function does not accept the stage's
+                arguments.
         """
         name = _name(function)
         missing = self._missing.get(STAGES[stage].needs)
@@ -159,8 +160,9 @@ class Stages(dict[str, list[_Operation]]):
 
         Args:
             stage: name of the stage.
-            batch: argument of the first operation. An operation that returns ``None`` keeps it.
-            before: extra first argument of every operation, such as the minibatch of the losses.
+            batch: value passed to the first operation. An operation that returns ``None`` leaves
+                the value unchanged.
+            before: extra first argument of every operation, such as the losses' minibatch.
         """
         for operation in self[stage]:
             arguments = (batch,) if before is None else (before, batch)
@@ -169,7 +171,7 @@ class Stages(dict[str, list[_Operation]]):
         return batch
 
     def optimize(self, losses: TensorDictBase, clip_grad_norm: bool, clip_norm: Any) -> Any:
-        """Call every operation of stage ``optimizer`` for a gradient step; return the losses."""
+        """Call every operation of stage ``optimizer``, and return the detached losses."""
         for index, operation in enumerate(self["optimizer"]):
             arguments = (losses, clip_grad_norm, clip_norm, index)
             result = self._call("optimizer", operation, *arguments)
@@ -196,11 +198,12 @@ class Stages(dict[str, list[_Operation]]):
 
 
 def declares(function: Any, capability: str) -> bool:
-    """Return a capability that a hook declares; ``True`` if the hook does not declare it.
+    """Return whether a hook has a capability; ``True`` unless the hook declares otherwise.
 
     Args:
-        function: registered function with the attribute, or a method of an object with it.
-        capability: attribute name: ``keeps_batches``, ``reads_minibatches`` or
+        function: registered function with this attribute, or a method of an object that has the
+            attribute.
+        capability: name of the attribute: ``keeps_batches``, ``reads_minibatches`` or
             ``changes_training``.
     """
     owner = getattr(function, "__self__", None)

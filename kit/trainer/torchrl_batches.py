@@ -1,4 +1,4 @@
-"""Adapter that counts the batches of TorchRL's collectors."""
+"""Adapter that counts the steps of TorchRL's collectors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from kit.trainer.batches import CollectorAdapter, NoCollector, size_of
 
 
 def counted(collector: BaseCollector | None, plan: StepPlan) -> CollectorAdapter:
-    """Return the adapter that counts the batches of a collector, or yields empty batches."""
+    """Return the adapter that counts a collector's steps. Without one, batches are empty."""
     if collector is None:
         return CollectorAdapter(NoCollector(0), plan)
     is_kit = isinstance(collector, KitCollector)
@@ -37,7 +37,7 @@ def counted(collector: BaseCollector | None, plan: StepPlan) -> CollectorAdapter
 
 
 class TorchRLCollectorAdapter(CollectorAdapter):
-    """Counts the steps of a TorchRL collector, which only yields batches.
+    """Counts the steps of a TorchRL collector.
 
     Policy steps and finished episodes are counted from the batches. Env steps are counted exactly
     if kit's environment runs in this process. Otherwise, as in TorchRL, each policy step counts as
@@ -83,21 +83,21 @@ class TorchRLCollectorAdapter(CollectorAdapter):
         cut = entry(batch, ("collector", "mask")) is not None
         if rows == planned or cut or isinstance(self.collector, MultiAsyncCollector):
             return
-        shape = f"gave a batch of {rows} rows of {batch.shape[1]} steps, but num_envs={planned}"
+        shape = f"returned a batch of {rows} rows of {batch.shape[1]} steps, but num_envs={planned}"
         reason, hint = shape, f"use num_envs={rows} in the plan"
         if isinstance(self.collector, MultiSyncCollector):
-            reason, hint = f"{shape}: it may join workers along time", "use cat_results='stack'"
+            reason, hint = f"{shape}. Workers may be joined along time", "use cat_results='stack'"
         raise SettingError("collector", type(self.collector).__name__, reason, hint)
 
     def count_environment(self, ledger: StepLedger) -> None:
-        """Update env steps and episodes of ``ledger``. Synchronises with the GPU."""
+        """Update the environment counters in ``ledger``. Synchronises with the GPU."""
         ledger.environment_errors = self._evaluation_faults
         estimated = self._policy_steps * self.plan.action_repeat
         ledger.local_env_steps = estimated if self._env is None else self._env_steps
         ledger.local_episodes = int(self._ended)
 
     def _episodes(self) -> list[Episode]:
-        if self._env is not None:  # reports returns before normalisation
+        if self._env is not None:  # kit's environment reports unnormalised returns
             return self._env.take_episodes()
         returns, self._returns = self._returns, []
         values = [value for part in returns for value in part[~part.isnan()].tolist()]
@@ -116,7 +116,8 @@ class TorchRLCollectorAdapter(CollectorAdapter):
         """Restore the state returned by :meth:`state_dict`."""
         state = dict(state_dict["collector"])
         env = getattr(self.collector, "env", None)
-        if isinstance(env, TransformedEnv):  # fill in place, as evaluations may share statistics
+        # Fill the state in place, because evaluation environments may share the statistics.
+        if isinstance(env, TransformedEnv):
             present = env.transform.state_dict()
             state["env_state_dict"] = filled(present, state["env_state_dict"])
         super().load_state_dict({**state_dict, "collector": state})

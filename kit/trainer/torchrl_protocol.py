@@ -26,24 +26,24 @@ class TorchRLProtocol:
 
     Args:
         plan: step counts of the run.
-        collector: collector of batches; ``None`` offline.
-        update: makes gradient steps; provides the default loss module, optimiser and clipping.
+        collector: kit or TorchRL collector; ``None`` if the plan is offline.
+        update: takes gradient steps; provides the default loss module, optimiser and clipping.
         buffer: source of minibatches.
         logger: logger or loggers that receive rows of metrics.
         loss_module: replaces the update's loss module.
         optimizer: replaces the update's optimiser.
 
     Attributes:
-        advantage: adds advantages to each batch before it is trained on, or ``None``.
+        advantage: function that adds advantages to each batch before training, or ``None``.
         ledger: step counts so far.
-        journal: recorder of metrics.
-        stages: registered operations by stage.
-        registered_modules: objects whose state is saved in checkpoints, by name.
+        journal: recorder for metrics.
+        stages: registered operations, keyed by stage.
+        registered_modules: objects whose state is saved in checkpoints, keyed by name.
         last_metrics: metrics of the last gradient step, on the device.
         skips_rest_of_update: whether the current update phase ends after the current epoch.
-        stop_reason: why the run ended early; ``None`` otherwise.
+        stop_reason: reason why the run ended early, or ``None``.
         last_checkpoint: checkpoint that was written or loaded last, or ``None``.
-        clip_norm: gradient clipping threshold of TorchRL's steppers and optimiser hooks.
+        clip_norm: gradient clipping threshold for TorchRL's steppers and optimiser hooks.
         clip_grad_norm: whether gradients are clipped by norm rather than by value.
     """
 
@@ -98,7 +98,7 @@ class TorchRLProtocol:
         if name is None and (parameter is None or parameter.default is parameter.empty):
             name = snake_case(type(hook))
         hook.register(self, *filter(None, [name]))
-        if isinstance(hook, TargetNetUpdaterHook):  # does not register its state itself
+        if isinstance(hook, TargetNetUpdaterHook):  # this hook does not register its own state
             self.register_module(name or snake_case(type(hook)), hook.target_params_updater)
         return self
 
@@ -106,8 +106,9 @@ class TorchRLProtocol:
         """Register a function at a stage; see ``kit.trainer.stages.STAGES`` and docs/hooks.md.
 
         Raises:
-            SettingError: if the stage does not exist or never runs, if the function does not accept
-                its arguments, or if it steps a scheduler that needs a metric.
+            KeyError: if the stage does not exist.
+            SettingError: if the stage never runs, or the function does not accept the stage's
+                arguments.
         """
         stops_early = isinstance(op, EarlyStopping)
         self.stages.register(dest, _once_logged(op, self) if stops_early else op, **kwargs)
@@ -121,7 +122,7 @@ class TorchRLProtocol:
             SettingError: if the name is already registered.
         """
         if module_name in self.registered_modules:
-            hint = "choose another name: add(hook, name)"
+            hint = "choose another name with add(hook, name)"
             raise SettingError("hook", module_name, "is already registered", hint)
         self.registered_modules[module_name] = module
 
@@ -136,7 +137,7 @@ class TorchRLProtocol:
         self._save_requested = True
 
     def skip_rest_of_update(self) -> None:
-        """End this update phase after this epoch. Remaining gradient steps count as skipped."""
+        """Skip the remaining gradient steps of this update phase after the current epoch."""
         self.skips_rest_of_update = True
 
     def compute_loss(self, sub_batch: TensorDictBase, method: str | None = None) -> Any:
@@ -148,19 +149,19 @@ class TorchRLProtocol:
     # ------------------------------------------------------------------ counts and metrics
     @property
     def policy_steps(self) -> int:
-        """Policy steps so far, in all processes."""
+        """Number of policy steps so far in all processes."""
         return self.ledger.policy_steps
 
     collected_frames = policy_steps
-    """Policy steps so far, under TorchRL's name."""
+    """TorchRL's name for :attr:`policy_steps`."""
 
     @property
     def _optim_count(self) -> int:
-        """Gradient steps of this process so far, under TorchRL's name."""
+        """TorchRL's name for the number of gradient steps so far in this process."""
         return self.ledger.local_gradient_steps
 
     def log(self, stage: str, *arguments: Any) -> None:
-        """Record the metrics that hooks of a log stage return."""
+        """Record the metrics returned by the hooks of a log stage."""
         if not self.stages[stage]:
             return
         for metrics in self.stages.log(stage, *arguments):
@@ -176,7 +177,7 @@ class TorchRLProtocol:
 
 
 def _once_logged(hook: Any, trainer: TorchRLProtocol) -> Callable[[Any], None]:
-    """Wrap TorchRL's early stopping hook, so that it runs only once its metric was logged."""
+    """Wrap TorchRL's early stopping hook so that it does not run before its metric is logged."""
     logged, monitor = trainer._log_dict, str(hook.monitor)
 
     def look(batch: Any) -> None:
@@ -185,7 +186,7 @@ def _once_logged(hook: Any, trainer: TorchRLProtocol) -> Callable[[Any], None]:
 
     def end() -> None:
         if monitor not in logged:
-            what = f"EarlyStopping never found {monitor!r}; columns are {', '.join(logged)}"
+            what = f"EarlyStopping never found {monitor!r}. Columns are {', '.join(logged)}"
             warnings.warn(what, stacklevel=2)
 
     look.__qualname__ = type(hook).__name__  # hook name in errors

@@ -53,49 +53,49 @@ from kit.update import Update
 
 
 class Trainer(TorchRLProtocol):
-    """Runs a step plan. Each iteration collects one batch and makes the gradient steps due.
+    """Runs a step plan. Each iteration collects one batch and takes the due gradient steps.
 
-    The plan determines the counts, the buffer provides minibatches and the update makes gradient
-    steps. The loop is the same for every algorithm. It implements TorchRL's hook protocol, so
-    TorchRL's hook objects can be registered unchanged.
+    The plan determines the counts, the buffer provides minibatches and the update takes gradient
+    steps. The loop is the same for every algorithm. The trainer implements TorchRL's hook protocol,
+    so TorchRL's hook objects can be registered unchanged.
 
     Each run has its own copy of the global RNG state, so trainers in one process do not affect each
     other. Concurrent runs in several threads are not supported.
 
     Args:
-        plan: step counts of the run. They replace defaults of kit's components:
-            ``init_random_frames`` of a collector, ``episodes`` of an evaluator and the minibatch
-            size of a buffer.
+        plan: step counts of the run. They override the defaults of kit's components: a collector's
+            ``init_random_frames``, an evaluator's ``episodes`` and a buffer's minibatch size.
         collector: kit or TorchRL collector; ``None`` if the plan is offline (``steps_per_env=0``).
-        update: makes gradient steps: an :class:`~kit.update.Update` or one of TorchRL's steppers.
-            ``None`` if nothing is trained or a hook at stage ``optimizer`` makes the gradient steps
-            (``loss_module`` is then required). Policies that collect or are evaluated, and the
-            critic of ``advantage``, must be networks of the update's loss or frozen
-            (``requires_grad_(False)``).
-        buffer: source of minibatches, such as a TorchRL replay buffer; ``None``: passes over the
-            last batch.
-        advantage: adds advantages and value targets to each batch before it is trained on.
-        evaluate: evaluates the policy when the plan says so.
+        update: takes gradient steps: an :class:`~kit.update.Update` or one of TorchRL's steppers.
+            ``None`` if nothing is trained or a hook at stage ``optimizer`` takes the gradient steps
+            (``loss_module`` is then required). The policies of the collector and the evaluator, and
+            the critic of ``advantage``, must be networks of the update's loss or frozen with
+            ``requires_grad_(False)``.
+        buffer: source of minibatches, such as a TorchRL replay buffer; ``None``: train on the last
+            batch only.
+        advantage: function that adds advantages and value targets to each batch before training.
+        evaluate: evaluator that is called whenever the plan contains an evaluation.
         logger: logger or loggers that receive each row of metrics.
         hooks: kit or TorchRL hook objects, which define ``register(trainer, name)``.
-        folder: run folder; checkpoints are written to ``checkpoints`` in it. ``None``: no
+        folder: run folder. Checkpoints are written to its subfolder ``checkpoints``. ``None``: no
             checkpoints.
-        log_every: policy steps (offline: gradient steps) between rows; ``None``: 1% of the run.
+        log_every: policy steps (offline: gradient steps) between rows of metrics; ``None``: 1% of
+            the run.
         checkpoint_every: policy steps (offline: gradient steps) between checkpoints; ``None``: 10%
             of the run.
-        loss_module: loss module for TorchRL's hooks and steppers; by default the update's.
-        optimizer: optimiser for TorchRL's hooks and steppers; by default the update's.
-        config: config of the run, as plain values, for loggers.
-        resume_from: checkpoint of a trainer that was built in the same way.
-        progress: whether to print plan, progress and ledger in the terminal; a string is the title.
+        loss_module: loss module for TorchRL's hooks and steppers; default: the update's loss.
+        optimizer: optimiser for TorchRL's hooks and steppers; default: the update's optimiser.
+        config: config of the run as plain values, passed to loggers.
+        resume_from: checkpoint to resume from, written by a trainer that was built in the same way.
+        progress: whether to print the plan, progress and ledger. A string is printed as the title.
         nan_guard: whether a non-finite training metric ends the run.
 
     Attributes:
         ledger: step counts so far.
-        stop_reason: why the run ended early; ``None`` otherwise.
+        stop_reason: reason why the run ended early, or ``None``.
 
     Raises:
-        SettingError: if the components are incompatible with each other or the plan.
+        SettingError: if the components are incompatible with each other or with the plan.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class Trainer(TorchRLProtocol):
         self._released = self._complete = self._started = False
         self._prefill: TensorDictBase | None = None
         self.checkpoints = RunCheckpoints(self._parts, self.policy_parts)
-        self._is_loaded = False  # whether stage "load" is still to run
+        self._is_loaded = False  # whether stage "load" has yet to run
         self._phase = UpdatePhase(self)
         if isinstance(update, Update):
             vary = not (plan.is_exact if plan.on_policy else plan.offline)
@@ -163,7 +163,7 @@ class Trainer(TorchRLProtocol):
             update.register(self)
         requested = list(hooks)
         if nan_guard and not any(isinstance(hook, NaNGuard) for hook in requested):
-            self.add(NaNGuard())  # before hooks that save checkpoints
+            self.add(NaNGuard())  # must run before hooks that save checkpoints
         for hook in requested:
             self.add(hook)
         if progress and not any(isinstance(hook, Console) for hook in requested):
@@ -191,7 +191,8 @@ class Trainer(TorchRLProtocol):
         """Run the rest of the plan and return the ledger.
 
         Raises:
-            SettingError: if the run has ended early and closed its environments.
+            SettingError: if components are incompatible, or the run has ended early and closed its
+                environments.
             PlanMismatchError: if step counts differ from the plan.
             HookError: if a hook raises.
             EnvError: if an environment fails.
@@ -203,7 +204,7 @@ class Trainer(TorchRLProtocol):
             compatibility.in_rewards(self.buffer, self.stages),
             plan_fit.in_counts(self.collector, self.ledger),
         )
-        # A resumed run with no steps left may still be run again.
+        # A completed run may be run again, because no steps are left.
         if self._released and not self._complete:
             reason = (
                 f"has ended after {self.policy_steps:,} policy steps and closed its environments"
@@ -216,7 +217,7 @@ class Trainer(TorchRLProtocol):
             if self.ledger.iterations == 0:
                 if not self._stop_training:  # a hook may stop the run at stage "setup"
                     self.begin()
-                if self._stop_training:  # no iteration was made, so nothing is saved
+                if self._stop_training:  # no iteration was run, so nothing is saved
                     return self.ledger
             while not (self.schedule.done or self._stop_training):
                 batch = self.collect()
@@ -228,7 +229,7 @@ class Trainer(TorchRLProtocol):
             if self.ledger.iterations != self.checkpoints.saved_at:
                 self.save()
                 if self.journal.latest.get("iterations") != self.ledger.iterations:
-                    self.write_row()  # resuming a run drops this row
+                    self.write_row()  # a resumed run drops this row
         self.ledger.verify(self.plan)
         self._complete = self.schedule.done
         return self.ledger
@@ -241,9 +242,9 @@ class Trainer(TorchRLProtocol):
 
     @isolated_rng
     def begin(self) -> None:
-        """Collect the prefill and make the evaluations that precede the first iteration.
+        """Collect the prefill and run the evaluations that precede the first iteration.
 
-        The collector starts new episodes, so open episodes in a filled buffer are closed.
+        Open episodes in a filled buffer are closed, because the collector starts new episodes.
         """
         self._start()
         if not self.plan.offline:
@@ -261,7 +262,7 @@ class Trainer(TorchRLProtocol):
 
     @isolated_rng
     def collect(self) -> TensorDictBase:
-        """Collect the batch of an iteration. Offline runs return an empty batch."""
+        """Collect the next batch. In an offline run, return an empty batch."""
         self._start()  # a custom loop that resumes from a checkpoint does not call begin()
         self.stages.fire("pre_collect")
         began = time.perf_counter()
@@ -284,13 +285,13 @@ class Trainer(TorchRLProtocol):
         return batch
 
     def _close_open_episodes(self) -> None:
-        """Close open episodes in the buffer, so that no step is joined to the next batch."""
+        """Close open episodes in the buffer so that the next batch does not continue them."""
         if getattr(self.buffer, "joins_steps", False):
             self.buffer.close_open_episodes(self.plan.num_envs)
 
     @isolated_rng
     def train(self, batch: TensorDictBase, due: int) -> None:
-        """Make the gradient steps that are due. If none are due, only store the batch."""
+        """Take the gradient steps that are due. If none are due, only store the batch."""
         if not due:
             self._phase.store(batch)
             return
@@ -300,7 +301,7 @@ class Trainer(TorchRLProtocol):
 
     @isolated_rng
     def finish_iteration(self, batch: TensorDictBase, due: Due) -> None:
-        """Count the iteration. Evaluate, log and save if due."""
+        """Count the iteration, then evaluate, log and save if due."""
         self.ledger.iterations += 1
         if isinstance(self.update, Update):
             self.update.advance(self.policy_steps)
@@ -336,7 +337,7 @@ class Trainer(TorchRLProtocol):
 
     # ------------------------------------------------------------------ hooks and checkpoints
     def add(self, hook: Any, name: str | None = None) -> Self:
-        """Register a hook object. In a run that was just resumed, also restore its saved state.
+        """Register a hook object. If a run was just resumed, also restore the hook's saved state.
 
         Raises:
             SettingError: if another hook has the same name.
@@ -348,11 +349,11 @@ class Trainer(TorchRLProtocol):
         return self
 
     def save(self) -> Path | None:
-        """Write a checkpoint now. May only be called between iterations.
+        """Write a checkpoint now. This method may only be called between iterations.
 
         Raises:
             WriteError: if the checkpoint cannot be written. Earlier checkpoints are left unchanged.
-            SettingError: if called within an iteration.
+            SettingError: if called during an iteration.
         """
         self._save_requested = False
         if self.folder is None:
@@ -369,7 +370,7 @@ class Trainer(TorchRLProtocol):
         return self.last_checkpoint
 
     def load(self, checkpoint: Path | str) -> Self:
-        """Load a checkpoint of a trainer that was built in the same way, to continue its run.
+        """Load a checkpoint from a trainer that was built in the same way, to continue its run.
 
         Raises:
             SettingError: if the checkpoint does not match this trainer or its plan.
@@ -388,8 +389,8 @@ class Trainer(TorchRLProtocol):
         return self
 
     def _parts(self) -> dict[str, Any]:
-        """Return the components with a state that a resumed run needs, keyed by name."""
-        # TorchRL's steppers are registered modules, but do not save their optimiser.
+        """Return the components whose state a resumed run needs, keyed by name."""
+        # TorchRL's steppers are registered modules, but do not save the optimiser.
         optimizer = "update" if isinstance(self.update, Update) else "optimizer"
         names = ("ledger", "schedule", "batches", "buffer", "journal", "loss_module", optimizer)
         parts = {name: getattr(self, name) for name in (*names, "advantage")}
@@ -404,29 +405,29 @@ class Trainer(TorchRLProtocol):
         return {**parts, **normalization_of(self.collector, self.evaluate), **self._transforms}
 
     def load_policy(self, checkpoint: Path | str, best: bool = False) -> dict[str, int]:
-        """Load weights and normalisation statistics only, for evaluation.
+        """Load only weights and normalisation statistics, for evaluation.
 
         Args:
             checkpoint: checkpoint of a trainer that was built in the same way.
-            best: whether to load the policy of the best evaluation, which ``BestPolicy`` has saved.
+            best: whether to load the policy with the best evaluation, as saved by ``BestPolicy``.
 
         Returns:
-            ``policy_steps`` and ``gradient_steps`` of the loaded policy.
+            Dictionary with ``policy_steps`` and ``gradient_steps`` at which the policy was saved.
 
         Raises:
-            SettingError: if the best policy was not saved, no evaluation was made, or statistics
-                are stored in another process.
+            SettingError: if the best policy was not saved, no evaluation has run, or normalisation
+                statistics are stored in another process.
         """
         checks.raise_first(in_saved_policies(self.collector))
         return self.checkpoints.load_policy(Path(checkpoint), best)
 
     def save_policy(self, folder: Path | str) -> Path:
-        """Write a checkpoint of the last and best policy, which :meth:`load_policy` can load.
+        """Write a checkpoint of the last and the best policy for :meth:`load_policy`.
 
         Args:
-            folder: folder in which ``checkpoints`` is created. With a ``config.yaml`` it can be
-                used like a run folder for ``kit evaluate`` and ``init_from``, but not to resume a
-                run.
+            folder: folder in which ``checkpoints`` is created. If you add a ``config.yaml``,
+                ``kit evaluate`` and ``init_from`` accept the folder as a run folder. The folder
+                cannot be used to resume a run.
 
         Raises:
             WriteError: if the checkpoint cannot be written.
@@ -465,7 +466,7 @@ class Trainer(TorchRLProtocol):
             self.stages.fire("load", self.last_checkpoint)
 
     def shutdown(self) -> None:
-        """Release all resources, even if some of them raise."""
+        """Release all resources, even if releasing some of them raises an error."""
         self._released, self._started = True, False
         with contextlib.ExitStack() as last_first:
             if self.evaluate is not None:
@@ -474,5 +475,5 @@ class Trainer(TorchRLProtocol):
             last_first.callback(lambda: self.journal.close(self.plan.table(self.ledger)))
             last_first.callback(self.stages.fire, "shutdown")
             last_first.callback(self.batches.count_environment, self.ledger)
-            if isinstance(self.update, Update):  # later calls may read values in the minibatch
+            if isinstance(self.update, Update):  # later callers may read the minibatch
                 self.update.writes_to_minibatch = True

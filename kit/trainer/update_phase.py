@@ -1,4 +1,4 @@
-"""Update phase of an iteration: store the batch in the buffer and make gradient steps."""
+"""Update phase of an iteration: store the batch in the buffer and take gradient steps."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _GIVEN_MINIBATCHES = (
 )  # fmt: skip
 """Stages whose hooks receive minibatches."""
 _WITHIN_EPOCHS = (*_GIVEN_MINIBATCHES, "post_backward", "post_optim")
-"""Stages that run between gradient steps of an epoch."""
+"""Stages that run between the gradient steps of an epoch."""
 _WITHIN_PHASES = (*_WITHIN_EPOCHS, "post_epoch_log", "post_epoch", "pre_epoch_log")
-"""Stages that run between gradient steps of an update phase."""
+"""Stages that run between the gradient steps of an update phase."""
 
 
 class UpdatePhase:
-    """Fills the trainer's buffer and makes the gradient steps that are due, epoch by epoch."""
+    """Fills the trainer's buffer and takes the due gradient steps, epoch by epoch."""
 
     def __init__(self, trainer: TorchRLProtocol) -> None:
         self.trainer = trainer
@@ -47,11 +47,11 @@ class UpdatePhase:
         self._fill(batch if trainer.plan.on_policy else self.processed("pre_epoch", batch))
 
     def run(self, batch: TensorDictBase, due: int) -> None:
-        """Make the gradient steps that are due.
+        """Take the gradient steps that are due.
 
         Args:
-            batch: batch of the iteration.
-            due: number of gradient steps of this process, at least 1.
+            batch: batch collected in this iteration.
+            due: number of gradient steps due in this process, at least 1.
 
         Raises:
             SettingError: if the buffer yields no minibatches.
@@ -73,7 +73,7 @@ class UpdatePhase:
             before, steps = steps, self._epoch(due)
             if before == steps == 0:
                 name = type(trainer.buffer).__name__
-                raise SettingError("buffer", name, "has no minibatch to train on")
+                raise SettingError("buffer", name, "yields no minibatch to train on")
             due -= steps
             trainer.log("post_epoch_log", batch)
             trainer.stages.fire("post_epoch")
@@ -86,7 +86,7 @@ class UpdatePhase:
             trainer.log("post_optim_complete_log", steps, TensorDict(means))
 
     def processed(self, stage: str, batch: TensorDictBase) -> TensorDictBase:
-        """Return the batch as processed by the hooks of a stage."""
+        """Return the batch after the hooks of a stage have processed it."""
         trainer = self.trainer
         if not trainer.stages[stage]:
             return batch
@@ -96,7 +96,7 @@ class UpdatePhase:
         return processed
 
     def _fill(self, batch: TensorDictBase) -> None:
-        """Store a batch in the buffer. On policy, store only the entries that the update reads."""
+        """Store a batch in the buffer. On-policy, omit entries that nothing reads."""
         trainer = self.trainer
         if trainer.plan.offline:
             return
@@ -107,7 +107,7 @@ class UpdatePhase:
         trainer.buffer.extend(batch, keys)
 
     def _separate_trainers(self) -> None:
-        """Close open episodes if another trainer wrote to this buffer."""
+        """Close open episodes if another trainer has written to this buffer."""
         buffer, memory = self.trainer.buffer, self._memory
         if getattr(buffer, "joins_steps", False):
             if getattr(memory, "written_by", self._writer) is not self._writer:
@@ -120,21 +120,20 @@ class UpdatePhase:
 
     @property
     def _memory(self) -> Any:
-        """Return the object that joins consecutive steps: kit's n-step buffer or TorchRL's."""
+        """Return the object that joins consecutive steps: kit's n-step or TorchRL's buffer."""
         buffer = self.trainer.buffer
-        waits = getattr(buffer, "n_step", None) is not None  # n-step sums wait outside the buffer
+        # Pending n-step sums are stored in kit's buffer, not in TorchRL's buffer.
+        waits = getattr(buffer, "n_step", None) is not None
         return buffer if waits else getattr(buffer, "buffer", buffer)
 
     def _epoch(self, due: int) -> int:
-        """Make at most ``due`` gradient steps of one update epoch, and return their number."""
+        """Take at most ``due`` gradient steps in one update epoch, and return their number."""
         trainer, stages, steps = self.trainer, self.trainer.stages, 0
         with self._shortcuts():
             for drawn in trainer.buffer.epoch(trainer.plan, due):
                 try:
                     minibatches = [self._minibatch(m) for m in drawn]
-                except (
-                    StopIteration
-                ):  # raised by TorchRL's replay buffer hook at the end of an epoch
+                except StopIteration:  # TorchRL's replay buffer hook ends the epoch
                     break
                 trainer.last_metrics = gradient_step(trainer, minibatches)
                 trainer.journal.metrics.add(trainer.last_metrics)
@@ -160,7 +159,7 @@ class UpdatePhase:
     def _loss_alone_reads(self) -> bool:
         """Return whether only the loss reads minibatches, and always reads the same entries.
 
-        A hook between gradient steps may change the loss and thereby the entries that it reads.
+        Hooks between gradient steps may change the loss and therefore which entries it reads.
         """
         return not (
             getattr(self.trainer.update, "reads_minibatches", True)
@@ -170,7 +169,7 @@ class UpdatePhase:
 
     @contextlib.contextmanager
     def _shortcuts(self) -> Iterator[None]:
-        """Let update and buffer skip work, during an epoch, that no hook can observe."""
+        """Skip work in the update and the buffer that no hook can observe during an epoch."""
         trainer, update, buffer = self.trainer, self.trainer.update, self.trainer.buffer
         if not isinstance(update, Update):
             yield
@@ -184,8 +183,7 @@ class UpdatePhase:
         update.undisturbed = unread and not self._may("changes_training", *_WITHIN_EPOCHS)
         if trainer.stages["post_backward"]:
             update.post_backward = functools.partial(trainer.stages.fire, "post_backward")
-        # With varying minibatch sizes, the loss may read entries that the traced graph does not
-        # read.
+        # If minibatch sizes vary, the loss may read entries that the traced graph does not.
         alike = trainer.plan.minibatch_size is not None
         if hasattr(buffer, "keys_read") and unread and alike and self._loss_alone_reads():
             buffer.keys_read = update.keys_read
@@ -199,7 +197,7 @@ class UpdatePhase:
                 buffer.keys_read = ()
 
     def _minibatch(self, drawn: TensorDictBase) -> TensorDictBase:
-        """Return a minibatch as processed by hooks, after checking its buffer indices."""
+        """Return a minibatch after hooks have processed it, and check its buffer indices."""
         stages, buffer = self.trainer.stages, self.trainer.buffer
         if not stages["process_optim_batch"]:
             return drawn
@@ -217,7 +215,7 @@ class UpdatePhase:
         return minibatch
 
     def _skip_minibatches(self, due: int) -> None:
-        """Draw and discard the minibatches of skipped steps, to advance a carried permutation."""
+        """Discard the minibatches of skipped gradient steps, to advance a carried permutation."""
         trainer = self.trainer
         drawn = due if trainer.plan.last_minibatch == "carry" else 0
         while drawn and due:
@@ -229,7 +227,7 @@ class UpdatePhase:
 def gradient_step(
     trainer: TorchRLProtocol, minibatches: Sequence[TensorDictBase]
 ) -> dict[str, Tensor]:
-    """Make one gradient step with the trainer's update and its hooks.
+    """Take one gradient step with the trainer's update and hooks.
 
     Args:
         trainer: trainer whose update, stages and buffer are used.
@@ -237,10 +235,10 @@ def gradient_step(
             one at a time and accumulate internally.
 
     Returns:
-        Scalar metrics on the device.
+        Scalar metrics as tensors on the training device.
 
     Raises:
-        NonFiniteError: if the step failed and a weight is NaN or infinite.
+        NonFiniteError: if the step raised an error and a weight is NaN or infinite.
     """
     try:
         return _gradient_step(trainer, minibatches)
@@ -278,7 +276,7 @@ def _gradient_step(
 def _open_step(
     trainer: TorchRLProtocol, minibatches: Sequence[TensorDictBase]
 ) -> dict[str, Tensor]:
-    """Make an eager gradient step with hooks at ``process_loss`` or ``optimizer``."""
+    """Take an eager gradient step with hooks at ``process_loss`` or ``optimizer``."""
     stages, update = trainer.stages, trainer.update
     compute = trainer.compute_loss
     if isinstance(update, Update):  # an optimizer hook may minimise all losses in every step

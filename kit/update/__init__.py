@@ -1,4 +1,4 @@
-"""Gradient steps: minibatch, loss, gradients, clipping, optimisers, target networks."""
+"""Gradient steps, including clipping, optimisers and target networks."""
 
 from __future__ import annotations
 

@@ -18,18 +18,18 @@ from kit.steps import SettingError
 from kit.steps.errors import whole_number
 
 Due = tuple[int, ...]
-"""Positions of the groups whose optimisers step."""
+"""Indices of the groups whose optimisers take a step."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """An optimiser and the losses it minimises; an empty tuple means all losses."""
+    """An optimiser and the losses it minimises. An empty tuple of losses means all losses."""
 
     name: str
     optimizer: Optimizer
     losses: tuple[str, ...]
     period: int
-    """Gradient steps between two steps of this optimiser."""
+    """Number of gradient steps per step of this optimiser."""
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -50,8 +50,8 @@ def groups_of(
             raise SettingError("every", name, "This loss has no separate optimiser", hint)
     others = [name for name in _declared_names(loss_module) if name not in named]
     if len(named) > 1 and "" in named and not others:
-        reason = "The name '' selects all other losses, but the loss module declares none"
-        raise SettingError("optimizer", "", reason, "Name its losses, or list them in out_keys")
+        reason = "The name '' selects all other losses, but the module declares no other losses"
+        raise SettingError("optimizer", "", reason, "Name the losses, or list them in out_keys")
     groups = []
     for member in dict.fromkeys(named.values()):
         keys = [name for name, optimizer in named.items() if optimizer is member]
@@ -67,32 +67,32 @@ def groups_of(
 
 
 def due_at(groups: Sequence[Group], gradient_step: int) -> Due:
-    """Return the groups whose optimisers step at ``gradient_step``, counted from 1."""
+    """Return the groups whose optimisers step at the given gradient step, counted from 1."""
     return tuple([n for n, group in enumerate(groups) if gradient_step % group.period == 0])
 
 
 def ever_due(groups: Sequence[Group]) -> set[Due]:
     """Return all sets of groups that step together at some gradient step."""
     periods = [group.period for group in groups]
-    # A set of groups steps together first at the least common multiple of its periods.
+    # A set of groups first steps together at the least common multiple of the groups' periods.
     subsets = (itertools.combinations(periods, count) for count in range(len(periods) + 1))
     return {due_at(groups, math.lcm(*subset)) for subset in itertools.chain(*subsets)}
 
 
 def losses_among(names: Iterable[Any]) -> list[str]:
-    """Return the output names that are losses, that is, start with ``loss``."""
+    """Return the output names of losses, which start with ``loss``."""
     return [name for name in names if isinstance(name, str) and name.startswith("loss")]
 
 
 def flat(losses: TensorDictBase) -> TensorDictBase:
     """Return the outputs of a loss module with nested names flattened."""
     if any(isinstance(value, TensorDictBase) for value in losses.values()):
-        return losses.flatten_keys(".")  # for composite actions: entropy.gear_entropy
+        return losses.flatten_keys(".")  # for composite actions, such as entropy.gear_entropy
     return losses
 
 
 def total_of(losses: TensorDictBase, names: Sequence[str] = ()) -> Tensor:
-    """Return the sum of the losses with the given names; default: of all losses."""
+    """Return the sum of the named losses, or of all losses if no names are given."""
     parts = [losses[name].float() for name in names or losses_among(losses.keys()) or ["loss"]]
     total: Tensor = sum(parts[1:], parts[0])
     return total
@@ -101,7 +101,7 @@ def total_of(losses: TensorDictBase, names: Sequence[str] = ()) -> Tensor:
 def gradients_of(
     group: Group, losses: TensorDictBase, retain_graph: bool
 ) -> Sequence[Tensor | None]:
-    """Return the gradients of the sum of a group's losses."""
+    """Return the gradients of a group's total loss with respect to the group's parameters."""
     total, parameters = total_of(losses, group.losses), group.parameters
     trainable = [p for p in parameters if p.requires_grad]
     if not (trainable and total.requires_grad):
@@ -117,7 +117,7 @@ def gradients_of(
 
 # ---------------------------------------------------------------------- checks
 def reaches(outputs: Iterable[Tensor], weights: Sequence[Tensor]) -> list[bool]:
-    """Return, for each weight, whether the outputs have a gradient with respect to it."""
+    """Return, for each weight, whether the outputs have a gradient with respect to the weight."""
     totals = [one.sum() for one in outputs if one.requires_grad]
     if not (totals and weights):
         return [False] * len(weights)
@@ -126,9 +126,10 @@ def reaches(outputs: Iterable[Tensor], weights: Sequence[Tensor]) -> list[bool]:
 
 
 class LossChecks:
-    """Checks that losses and optimisers match, before the first step of each optimiser.
+    """Checks, before each optimiser's first step, that losses and optimisers match.
 
-    The checks are repeated when a parameter is unfrozen, because it may belong to no optimiser.
+    The checks are repeated when a parameter is unfrozen, because the parameter may not belong to
+    any optimiser.
     """
 
     def __init__(self, groups: Sequence[Group], loss_module: nn.Module) -> None:
@@ -168,7 +169,7 @@ class LossChecks:
 
     @property
     def _fixed(self) -> set[str]:
-        """Losses without parameters, such as TorchRL's ``loss_alpha`` with a fixed temperature."""
+        """Losses without trainable parameters, such as ``loss_alpha`` with a fixed temperature."""
         return {"loss_alpha"} if getattr(self.loss_module, "fixed_alpha", False) else set()
 
     def _check_reached(self, group: Group, losses: TensorDictBase, names: Sequence[str]) -> None:
@@ -198,13 +199,13 @@ class LossChecks:
         for name in minimized:
             if not losses[name].requires_grad and name not in self._fixed:
                 reason = f"The returned {name} has no gradient, so {first} would never change"
-                hint = "Remove detach() and no_grad(), or freeze it with requires_grad_(False)"
+                hint = "Remove detach() and no_grad(), or freeze weights with requires_grad_(False)"
                 raise SettingError("loss_module", kind, reason, hint)
         for name in losses.keys():
             if name not in names and any(reaches([losses[name]], unreached)):
-                reason = f"Only {name} depends on {first}, but it is not minimised"
+                reason = f"Only {name} depends on {first}, but {name} is not minimised"
                 raise SettingError(
-                    "loss_module", kind, reason, f"Name it loss_{name}, or detach it"
+                    "loss_module", kind, reason, f"Rename {name} to loss_{name}, or detach it"
                 )
 
     def _check_owned(self, losses: TensorDictBase, names: Sequence[str]) -> None:

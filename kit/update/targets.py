@@ -21,12 +21,13 @@ def make_target_updater(loss: LossModule, tau: float | None, every: int = 1) -> 
 
     Args:
         loss: Loss with target networks.
-        tau: Polyak coefficient: weight of the online network in an update (Lillicrap et al. 2016,
-            algorithm 1); 1 copies it. ``None``: 0.005, or 1 if ``every`` is above 1.
-        every: Gradient steps between two updates, counted by :class:`~kit.update.Update`.
+        tau: Polyak coefficient, the weight of the online network in an update (Lillicrap et al.
+            2016, algorithm 1); 1 copies the online network. ``None``: 0.005, or 1 if ``every`` is
+            above 1.
+        every: Number of gradient steps per target update, counted by :class:`~kit.update.Update`.
     """
     tau = (0.005 if every == 1 else 1.0) if tau is None else float(tau)
-    if tau == 1.0:  # interval 0 copies the weights at every call
+    if tau == 1.0:  # interval 0 copies the weights in every call
         return HardUpdate(loss, value_network_update_interval=0)
     return SoftUpdate(loss, tau=tau)
 
@@ -36,7 +37,7 @@ class TargetUpdates:
 
     Args:
         updater: TorchRL's updater; ``None``: there are no target networks.
-        every: Number of gradient steps, or text such as ``"1_000 policy steps"``.
+        every: Number of gradient steps, or a string such as ``"1_000 policy steps"``.
         traces: Whether soft updates are traced.
 
     Attributes:
@@ -49,7 +50,7 @@ class TargetUpdates:
         whole_number("value_network_update_interval", interval)
         if every != 1 and interval:
             name = type(updater).__name__
-            reason = f"{name} itself copies the weights only at every {interval + 1}th call"
+            reason = f"{name} itself copies the weights only once every {interval + 1} calls"
             hint = f"Use {name}(..., value_network_update_interval=0)"
             raise SettingError("target_update_every", every, reason, hint)
         self._traces = traces
@@ -63,17 +64,17 @@ class TargetUpdates:
             self._update = _traced(updater)
 
     def move_with(self, periods: list[int]) -> bool:
-        """Return whether each joint step of optimisers with these periods has a soft update."""
+        """Return whether every joint step of optimisers with these periods has a soft update."""
         if type(self.updater) is not SoftUpdate or self.counts != "gradient":
             return False
         return self.period.period in (1, *periods)
 
     def count(self, kind: str, steps: int, updated: bool = False) -> None:
-        """Update the targets if they are due, unless the traced gradient step has updated them.
+        """Update the targets if due, unless the traced gradient step has already updated them.
 
         Args:
             kind: ``"gradient"`` or ``"policy"``.
-            steps: Number of these steps so far.
+            steps: Number of steps of this kind so far.
             updated: Whether the traced gradient step has updated the targets.
         """
         if kind != self.counts:
@@ -86,7 +87,7 @@ class TargetUpdates:
                 self._update()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the updater's state and the last counted step."""
+        """Return the updater's state and the latest counted step."""
         targets = {} if self.updater is None else self.updater.state_dict()
         return {"targets": targets, "target_period": self.period.state_dict()}
 
@@ -114,7 +115,7 @@ def _period(every: int | str) -> tuple[Every, str]:
     found = re.fullmatch(r"([\d_,]+) (gradient|policy) steps?", every.strip())
     if found is None:
         hint = ["100 gradient steps", "1_000 policy steps"]
-        reason = "The interval is not a number of gradient or policy steps"
+        reason = "The interval must be a number of gradient or policy steps"
         raise SettingError("target_update_every", every, reason, hint)
     count = int(found[1].replace("_", "").replace(",", "") or 0)
     return Every(whole_number("target_update_every", count, 1)), found[2]

@@ -19,7 +19,7 @@ TRACES_STEPS = ("auto", "exact")
 
 
 class TracedStep:
-    """Traced functions of an update, two for each set of optimisers that step together.
+    """Traced functions for an update: two for each set of optimisers that step together.
 
     ``"step"`` is the whole gradient step. It is used if the optimisers' steps are fixed lists of
     operations and no hook runs between gradients and optimisers. Otherwise, ``"loss"`` computes
@@ -31,8 +31,9 @@ class TracedStep:
         step: Computes the whole gradient step.
 
     Attributes:
-        traced: Functions by due optimisers and kind.
-        looked: Steps checked for changes while ``update.undisturbed`` is true; otherwise ``None``.
+        traced: Traced functions, keyed by due optimisers and kind.
+        looked: Steps already checked for changes while ``update.undisturbed`` is true; otherwise
+            ``None``.
     """
 
     def __init__(self, update: Any, loss: Function, step: Function) -> None:
@@ -55,14 +56,14 @@ class TracedStep:
 
     @property
     def keys_read(self) -> list[Any]:
-        """Minibatch keys that are read; empty if unknown or if a verification is due."""
+        """Minibatch keys that the loss reads; empty if unknown or if a verification is due."""
         if any(traced.policy.check_is_due for traced in self.traced.values()):
             return []
         read = [self._keys_of(due) for due in self._ever_due]
         if not all(read):
             return []
         keys = sorted({key for keys in read for key in keys}, key=str)
-        if keys != self._keys_read:  # callers compare lists by identity
+        if keys != self._keys_read:  # callers compare the lists by identity
             self._keys_read = keys
         return self._keys_read
 
@@ -118,7 +119,7 @@ class TracedStep:
     def loss(self, due: Due) -> Traced:
         """Return the traced function that computes loss and gradients."""
         owned = [[*map(id, group.parameters)] for group in self._update.groups]
-        if owned != self._owned:  # gradients are numbered in the order of the parameters
+        if owned != self._owned:  # gradients are numbered like the parameters
             self._owned = owned
             self.clear()
         loss = self._trace(due, "loss")

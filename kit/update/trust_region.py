@@ -26,22 +26,22 @@ class TrustRegion(OptimizationStepper):
     """Moves a policy along the natural gradient within a bound on the KL divergence.
 
     Trust region policy optimisation (Schulman et al. 2015, appendix C). Conjugate gradients solve
-    ``F x = g`` for the gradient g of the losses and the Fisher matrix F of the policy. To second
-    order, the longest step in that direction has the KL divergence ``max_kl``. A line search
-    shortens it until the KL divergence is within the bound and the losses are smaller. If no step
-    length succeeds, the policy is left unchanged.
+    ``F x = g`` for the gradient g of the losses and the Fisher matrix F of the policy. The longest
+    step along x has the KL divergence ``max_kl``, to second order. A line search shortens the step
+    until the KL divergence is within the bound and the losses are smaller. If no step length
+    succeeds, the policy is left unchanged.
 
-    It has no state and runs eagerly. Use :class:`~kit.hooks.FitCritic` to fit a critic.
+    The update has no state and runs eagerly. Use :class:`~kit.hooks.FitCritic` to fit a critic.
 
     Args:
         loss_module: Returns a TensorDict of scalars. The sum of outputs named ``loss...`` is
             minimised, such as the surrogate of TorchRL's ``PPOLoss``.
-        policy: Actor whose parameters are changed; must not be recurrent.
+        policy: Actor whose parameters are updated; must not be recurrent.
         max_kl: Largest mean KL divergence between the policies before and after a step.
         damping: Constant added to the diagonal of F.
         conjugate_gradient_steps: Number of conjugate gradient iterations.
         line_search_steps: Maximum number of step lengths that are tried.
-        shrinkage: Ratio of each step length to the previous length, in (0, 1).
+        shrinkage: Ratio of each step length to the previous step length, in (0, 1).
 
     Raises:
         SettingError: If an argument is out of range, or a loss does not depend on the policy.
@@ -75,17 +75,17 @@ class TrustRegion(OptimizationStepper):
         self._checked = False
 
     def step(self, trainer: Any, sub_batch: TensorDictBase) -> TensorDictBase:
-        """Update the policy, as a stepper of TorchRL's trainer."""
+        """Update the policy when called by TorchRL's trainer."""
         del trainer
         return TensorDict(self(sub_batch))
 
     @torch.no_grad()
     def __call__(self, batch: TensorDictBase) -> dict[str, Tensor]:
-        """Update the policy once, on a batch of any size.
+        """Update the policy once, using a batch of any size.
 
         Returns:
-            Outputs of the loss before the step; ``kl``, the mean KL divergence after the step;
-            ``step_share``, the step length as a fraction of the longest step; and ``grad_norm``.
+            A dict of the loss's outputs before the step, ``kl`` (mean KL divergence after the
+            step), ``step_share`` (step length as a fraction of the longest step) and ``grad_norm``.
         """
         before = self._distribution(batch)
         with torch.enable_grad():
@@ -93,7 +93,8 @@ class TrustRegion(OptimizationStepper):
             if not self._checked:
                 self._check(losses)
             gradient = self._gradient(objective)
-            # The KL divergence from itself and its gradient are zero, but its Hessian is not.
+            # The policy's KL divergence from itself is zero and has a zero gradient, but not a zero
+            # Hessian.
             divergence = _mean_divergence(before, self._distribution(batch))
             slope = self._gradient(divergence, create_graph=True)
 
@@ -116,7 +117,8 @@ class TrustRegion(OptimizationStepper):
     ) -> tuple[float, Tensor]:
         """Apply the first step length that satisfies the bound and reduces the losses.
 
-        Returns its fraction of the longest step and the KL divergence; both are 0 without a step.
+        Returns the length as a fraction of the longest step, and the KL divergence. Both are 0 if
+        no step length succeeds.
         """
         start = vector_of(self.parameters).clone()
         for trial in range(self.line_search_steps):
@@ -137,10 +139,10 @@ class TrustRegion(OptimizationStepper):
         """Raise an error if a loss does not depend on the policy."""
         for name in losses_among(losses.keys()):
             loss = losses.get(name)
-            # A loss that is 0 may be disabled by a coefficient of 0.
+            # A loss of 0 may have been disabled by a coefficient of 0.
             if not any(reaches([loss], self.parameters)) and bool(loss != 0):
                 reason = f"The returned {name} does not depend on the policy's parameters"
-                hint = "Pass the same policy and no critic, and fit the critic with FitCritic"
+                hint = "Pass the policy that the loss evaluates, and fit the critic with FitCritic"
                 raise SettingError("loss_module", type(self.loss_module).__name__, reason, hint)
         self._checked = True
 
@@ -158,7 +160,7 @@ class TrustRegion(OptimizationStepper):
 
 
 def _mean_divergence(one: Any, other: Any) -> Tensor:
-    if isinstance(one, CompositeDistribution):  # composite actions are independent
+    if isinstance(one, CompositeDistribution):  # the components are independent
         parts = zip(one.dists.values(), other.dists.values())
         return torch.stack([_mean_divergence(*both) for both in parts]).sum()
     return kl_divergence(one, other).mean()
@@ -167,11 +169,11 @@ def _mean_divergence(one: Any, other: Any) -> Tensor:
 def conjugate_gradients(
     product: Callable[[Tensor], Tensor], target: Tensor, iterations: int
 ) -> Tensor:
-    """Solve ``A x = target`` for a symmetric positive definite matrix (Hestenes and Stiefel 1952).
+    """Solve ``A x = target`` for symmetric positive definite A (Hestenes and Stiefel 1952).
 
     Args:
         product: Function that multiplies A with a vector.
-        target: ``[size]``.
+        target: Right-hand side, ``[size]``.
         iterations: Number of iterations; ``size`` iterations are exact up to rounding.
     """
     solution, residual = torch.zeros_like(target), target.clone()

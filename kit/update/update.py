@@ -1,4 +1,4 @@
-"""Gradient step: minibatch, loss, gradients, clipping, optimisers and target networks."""
+"""Gradient steps: loss, gradients, clipping, optimisers and target updates."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _TRACED_SETTINGS = frozenset(
 
 
 def autocast_loss(loss_module: nn.Module, precision: str, device: Any) -> nn.Module:
-    """Run a loss's ``forward`` under autocast, so that matrix products use another dtype.
+    """Wrap a loss's ``forward`` in autocast, so that matrix products use the given precision.
 
     Args:
         loss_module: Loss module; its weights keep their dtype.
@@ -57,7 +57,7 @@ def autocast_loss(loss_module: nn.Module, precision: str, device: Any) -> nn.Mod
 class Update(OptimizationStepper):
     """Minimises a TorchRL loss, one gradient step per call.
 
-    It is an ``OptimizationStepper``, so it also works in TorchRL's ``Trainer``. With several
+    The class is an ``OptimizationStepper``, so it also works in TorchRL's ``Trainer``. With several
     optimisers, the gradients of all due losses are computed before any optimiser steps.
 
     Args:
@@ -65,29 +65,31 @@ class Update(OptimizationStepper):
             minimised; other outputs are metrics.
         optimizer: An optimiser for all losses, or a mapping from loss names to optimisers
             (``{"loss_actor": ..., "loss_qvalue": ...}``). Several losses may share an optimiser.
-            The name ``""`` selects all unnamed losses in the module's ``out_keys``. Parameters
-            that a loss depends on must be in an optimiser or frozen (``requires_grad_(False)``).
+            The name ``""`` selects all other losses in the module's ``out_keys``. Parameters that a
+            loss depends on must be in an optimiser or frozen (``requires_grad_(False)``).
             Parameters may be frozen, unfrozen and added at any time.
-        every: Gradient steps between two steps of a loss's optimiser, keyed by loss name; default
+        every: Number of gradient steps per step of a loss's optimiser, keyed by loss name; default
             1. ``{"loss_actor": 2}`` is TD3's policy delay (Fujimoto et al. 2018).
-        max_grad_norm: Maximum norm of all gradients of an optimiser; ``None``: no clipping.
+        max_grad_norm: Maximum norm of an optimiser's gradients, taken together; ``None``: no
+            clipping.
         clip_value: Maximum absolute value of a gradient entry; ``None``: no clipping.
         gradients: Function that changes the gradients of an optimiser's parameters before clipping.
             Its ``state_dict()``, if any, is saved in checkpoints.
-        target_updater: ``SoftUpdate`` or ``HardUpdate`` of the loss's target networks. With
+        target_updater: ``SoftUpdate`` or ``HardUpdate`` for the loss's target networks. With
             ``target_update_every``, ``HardUpdate`` requires ``value_network_update_interval=0``.
-        target_update_every: Interval between target updates: a number of gradient steps, or text
-            such as ``"1_000 policy steps"``. Policy steps are passed to :meth:`advance`.
+        target_update_every: Interval between target updates: a number of gradient steps, or a
+            string such as ``"1_000 policy steps"``. Policy steps are reported through
+            :meth:`advance`.
         compile: How gradient steps are executed:
 
             - ``"auto"``: traced once per minibatch shape and replayed without Python, or as a CUDA
-              graph. With fused optimisers, the whole gradient step is traced; untraceable losses
-              run eagerly. Results equal eager results bit for bit, except for large matrix products
-              on some CPUs (:mod:`kit.fast.products`) and float32 learning rates on GPUs.
+              graph. With fused optimisers, the whole gradient step is traced. Untraceable losses
+              run eagerly. Results are bitwise equal to eager results, except for large matrix
+              products on some CPUs (:mod:`kit.fast.products`) and float32 learning rates on GPUs.
             - ``"exact"``: as ``"auto"``, without the faster matrix products.
             - ``True``: loss and gradients are compiled by ``torch.compile``, which rounds
               differently and needs a C++ compiler.
-            - ``False``: eager.
+            - ``False``: run eagerly.
 
     Attributes:
         optimizer_step_count: Number of gradient steps so far.
@@ -96,9 +98,10 @@ class Update(OptimizationStepper):
             products save.
         writes_to_minibatch: Whether entries that the loss writes (``td_error``) are copied to the
             minibatch, for priorities or hooks.
-        reads_minibatches: Whether a subclass needs entries that the loss does not read.
-        post_backward: Hook called in each gradient step when the gradients of all losses are in
-            ``parameter.grad``, before ``gradients`` and clipping; it may change or replace them.
+        reads_minibatches: Whether a subclass needs minibatch entries that the loss does not read.
+        post_backward: Hook called in each gradient step after the gradients of all losses are
+            stored in ``parameter.grad``, before ``gradients`` and clipping. It may change or
+            replace ``parameter.grad``.
 
     Raises:
         SettingError: If arguments contradict each other or the losses. Errors that depend on the
@@ -146,7 +149,7 @@ class Update(OptimizationStepper):
 
     @property
     def loss_module(self) -> nn.Module:
-        """The loss module; it cannot be replaced, since the optimisers refer to its weights."""
+        """The loss module. It cannot be replaced, because the optimisers refer to its weights."""
         return self._loss_module
 
     @property
@@ -156,7 +159,7 @@ class Update(OptimizationStepper):
 
     @property
     def target_updater(self) -> TargetNetUpdater | None:
-        """TorchRL's updater of the target networks; it can be replaced."""
+        """TorchRL's updater for the target networks; can be replaced."""
         return self._targets.updater
 
     @target_updater.setter
@@ -188,15 +191,15 @@ class Update(OptimizationStepper):
 
     # ------------------------------------------------------------------ one gradient step
     def __call__(self, minibatch: TensorDictBase, *others: TensorDictBase) -> Metrics:
-        """Run one gradient step on one minibatch, or on several with averaged gradients.
+        """Take one gradient step on a minibatch, or with averaged gradients on several minibatches.
 
         Args:
             minibatch: TensorDict of any batch size.
             others: Further minibatches; gradients are weighted by the number of rows.
 
         Returns:
-            Losses, the loss's metrics and gradient norms: read-only scalars on the device. Losses
-            and metrics of an actor that is not due may be omitted; see
+            A dict of losses, loss metrics and gradient norms, as read-only scalar tensors on the
+            device. Losses and metrics of an actor that is not due may be omitted; see
             :func:`~kit.losses.losses_due`.
         """
         due = self._due()
@@ -214,7 +217,7 @@ class Update(OptimizationStepper):
         return metrics
 
     def losses(self, minibatch: TensorDictBase, *, due_alone: bool = False) -> TensorDictBase:
-        """Return the losses of a minibatch; ``due_alone`` may omit losses that are not due."""
+        """Return a minibatch's losses; with ``due_alone``, may omit losses that are not due."""
         if not due_alone:
             return flat(self.loss_module(minibatch))
         return self._losses_due(self._due(), minibatch)
@@ -224,7 +227,7 @@ class Update(OptimizationStepper):
         return flat(losses_due(self.loss_module, minibatch, names))
 
     def minimize(self, losses: TensorDictBase) -> Metrics:
-        """Run one eager gradient step on the (possibly changed) outputs of the loss module."""
+        """Take one eager gradient step on the (possibly changed) outputs of the loss module."""
         due = self._due()
         gradients = self._differentiate(due, losses)
         metrics = {name: scalar(value) for name, value in losses.items()}
@@ -234,9 +237,9 @@ class Update(OptimizationStepper):
         return metrics
 
     def step(self, trainer: Any, sub_batch: TensorDictBase) -> TensorDictBase:
-        """Run one gradient step in TorchRL's trainer and call its ``post_loss`` hooks."""
+        """Take one gradient step in TorchRL's trainer and call its ``post_loss`` hooks."""
         metrics = TensorDict(self(sub_batch))
-        if after_loss := getattr(trainer, "_post_loss_hook", None):  # remote learners have none
+        if after_loss := getattr(trainer, "_post_loss_hook", None):  # absent in remote learners
             after_loss(sub_batch)
         return metrics
 
@@ -244,7 +247,8 @@ class Update(OptimizationStepper):
         """Register the update as the optimisation stepper of TorchRL's trainer.
 
         Raises:
-            SettingError: If the trainer clips differently, or targets count policy steps.
+            SettingError: If the trainer clips gradients differently, or the target interval is in
+                policy steps.
         """
         limit = self.max_grad_norm if trainer.clip_grad_norm else self.clip_value
         if trainer.clip_norm not in (None, limit):
@@ -258,7 +262,7 @@ class Update(OptimizationStepper):
         super().register(trainer, name)
 
     def stepped(self) -> None:
-        """Count a gradient step that was made elsewhere, and update the targets if they are due."""
+        """Count a gradient step taken elsewhere, and update the targets if they are due."""
         self._stepped(self._due())
 
     def _stepped(self, due: Due, targets_moved: bool = False) -> None:
@@ -273,7 +277,7 @@ class Update(OptimizationStepper):
             self._targets.period.last = 0
 
     def advance(self, policy_steps: int) -> None:
-        """Update the targets if they are due after ``policy_steps`` steps of the run."""
+        """Update the targets if they are due after this number of policy steps in the run."""
         self._targets.count("policy", policy_steps)
 
     def targets_move_with(self, due: Due) -> bool:
@@ -291,7 +295,7 @@ class Update(OptimizationStepper):
     def _run(self, traced: Traced, minibatch: TensorDictBase) -> tuple[Metrics, Gradients]:
         outputs = traced(minibatch)
         if traced.is_stale:
-            self.compile = False  # other graphs of the loss also use the old value
+            self.compile = False  # other graphs of the loss are also outdated
         return self._outputs(outputs, minibatch)
 
     @staticmethod
@@ -325,7 +329,7 @@ class Update(OptimizationStepper):
         return outputs
 
     def _step(self, due: Due, minibatch: TensorDictBase) -> dict[Any, Tensor]:
-        """Run the gradient step; return metrics and the minibatch entries that the loss writes."""
+        """Take the gradient step; return metrics and the minibatch entries that the loss writes."""
         outputs = self._loss(due, minibatch)
         numbers = [name for kind, name in outputs if kind == "gradient"]
         norms = self._apply(due, {number: outputs.pop(("gradient", number)) for number in numbers})
@@ -341,7 +345,7 @@ class Update(OptimizationStepper):
         return {number: value for number, value in enumerate(gradients) if value is not None}
 
     def _apply(self, due: Due, gradients: Gradients) -> Metrics:
-        """Change and clip gradients, run the optimisers, and return norms before clipping."""
+        """Change and clip gradients, run the optimisers, and return the norms before clipping."""
         norms: Metrics = {}
         gradients = self._after_hooks(due, gradients)
         numbers = itertools.count()
@@ -366,7 +370,7 @@ class Update(OptimizationStepper):
         return norms
 
     def _after_hooks(self, due: Due, gradients: Gradients) -> Gradients:
-        """Return the gradients after the ``post_backward`` hook."""
+        """Call the ``post_backward`` hook, if any, and return the resulting gradients."""
         if self.post_backward is None:
             return gradients
         parameters = [p for number in due for p in self._groups[number].parameters]
@@ -377,7 +381,7 @@ class Update(OptimizationStepper):
         return {n: p.grad for n, p in enumerate(parameters) if p.grad is not None}
 
     def _clipped(self, gradient: Tensor, norm: Tensor) -> Tensor:
-        """Return the clipped gradient as a new tensor, because its input may be shared."""
+        """Return the clipped gradient without changing the input, which may be shared."""
         if self.max_grad_norm is not None:
             return gradient * (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
         if self.clip_value is not None:
@@ -387,16 +391,16 @@ class Update(OptimizationStepper):
     # ------------------------------------------------------------------ state
     @property
     def optimizers(self) -> dict[str, Optimizer]:
-        """Optimisers by name."""
+        """Optimisers, keyed by name."""
         return {group.name or "optimizer": group.optimizer for group in self._groups}
 
     @property
     def optimizer_steps(self) -> dict[str, int]:
-        """Number of steps of each optimiser, by name."""
+        """Number of steps taken by each optimiser, keyed by name."""
         return dict(zip(self.optimizers, self._steps))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of optimisers, gradient changes and targets, without the weights."""
+        """Return the state of optimisers, ``gradients`` and target updates, without the weights."""
         changes = self._stateful_changes()
         return {
             "optimizers": {name: one.state_dict() for name, one in self.optimizers.items()},
@@ -433,7 +437,7 @@ class Update(OptimizationStepper):
         raise SettingError("update", type(self).__name__, reason, hint)
 
     def _stateful_changes(self) -> Any:
-        """Return the object that changes gradients if it has a state, otherwise ``None``."""
+        """Return the object that changes gradients, or ``None`` if it has no state."""
         owner = getattr(self.change_gradients, "__self__", self.change_gradients)
         return owner if hasattr(owner, "load_state_dict") else None
 

@@ -1,7 +1,7 @@
-"""Settings of sheeprl (https://github.com/Eclectic-Sheep/sheeprl).
+"""Settings for sheeprl (https://github.com/Eclectic-Sheep/sheeprl).
 
-sheeprl counts policy steps like the kit: one action in one environment of one process. An
-off-policy iteration is a vector step, and an on-policy iteration has ``rollout_steps`` vector
+Like kit, sheeprl counts policy steps: each action in each environment of each process is one step.
+An off-policy iteration is a vector step, and an on-policy iteration has ``rollout_steps`` vector
 steps. ``Sheeprl.VERSIONS`` lists the differences between versions.
 """
 
@@ -52,13 +52,13 @@ _PPOS, _SACS = ("ppo", "ppo_decoupled"), ("sac", "droq", "sac_ae", "sac_decouple
 
 
 def _anneal(value: Any, settings: Any) -> str:
-    """Return the schedule of ``anneal_lr``, which A2C of 0.8.4 ignores."""
+    """Return the learning-rate schedule. A2C in 0.8.4 ignores ``anneal_lr``."""
     ignored = settings.algo == "a2c" and settings.version == "0.8.4"
     return linear_or_constant(value and not ignored, settings)
 
 
 def _clip_value(value: Any, settings: Any) -> Any:
-    """Return the clip range of the value; versions up to 0.5.7 are not supported."""
+    """Return the value clip range. Value clipping in versions up to 0.5.7 is not supported."""
     if value and settings.version in ("0.5.7", "0.5.0"):
         reason = f"sheeprl {settings.version} uses only the clipped value loss, unlike recipes"
         raise SettingError("clip_vloss", value, reason, [False], "or version=0.8.4")
@@ -66,7 +66,7 @@ def _clip_value(value: Any, settings: Any) -> Any:
 
 
 def _norm(value: Any, settings: Any) -> float | None:
-    """Return the maximum norm of a mean gradient; A2C sums the losses of all transitions."""
+    """Return the maximum gradient norm for a mean loss. sheeprl's A2C sums its loss instead."""
     rows = settings.num_envs * settings.rollout_steps if settings.algo == "a2c" else 1
     return value / rows if value else None
 
@@ -76,15 +76,15 @@ def _hidden_sizes(value: Any, settings: Any) -> list[int]:
 
 
 def _capacity(value: Any, settings: Any) -> int:
-    """Return the total capacity of the buffers of all environments."""
+    """Return the total replay capacity for all environments."""
     return round_to_envs(value, settings.num_envs * settings.processes)
 
 
 @dataclass
 class Sheeprl(Dialect):
-    """Settings of sheeprl in ``algo.*``, ``env.*``, ``buffer.*`` and ``fabric.devices``.
+    """sheeprl settings from ``algo.*``, ``env.*``, ``buffer.*`` and ``fabric.devices``.
 
-    ``None`` is the default of the algorithm in the selected version.
+    ``None`` means the algorithm's default in the selected version.
     """
 
     NAME = "sheeprl"
@@ -123,21 +123,21 @@ class Sheeprl(Dialect):
     IMPLICIT_DEFAULTS: ClassVar = IMPLICIT_DEFAULTS
 
     total_steps: NonNegativeInt = count_field()
-    """Policy steps of the run in all processes, rounded down to whole iterations."""
+    """Policy steps in all processes, rounded down to whole iterations."""
     exploration_steps: NonNegativeInt = count_field(default=0, only=P2E)
-    """Policy steps of Plan2Explore's exploration agent; 0: as implemented in the code."""
+    """Policy steps taken by Plan2Explore's exploration agent; 0 to follow sheeprl's code."""
     max_episode_steps: int | None = None
-    """Policy steps after which an episode is truncated; ``None`` or less than 1: never."""
+    """Policy steps after which an episode is truncated; ``None`` or less than 1 for no limit."""
     learning_starts: NonNegativeInt = count_field(only=OFF_POLICY)
-    """Random policy steps in all processes; the last iteration with random steps also trains."""
+    """Random policy steps in all processes. The last iteration with random steps also trains."""
     per_rank_pretrain_steps: NonNegativeInt = count_field(only=OFF_POLICY)
-    """Gradient steps per process in the first training; depends on the version."""
+    """Pretraining steps per process in the first training iteration (version-dependent)."""
     replay_ratio: float = count_field(only=OFF_POLICY)
-    """Gradient steps per policy step of each process after training began."""
+    """Gradient steps per policy step in each process, once training has begun."""
     rollout_steps: PositiveInt = count_field(only=ON_POLICY)
     """Policy steps per environment in an on-policy iteration."""
     per_rank_batch_size: PositiveInt = count_field()
-    """Transitions (Dreamer: sequences) per minibatch of a process."""
+    """Transitions (for Dreamer, sequences) per minibatch in each process."""
     per_rank_sequence_length: PositiveInt = count_field(only=SEQUENCES)
     """Time steps per sequence."""
     update_epochs: NonNegativeInt = count_field(only=_PPOS)
@@ -149,15 +149,15 @@ class Sheeprl(Dialect):
     action_repeat: NonNegativeInt = 1
     """Env steps per action; 0 is treated as 1."""
     train_every: NonNegativeInt = count_field(only=OFF_POLICY)
-    """Policy steps between trainings (version 0.5.0, which has no ``replay_ratio``)."""
+    """Policy steps between training iterations (only in 0.5.0, instead of ``replay_ratio``)."""
     per_rank_gradient_steps: NonNegativeInt = count_field(only=OFF_POLICY)
-    """Gradient steps per training (version 0.5.0, which has no ``replay_ratio``)."""
+    """Gradient steps per training iteration (only in 0.5.0, instead of ``replay_ratio``)."""
     dry_run: bool = False
-    """Whether the run ends after its first training, without random actions and pretraining."""
+    """Whether to stop after the first training iteration and skip random steps and pretraining."""
     run_test: bool = count_field("final_evaluation", True)
-    """Whether the first process evaluates one episode after training (``algo.run_test``)."""
+    """Whether the first process plays one test episode after training (``algo.run_test``)."""
     share_data: bool = unsupported("Each process trains on its own data", False, only=ON_POLICY)
-    """Whether processes gather and split the collected data; does not affect counts."""
+    """Whether processes gather and split the collected data, which does not affect counts."""
     buffer_size: PositiveInt | None = mapped("buffer_size", None, _capacity, family=OFF_POLICY)
     """Total replay capacity in transitions (``buffer.size``), rounded down per environment."""
     buffer_checkpoint: bool = unsupported(
@@ -169,21 +169,21 @@ class Sheeprl(Dialect):
     )
     """Policy steps between target updates (SAC, ``algo.critic.target_network_frequency``)."""
     anneal_lr: bool = mapped("lr_schedule", False, _anneal, only=ON_POLICY)
-    """Whether the learning rate decreases linearly to ``1 / iterations`` of its value."""
+    """Whether the learning rate decreases linearly to ``lr / iterations``."""
     anneal_clip_coef: bool = mapped("clip_schedule", False, linear_or_constant, only=_PPOS)
     """Whether the clip range decreases linearly (PPO)."""
     anneal_ent_coef: bool = mapped("entropy_schedule", False, linear_or_constant, only=_PPOS)
     """Whether the entropy coefficient decreases linearly (PPO)."""
     lr: float = mapped("learning_rate", only=ON_POLICY)
-    """Learning rate of PPO and A2C (``algo.optimizer.lr``)."""
+    """Learning rate for PPO and A2C (``algo.optimizer.lr``)."""
     gamma: float = mapped("gamma")
     """Discount factor."""
     gae_lambda: float = mapped("gae_lambda", only=ON_POLICY)
-    """Lambda of the generalised advantage estimate (PPO, A2C)."""
+    """Lambda for generalised advantage estimation (PPO, A2C)."""
     clip_coef: float = mapped("clip_epsilon", only=_PPOS)
-    """Clip range of the probability ratio (PPO)."""
+    """Clip range for the probability ratio (PPO)."""
     clip_vloss: bool = mapped("clip_value", None, _clip_value, only=_PPOS)
-    """Whether the value is clipped with the same range (PPO)."""
+    """Whether value predictions are also clipped, with range ``clip_coef`` (PPO)."""
     normalize_advantages: bool = mapped("normalize_advantage", only=_PPOS)
     """Whether advantages are normalised per minibatch (PPO)."""
     ent_coef: float = mapped("entropy_coeff", only=ON_POLICY)
@@ -191,7 +191,7 @@ class Sheeprl(Dialect):
     vf_coef: float = mapped("critic_coeff", only=ON_POLICY)
     """Value loss coefficient (PPO, A2C)."""
     max_grad_norm: float = mapped("max_grad_norm", None, _norm, only=ON_POLICY)
-    """Maximum norm of the gradient, which A2C sums over transitions (PPO, A2C); 0: no clipping."""
+    """Maximum gradient norm (PPO, A2C); 0 for no clipping. A2C's loss is a sum, not a mean."""
     dense_units: PositiveInt = mapped("hidden_sizes", None, _hidden_sizes, only=ON_POLICY)
     """Size of the hidden layers (PPO, A2C)."""
     mlp_layers: NonNegativeInt = mapped("hidden_sizes", None, _hidden_sizes, only=ON_POLICY)
@@ -228,12 +228,12 @@ class Sheeprl(Dialect):
 
     @property
     def processes(self) -> int:
-        """Number of processes that step environments; decoupled algorithms have one."""
+        """Number of processes that step environments, which is 1 for decoupled algorithms."""
         return 1 if self.algo in DECOUPLED else self.world_size
 
     @property
     def policy_steps_per_iteration(self) -> int:
-        """Policy steps per iteration of resolved settings in all processes."""
+        """Policy steps per iteration in all processes. The settings must be resolved."""
         steps = self.rollout_steps if self.family == ON_POLICY else 1
         return self.num_envs * self.processes * steps
 
@@ -254,13 +254,13 @@ class Sheeprl(Dialect):
     def _on_policy(self) -> dict[str, Any]:
         old = self.version in ("0.5.7", "0.5.0")
         if self.buffer_size not in (None, self.rollout_steps):
-            reason = "On-policy, the buffer must have the size of one rollout"
+            reason = "An on-policy buffer must have the size of one rollout"
             raise SettingError("buffer_size", self.buffer_size, reason, [self.rollout_steps])
         iterations = self.total_steps // self.policy_steps_per_iteration
         rows = self.num_envs * self.rollout_steps
         size = min(self.per_rank_batch_size, rows)
         if self.algo == "a2c" and old:
-            # A row in these versions is a time step of all environments.
+            # In these versions, a row is one time step in all environments.
             size = min(self.per_rank_batch_size, self.rollout_steps) * self.num_envs
         elif self.algo == "ppo_decoupled":
             size = min(self.per_rank_batch_size * (self.world_size - 1), rows)
@@ -301,10 +301,10 @@ class Sheeprl(Dialect):
         return plan | self._replay_ratio(first, sequence, iterations)
 
     def _count_exploration_steps(self, iterations: int, first: int) -> int:
-        """Return the policy steps of the exploration agent.
+        """Return the number of policy steps taken by the exploration agent.
 
-        The exploration agent acts in all of an exploration run, and in a fine-tuning run until the
-        first training.
+        The exploration agent acts throughout an exploration run, but only until the first training
+        iteration in a fine-tuning run.
         """
         algo, each = str(self.algo), self.policy_steps_per_iteration
         if self.exploration_steps or "p2e" not in algo:
@@ -328,9 +328,9 @@ class Sheeprl(Dialect):
         return {"replay_ratio": ratio, "pretrain_steps": pretrain, "counting": counting}
 
     def _is_exact(self, ratio: float, counting: str, pretrain: int) -> bool:
-        """Return whether the float arithmetic agrees with exact fractions.
+        """Return whether sheeprl's float arithmetic gives the same counts as exact fractions.
 
-        They agree if the number of gradient steps per iteration is an integer, also as a float.
+        The counts agree if the float ratio gives an integer number of gradient steps per iteration.
         """
         is_integer = (Fraction(ratio) * self.num_envs).denominator == 1
         return is_integer and (
@@ -338,7 +338,7 @@ class Sheeprl(Dialect):
         )
 
     def _check_sequence(self, after: int) -> None:
-        """Check that a sequence can be sampled ``after`` a number of time steps (before 0.8.4)."""
+        """Check that ``after`` time steps suffice to sample a sequence (before 0.8.4)."""
         sequence = self.per_rank_sequence_length
         if after < sequence:
             reason = (
@@ -349,11 +349,11 @@ class Sheeprl(Dialect):
             raise SettingError("learning_starts", self.learning_starts, reason, [minimum])
 
     def _before_ratio(self, random: int, iterations: int) -> dict[str, Any]:
-        """Return plan settings of 0.5.0, in which each algorithm has a separate loop.
+        """Return plan settings for 0.5.0, in which each algorithm has a separate training loop.
 
-        DroQ has no random actions and trains strictly after ``learning_starts``. The first training
-        of SAC includes gradient steps for the random actions. SAC-AE trains one iteration earlier
-        than SAC.
+        DroQ takes no random actions and trains strictly after ``learning_starts``. SAC's first
+        training iteration includes gradient steps for the random actions. SAC-AE begins to train
+        one iteration earlier than SAC.
         """
         each, steps = self.policy_steps_per_iteration, self.per_rank_gradient_steps
         plan: dict[str, Any] = {"gradient_steps_per_iteration": steps}
@@ -368,7 +368,7 @@ class Sheeprl(Dialect):
         }
 
     def _train_every(self, random: int, iterations: int) -> dict[str, Any]:
-        """Return plan settings of Dreamer in 0.5.0, which trains after a countdown."""
+        """Return plan settings for Dreamer in 0.5.0, which trains whenever a countdown ends."""
         steps, every, algo = self.per_rank_gradient_steps, self.train_every, str(self.algo)
         each = self.policy_steps_per_iteration
         countdown = 0 if self.dry_run and "v3" not in algo else every // each
@@ -385,7 +385,7 @@ class Sheeprl(Dialect):
         return plan | {"counting": f"sheeprl-0.5.0:{period},{at_first}"}
 
     def rule(self) -> str:
-        """Return the name of the version's counting rule for ``replay_ratio``."""
+        """Return the name of the counting rule for ``replay_ratio`` in this version."""
         if self.version == "0.8.4":
             return "sheeprl"
         if self.algo in ("sac", OFF_POLICY):
@@ -395,28 +395,29 @@ class Sheeprl(Dialect):
         return "sheeprl-0.5.7"
 
     def ratio(self) -> SheeprlRatio:
-        """Return a new instance of the library's counting rule."""
+        """Return a new instance of the counting rule for ``replay_ratio``."""
         ratio = counting_rule(self.resolved().rule())(self.to_plan())
         assert isinstance(ratio, SheeprlRatio)
         return ratio
 
     def resumed(self, first: Sheeprl) -> StepPlan:
-        """Return the plan of resuming ``first`` from its last checkpoint with these settings.
+        """Return the plan for resuming ``first`` from its last checkpoint with these settings.
 
-        0.8.4 uses ``total_steps`` and ``learning_starts`` of these settings, and all other settings
-        of the checkpoint. If the checkpoint contains the replay buffer, the ratio continues.
-        Otherwise the policy fills a new buffer, and training starts as in a new run. Older versions
-        use only the settings of the checkpoint, so a finished run cannot be extended.
+        0.8.4 takes ``total_steps`` and ``learning_starts`` from these settings, and all other
+        settings from the checkpoint. If the checkpoint contains the replay buffer, the replay ratio
+        continues from its saved state. Otherwise the policy fills a new buffer, and training starts
+        as in a new run. Older versions take all settings from the checkpoint, so a finished run
+        cannot be extended.
         """
         return resumed(self, first)
 
     # ------------------------------------------------------------------ from a plan
     @staticmethod
     def _algorithms_for(plan: StepPlan) -> Iterable[str | None]:
-        """Return candidate algorithms for ``plan``, the most likely first.
+        """Return candidate algorithms for ``plan``, most likely first.
 
-        Some versions count differently for SAC, for other algorithms without sequences, and for
-        fine-tuning without random actions.
+        In some versions, step counts differ between SAC and other algorithms without sequences, and
+        between training and fine-tuning.
         """
         if plan.on_policy:
             ppo, a2c = ["ppo", "ppo_decoupled"], ["a2c"]
@@ -427,7 +428,7 @@ class Sheeprl(Dialect):
 
     @staticmethod
     def _fields_for(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the nearest fields; the plan's counting rule determines the default version."""
+        """Return the nearest fields. The default version depends on the plan's counting rule."""
         algo, version = settings["algo"], settings.get("version")
         plan = step_by_step(plan)
         if version is None:
@@ -463,7 +464,7 @@ class Sheeprl(Dialect):
 
 
 def _processes(plan: StepPlan, algo: str) -> int:
-    """Return the number of processes, including trainers of decoupled algorithms."""
+    """Return the number of processes, including the trainer processes of decoupled algorithms."""
     if not algo.endswith("decoupled") or plan.world_size > 1:
         return plan.world_size
     rule, _, trainers = plan.counting.partition(":")
@@ -472,7 +473,7 @@ def _processes(plan: StepPlan, algo: str) -> int:
 
 def _on_policy_from(plan: StepPlan, algo: str, version: str) -> dict[str, Any]:
     size = plan.minibatch_size or plan.frames_per_batch
-    if algo == "a2c" and version in ("0.5.7", "0.5.0"):  # A row is a time step of all environments.
+    if algo == "a2c" and version in ("0.5.7", "0.5.0"):  # A row contains all environments.
         size = max(size // plan.num_envs, 1)
     epochs = {} if algo == "a2c" else {"update_epochs": plan.update_epochs}
     return epochs | {"rollout_steps": plan.steps_per_env, "per_rank_batch_size": size}

@@ -1,4 +1,4 @@
-"""Defaults of sheeprl per algorithm and version."""
+"""sheeprl's defaults for each algorithm and version."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from kit.dialects.base import RAW
 P2E = tuple(f"p2e_dv{n}_{phase}" for n in (1, 2, 3) for phase in ("exploration", "finetuning"))
 SEQUENCES = ("dreamer_v1", "dreamer_v2", "dreamer_v3", *P2E)
 
-# Sources: `configs/algo` and `configs/exp` of 0.8.4.
-# `gamma` of Dreamer, `buffer.size` and finetuning totals are from releases up to July 2024.
+# Most values are from `configs/algo` and `configs/exp` in 0.8.4. Dreamer's `gamma`, `buffer.size`
+# and the total steps for fine-tuning are from releases up to July 2024.
 # fmt: off
 _ACTOR_CRITIC = {
     "lr": 1e-3, "gamma": 0.99, "gae_lambda": 0.95, "ent_coef": 0.0, "vf_coef": 1.0,
@@ -73,7 +73,7 @@ _CHANGED: dict[str, dict[str, dict[str, Any]]] = {
     | {"droq": {"per_rank_gradient_steps": 20}}
     | {name: _COUNTDOWNS[n] for n in _COUNTDOWNS for name in _DEFAULTS if f"v{n}" in name},
 }
-"""Different defaults in the older tags v0.5.7 and v0.5.4 (February 2024)."""
+"""Defaults that differ in the older tags v0.5.7 and v0.5.4 (February 2024)."""
 # fmt: on
 
 DECOUPLED = ("ppo_decoupled", "sac_decoupled")
@@ -98,7 +98,7 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         "minerl_obtain_iron_pickaxe": {"max_episode_steps": 36_000, "num_envs": 16},
     },
 }
-"""Count settings of `configs/exp`, `configs/algo` and `configs/env` of v0.5.7."""
+"""Settings that affect step counts in `configs/exp`, `configs/algo` and `configs/env` of v0.5.7."""
 
 _PPO = RAW | {"activation": "tanh", "critic_loss": "l2", "target_kl": None}
 _SAC = RAW | {"activation": "relu", "n_step": 1, "max_grad_norm": None}
@@ -109,19 +109,19 @@ IMPLICIT_DEFAULTS: dict[str, dict[str, Any]] = {
     "sac_ae": _SAC,
     **dict.fromkeys(SEQUENCES, RAW),
 }
-"""Fixed behaviour of the code: no normalisation wrappers and no early stopping of updates."""
+"""Hard-coded behaviour of sheeprl, such as no normalisation and no early stopping of updates."""
 
 
 def defaults(version: str, algo: str) -> dict[str, Any]:
-    """Return the defaults of an algorithm for the settings that exist in a version."""
+    """Return an algorithm's defaults for the settings that exist in a version."""
     values = _DEFAULTS[algo] | _CHANGED.get(version, {}).get(algo, {})
-    # The code has the values of _ACTOR_CRITIC even if a version has no setting for them.
+    # sheeprl uses the values in _ACTOR_CRITIC even if a version has no settings for them.
     missing = absent(version, algo).keys() - _ACTOR_CRITIC.keys()
     return {name: value for name, value in values.items() if name not in missing}
 
 
 def absent(version: str, algo: str) -> dict[str, str]:
-    """Map the fields that a version does not have for an algorithm to an alternative."""
+    """Map the fields that an algorithm lacks in a version to advice on alternatives."""
     if version != "0.5.0":
         absent = dict.fromkeys(("train_every", "per_rank_gradient_steps"), "Use version=0.5.0")
     else:

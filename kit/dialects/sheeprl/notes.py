@@ -1,4 +1,4 @@
-"""Caveats of sheeprl's settings."""
+"""Caveats that apply to sheeprl settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def notes(settings: Sheeprl, plan: StepPlan) -> Iterator[str]:
-    """Yield the caveats of resolved settings, one sentence each."""
+    """Yield the caveats that apply to resolved settings."""
     left = settings.total_steps - plan.total_policy_steps
     if left > 0 and not settings.dry_run:
         yield (
@@ -120,5 +120,5 @@ def _ratio(settings: Sheeprl, plan: StepPlan) -> Iterator[str]:
 
 
 def target_period(settings: Sheeprl) -> int:
-    """Return the number of iterations between target updates of SAC."""
+    """Return the number of iterations between SAC's target updates."""
     return settings.target_network_frequency // settings.policy_steps_per_iteration + 1

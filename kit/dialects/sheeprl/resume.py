@@ -1,4 +1,4 @@
-"""Plans of resumed sheeprl runs."""
+"""Plans for resumed sheeprl runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def resumed(new: Sheeprl, first: Sheeprl) -> StepPlan:
-    """Return the plan of a resumed run; see ``Sheeprl.resumed``."""
+    """Return the plan for a resumed run, as described in ``Sheeprl.resumed``."""
     before, whole = first.to_plan(), resumed_settings(new, first).to_plan()
     changes: dict[str, Any] = {
         "iterations": max(whole.iterations - before.iterations, 0),
@@ -26,7 +26,7 @@ def resumed(new: Sheeprl, first: Sheeprl) -> StepPlan:
 
 
 def resumed_settings(new: Sheeprl, first: Sheeprl) -> Sheeprl:
-    """Return the effective settings of the resumed run."""
+    """Return the settings that take effect in the resumed run."""
     if new.version != "0.8.4":
         return first
     return replace(first, total_steps=new.total_steps, learning_starts=new.learning_starts)
@@ -43,17 +43,17 @@ def _updates(new: Sheeprl, first: Sheeprl, done: int, whole: StepPlan) -> dict[s
     ratio = resumed_ratio(new, first)
     changes["pretrain_steps"] = whole.pretrain_steps * (wait > 0)
     counts_exactly = whole.counting == "exact" and ratio.prev in (None, ratio.steps)
-    if counts_exactly or new.version != "0.8.4":  # Older versions do not continue training.
+    if counts_exactly or new.version != "0.8.4":  # Older versions cannot extend a finished run.
         return changes
     prev = "" if ratio.prev is None else f",{ratio.prev!r}"
     return changes | {"counting": f"sheeprl:{ratio.steps}{prev}"}
 
 
 def resumed_ratio(new: Sheeprl, first: Sheeprl) -> SheeprlRatio:
-    """Return the ratio before the first training of the resumed run.
+    """Return the replay ratio's state when the resumed run starts to train.
 
-    The ratio is loaded from the checkpoint. If it does not match the new ``learning_starts``, the
-    ratio restarts from the current step count.
+    The state is loaded from the checkpoint. If the state does not match the new
+    ``learning_starts``, the ratio restarts from the current step count.
     """
     done, settings = first.to_plan().iterations, resumed_settings(new, first)
     whole = settings.to_plan()
@@ -70,7 +70,7 @@ def resumed_ratio(new: Sheeprl, first: Sheeprl) -> SheeprlRatio:
 
 
 def ratio_after(settings: Sheeprl, iterations: int) -> SheeprlRatio:
-    """Return the library's ratio after a number of iterations."""
+    """Return the replay ratio's state after a number of iterations."""
     plan, ratio = settings.to_plan(), settings.ratio()
     for _ in range(iterations - plan.first_training_iteration + 1):
         ratio.advance(plan.frames_per_batch)

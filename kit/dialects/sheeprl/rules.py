@@ -1,8 +1,8 @@
-"""Counting rules of sheeprl, which reproduce its float arithmetic.
+"""Counting rules that reproduce sheeprl's float arithmetic.
 
-sheeprl copies ``embodied.core.when.Ratio`` of DreamerV3 and evaluates it with the policy steps of
-one process. The first evaluation permanently drops its fraction, up to one gradient step. Later
-evaluations carry fractions in floats.
+sheeprl copies ``embodied.core.when.Ratio`` from DreamerV3 and evaluates it with the policy steps of
+a single process. The first evaluation permanently drops the fraction of a gradient step. Later
+evaluations carry over fractions as floats.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _EXACT_FLOATS = 2**53
 
 
 class SheeprlRatio(CountingRule):
-    """Ratio of sheeprl, evaluated once per training iteration.
+    """sheeprl's replay ratio, evaluated once per training iteration.
 
     Args:
         ratio: gradient steps per policy step of one process.
-        pretrain: pretraining steps of 0.5.7, which replace the first evaluation; 0: none.
+        pretrain: pretraining steps in 0.5.7, which replace the first evaluation; 0 for none.
         start: initial number of policy steps in all processes.
         processes: number of processes that collect.
         divisor: number of processes that share the policy steps.
-        prev: policy steps with completed gradient steps, in a resumed run.
+        prev: policy steps whose gradient steps have already been taken, if the run is resumed.
     """
 
     STATE = ("steps", "prev")
@@ -52,12 +52,12 @@ class SheeprlRatio(CountingRule):
         self.prev = prev
 
     def advance(self, policy_steps: int) -> int:
-        """Count ``policy_steps`` in each collecting process and return the due gradient steps."""
+        """Add ``policy_steps`` per collecting process and return the gradient steps now due."""
         self.steps += policy_steps * self.processes
         return self.ask(self.steps / self.divisor)
 
     def ask(self, steps: float) -> int:
-        """Return the result of the library's ratio for ``steps``."""
+        """Return the number of gradient steps due after ``steps`` policy steps, as in sheeprl."""
         if self.ratio == 0:
             return 0
         if self.prev is None:
@@ -68,10 +68,10 @@ class SheeprlRatio(CountingRule):
         return due
 
     def total(self, trainings: int, policy_steps: int, first: int) -> int | None:
-        """Return the gradient steps of ``trainings`` iterations if float arithmetic is exact.
+        """Return the total gradient steps, or ``None`` if float rounding prevents a closed form.
 
-        Float arithmetic is exact for integer ratios and powers of two if all step counts are
-        integers.
+        Float arithmetic is exact if the ratio is an integer or a power of two, and all step counts
+        are integers.
         """
         each = policy_steps * self.processes
         last = self.steps + trainings * each
@@ -88,29 +88,29 @@ class SheeprlRatio(CountingRule):
 
 
 def first_due(ratio: float, policy_steps: int) -> int:
-    """Return the iterations of ``policy_steps`` between first training and first gradient step."""
+    """Return the number of iterations from the start of training to the first gradient step."""
     each = ratio * policy_steps
     if each >= 1:
         return 0
     if each <= 1 / _EXACT_FLOATS:
         return _EXACT_FLOATS
-    about = math.ceil(1 / each)  # In floats, 49 * (1 / 49) is less than 1.
+    about = math.ceil(1 / each)  # In float arithmetic, 49 * (1 / 49) is less than 1.
     return next(n for n in range(max(about - 1, 1), about + 3) if n * policy_steps * ratio >= 1)
 
 
 class _PretrainingRatio(SheeprlRatio):
-    """Ratio of 0.5.7, where pretraining replaces the first evaluation."""
+    """Replay ratio in 0.5.7, where pretraining replaces the first evaluation."""
 
     pretrains = True
 
 
 class TrainEvery(KnownTotals):
-    """Fixed number of gradient steps per period, used before ``replay_ratio`` existed.
+    """Counting rule with a fixed number of gradient steps per period, used before ``replay_ratio``.
 
     Args:
-        period: iterations between trainings.
-        first: gradient steps of the first training.
-        later: gradient steps of every later training.
+        period: number of iterations from one training iteration to the next.
+        first: gradient steps in the first training iteration.
+        later: gradient steps in every later training iteration.
     """
 
     pretrains = True
@@ -119,7 +119,7 @@ class TrainEvery(KnownTotals):
         self.period, self.first, self.later = period, first, later
 
     def after(self, iterations: int) -> int:
-        """Return the gradient steps of the first ``iterations`` after training began."""
+        """Return the number of gradient steps in ``iterations`` iterations after training began."""
         return self.first + (iterations - 1) // self.period * self.later if iterations else 0
 
 
@@ -128,25 +128,25 @@ def _ratio(plan: PlannedCounts) -> float:
 
 
 def _current(plan: PlannedCounts, argument: str) -> SheeprlRatio:
-    """Return the rule of 0.8.4; ``sheeprl:steps`` and ``sheeprl:steps,prev`` resume a run."""
+    """Return the rule for 0.8.4. ``sheeprl:steps`` and ``sheeprl:steps,prev`` resume a run."""
     steps, _, prev = argument.partition(",")
     try:
         start, previous = int(steps or 0), float(prev) if prev else None
     except ValueError:
         start, previous = -1, None
     if start < 0 or not math.isfinite(previous or 0):
-        reason = "The rule needs step counts after the colon"
+        reason = "The text after the colon must be one or two step counts"
         raise SettingError("counting", plan.counting, reason, ["sheeprl"])
     return SheeprlRatio(_ratio(plan), start=start, prev=previous)
 
 
 def _july_2024(plan: PlannedCounts, argument: str) -> SheeprlRatio:
-    """Return the rule of 0.5.7 for all algorithms except SAC."""
+    """Return the rule for all algorithms except SAC in 0.5.7."""
     return _PretrainingRatio(_ratio(plan), plan.pretrain_steps)
 
 
 def _july_2024_sac(plan: PlannedCounts, argument: str) -> SheeprlRatio:
-    """Return the rule of SAC in 0.5.7, which subtracts the prefill in iterations."""
+    """Return the rule for SAC in 0.5.7, which subtracts prefill iterations from policy steps."""
     processes = plan.world_size
     each = plan.num_envs * processes
     random = plan.random_steps // each
@@ -156,13 +156,13 @@ def _july_2024_sac(plan: PlannedCounts, argument: str) -> SheeprlRatio:
 
 
 def _july_2024_decoupled(plan: PlannedCounts, argument: str) -> SheeprlRatio:
-    """Return the rule of decoupled SAC in 0.5.7, where trainers share the policy steps."""
+    """Return the rule for decoupled SAC in 0.5.7, where trainers share the policy steps."""
     (trainers,) = rule_numbers(plan, argument, 1, "sheeprl-0.5.7-decoupled:1")
     return _PretrainingRatio(_ratio(plan), plan.pretrain_steps, divisor=max(trainers, 1))
 
 
 def _train_every(plan: PlannedCounts, argument: str) -> TrainEvery:
-    """Return the rule of February 2024 for ``sheeprl-0.5.0:period,first``."""
+    """Return the rule ``sheeprl-0.5.0:period,first`` for the code of February 2024."""
     period, first = rule_numbers(plan, argument, 2, "sheeprl-0.5.0:1,1")
     return TrainEvery(max(period, 1), first, plan.gradient_steps_per_iteration or 0)
 

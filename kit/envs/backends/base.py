@@ -26,13 +26,13 @@ Mask = NDArray[np.bool_]
 class StepArrays(NamedTuple):
     """Output arrays for one step of all environments; every array has ``num_envs`` rows.
 
-    For several steps, every array has a leading dimension of steps.
+    For several steps, every array has a leading time dimension.
     """
 
     next_observation: Arrays
     """Observations after the step, including the last observation of ended episodes."""
     observation: Arrays
-    """Observations for the next action, after a reset if the episode ended."""
+    """Observations for the next action; after an episode's end, the first of the new episode."""
     reward: NDArray[np.float32]
     """Rewards, ``[num_envs]``."""
     terminated: Mask
@@ -46,12 +46,12 @@ class StepArrays(NamedTuple):
 
     @property
     def counted(self) -> tuple[NDArray[np.float32], Mask, Mask, NDArray[np.int32]]:
-        """Inputs of the episode statistics: unnormalised rewards, both end flags and env steps."""
+        """Unnormalised rewards, end flags and env steps, the inputs for episode statistics."""
         reward = self.reward if self.raw_reward is None else self.raw_reward
         return reward, self.terminated, self.truncated, self.env_steps
 
     def rows(self) -> Iterator[StepArrays]:
-        """Yield the single steps of an array of steps, as views."""
+        """Yield views of the individual steps."""
         raw = itertools.repeat(None) if self.raw_reward is None else self.raw_reward
         flags = self.terminated, self.truncated
         following, present = rows_of(self.next_observation), rows_of(self.observation)
@@ -59,7 +59,7 @@ class StepArrays(NamedTuple):
 
 
 def rows_of(arrays: Arrays) -> Iterator[Arrays]:
-    """Yield the arrays of each step; iterating is three times faster than indexing."""
+    """Yield the arrays of each step. Three times faster than indexing."""
     if len(arrays) == 1:
         ((key, array),) = arrays.items()
         return ({key: row} for row in array)
@@ -72,17 +72,17 @@ class EnvBackend(ABC):
     Attributes:
         name: id of the environment.
         num_envs: number of environments.
-        observation_leaves: arrays of an observation.
-        action_leaves: arrays of an action.
+        observation_leaves: arrays that make up an observation.
+        action_leaves: arrays that make up an action.
         steps_some: whether :meth:`step` supports stepping only some environments.
-        present: observations of all environments before the next step.
+        present: current observations of all environments.
         uses_torch: whether environments draw from PyTorch's global random generator.
-        restarts: number of failures to recover from; further failures raise.
+        restarts: maximum number of failures to recover from; further failures raise.
         faults: number of failures recovered from so far.
-        infos: numeric ``info`` entries of episodes that ended in the last :meth:`step`, by index of
-            the environment; see :func:`info_numbers`.
-        tell: callback for each failure recovered from; ``None``: emit a warning.
-        specs: TorchRL's specs of observation and action, if Gymnasium spaces cannot express them.
+        infos: numeric ``info`` entries of episodes that ended in the last :meth:`step`, keyed by
+            environment index; see :func:`info_numbers`.
+        tell: callback for failures that were recovered from; ``None``: emit a warning.
+        specs: TorchRL specs of observation and action if Gymnasium spaces cannot express them.
     """
 
     name: str
@@ -117,20 +117,21 @@ class EnvBackend(ABC):
 
         Args:
             observation: output arrays.
-            seeds: one seed per environment; ``None``: the random generators continue.
+            seeds: one seed per environment; ``None``: keep the state of the random generators.
             mask: environments to reset; ``None``: all.
         """
 
     @abstractmethod
     def step(self, actions: Arrays, result: StepArrays, active: Mask | None = None) -> Mask | None:
-        """Perform one step in the ``active`` environments (``None``: all).
+        """Perform one step in the environments in ``active`` (``None``: all).
 
-        An inactive environment keeps its observation, with zero reward and no env step. So does an
-        environment that is rebuilt after a failure, except that its episode is truncated, a new
-        episode starts, and the failed env step is counted.
+        An inactive environment keeps its observation, with zero reward and no env step. If an
+        environment is rebuilt after a failure, ``next_observation`` repeats the previous
+        observation with zero reward. The failed env step is counted, the episode is truncated and
+        a new episode starts.
 
         Args:
-            actions: one row per environment.
+            actions: action arrays with one row per environment.
             result: output arrays.
             active: environments to step; requires ``steps_some``.
 
@@ -151,17 +152,17 @@ class EnvBackend(ABC):
         raise StateCaptureError(f"{name} cannot capture the state of its environments")
 
     def set_full_states(self, states: list[Any]) -> None:
-        """Restore the states of :meth:`full_states`."""
+        """Restore states returned by :meth:`full_states`."""
         raise StateCaptureError(f"{self.name} cannot restore the state of its environments")
 
     @property
     def is_where_it_was(self) -> bool:
-        """Whether no other code has stepped or reset the environments; true if undetectable."""
+        """Whether no other code has stepped or reset the environments; true if unknown."""
         return True
 
     @property
     def learns(self) -> str | None:
-        """Name of a layer whose statistics also learn during evaluations; ``None`` if absent."""
+        """Name of a layer whose statistics are updated even during evaluations, or ``None``."""
         return self._learns
 
     def state_of_transforms(self) -> list[dict[str, Any]]:
@@ -169,7 +170,7 @@ class EnvBackend(ABC):
         return []
 
     def load_state_of_transforms(self, states: list[dict[str, Any]]) -> None:
-        """Restore the states of :meth:`state_of_transforms`."""
+        """Restore states returned by :meth:`state_of_transforms`."""
         assert not states
 
     @abstractmethod
@@ -177,14 +178,17 @@ class EnvBackend(ABC):
         """Close the environments and release their resources."""
 
     def _recovered(self, fault: EnvError) -> None:
-        """Count and report a failure to recover from, or raise it if no restart is left."""
+        """Record and report a failure, or raise it if no restart is left."""
         if self.faults >= self.restarts:
             raise fault
         self.faults += 1
         (self.tell or self._warn)(fault)
 
     def _warn(self, fault: EnvError) -> None:
-        text = f"{fault}; rebuilt it and truncated its episode ({self.faults} of {self.restarts})"
+        text = (
+            f"{fault}; rebuilt the environment and truncated its episode "
+            f"({self.faults} of {self.restarts})"
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("always", RuntimeWarning)  # report every failure
             warnings.warn(text, RuntimeWarning, stacklevel=4)
@@ -194,7 +198,7 @@ _OF_THE_KIT = frozenset({"env_steps", "TimeLimit.truncated", "action_mask"})
 
 
 def info_numbers(info: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numeric and boolean entries of ``info``, as floats."""
+    """Return the numeric and boolean entries of ``info`` as floats."""
     return {
         str(name): float(value)
         for name, value in info.items()
@@ -207,7 +211,8 @@ def infos_of_arrays(info: Mapping[str, Any], ended: Mask) -> dict[int, dict[str,
     """Return the numeric entries of a vector environment's ``info`` for each ended episode.
 
     Args:
-        info: arrays ``[num_envs]`` by name; ``_name`` masks the environments that have an entry.
+        info: arrays ``[num_envs]`` keyed by name. The array ``_NAME`` is the mask of environments
+            that have the entry ``NAME``.
         ended: whether an environment's episode ended, ``[num_envs]``.
     """
     found: dict[int, dict[str, float]] = {}

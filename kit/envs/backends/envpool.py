@@ -22,7 +22,7 @@ _LIMIT_ONLY_TRUNCATES = (
     "envpool.mujoco.gym",
     "envpool.toy_text",
 )
-"""Families in which EnvPool's step limit only truncates (MiniGrid's limit changes rewards)."""
+"""Environment families whose step limit only truncates (in MiniGrid, it changes rewards)."""
 
 _NOT_INFO = frozenset({"env_id", "elapsed_step"})
 """Entries of EnvPool's ``info`` that are not information about an episode."""
@@ -32,19 +32,19 @@ class EnvPoolBackend(EnvBackend):
     """Environments stepped by EnvPool in synchronous mode.
 
     EnvPool resets a finished environment in the following step. This backend requests the reset
-    immediately, so that it uses no policy step. EnvPool's built-in frame skip (4 for Atari) is part
-    of the environment, so each policy step counts as one env step. Actions are not checked, and the
-    state of environments cannot be captured.
+    immediately, so that a reset uses no policy step. EnvPool's built-in frame skip (4 for Atari) is
+    part of the environment, so each policy step counts as one env step. Actions are not checked,
+    and the state of environments cannot be captured.
 
-    If an episode terminates in the step that reaches its limit, EnvPool only reports truncation.
+    If an episode terminates in the step that reaches the limit, EnvPool only reports truncation.
     This backend therefore applies the limits of Atari, Box2D, classic control, MuJoCo and toy text
-    itself and reports both flags. For other families, such a termination is lost.
+    itself and reports both flags. For other families, such a termination is reported as truncation.
 
     Args:
         id: EnvPool's id, usually identical to Gymnasium's.
         num_envs: number of environments.
-        seed: seed of all environments; a reset with another seed recreates them.
-        max_episode_steps: policy steps until truncation; ``None``: EnvPool's default.
+        seed: seed of all environments; a reset with another seed recreates the environments.
+        max_episode_steps: time limit in policy steps; ``None``: EnvPool's default.
         kwargs: ``num_threads`` and environment options for ``envpool.make_gymnasium``.
 
     Raises:
@@ -61,9 +61,9 @@ class EnvPoolBackend(EnvBackend):
     ) -> None:
         try:
             from envpool import make_gymnasium
-        except Exception as error:  # some releases import optional packages
+        except Exception as error:  # some EnvPool releases import optional packages
             reason = f"The package envpool cannot be imported ({error})"
-            hint = "Install it by: pip install 'torchrl-kit[envpool]'"
+            hint = "Run pip install 'torchrl-kit[envpool]'"
             raise SettingError("env.vectorization", "envpool", reason, hint) from None
         self._limit = _limit_here(id, max_episode_steps)
         self._lengths = np.zeros(num_envs, np.int64)
@@ -131,7 +131,7 @@ def _limit_here(id: str, limit: int | None) -> int | None:
     import envpool
     from envpool.registration import registry
 
-    family = getattr(registry, "specs", {}).get(id, ("",))[0]  # not every release has specs
+    family = getattr(registry, "specs", {}).get(id, ("",))[0]  # not every EnvPool release has specs
     if family not in _LIMIT_ONLY_TRUNCATES:
         return None
     return int(envpool.make_spec(id).config.max_episode_steps) if limit is None else limit

@@ -26,7 +26,7 @@ def resets_by_mask(vector: gym.vector.VectorEnv[Any, Any, Any]) -> bool:
     """Return whether the autoreset mode is DISABLED, so that the backend resets by mask.
 
     Raises:
-        SettingError: if the mode is NEXT_STEP, or missing in the metadata.
+        SettingError: if the mode is NEXT_STEP or missing from the metadata.
     """
     mode, name = vector.metadata.get("autoreset_mode"), type(vector).__name__
     if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED):
@@ -41,7 +41,7 @@ class GymnasiumBackend(EnvBackend):
 
     Create ``AsyncVectorEnv`` and ``SyncVectorEnv`` with
     ``autoreset_mode=AutoresetMode.SAME_STEP``. With ``DISABLED``, the backend resets by mask.
-    Spaces are seeded together with the environments, except in ``AsyncVectorEnv``'s processes.
+    Spaces are seeded together with the environments, except in processes of ``AsyncVectorEnv``.
 
     Args:
         vector: the vector environment.
@@ -66,7 +66,7 @@ class GymnasiumBackend(EnvBackend):
         """Reset the environments in ``mask`` (``None``: all) through the vector environment."""
         options = None if mask is None or mask.all() else {"reset_mask": mask}
         seed = None if seeds is None else list(seeds)
-        if seed is not None:  # the vector's spaces first, as its environments may share them
+        if seed is not None:  # seed the vector's spaces first; its envs may share them
             seed_spaces(self.vector, seed[0])
             for env, env_seed in zip(getattr(self.vector.unwrapped, "envs", ()), seed):
                 seed_spaces(env, env_seed)
@@ -122,14 +122,14 @@ class GymnasiumBackend(EnvBackend):
                 _are_one_array(value, leaf.of(first[number]))
                 for leaf, value in zip(self.observation_leaves, values)
             ):
-                reason = "The environment overwrites last observations with first observations"
+                reason = "The environment overwrites an episode's last observation during the reset"
                 raise SettingError("autoreset_mode", "SAME_STEP", reason, ["DISABLED"])
             for leaf, value in zip(self.observation_leaves, values):
                 result.next_observation[leaf.key][number] = value
 
     @property
     def learns(self) -> str | None:
-        """Name of an active normalisation wrapper around environments in this process, if any."""
+        """Name of an active normalisation wrapper, if any, of environments in this process."""
         core = self.vector.unwrapped
         return learning_layer(core.envs[0]) if isinstance(core, gym.vector.SyncVectorEnv) else None
 
@@ -141,7 +141,7 @@ class GymnasiumBackend(EnvBackend):
         return [capture(*pair) for pair in zip(self.vector.envs, self._since_made)]
 
     def set_full_states(self, states: list[Any]) -> None:
-        """Restore the states of :meth:`full_states`."""
+        """Restore states returned by :meth:`full_states`."""
         for parts in zip(self.vector.envs, states, self._since_made, strict=True):
             restore(*parts)
 
@@ -157,7 +157,7 @@ def _are_one_array(one: Any, other: Any) -> bool:
 
 
 class NativeBackend(GymnasiumBackend):
-    """A vector environment registered for an id, whose state is captured as a whole."""
+    """A vector environment registered with Gymnasium. Its state is captured as a whole."""
 
     def full_states(self) -> list[Any]:
         """Return a list with the state of the whole vector environment."""
@@ -201,7 +201,7 @@ def make_native(
         num_envs: number of environments.
         max_episode_steps: policy steps after which an episode is truncated; ``None``: the
             registered limit.
-        kwargs: keyword arguments of the environment.
+        kwargs: keyword arguments for the environment.
 
     Raises:
         SettingError: if the vector environment spends a policy step on each reset.

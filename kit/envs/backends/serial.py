@@ -27,12 +27,12 @@ class SerialBackend(EnvBackend):
         make: function that creates one environment; called ``num_envs`` times.
         num_envs: number of environments.
         name: id of the environment, for messages.
-        restarts: number of failures to recover from by rebuilding; further failures raise.
+        restarts: maximum number of rebuilds after failures; further failures raise.
         first: index of the first environment, if other processes step the preceding ones.
 
     Attributes:
-        clock: shared array for the index of the current environment and the start time of its step,
-            which a parent process reads; ``None``: not recorded.
+        clock: shared array in which the index of the current environment and the start time of its
+            step are recorded for the parent process; ``None``: not recorded.
     """
 
     clock: NDArray[np.float64] | None = None
@@ -54,7 +54,7 @@ class SerialBackend(EnvBackend):
         self._repeats = any(isinstance(layer, ActionRepeat) for layer in layers(one))
         leaf = self.observation_leaves[0]
         is_float_array = not leaf.path and leaf.dtype.kind == "f"
-        # Observations of this shape are written without checks; "" never equals a shape.
+        # Float observations of this shape are written without checks. "" never equals a shape.
         self._key, self._shape = leaf.key, leaf.shape if is_float_array else ""
         self._numbers = range(num_envs)
         self._seeds = list(range(num_envs))
@@ -87,7 +87,7 @@ class SerialBackend(EnvBackend):
                 self._rebuild(number, error, "reset()")
 
     def step(self, actions: Arrays, result: StepArrays, active: Mask | None = None) -> Mask | None:
-        """Step the ``active`` environments (``None``: all), one after another."""
+        """Step the environments in ``active`` (``None``: all), one after another."""
         numbers = iter(self._numbers)
         if active is not None:
             hold(~active, result, self.present)
@@ -120,8 +120,8 @@ class SerialBackend(EnvBackend):
     ) -> bool:
         """Step environments and write their observations to ``result.observation``.
 
-        Indices of ended episodes are appended to ``ended``. A failure stops the loop: the failed
-        environment is rebuilt and its episode truncated. Return whether no environment failed.
+        Indices of environments whose episode ended are appended to ``ended``. If an environment
+        fails, it is rebuilt, its episode is truncated, the loop stops and the result is false.
         """
         envs, reward, number, value = self.envs, result.reward, 0, 0.0
         observation, shape = result.observation.get(self._key), self._shape
@@ -173,7 +173,7 @@ class SerialBackend(EnvBackend):
             arrays[leaf.key][number] = value
 
     def _rebuild(self, number: int, error: BaseException, call: str) -> None:
-        """Replace a failed environment by a new one, or raise EnvError if no restart is left."""
+        """Replace a failed environment with a new one, or raise EnvError if no restart is left."""
         while True:
             self._recovered(fault_of(self.name, self.first + number, error, call))
             close_quietly(self.envs[number])
@@ -202,7 +202,7 @@ class SerialBackend(EnvBackend):
         ]
 
     def set_full_states(self, states: list[Any]) -> None:
-        """Restore the states of :meth:`full_states`."""
+        """Restore states returned by :meth:`full_states`."""
         for env, state, since_made in zip(self.envs, states, self._since_made, strict=True):
             restore(env, state["env"], since_made)
         self._seeds = [state["seed"] for state in states]

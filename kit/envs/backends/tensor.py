@@ -1,4 +1,4 @@
-"""Backend that steps torch environments with NumPy arrays."""
+"""Backend that steps torch environments through NumPy arrays."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from kit.envs.tensor.base import TensorEnv
 
 
 class TensorBackend(EnvBackend):
-    """Torch environments with the array interface of other backends, for any collector.
+    """Torch environments with the NumPy interface of other backends, which all collectors use.
 
-    :class:`~kit.collectors.TensorCollector` uses the tensors directly instead.
+    :class:`~kit.collectors.TensorCollector` bypasses this backend and uses tensors directly.
     """
 
     uses_torch = True
@@ -55,7 +55,7 @@ class TensorBackend(EnvBackend):
         self.env.load_state_dict(states[0])
 
     def close(self) -> None:
-        """Do nothing, as torch environments hold no external resources."""
+        """Do nothing, because torch environments hold no external resources."""
 
 
 def _array(tensor: Tensor) -> NDArray[Any]:

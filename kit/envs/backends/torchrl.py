@@ -1,4 +1,4 @@
-"""Backend that steps any TorchRL environment with NumPy arrays."""
+"""Backend that steps any TorchRL environment through NumPy arrays."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ from kit.steps.errors import SettingError
 class TorchRLBackend(EnvBackend):
     """A TorchRL environment with its transforms, such as ``GymEnv`` or ``ParallelEnv``.
 
-    Steps are as slow as in TorchRL, but all of the kit's collectors can be used. An environment
-    without batch dimension counts as one environment. All entries of its observation specs are
-    observations. Actions follow its action specs, so one-hot actions stay one-hot. Scalar entries,
-    as written by TorchRL's ``info`` readers, are also reported for finished episodes.
+    Steps are not faster than in TorchRL, but all of the kit's collectors can be used. An
+    environment without a batch dimension counts as one environment. All entries of the observation
+    specs are observations. Actions follow the action specs, so one-hot actions stay one-hot. Scalar
+    entries, for example from TorchRL's ``info`` readers, are also reported for finished episodes.
 
     Attributes:
-        action_repeat: env steps per policy step, derived from frame-skip transforms because TorchRL
-            does not report it. A VectorEnv below the transforms reports its own env steps.
+        action_repeat: number of env steps per policy step, derived from frame-skip transforms
+            because TorchRL does not report the number. A VectorEnv reports its own env steps.
 
     Raises:
         SettingError: if the environment has several batch dimensions, rewards or done keys; if a
-            VectorEnv below normalises or is below a frame skip; or if a Gymnasium vector
-            environment below spends a policy step on each reset.
+            wrapped VectorEnv normalises or has a frame skip around it; or if a wrapped Gymnasium
+            vector environment spends a policy step on each reset.
     """
 
     uses_torch = True
@@ -79,22 +79,22 @@ class TorchRLBackend(EnvBackend):
             if not leaf.shape and leaf.key != "observation"
         ]
         self._root: TensorDictBase | None = None
-        self._left: Arrays | None = None  # last observation of a VectorEnv below the transforms
+        self._left: Arrays | None = None  # last observation of a wrapped VectorEnv
         below = base_env_of(env)
         self._own = below if isinstance(below, VectorEnv) else None
         if isinstance(below, GymWrapper) and isinstance(below._env, gym.vector.VectorEnv):
-            # Rejects GymEnv(id, num_envs=...), which resets in the next step.
+            # Rejects GymEnv(id, num_envs=...), which resets in the step after an episode's end.
             resets_by_mask(below._env)
         self._shows_arrays = isinstance(below, GymWrapper) and not env.batch_dims
         if self._own is not None and self._own.normalizer is not None:
             name = "observation" if self._own.normalizer.observation else "reward"
-            reason = "Normalisation below transforms would continue to learn during evaluations"
+            reason = "Normalisation statistics below transforms would be updated during evaluations"
             hint = "Normalise in the outer make_env(...) instead"
             raise SettingError(f"env.normalize_{name}", True, reason, hint)
         self.name = type(below).__name__ if self._own is None else self._own.name
 
     def _rows(self, spec: Composite) -> Composite:
-        """Return ``spec`` with a batch dimension of environments."""
+        """Return ``spec`` with an environment batch dimension."""
         if self.env.batch_dims == 1:
             return spec.clone()
         return spec.clone().expand(1, *spec.shape)
@@ -102,7 +102,7 @@ class TorchRLBackend(EnvBackend):
     def reset(
         self, observation: Arrays, seeds: Sequence[int] | None = None, mask: Mask | None = None
     ) -> None:
-        """Reset through TorchRL, which derives all seeds from the first one."""
+        """Reset through TorchRL, which derives all seeds from the first seed."""
         try:
             if seeds is not None:
                 self.env.set_seed(int(seeds[0]))
@@ -150,7 +150,7 @@ class TorchRLBackend(EnvBackend):
     def _step_and_reset(self, inputs: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
         """Call ``step_and_maybe_reset``, but copy the last observation before the reset.
 
-        Gymnasium environments may overwrite the array of the last observation in a reset.
+        Gymnasium environments may overwrite the last observation's array during a reset.
         """
         if not self._shows_arrays:
             return self.env.step_and_maybe_reset(inputs)  # type: ignore[no-any-return]
@@ -171,7 +171,7 @@ class TorchRLBackend(EnvBackend):
 
     # ------------------------------------------------------------------ state
     def full_states(self) -> list[Any]:
-        """Return the state of the environments below transforms, and the current TensorDict.
+        """Return the current TensorDict and the state of the environments below the transforms.
 
         Raises:
             StateCaptureError: if an environment below is neither a VectorEnv nor a Gymnasium
@@ -181,7 +181,7 @@ class TorchRLBackend(EnvBackend):
         return [{"below": state_below(self.env), "root": plain_entries(self._root)}]
 
     def set_full_states(self, states: list[Any]) -> None:
-        """Restore the states of :meth:`full_states`."""
+        """Restore states returned by :meth:`full_states`."""
         (state,) = states
         load_state_below(self.env, state["below"])
         self._root = from_entries(state["root"], self.env)
@@ -189,7 +189,7 @@ class TorchRLBackend(EnvBackend):
 
     @property
     def is_where_it_was(self) -> bool:
-        """Whether no other code has stepped a VectorEnv below; true for other environments."""
+        """Whether no other code has stepped a wrapped VectorEnv; true if there is none."""
         return self._own is None or self._own.is_at(self._left)
 
     @property
@@ -210,11 +210,11 @@ class TorchRLBackend(EnvBackend):
         return found + [copied(processes.state_dict()) for processes in processes_of(self.env)]
 
     def load_state_of_transforms(self, states: list[dict[str, Any]]) -> None:
-        """Restore :meth:`state_of_transforms` in place, as transforms may share statistics."""
+        """Restore the transforms' states in place, because transforms may share statistics."""
         transforms = list(transforms_of(self.env))
         for transform, state in zip(transforms, states):
             transform.load_state_dict(filled(transform.state_dict(), state["own"]))
-            for name, value in state["held"].items():  # e.g. RandomTruncationTransform's horizons
+            for name, value in state["held"].items():  # such as a random truncation's horizon
                 setattr(transform, name, value.clone())
         for processes, state in zip(processes_of(self.env), states[len(transforms) :]):
             processes.load_state_dict(filled(processes.state_dict(), state))

@@ -37,7 +37,7 @@ from kit.steps.errors import SettingError
 def transforms_of(env: EnvBase) -> Iterator[Transform]:
     """Yield all transforms of an environment in this process, innermost first.
 
-    A ``SerialEnv`` creates its transforms in its first reset; before that, they are not found.
+    A ``SerialEnv`` creates its transforms in its first reset, so none are found before.
     """
     if isinstance(env, TransformedEnv):
         yield from transforms_of(env.base_env)
@@ -48,7 +48,7 @@ def transforms_of(env: EnvBase) -> Iterator[Transform]:
 
 
 def _one_by_one(transform: Transform) -> Iterator[Transform]:
-    if isinstance(transform, Compose):  # its state omits some of its transforms' state
+    if isinstance(transform, Compose):  # Compose's own state_dict is incomplete
         for inner in transform:
             yield from _one_by_one(inner)
     else:
@@ -56,12 +56,12 @@ def _one_by_one(transform: Transform) -> Iterator[Transform]:
 
 
 def frame_skip_of(env: EnvBase) -> int:
-    """Return the env steps per policy step, as the product of all frame skips.
+    """Return the number of env steps per policy step, the product of all frame skips.
 
     For a batched environment, a temporary environment is created to determine its frame skip.
 
     Raises:
-        SettingError: if a frame skip is above a VectorEnv, which resets within a step.
+        SettingError: if a frame skip wraps a VectorEnv, because a VectorEnv resets within a step.
     """
     below = base_env_of(env)
     above = _one_by_one(env.transform) if isinstance(env, TransformedEnv) else ()
@@ -75,7 +75,7 @@ def frame_skip_of(env: EnvBase) -> int:
     if isinstance(below, VectorEnv):
         if held > 1:
             reason = "FrameSkipTransform would continue into the next episode of a VectorEnv"
-            hint = "Use make_env(..., action_repeat=...) below instead"
+            hint = "Use make_env(..., action_repeat=...) instead"
             raise SettingError("FrameSkipTransform", held, reason, hint)
         return 1
     if not getattr(type(below), "_has_frame_skip", False):  # true for GymEnv
@@ -85,14 +85,14 @@ def frame_skip_of(env: EnvBase) -> int:
 
 # ---------------------------------------------------------------------- transforms
 class Normalization:
-    """Normalisation statistics of TorchRL environments, which a policy depends on.
+    """Normalisation statistics of TorchRL environments, on which policies depend.
 
     Includes the state of ``VecNorm``, ``VecNormV2``, ``ObservationNorm`` and custom transforms.
-    TorchRL's other transforms reset with each episode or only store settings. For environments in
+    TorchRL's other transforms are reset in each episode or only store settings. For environments in
     other processes, the state of all transforms is included.
 
     Args:
-        envs: environments by name, which may share statistics.
+        envs: dict of environments, which may share statistics.
     """
 
     def __init__(self, envs: Mapping[str, EnvBase]) -> None:
@@ -104,7 +104,7 @@ class Normalization:
         return {n: [copied(part.state_dict()) for part in parts] for n, parts in found.items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a state of :meth:`state_dict` in place; resets environments if necessary.
+        """Restore a state returned by :meth:`state_dict` in place. May reset environments.
 
         Raises:
             SettingError: if the transforms or the number of environments differ.
@@ -135,7 +135,7 @@ class Normalization:
 
 
 def normalization_of_transforms(**parts: Any) -> dict[str, Normalization]:
-    """Return the :class:`Normalization` of parts whose environments may have transforms."""
+    """Return a :class:`Normalization` for the parts whose environments may have transforms."""
     envs = {name: getattr(part, "env", None) for name, part in parts.items()}
     for name, env in envs.items():
         envs[name] = getattr(env.backend, "env", env) if isinstance(env, VectorEnv) else env
@@ -145,7 +145,7 @@ def normalization_of_transforms(**parts: Any) -> dict[str, Normalization]:
 
 
 def copied(value: Any) -> Any:
-    """Return a copy of a state, without the ``Hash`` entry that TorchRL cannot load."""
+    """Copy a state, except the entry of ``Hash`` transforms that TorchRL cannot load."""
     if isinstance(value, dict):
         return {name: copied(inner) for name, inner in value.items() if name != "_repertoire"}
     return value.clone() if isinstance(value, Tensor) else value
@@ -160,7 +160,7 @@ def _fits(present: Any, saved: Any) -> bool:
 
 
 def filled(present: Any, saved: Any) -> Any:
-    """Copy a saved state into the tensors of the present state where shapes match."""
+    """Copy a saved state into the tensors of the current state where shapes match."""
     if isinstance(saved, dict):
         now = present if isinstance(present, dict) else {}
         return {name: filled(now.get(name), inner) for name, inner in saved.items()}
@@ -197,10 +197,10 @@ def state_below(env: EnvBase) -> dict[str, Any]:
 
 
 def load_state_below(env: EnvBase, state: dict[str, Any]) -> None:
-    """Restore a state of :func:`state_below`.
+    """Restore a state returned by :func:`state_below`.
 
     Raises:
-        StateCaptureError: if an environment has a different kind of object at some path.
+        StateCaptureError: if an object in the environment and the saved object differ in type.
     """
     for part, saved in zip(_below(env), state["parts"], strict=True):
         if isinstance(part, VectorEnv):
@@ -225,7 +225,7 @@ def _below(env: EnvBase) -> list[Any]:
 
 
 def seed_spaces_below(env: EnvBase, seed: int) -> None:
-    """Seed the spaces of Gymnasium environments in this process, which TorchRL does not do."""
+    """Seed the spaces of Gymnasium environments in this process, because TorchRL does not."""
     with contextlib.suppress(StateCaptureError):  # other environments have no spaces to seed
         for number, part in enumerate(_below(env)):
             if not isinstance(part, VectorEnv):  # a VectorEnv seeds its own spaces
@@ -250,16 +250,16 @@ def _state_of(part: Any) -> Any:
 
 # ---------------------------------------------------------------------- TensorDicts
 def plain_entries(tensordict: TensorDictBase) -> dict[str, Tensor]:
-    """Return copies of all entries, by name."""
+    """Return a dict with copies of all entries, keyed by name."""
     return {text_of(key): value.clone() for key, value in tensordict.items(True, True)}
 
 
 def from_entries(entries: dict[str, Tensor], env: EnvBase) -> TensorDictBase:
-    """Convert :func:`plain_entries` back to a TensorDict with batch size and device of ``env``."""
+    """Convert :func:`plain_entries` to a TensorDict with the batch size and device of ``env``."""
     nested = {tuple(name.split("/")): value for name, value in entries.items()}
     return TensorDict(nested, env.batch_size, device=env.device)
 
 
 def text_of(key: Key) -> str:
-    """Convert a key to a string."""
+    """Join the parts of a key with slashes."""
     return key if isinstance(key, str) else "/".join(key)

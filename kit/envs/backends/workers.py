@@ -1,8 +1,8 @@
-"""Backend that steps environments in parallel worker processes, several per process.
+"""Backend that steps environments in parallel processes. A process may step several of them.
 
 Observations, actions and rewards are exchanged through anonymous shared memory, which the system
-frees with the last process that uses it. Commands and failures go through pipes. Workers do not
-import torch.
+frees when the last process that uses it ends. Commands and failures are sent through pipes. Workers
+do not import torch.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _SECONDS_TO_LOOK = 60.0
 
 
 class WorkersBackend(EnvBackend):
-    """Steps environments in worker processes, for steps that take longer than sending a message.
+    """Steps environments in worker processes. Useful if steps take longer than sending messages.
 
     Faster than Gymnasium's ``AsyncVectorEnv`` (``benchmarks/results/workers.md``). Recovers from
     failures and captures the exact state of every environment.
@@ -57,13 +57,13 @@ class WorkersBackend(EnvBackend):
         num_envs: number of environments.
         name: id of the environment, for messages.
         num_workers: number of processes; ``None``: one per core, at most ``num_envs``.
-        restarts: number of failures to recover from. An environment that raises is rebuilt, a
-            process that dies is restarted with its environments; their episodes are truncated.
+        restarts: number of failures to recover from. An environment that raises is rebuilt. A
+            process that dies is restarted with its environments. Their episodes are truncated.
         step_timeout: timeout in seconds for one ``step`` or ``reset`` of one environment. On
-            timeout its process is killed and a failure is reported. ``None``: no limit.
+            timeout, the process is killed and a failure is reported. ``None``: no limit.
 
     Raises:
-        EnvError: if the processes do not start.
+        EnvError: if the worker processes cannot be started.
     """
 
     steps_some = True
@@ -78,7 +78,7 @@ class WorkersBackend(EnvBackend):
         restarts: int = 0,
         step_timeout: float | None = None,
     ) -> None:
-        one = make()  # errors of the factory are raised here, not in a worker
+        one = make()  # raises errors of the factory here instead of in a worker
         self._describe(name, num_envs, one.observation_space, one.action_space)
         self._learns = learning_layer(one)
         close_quietly(one)
@@ -91,7 +91,7 @@ class WorkersBackend(EnvBackend):
         pairs = itertools.pairwise(bounds)
         self._workers = [_Worker(how, memory, a, b, step_timeout) for a, b in pairs]
         self._seeds = list(range(num_envs))
-        # Must run before multiprocessing joins its processes at exit.
+        # The finalizer must run before multiprocessing joins its processes at exit.
         self._closing = Finalize(self, _stop, (self._workers,), exitpriority=1)
         try:
             for worker in self._workers:
@@ -121,14 +121,14 @@ class WorkersBackend(EnvBackend):
         self.present = observation
 
     def step(self, actions: Arrays, result: StepArrays, active: Mask | None = None) -> Mask | None:
-        """Step the ``active`` environments (``None``: all), in all workers in parallel."""
+        """Step the environments in ``active`` (``None``: all), in all workers in parallel."""
         arrays = self._arrays
         for key, values in arrays.action.items():
             if actions[key].shape != values.shape:
                 self.convert(actions)  # raises SettingError with the expected shape
             values[...] = actions[key]
         arrays.active[...] = True if active is None else active
-        if active is not None or self.restarts:  # workers may repeat the normalised observation
+        if active is not None or self.restarts:  # workers may repeat an observation
             for key, values in arrays.result.observation.items():
                 values[...] = self.present[key]
         for worker in self._workers:
@@ -148,7 +148,7 @@ class WorkersBackend(EnvBackend):
         return recovered if recovered.any() else None
 
     def _receive(self, worker: _Worker) -> Any:
-        """Wait for a worker's answer and count the failures it recovered from."""
+        """Wait for a worker's answer and count the failures that the worker recovered from."""
         recovered, answer = worker.receive()
         for fault in recovered:
             self._recovered(fault)
@@ -157,7 +157,7 @@ class WorkersBackend(EnvBackend):
         return answer
 
     def _receive_all(self) -> list[_Worker]:
-        """Wait for the answers of all workers and return the workers that have died."""
+        """Wait for the answers of all workers and return the workers that died."""
         dead, faults = [], []
         for worker in self._workers:
             worker.answer = {}
@@ -208,11 +208,11 @@ class WorkersBackend(EnvBackend):
 
     # ------------------------------------------------------------------ state
     def full_states(self) -> list[Any]:
-        """Return the states of all environments from the workers."""
+        """Request the states of all environments from the workers and return the states."""
         return [state for worker in self._workers for state in self._ask(worker, "full_states")]
 
     def set_full_states(self, states: list[Any]) -> None:
-        """Send the states of their environments to the workers."""
+        """Send each worker the states of its environments."""
         for worker in self._workers:
             self._ask(worker, "set_full_states", states[worker.envs])
         self._seeds = [state["seed"] for state in states]
@@ -230,28 +230,28 @@ class WorkersBackend(EnvBackend):
 
 
 class _Arrays(NamedTuple):
-    """Arrays over shared memory, with one row per environment."""
+    """Arrays in shared memory, with one row per environment."""
 
     action: Arrays
     result: StepArrays
     active: Mask
     recovered: Mask
     clock: NDArray[np.float64]
-    """First row: index of the environment being stepped and its start time, ``[num_envs, 2]``."""
+    """``[num_envs, 2]``; row 0 has the index and step start time of the current environment."""
 
 
 class _SharedMemory:
-    """Shared memory of a backend and its worker processes."""
+    """Memory shared by a backend and its worker processes."""
 
     def __init__(self, num_envs: int, observation: Sequence[Leaf], action: Sequence[Leaf]) -> None:
         self.num_envs = num_envs
-        # Spaces are omitted because some cannot be pickled; workers get them from environments.
+        # Spaces are omitted because some cannot be pickled; workers use their environments' spaces.
         self.observation = [dataclasses.replace(leaf, space=None) for leaf in observation]
         self.action = [dataclasses.replace(leaf, space=None) for leaf in action]
         self._blocks: dict[str, Any] = {}
 
     def arrays(self, first: int, last: int) -> _Arrays:
-        """Return arrays of environments ``first`` to ``last - 1``; the first call allocates."""
+        """Return the arrays for environments ``first`` to ``last - 1``; allocate missing arrays."""
 
         def get(name: str, dtype: Any, *shape: int) -> Any:
             whole = (self.num_envs, *shape)
@@ -278,7 +278,7 @@ class _SharedMemory:
 
 # ---------------------------------------------------------------------- parent side
 class _Worker:
-    """The parent's handle of one worker process with environments ``first`` to ``last - 1``."""
+    """The parent's handle for a worker process with environments ``first`` to ``last - 1``."""
 
     process: Any = None
     pipe: Connection
@@ -289,11 +289,11 @@ class _Worker:
         self.how, self.memory, self.envs = how, memory, slice(first, last)
         self.answer: dict[int, Any] = {}
         self.step_timeout, self.clock = step_timeout, memory.arrays(first, last).clock
-        self.busy = False  # whether a command is unanswered
-        self.hung: int | None = None  # environment whose timeout killed the process
+        self.busy = False  # whether a command has not been answered yet
+        self.hung: int | None = None  # index of an environment that timed out
 
     def start(self) -> None:
-        """Start the process and request that it creates its environments."""
+        """Start the process and send the command to create its environments."""
         self.end(0.0)
         self.hung, self.clock[0, 1] = None, math.inf
         self.pipe, theirs = _CONTEXT.Pipe()
@@ -305,19 +305,19 @@ class _Worker:
         self.send("make", self.how)
 
     def send(self, *message: Any) -> None:
-        """Send a command; if the process has died, :meth:`receive` raises later.
+        """Send a command. If the process has died, only :meth:`receive` raises an error.
 
         Raises:
             RuntimeError: if the backend was closed.
         """
         if self.process is None:
-            raise RuntimeError("this environment was closed; make a new one")
+            raise RuntimeError("the environment was closed; create a new one")
         self.busy = message[0] != "close" or self.busy
         with contextlib.suppress(OSError):
             self.pipe.send_bytes(pickle.dumps(message))
 
     def receive(self) -> tuple[list[EnvError], Any]:
-        """Wait for the answer; return the failures recovered from and the result or error.
+        """Wait for the answer. Return the failures recovered from, and the result or an error.
 
         Raises:
             EOFError: if the process has died, or was killed by the step timeout.
@@ -342,7 +342,7 @@ class _Worker:
 
 
 def _cores() -> int:
-    """Return the number of usable CPU cores; all cores on systems without CPU affinity (macOS)."""
+    """Return the number of usable CPU cores. Without CPU affinity (macOS), count all cores."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -360,7 +360,7 @@ def _stop(workers: Sequence[_Worker]) -> None:
 
 
 def how_it_ended(process: Any) -> str:
-    """Return the exit code or signal of a dead process, as text."""
+    """Return the exit code or signal of a dead process as a string."""
     process.join(_SECONDS_TO_CLOSE)
     code = process.exitcode
     return f"signal {signal.Signals(-code).name}" if code and code < 0 else f"exit code {code}"
@@ -371,13 +371,13 @@ def without_main() -> Iterator[None]:
     """Hide the main module and the start method of multiprocessing while processes are spawned.
 
     A spawned process imports the main module, and with it torch, which takes seconds and half a
-    gigabyte. Workers do not need it because factories are pickled by value. A worker also inherits
-    the start method, which may be unknown there (joblib's).
+    gigabyte. Workers do not need the main module because factories are pickled by value. A worker
+    would also inherit the start method, which may be undefined in the worker (joblib's method).
 
-    Signals are blocked meanwhile. Otherwise, they would kill a worker before it ignores them
-    (:func:`~kit.envs.hanging.is_parents_affair`).
+    Signals are blocked during the spawn. Otherwise, signals would kill a worker that does not
+    ignore them yet (:func:`~kit.envs.hanging.is_parents_affair`).
     """
-    resource_tracker.ensure_running()  # its start would unblock signals
+    resource_tracker.ensure_running()  # its start unblocks signals, so start it first
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, OF_PARENT)
     main, method = sys.modules["__main__"], multiprocessing.get_start_method(allow_none=True)
     sys.modules["__main__"] = types.ModuleType("__main__")
@@ -411,7 +411,7 @@ def _serve(
 
 
 class _Served:
-    """Environments of a worker process; commands are methods of this class or of its backend."""
+    """Environments of a worker process. Commands are methods of this class or its backend."""
 
     def __init__(self, memory: _SharedMemory, first: int, last: int) -> None:
         self.first, self.last, self.arrays = first, last, memory.arrays(first, last)
@@ -419,13 +419,13 @@ class _Served:
         self.backend: Any = None
 
     def answer(self, command: str, arguments: list[Any]) -> bytes:
-        """Execute a command; return the failures recovered from and the result or error."""
+        """Execute a command. Return the failures recovered from, and the result or an error."""
         try:
             owner = self if hasattr(self, command) else self.backend
             value = getattr(owner, command)(*arguments)
         except (EnvError, StateCaptureError, SettingError) as error:
             value = error
-        except KeyboardInterrupt:  # raised by an environment, as workers ignore Ctrl-C
+        except KeyboardInterrupt:  # raised by an environment; workers ignore Ctrl-C
             what = "raised KeyboardInterrupt in its process"
             value = EnvError(getattr(self.backend, "name", "env"), None, what)
         except Exception as error:  # sent as text, as some exceptions cannot be pickled
@@ -447,16 +447,16 @@ class _Served:
         self.backend.clock = None if step_timeout is None else self.arrays.clock[0]
 
     def full_states(self) -> list[Any]:
-        """Return the states of the environments and of the process's random generators."""
+        """Return the states of the environments and the process's random generators."""
         first, *others = self.backend.full_states()
         return [{**first, "process": capture_process()}, *others]
 
     def set_full_states(self, states: list[Any]) -> None:
-        """Restore the states of :meth:`full_states`."""
+        """Restore states returned by :meth:`full_states`."""
         self.backend.set_full_states(states)
         if "process" in states[0]:
             restore_process(states[0]["process"])
-        else:  # the state was captured in a process whose first environment was another one
+        else:  # the state was captured in a process with a different first environment
             seed_process(states[0]["seed"])
 
     def reset(self, seeds: Sequence[int] | None, mask: Mask | None) -> None:
@@ -466,7 +466,7 @@ class _Served:
         self.backend.reset(self.arrays.result.observation, seeds, mask)
 
     def step(self) -> dict[int, Any]:
-        """Step the environments; return ``info`` numbers of ended episodes by environment."""
+        """Step the environments. Return the ``info`` numbers of ended episodes by environment."""
         result, active = self.arrays.result, self.arrays.active
         result.terminated[...] = result.truncated[...] = False
         result.env_steps[...] = 1

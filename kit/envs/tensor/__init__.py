@@ -20,7 +20,7 @@ TENSOR_ENVS: dict[str, tuple[type[TensorEnv], dict[str, Any]]] = {
     "MountainCarContinuous-v0": (MountainCarContinuous, {}),
     "Acrobot-v1": (Acrobot, {}),
 }
-"""Class and default arguments by Gymnasium id; can be extended with custom environments."""
+"""Maps Gymnasium ids to a class and default arguments. Custom environments can be added."""
 
 
 def make_tensor_env(id: str, num_envs: int, **kwargs: Any) -> TensorEnv:
@@ -29,7 +29,7 @@ def make_tensor_env(id: str, num_envs: int, **kwargs: Any) -> TensorEnv:
     Args:
         id: a key of :data:`TENSOR_ENVS`.
         num_envs: number of environments.
-        kwargs: arguments of :class:`TensorEnv`; ``None`` values select the defaults.
+        kwargs: arguments for :class:`TensorEnv`; ``None`` values select the defaults.
 
     Raises:
         SettingError: if there is no torch implementation; the message suggests similar ids.

@@ -22,12 +22,12 @@ MAX_SPIN = (4 * math.pi, 9 * math.pi)  # rad/s, maximum angular velocity of each
 class Acrobot(TensorEnv):
     """Torch implementation of Gymnasium's ``Acrobot-v1``.
 
-    The reward is -1 per step until the free end is one link length above the joint. Physics: angle
-    of the first link from hanging down and of the second link relative to the first [rad], both
-    wrapped to [-pi, pi], and their angular velocities [rad/s]. Observation: cosine and sine of both
-    angles, then both angular velocities. Actions 0, 1 and 2 apply a torque of -1, 0 and 1 N m.
-    Equations of motion: Sutton and Barto (1998), "Reinforcement learning: an introduction",
-    section 11.3; one Runge-Kutta step of order 4.
+    The reward is -1 per step until the free end is one link length above the fixed joint. Physics:
+    angle between the first link and the downward vertical and angle between the links [rad], both
+    wrapped to [-pi, pi], then both angular velocities [rad/s]. Observation: cosine and sine of each
+    angle, then both angular velocities. Actions 0, 1 and 2 apply a torque of -1, 0 and 1 N m. The
+    equations of motion (Sutton and Barto 1998, "Reinforcement learning: an introduction", section
+    11.3) are integrated with one fourth-order Runge-Kutta step.
     """
 
     state_size = 4
@@ -61,7 +61,7 @@ class Acrobot(TensorEnv):
 
 
 def _runge_kutta(physics: Tensor, torque: Tensor) -> Tensor:
-    """Integrate one time step with the classical Runge-Kutta method of order 4."""
+    """Integrate one time step with the classical fourth-order Runge-Kutta method."""
     k1 = _rates(physics, torque)
     k2 = _rates(torch.add(physics, k1, alpha=TIME_STEP / 2), torque)
     k3 = _rates(torch.add(physics, k2, alpha=TIME_STEP / 2), torque)
@@ -71,7 +71,7 @@ def _runge_kutta(physics: Tensor, torque: Tensor) -> Tensor:
 
 
 def _rates(physics: Tensor, torque: Tensor) -> Tensor:
-    """Return the time derivative of physics, ``[4, num_envs]``, with the symbols of the book."""
+    """Return the time derivative of ``physics``, ``[4, num_envs]``, in the book's notation."""
     first, second, spin_1, spin_2 = physics.unbind(0)
     cosine, pull = second.cos(), COUPLING * second.sin()
     d1 = 2 * COUPLING * cosine + (2 * INERTIA + MASS * LENGTH**2)

@@ -46,8 +46,8 @@ class TensorStep(NamedTuple):
     Attributes:
         observation: observation for the next action, ``[num_envs, observation_size]``; after an
             episode's end, the first observation of the next episode.
-        next_observation: observation after the action, also at an episode's end; same shape.
-        reward: sum over the action repeats, ``[num_envs]``.
+        next_observation: observation after the action, even if the episode ended; same shape.
+        reward: sum of rewards over the action repeats, ``[num_envs]``.
         terminated: whether the episode terminated, ``[num_envs]``, bool.
         truncated: whether the time limit was reached, ``[num_envs]``, bool.
         env_steps: simulator steps performed, ``[num_envs]``, int64; at most ``action_repeat``.
@@ -76,7 +76,7 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
       environments. They update the state in place, so a CUDA graph can capture them (after
       ``graph.register_generator_state(env.generator)``).
     - :meth:`advance` is the same step as a pure function, for tracing and compiling.
-    - ``reset`` and ``step`` of TorchRL's ``EnvBase`` use TensorDicts and no automatic reset.
+    - ``reset`` and ``step`` of TorchRL's ``EnvBase`` use TensorDicts, without automatic resets.
 
     Action values are not checked by :meth:`step_tensors`, :meth:`advance` and, on a GPU, ``step``,
     because the check would synchronise with the device. Actions must be valid for ``action_spec``.
@@ -84,28 +84,28 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
     Args:
         num_envs: number of environments.
         device: device of the environments; ``None``: torch's default device.
-        dtype: dtype of states, observations and rewards. Steps agree with Gymnasium's to 1e-12 in
+        dtype: dtype of states, observations and rewards. Steps agree with Gymnasium to 1e-12 in
             ``torch.float64`` and to 1e-5 in ``torch.float32`` (Acrobot at top speed: 5e-3).
         max_episode_steps: policy steps after which an episode is truncated; ``None``: Gymnasium's
             registered limit, in simulator steps.
-        action_repeat: simulator steps for which each action is repeated; stops with the episode.
+        action_repeat: number of simulator steps per action. The repeat stops when the episode ends.
         seed: seed of the initial states; ``None``: drawn from torch's global generator.
     """
 
     state_size: ClassVar[int]
-    """Number of quantities in the simulator's state of one environment."""
+    """Number of state variables in the simulation of one environment."""
     uniform_size: ClassVar[int]
     """Number of uniform random numbers that determine one initial state."""
     time_limit: ClassVar[int]
     """Simulator steps after which an episode is truncated by default."""
     observation_low: ClassVar[tuple[float, ...]]
-    """Smallest value of each observation entry; may be infinite."""
+    """Lower bound of each observation entry; may be infinite."""
     observation_high: ClassVar[tuple[float, ...]]
-    """Largest value of each observation entry; may be infinite."""
+    """Upper bound of each observation entry; may be infinite."""
     num_actions: ClassVar[int] = 0
-    """Number of discrete actions, which have the shape ``[num_envs]``; 0 if continuous."""
+    """Number of discrete actions (shape ``[num_envs]``); 0 if actions are continuous."""
     action_limit: ClassVar[float] = float("inf")
-    """Largest absolute value of continuous actions ``[num_envs, 1]``, which are clipped to it."""
+    """Largest absolute value of continuous actions (shape ``[num_envs, 1]``)."""
 
     physics: Tensor
     episode_return: Tensor
@@ -150,8 +150,8 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         before = physics.clone()
         later, reward, terminated = self.transition(physics, self.action_spec.zero())
         if not torch.equal(before, physics):
-            reason = "The method transition changes physics in place; it must return new tensors"
-            raise SettingError("physics", name, reason, "Change a copy: physics.clone()")
+            reason = "The method transition must return new tensors, not change physics in place"
+            raise SettingError("physics", name, reason, "Modify a copy: physics.clone()")
         _check_shape(f"{name}.transition physics", later, (self.state_size, n))
         _check_shape(f"{name}.transition reward", reward, (n,))
         _check_shape(f"{name}.transition terminated", terminated, (n,))
@@ -162,7 +162,7 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         seen = (n, len(self.observation_low))
         _check_shape(f"{name}.observe", self.observe(physics), seen)
 
-    # Methods for subclasses: pure functions that return new tensors and never branch on data.
+    # Methods for subclasses: pure functions that return new tensors and do not branch on values.
 
     @abstractmethod
     def initial_state(self, uniform: Tensor) -> Tensor:
@@ -186,17 +186,17 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         """
 
     def observe(self, physics: Tensor) -> Tensor:
-        """Return the observation, ``[num_envs, observation_size]``; by default all of physics."""
+        """Return observations, ``[num_envs, observation_size]``; by default the whole state."""
         return physics.T
 
-    # Interface of plain tensors.
+    # Plain-tensor interface.
 
     @torch.no_grad()
     def reset_tensors(self, seed: int | None = None, mask: Tensor | None = None) -> Tensor:
         """Start new episodes in the environments in ``mask`` (``None``: all).
 
         Args:
-            seed: seed for the generator; ``None``: the generator continues.
+            seed: seed for the generator; ``None``: keep the generator's state.
             mask: environments to reset, ``[num_envs]``, bool; ``None``: all.
 
         Returns:
@@ -220,13 +220,13 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
     def advance(
         self, episodes: EpisodeState, action: Tensor, uniform: Tensor
     ) -> tuple[EpisodeState, TensorStep]:
-        """Compute :meth:`step_tensors` as a pure function of ``uniform`` (:meth:`draw_uniform`)."""
+        """Compute one step as a pure function. Use :meth:`draw_uniform` for ``uniform``."""
         ended, step = self._play(episodes, action)
         ongoing = self._begin(step.terminated | step.truncated, ended, uniform)
         return ongoing, step._replace(observation=self.observe(ongoing.physics))
 
     def _begin(self, ended: Tensor, episodes: EpisodeState, uniform: Tensor) -> EpisodeState:
-        """Return the state with new episodes in the environments of ``ended``."""
+        """Return the state after starting new episodes in the environments in ``ended``."""
         return EpisodeState(
             torch.where(ended, self.initial_state(uniform), episodes.physics),
             episodes.episode_return.masked_fill(ended, 0.0),
@@ -248,7 +248,7 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         return EpisodeState(self.physics, self.episode_return, self.episode_length)
 
     def _play(self, episodes: EpisodeState, action: Tensor) -> tuple[EpisodeState, TensorStep]:
-        """Repeat the action without resetting environments that finish."""
+        """Perform one policy step without resetting finished environments."""
         # A wrong shape could broadcast and apply every action to every environment.
         _check_shape("action.shape", action, self._action_shape)
         if self.num_actions and action.is_floating_point():
@@ -277,7 +277,7 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         return episodes, step
 
     def check_choice(self, action: int) -> None:
-        """Check that a discrete action is in range, as the dynamics accept any number.
+        """Check that a discrete action is in range, because the dynamics accept any number.
 
         Raises:
             SettingError: if the action is not in ``0`` to ``num_actions - 1``.
@@ -292,7 +292,7 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         for buffer, value in zip(self.episodes, episodes):
             buffer.copy_(value)
 
-    # Interface of TorchRL's EnvBase.
+    # TorchRL's EnvBase interface.
 
     @torch.no_grad()
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -307,7 +307,7 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         columns["done"] = columns["terminated"] | columns["truncated"]
         columns["observation"] = step.next_observation
         result = TensorDict(columns, batch_size=self.batch_size, device=self.device)
-        if moving is not None:  # TorchRL's "_step" mask: other environments must not move
+        if moving is not None:  # TorchRL's "_step" mask: other environments must not change
             after = EpisodeState(*(torch.where(moving, *both) for both in zip(after, before)))
             result = torch.where(moving, result, self._skip_tensordict(tensordict))
         self._store(after)
@@ -325,7 +325,7 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         self.generator.manual_seed(seed)
 
     def to(self, device: torch.device | str | int) -> TensorEnv:
-        """Move all environments; on a new device the generator restarts from its seed."""
+        """Move all environments. On a different device, the generator restarts from its seed."""
         super().to(device)
         if self.generator.device != self.device:
             seed = self.generator.initial_seed()
@@ -333,7 +333,7 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         return self
 
     def gymnasium_spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
-        """Return the observation and action space of one environment."""
+        """Return the observation space and the action space of one environment."""
         kind = torch.zeros(0, dtype=self.dtype).numpy().dtype
         low, high = (np.array(b, kind) for b in (self.observation_low, self.observation_high))
         observation = gym.spaces.Box(low, high, dtype=kind.type)
@@ -346,7 +346,7 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         n, device = self.num_envs, self.device
 
         def described(space: gym.Space[Any], root: str) -> list[Leaf]:
-            """Return the arrays of a VectorEnv, but with this environment's dtype."""
+            """Return the same arrays as a VectorEnv, but with this environment's dtype."""
             dtype = np.dtype(space.dtype)
             return [dataclasses.replace(leaf, dtype=dtype) for leaf in leaves(space, root, root)]
 
@@ -387,7 +387,7 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Restore the saved state bit for bit, including open episodes.
+        """Restore the saved state bit for bit, including unfinished episodes.
 
         Raises:
             SettingError: if the environment, number of environments or dtype differs from the saved
@@ -408,4 +408,4 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
 def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
     """Raise SettingError for a wrong shape, which could broadcast or fail in a later step."""
     if tensor.shape != shape:
-        raise SettingError(name, tuple(tensor.shape), "The shape is wrong", [shape])
+        raise SettingError(name, tuple(tensor.shape), "The tensor has the wrong shape", [shape])

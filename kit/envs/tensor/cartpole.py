@@ -28,8 +28,8 @@ class CartPole(TensorEnv):
     angular velocity [rad/s]. Action 0 pushes left, action 1 pushes right. The reward is 1 for every
     step, including the last.
 
-    Equations of motion without friction: Florian (2007), "Correct equations for the dynamics of
-    the cart-pole system", (23) and (24); explicit Euler steps.
+    The frictionless equations of motion, (23) and (24) in Florian (2007), "Correct equations for
+    the dynamics of the cart-pole system", are integrated with explicit Euler steps.
     """
 
     state_size = 4
@@ -44,7 +44,7 @@ class CartPole(TensorEnv):
         return uniform * 0.1 - 0.05
 
     def transition(self, physics: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Push the cart for one time step; forces are divided by the masses that they move."""
+        """Push the cart for one time step. Forces are expressed as accelerations."""
         _, velocity, angle, spin = physics.unbind(0)
         cosine, sine = angle.cos(), angle.sin()
         centrifugal = POLE_SHARE * spin * spin * sine

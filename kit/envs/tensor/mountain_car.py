@@ -16,14 +16,14 @@ MAX_SPEED = 0.07  # per step
 
 
 class _Valley(TensorEnv):
-    """Dynamics of a car in a valley of height sin(3 position)."""
+    """Dynamics of a car in a valley with height sin(3 * position)."""
 
     state_size = 2
     uniform_size = 1
     observation_low = (LEFT_WALL, -MAX_SPEED)
     observation_high = (RIGHT_END, MAX_SPEED)
     goal: ClassVar[float]
-    """Goal position, which a car reaches unless it moves backwards."""
+    """Goal position. The goal only counts as reached if the car does not move backwards."""
 
     def initial_state(self, uniform: Tensor) -> Tensor:
         """Return cars at rest near the bottom, with position uniform in [-0.6, -0.4)."""
@@ -31,10 +31,10 @@ class _Valley(TensorEnv):
         return torch.stack((position, torch.zeros_like(position)))
 
     def drive(self, physics: Tensor, push: Tensor) -> tuple[Tensor, Tensor]:
-        """Perform one step; the left wall stops the car.
+        """Perform one step. The left wall stops the car.
 
-        Moore (1990), "Efficient memory-based learning for robot control", as restated in Sutton
-        and Barto (2018), "Reinforcement learning: an introduction", example 10.1.
+        Dynamics from Moore (1990), "Efficient memory-based learning for robot control", as restated
+        in Sutton and Barto (2018), "Reinforcement learning: an introduction", example 10.1.
 
         Args:
             physics: position and velocity, ``[2, num_envs]``.
@@ -56,7 +56,7 @@ class MountainCar(_Valley):
     """Torch implementation of Gymnasium's ``MountainCar-v0``.
 
     The reward is -1 per step until the goal is reached. Physics and observation: position and
-    velocity [per step]. Actions 0, 1 and 2 push left, not at all and right.
+    velocity [per step]. Action 0 pushes left, 1 does not push and 2 pushes right.
     """
 
     time_limit = 200
@@ -74,7 +74,8 @@ class MountainCarContinuous(_Valley):
     """Torch implementation of Gymnasium's ``MountainCarContinuous-v0``.
 
     The reward is 100 at the goal, minus 0.1 times the squared action. Physics and observation:
-    position and velocity [per step]. Action: throttle; only the motor clips it to [-1, 1].
+    position and velocity [per step]. Action: throttle. The motor clips the throttle to [-1, 1], but
+    the reward does not.
     """
 
     time_limit = 999

@@ -21,11 +21,11 @@ MAX_SPIN = 8.0  # rad/s
 class Pendulum(TensorEnv):
     """Torch implementation of Gymnasium's ``Pendulum-v1``.
 
-    A rod on a hinge with a motor; the cost grows with angle, speed and torque. Physics: angle from
-    upright [rad], not wrapped, and angular velocity [rad/s]. Observation: cosine and sine of the
-    angle, angular velocity. Action: torque [N m], clipped to [-2, 2]. Episodes never terminate.
+    A motor drives a rod on a hinge. The cost grows with angle, speed and torque. Physics: angle
+    from upright [rad], not wrapped, and angular velocity [rad/s]. Observation: cosine and sine of
+    the angle, angular velocity. Action: torque [N m], clipped to [-2, 2]. Episodes never terminate.
 
-    A uniform rod, integrated by semi-implicit Euler steps.
+    The rod is uniform. Its motion is integrated with semi-implicit Euler steps.
     """
 
     state_size = 2

@@ -1,4 +1,4 @@
-"""Encoded actions (one-hot, or scaled to [-1, 1]) and the actors of world models."""
+"""Action encoding (one-hot, or scaled to [-1, 1]) and actors for world models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kit.steps import SettingError
 
 
 def bounded(code: Tensor) -> Tensor:
-    """Scale encoded actions down to [-1, 1] where they exceed this range."""
+    """Scale entries of encoded actions down to [-1, 1] if they exceed this range."""
     return code / code.detach().abs().clamp(min=1.0)
 
 
@@ -24,7 +24,7 @@ class ActionCode(nn.Module):
     """Converts an environment's actions to vectors and back.
 
     Discrete actions are one-hot. Bounded continuous actions are scaled to [-1, 1]. Unbounded
-    actions stay unchanged, including actions whose range overflows float32.
+    actions, and actions whose range overflows float32, are not scaled.
 
     Attributes:
         key: key of the action.
@@ -32,7 +32,8 @@ class ActionCode(nn.Module):
         discrete: whether actions are discrete.
 
     Raises:
-        SettingError: if the action space is neither Discrete nor a one-dimensional float Box.
+        SettingError: if the action space is neither Discrete nor a one-dimensional float Box, or
+            actions are masked.
     """
 
     low: Tensor
@@ -53,7 +54,7 @@ class ActionCode(nn.Module):
         vector = real and len(leaves[0].shape) == 1
         if not (self.discrete or vector):
             kinds = ", ".join(str(leaf.space or leaf.dtype) for leaf in leaves)
-            reason = f"World models do not support its action space: {kinds}"
+            reason = f"World models do not support the environment's action space: {kinds}"
             hint = "Use a Discrete action space, or a one-dimensional Box of floating-point numbers"
             raise SettingError("env.id", env.name, reason, hint)
         self.key = leaves[0].key
@@ -63,10 +64,10 @@ class ActionCode(nn.Module):
         else:
             self.features = leaves[0].shape[0]
             low, high = torch.as_tensor(space.low).float(), torch.as_tensor(space.high).float()
-            bounded = (high - low).isfinite()  # the range of the largest floats overflows
+            bounded = (high - low).isfinite()  # the range overflows for the largest floats
             low, high = (torch.where(bounded, b, s) for b, s in ((low, -1.0), (high, 1.0)))
             self.register_buffer("bounded", bounded, persistent=False)
-        # Not persistent, so that loading weights of another run keeps this environment's bounds.
+        # Not persistent, so that loading weights from another run does not change the bounds.
         self.register_buffer("low", low, persistent=False)
         self.register_buffer("high", high, persistent=False)
         # Equal bounds allow only one value, so there is nothing to scale.
@@ -74,13 +75,13 @@ class ActionCode(nn.Module):
         self.register_buffer("width", width, persistent=False)
 
     def encode(self, action: Tensor) -> Tensor:
-        """Return vectors ``[..., features]`` for the environment's actions."""
+        """Return encoded actions ``[..., features]`` for the environment's actions."""
         if self.discrete:
             return one_hot(action, self.features)
         return (action - self.low) / self.width * 2 - 1
 
     def decode(self, code: Tensor) -> Tensor:
-        """Return the environment's actions for vectors ``[..., features]``, clipped to bounds."""
+        """Return the environment's clipped actions for encoded actions ``[..., features]``."""
         if self.discrete:
             return code.argmax(-1)
         inside = torch.where(self.bounded, code.clamp(-1.0, 1.0), code)
@@ -88,13 +89,14 @@ class ActionCode(nn.Module):
 
 
 class Behaviour(nn.Module):
-    """Base class of actors: distributions of encoded actions, given a world model's features.
+    """Base class for actors, which map a world model's features to action distributions.
 
     Discrete actions are categorical; continuous actions have a mean and a standard deviation.
 
     Args:
-        code: encoder of actions.
-        network: network from features to logits, or to concatenated means and raw deviations.
+        code: action encoder.
+        network: network from features to logits, or to concatenated means and raw standard
+            deviations.
     """
 
     def __init__(self, code: ActionCode, network: nn.Module) -> None:
@@ -107,7 +109,7 @@ class Behaviour(nn.Module):
         return code.features if code.discrete else 2 * code.features
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return log-probabilities, or means and standard deviations, for the features."""
+        """Return log-probabilities, or concatenated means and standard deviations."""
         columns: Tensor = self.network(features).float()
         if self.code.discrete:
             return columns.log_softmax(-1)
@@ -122,16 +124,16 @@ class Behaviour(nn.Module):
         raise NotImplementedError
 
     def mode(self, columns: Tensor) -> Tensor:
-        """Return the mean or most probable action, encoded."""
+        """Return the encoded mean or most probable action."""
         if not self.code.discrete:
             return columns.chunk(2, -1)[0]
         return one_hot(columns.argmax(-1), columns.shape[-1])
 
 
 class LatentActor(Behaviour):
-    """DreamerV3's actor on a world model's features (Hafner et al. 2025, code).
+    """DreamerV3's actor, as in the code of Hafner et al. (2025).
 
-    Normal distributions have means in [-1, 1] (tanh) and standard deviations in [0.1, 1].
+    For continuous actions, means are in [-1, 1] (tanh) and standard deviations in [0.1, 1].
     """
 
     LEAST, MOST = 0.1, 1.0

@@ -25,7 +25,7 @@ class Ensemble(nn.Module):
         features: size of a latent's features.
         action_features: size of an encoded action.
         outputs: size of an embedding.
-        size: sizes of the networks.
+        size: network sizes.
 
     Raises:
         SettingError: if ``members`` is less than 2.
@@ -49,7 +49,7 @@ class Ensemble(nn.Module):
         Args:
             features: features of latents, ``[rows, features]``.
             action: encoded actions, ``[rows, action_features]``. They are scaled to [-1, 1] as in
-                the world model, because no data trains predictions outside this range.
+                the world model, because the models are not trained outside this range.
         """
         value = torch.cat([features, bounded(action)], -1).expand(self.members, -1, -1)
         for layer, scale in zip(self.hidden, self.scales):

@@ -20,13 +20,13 @@ GAUSSIAN_SIZES = {
     "tiny": Size(128, 128, 1, 128, 8, stoch=24),
     "published": Size(200, 200, 1, 400, 32, stoch=30),
 }
-"""Network sizes by name; ``published`` is from Hafner et al. (2020), others suit one CPU core."""
+"""Network sizes: ``published`` (Hafner et al. 2020), and sizes that suit one CPU core."""
 
 
 def elu_network(
     in_features: int, units: int, layers: int, out_features: int | None = None
 ) -> nn.Sequential:
-    """Create linear layers with ELU activations; without output layer, the last layer is ELU."""
+    """Create hidden layers with ELU, plus an output layer if ``out_features`` is given."""
     parts: list[nn.Module] = []
     for number in range(layers):
         parts += [nn.Linear(units if number else in_features, units), nn.ELU()]
@@ -38,8 +38,8 @@ def elu_network(
 class GaussianRSSM(StateSpace):
     """State-space model with normally distributed stochastic states (Hafner et al. 2020).
 
-    The parameters of a state are concatenated means and raw standard deviations; a standard
-    deviation is ``softplus(raw) + 0.1``.
+    The distribution parameters are concatenated means and raw values. Standard deviations are
+    ``softplus(raw) + 0.1``.
     """
 
     LEAST = 0.1
@@ -65,7 +65,7 @@ class GaussianRSSM(StateSpace):
         return self.cell(joined, latent.deter)  # type: ignore[no-any-return]
 
     def correct(self, deter: Tensor, embedding: Tensor) -> Tensor:
-        """Return the parameters of the posterior; see :meth:`StateSpace.correct`."""
+        """Return the posterior's parameters; see :meth:`StateSpace.correct`."""
         hidden = functional.elu(self.posterior_deter(deter) + embedding)
         return self.posterior_out(hidden)  # type: ignore[no-any-return]
 
@@ -79,7 +79,7 @@ class GaussianRSSM(StateSpace):
         return mean, functional.softplus(raw) + self.LEAST
 
     def divergence(self, posterior: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the KL divergence in nats twice, as the first Dreamer has no KL balancing."""
+        """Return the same KL divergence twice, in nats, because there is no KL balancing."""
         (mean, deviation), (other, spread) = self._normal(posterior), self._normal(prior)
         ratio = (deviation / spread).square()
         each = ratio + ((mean - other) / spread).square() - 1 - ratio.log()
@@ -120,16 +120,16 @@ class GaussianWorldModel(WorldModel):
         return (predicted - target).square().sum(-1)
 
     def reward(self, features: Tensor) -> Tensor:
-        """Return the expected reward of the step that led to a latent, ``[...]``."""
+        """Return the expected reward for the step that led to each latent, ``[...]``."""
         return self.reward_head(features).float().squeeze(-1)  # type: ignore[no-any-return]
 
     def reward_error(self, features: Tensor, reward: Tensor) -> Tensor:
-        """Return half the squared error, a unit normal's negative log-likelihood, ``[...]``."""
+        """Return half the squared error, as for a normal distribution of variance 1, ``[...]``."""
         return (self.reward(features) - reward).square() / 2
 
 
 class TanhActor(Behaviour):
-    """Actor of the first Dreamer, whose samples are differentiable (appendix A).
+    """Actor of the first Dreamer with differentiable samples (Hafner et al. 2020, appendix A).
 
     Continuous actions have a tanh-normal distribution. Discrete actions are one-hot with
     straight-through gradients.
@@ -137,7 +137,7 @@ class TanhActor(Behaviour):
 
     LEAST, SCALE = 1e-4, 5.0
     RAW = math.log(math.expm1(5.0))
-    """Offset before the softplus that makes initial standard deviations 5."""
+    """Offset before the softplus, so that initial standard deviations are about 5."""
 
     def __init__(self, code: ActionCode, features: int, size: Size) -> None:
         super().__init__(code, elu_network(features, size.units, 4, self.columns(code)))
@@ -158,6 +158,6 @@ class TanhActor(Behaviour):
         return torch.tanh(torch.addcmul(mean, deviation, torch.randn_like(mean)))
 
     def mode(self, columns: Tensor) -> Tensor:
-        """Return the squashed mean or most probable action, encoded."""
+        """Return the encoded action: the squashed mean, or the most probable action."""
         mode = super().mode(columns)
         return mode if self.code.discrete else mode.tanh()

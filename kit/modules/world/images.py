@@ -1,4 +1,4 @@
-"""Encoders and decoders of images for world models."""
+"""Image encoders and decoders for world models."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ FACTORS = (2, 3, 4, 4)
 
 
 def stages(shape: tuple[int, ...]) -> int:
-    """Return how often ``[height, width, channels]`` is halved until one side has 4 to 7 pixels.
+    """Return how many times an image is halved until its shorter side has 4 to 7 pixels.
 
     Raises:
         SettingError: if the sides are too small or cannot be halved that often.
     """
     count = int(math.log2(max(min(shape[:2]) / SMALLEST, 1)))
     if not count or any(side % 2**count for side in shape[:2]):
-        reason = "The image's sides must be at least 8 pixels and divisible by 2 for each stage"
+        reason = "The image's sides must be at least 8 pixels and divisible by 2 in each stage"
         raise SettingError("observation", list(shape), reason, "Resize it to 64 x 64 pixels")
     return count
 
@@ -51,10 +51,10 @@ def _channels(size: Size, count: int) -> list[int]:
 
 
 class ImageEncoder(nn.Module):
-    """Encodes images by stages of convolution, max-pooling, RMSNorm and SiLU.
+    """Encodes images with stages of convolution, max-pooling, RMSNorm and SiLU.
 
-    See the code of Hafner et al. (2025). Images are ``[height, width, channels]``;
-    ``out_features`` is the size of the output vector.
+    The architecture follows the code of Hafner et al. (2025). Images are ``[height, width,
+    channels]``, and ``out_features`` is the size of the output vector.
     """
 
     def __init__(self, shape: tuple[int, ...], size: Size) -> None:
@@ -74,7 +74,7 @@ class ImageEncoder(nn.Module):
 
 
 class ImageDecoder(nn.Module):
-    """Decodes features to an image ``[height, width, channels]`` in [0, 1] by upsampling."""
+    """Decodes features to images ``[height, width, channels]`` in [0, 1] by upsampling."""
 
     def __init__(self, shape: tuple[int, ...], size: Size) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class ImageDecoder(nn.Module):
         )
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return images ``[..., height, width, channels]``, given ``[..., stoch + deter]``."""
+        """Return images ``[..., height, width, channels]`` from features ``[..., features]``."""
         flat = features.reshape(-1, features.shape[-1])
         stoch, deter = flat.split([self.codes, self.size.deter], -1)  # type: ignore[no-untyped-call]
         blocks = deter.unflatten(-1, (self.size.blocks, -1)).transpose(0, 1)

@@ -37,7 +37,10 @@ class NormSiLU(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
-        """Return ``scale (g w - n mean(g n w))`` for x and ``g n`` for w; g is SiLU's gradient."""
+        """Return the gradients for x, ``scale (g w - n mean(g n w))``, and for w, ``g n``.
+
+        Here, ``g`` is the gradient for the input of SiLU, ``n * w``.
+        """
         normal, scale, scaled, weight = ctx.saved_tensors
         gradient = torch.ops.aten.silu_backward(gradients[0], scaled)
         product = gradient * normal
@@ -47,7 +50,7 @@ class NormSiLU(torch.autograd.Function):
 
 
 def init_weight(weight: Tensor, fan_in: int, scale: float = 1.0) -> None:
-    """Initialise weights with variance ``1 / fan_in``, normal and truncated at two deviations."""
+    """Initialise weights from a truncated normal of variance ``1 / fan_in``, times ``scale``."""
     deviation = 1.1368 / math.sqrt(fan_in)  # compensates for the variance lost by truncation
     with torch.no_grad():
         nn.init.trunc_normal_(weight, std=deviation, a=-2 * deviation, b=2 * deviation)
@@ -74,7 +77,7 @@ class Blocks(nn.Module):
         blocks: number of blocks.
         in_features: input size of a block.
         out_features: output size of a block.
-        fan_in: number of inputs that determines the scale of initial weights.
+        fan_in: fan-in that determines the scale of the initial weights.
     """
 
     def __init__(self, blocks: int, in_features: int, out_features: int, fan_in: int) -> None:
@@ -89,7 +92,7 @@ class Blocks(nn.Module):
 
 
 class Norm(nn.Module):
-    """RMSNorm over the last dimension, then SiLU."""
+    """RMSNorm over the last dimension, followed by SiLU."""
 
     eps: Tensor
 
@@ -104,7 +107,7 @@ class Norm(nn.Module):
 
 
 class Perceptron(nn.Sequential):
-    """Hidden layers of a linear map, RMSNorm and SiLU, with an optional linear output layer.
+    """Hidden layers (linear, RMSNorm, SiLU) with an optional linear output layer.
 
     Args:
         in_features: size of the input.
@@ -133,7 +136,7 @@ class Perceptron(nn.Sequential):
 class _Bins(Dense):
     """A linear layer for the logits of an odd number of bins, with zero initial weights.
 
-    An additional output of -inf makes the size even, which is faster for matrix products.
+    An additional logit of -inf makes the output size even, which speeds up matrix products.
     """
 
     def __init__(self, in_features: int, bins: int) -> None:
@@ -147,7 +150,7 @@ class _Bins(Dense):
 
 
 class TwoHot(nn.Module):
-    """Scalars as distributions over exponentially spaced bins (Hafner et al. 2025, eq. 8).
+    """Encodes scalars as distributions over exponentially spaced bins (Hafner et al. 2025, eq. 8).
 
     Attributes:
         bins: values of the bins, ``[255]``: ``symexp`` of equally spaced values from -20 to 20,
@@ -162,27 +165,28 @@ class TwoHot(nn.Module):
         self.register_buffer("bins", torch.cat([below, -below[:-1].flip(0)]))
 
     def head(self, features: int, units: int, layers: int) -> nn.Module:
-        """Create a network that predicts logits ``[..., bins + 1]``; its initial mean is 0."""
+        """Create a network that predicts logits ``[..., bins + 1]`` with an initial mean of 0."""
         hidden = Perceptron(features, units, layers)
         return nn.Sequential(*hidden, _Bins(units, len(self.bins)))
 
     def mean(self, logits: Tensor) -> Tensor:
-        """Return the mean, ``[...]``, of logits ``[..., bins]``; further logits must be -inf.
+        """Return the mean ``[...]`` for logits ``[..., bins]``; additional logits must be -inf.
 
-        The first probability is subtracted from all probabilities. This is exact because the bins
-        sum to 0, and yields exactly 0 for equal logits although bins reach 4.85e8.
+        The first probability is subtracted from all probabilities. This does not change the mean,
+        because the bins sum to 0. The mean of equal logits is then exactly 0, although bins reach
+        4.85e8.
         """
         weights = logits.float().softmax(-1)[..., : len(self.bins)]
-        with torch.autocast(logits.device.type, enabled=False):  # float16 is too coarse for bins
+        with torch.autocast(logits.device.type, enabled=False):  # float16 cannot represent the bins
             return (weights - weights[..., :1]) @ self.bins
 
     def loss(self, logits: Tensor, *targets: Tensor) -> Tensor:
-        """Return the sum of cross entropies with several two-hot targets, ``[...]``.
+        """Return the sum of the cross-entropies with one or more two-hot targets, ``[...]``.
 
-        A target is distributed over its two neighbouring bins, so that the mean is the target.
+        Each target is split between its two neighbouring bins, so that the mean equals the target.
 
         Args:
-            logits: logits ``[..., bins]``; further logits must be -inf.
+            logits: logits ``[..., bins]``; additional logits must be -inf.
             *targets: scalars, ``[...]``, clipped to the range of the bins.
         """
         target = torch.stack(targets, -1)

@@ -24,12 +24,12 @@ class WorldModel(nn.Module):
     """Encoder, recurrent state-space model, decoder, and heads for reward and continuation.
 
     Vectors are encoded and predicted in symlog space, and images are scaled to [0, 1] (Hafner et
-    al. 2025, eqs. 3 and 9). Discrete observations are one-hot and predicted by a categorical
-    distribution, as in the authors' code.
+    al. 2025, eqs. 3 and 9). Discrete observations are one-hot encoded and predicted by categorical
+    distributions, as in the authors' code.
 
     Args:
         env: environment that defines observations and actions.
-        size: sizes of the networks.
+        size: network sizes.
 
     Attributes:
         features: size of a latent's features.
@@ -44,7 +44,7 @@ class WorldModel(nn.Module):
         for leaf in env.observation_leaves:
             if len(leaf.shape) not in (0, 1) and not _is_image(leaf):
                 hint = "Use vectors, or images [height, width, channels] of uint8"
-                reason = f"World models do not support {leaf.dtype} with shape {list(leaf.shape)}"
+                reason = f"World models do not support {leaf.dtype} of shape {list(leaf.shape)}"
                 raise SettingError("observation", leaf.key, reason, hint)
         self.size = size
         self.code = ActionCode(env)
@@ -68,7 +68,7 @@ class WorldModel(nn.Module):
         self._make_heads()
 
     def _network(self, in_features: int, layers: int, out_features: int | None = None) -> nn.Module:
-        """Create a network between vectors, with an optional output layer."""
+        """Create a network from vectors to vectors, with an optional output layer."""
         return Perceptron(in_features, self.size.units, layers, out_features)
 
     def _state_space(self, embedding: int) -> StateSpace:
@@ -82,7 +82,7 @@ class WorldModel(nn.Module):
         self.continuation_head: nn.Module = Perceptron(self.features, units, 1, 1)
 
     def _scaled(self, vector: Tensor) -> Tensor:
-        """Transform vectors before they are encoded or predicted."""
+        """Transform vector observations to the space in which they are encoded and predicted."""
         return symlog(vector)
 
     @property
@@ -91,7 +91,7 @@ class WorldModel(nn.Module):
         return [*self.vectors, *self.images]
 
     def targets(self, tensordict: TensorDictBase) -> list[Tensor]:
-        """Return the inputs of the encoders: all vectors joined, then each image, ``[..., *]``."""
+        """Return the encoder inputs: all vectors concatenated, then each image, ``[..., *]``."""
         found = []
         if self.vectors:
             vectors = [
@@ -103,14 +103,14 @@ class WorldModel(nn.Module):
 
     @property
     def encoders(self) -> list[nn.Module]:
-        """Encoders in the order of :meth:`targets`."""
+        """Encoders, in the order of the inputs from :meth:`targets`."""
         return [*([self.encoder] if self.vectors else []), *self.image_encoders]
 
     def encode(self, targets: list[Tensor], encoders: Iterable[nn.Module] | None = None) -> Tensor:
-        """Return the embeddings of :meth:`targets`, ``[..., embedding]``.
+        """Return the embeddings of observations, ``[..., embedding]``.
 
         Args:
-            targets: observations from :meth:`targets`.
+            targets: encoder inputs from :meth:`targets`.
             encoders: encoders to use instead of :attr:`encoders`.
         """
         parts = [encoder(one) for encoder, one in zip(encoders or self.encoders, targets)]
@@ -129,7 +129,7 @@ class WorldModel(nn.Module):
         return total
 
     def _vector_error(self, predicted: Tensor, target: Tensor) -> Tensor:
-        """Return the squared errors of numbers plus cross entropies of choices, ``[...]``."""
+        """Return the squared errors (numeric) plus cross-entropies (discrete), ``[...]``."""
         widths = [width for width, _ in self.flatten.parts]
         columns = zip(torch.split(predicted, widths, -1), torch.split(target, widths, -1))
         errors = [
@@ -141,19 +141,19 @@ class WorldModel(nn.Module):
 
     # ------------------------------------------------------------------ heads
     def reward(self, features: Tensor) -> Tensor:
-        """Return the expected reward of the step that led to a latent, ``[...]``."""
+        """Return the expected reward for the step that led to each latent, ``[...]``."""
         return self.two_hot.mean(self.reward_head(features))
 
     def continuation(self, features: Tensor) -> Tensor:
-        """Return the probability of continuing, times the discount, ``[...]``."""
+        """Return the discounted probability that the episode continues, ``[...]``."""
         return self.continuation_head(features).float().squeeze(-1).sigmoid()  # type: ignore[no-any-return]
 
     def reward_error(self, features: Tensor, reward: Tensor) -> Tensor:
-        """Return the cross entropy with the two-hot reward, ``[...]``."""
+        """Return the cross-entropy with the two-hot reward, ``[...]``."""
         return self.two_hot.loss(self.reward_head(features), reward)
 
     def continuation_error(self, features: Tensor, continuation: Tensor) -> Tensor:
-        """Return the binary cross entropy with the discounted continuation, ``[...]``."""
+        """Return the binary cross-entropy with the discounted continuation, ``[...]``."""
         logits = self.continuation_head(features).squeeze(-1)
         return functional.binary_cross_entropy_with_logits(logits, continuation, reduction="none")
 
@@ -186,7 +186,7 @@ def make_world_model(env: Any, size: str | Size = "tiny", latents: int | None = 
 
 
 def make_latent_critic(world_model: WorldModel) -> LatentCritic:
-    """Create a critic on the features of a world model."""
+    """Create a critic that reads a world model's features."""
     return LatentCritic(world_model.features, world_model.size)
 
 

@@ -20,19 +20,21 @@ from kit.modules.world.rssm import Latent
 class Player(TensorDictModuleBase):  # type: ignore[misc, unused-ignore]
     """A recurrent policy whose hidden state is the latent of a world model.
 
-    Reads the observations, the latent and the previous action. Writes ``action`` and the next
-    hidden state, under private keys that batches omit. Actions are sampled if the exploration type
-    is random; otherwise they are the mean or the most probable action.
+    Reads the observations and the hidden state, which also includes the previous action. Writes
+    ``action`` and the next hidden state. The hidden state has private keys, which batches omit.
+    Actions are sampled if the exploration type is random; otherwise, the mean or the most probable
+    action is used.
 
     Args:
         world_model: world model that filters observations.
-        actor: actor on the latent's features.
-        exploration_noise: standard deviation of noise added to sampled continuous actions, which
-            are then clipped to [-1, 1] of their range.
+        actor: actor that reads the latent's features.
+        exploration_noise: standard deviation of the noise added to sampled continuous actions. The
+            noise is added to actions that are scaled to [-1, 1], and the sum is clipped.
         stored_latents: whether to also write the latent under ``"latent"``, for replay.
 
     Attributes:
-        stored: replay entries for an unknown latent, by name; empty if latents are not stored.
+        stored: replay-buffer entries for an unknown latent, keyed by name; empty if latents are not
+            stored.
     """
 
     DETER, STOCH, ACTION = "_deter", "_stoch", "_previous_action"
@@ -55,7 +57,7 @@ class Player(TensorDictModuleBase):  # type: ignore[misc, unused-ignore]
         self.out_keys += [("latent", name) for name in self.stored]
 
     def make_tensordict_primer(self) -> TensorDictPrimer:
-        """Return the transform that initialises the hidden state of episodes to zeros."""
+        """Return the transform that initialises each episode's hidden state to zeros."""
         rssm = self.world_model.rssm
         widths = (rssm.deter, rssm.stoch, rssm.action_features)
         specs = {key: Unbounded((width,)) for key, width in zip(self.HIDDEN, widths)}
@@ -81,7 +83,7 @@ class Player(TensorDictModuleBase):  # type: ignore[misc, unused-ignore]
         return tensordict
 
     def remember(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Store the TensorDict's current action as the action that is executed."""
+        """Set the next step's previous action to the action in the TensorDict."""
         code = self.world_model.code
         return tensordict.set(("next", self.ACTION), code.encode(tensordict.get(code.key)))
 

@@ -20,20 +20,20 @@ class Latent(NamedTuple):
     deter: Tensor
     """Deterministic state, ``[..., deter]``."""
     stoch: Tensor
-    """Stochastic state, ``[..., stoch]``: concatenated one-hot samples, or numbers."""
+    """Stochastic state, ``[..., stoch]``: concatenated one-hot samples, or Gaussian samples."""
 
     @property
     def features(self) -> Tensor:
-        """Input features of heads, actor and critic, ``[..., stoch + deter]``."""
+        """Input features for the heads, actor and critic, ``[..., stoch + deter]``."""
         return torch.cat([self.stoch, self.deter], -1)
 
     def newest(self, time_steps: int) -> Latent:
-        """Flatten the last ``time_steps`` of ``[time, sequences, ...]`` to rows; 0 means all."""
+        """Return the last ``time_steps`` of ``[time, sequences, ...]`` as rows; 0: all steps."""
         return Latent(*(part[-time_steps:].flatten(0, 1) for part in self))
 
 
 class StateSpace(nn.Module):
-    """Base class of recurrent state-space models, for filtering and imagination.
+    """Base class for recurrent state-space models, used for filtering and imagination.
 
     Values that do not depend on the previous step are computed for all time steps at once.
 
@@ -42,8 +42,8 @@ class StateSpace(nn.Module):
         stoch: size of the stochastic state.
         action_features: size of an encoded action.
         features: size of a latent's features.
-        posterior_embedding: projection of encoded observations.
-        prior: network from the deterministic state to the parameters of the prior.
+        posterior_embedding: linear projection of encoded observations.
+        prior: network from the deterministic state to the prior's parameters.
     """
 
     deter: int
@@ -58,12 +58,12 @@ class StateSpace(nn.Module):
         return self.deter + self.stoch
 
     def initial(self, *rows: int, device: torch.device | None = None) -> Latent:
-        """Return latents of zeros, ``[*rows, ...]``."""
+        """Return latents filled with zeros, ``[*rows, ...]``."""
         widths = (self.deter, self.stoch)
         return Latent(*(torch.zeros(*rows, width, device=device) for width in widths))
 
     def packed(self, latent: Latent) -> dict[str, Tensor]:
-        """Return the replay-buffer entries of latents by name, including a validity flag."""
+        """Return a dict of replay-buffer entries for latents, including a validity flag."""
         known = torch.ones_like(latent.deter[..., :1], dtype=torch.bool)
         return {
             "deter": latent.deter.detach().half(),
@@ -76,7 +76,7 @@ class StateSpace(nn.Module):
         return Latent(packed["deter"].float(), packed["stoch"])
 
     def noise(self, *rows: int, device: torch.device) -> Tensor:
-        """Draw the random numbers for sampling ``rows`` of states, ``[*rows, ...]``."""
+        """Draw the random numbers for sampling stochastic states, ``[*rows, ...]``."""
         raise NotImplementedError
 
     def action(self, action: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ class StateSpace(nn.Module):
         raise NotImplementedError
 
     def correct(self, deter: Tensor, embedding: Tensor) -> Tensor:
-        """Return the posterior's parameters, given the state and projected observation."""
+        """Return the posterior's parameters for a deterministic state and projected observation."""
         raise NotImplementedError
 
     def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ class StateSpace(nn.Module):
         """Return the dynamics and representation KL divergences in nats, summed over latents.
 
         The first divergence only trains the prior and the second one only the posterior (Hafner et
-        al. 2025, eq. 5, before free nats). Both have shape ``[...]``.
+        al. 2025, eq. 5, without free nats). Both have shape ``[...]``.
 
         Args:
             posterior: parameters of the posterior, ``[..., *]``.
@@ -113,14 +113,14 @@ class StateSpace(nn.Module):
         raise NotImplementedError
 
     def imagine(self, latent: Latent, action: Tensor, noise: Tensor) -> Latent:
-        """Return the next latent from the prior; see :meth:`recur` and :meth:`sample`."""
+        """Return the next latent, sampled from the prior; see :meth:`recur` and :meth:`sample`."""
         deter = self.recur(latent, action)
         return Latent(deter, self.sample(self.prior(deter), noise))
 
     def observe(
         self, start: Latent, previous_action: Tensor, embedding: Tensor, is_init: Tensor
     ) -> tuple[Latent, Tensor]:
-        """Filter sequences; latent and action are reset to zero at the start of each episode.
+        """Filter sequences, resetting the latent and action to zero at the start of each episode.
 
         Args:
             start: latent before the first time step, ``[rows, ...]``.
@@ -150,8 +150,8 @@ class StateSpace(nn.Module):
 class RSSM(StateSpace):
     """DreamerV3's state-space model, with categorical latents and a block-diagonal GRU.
 
-    Class probabilities are mixed with 1 % of uniform probability, and gradients pass straight
-    through samples (Hafner et al. 2025, eqs. 1, 4 and appendix).
+    Class probabilities are mixed with 1 % of a uniform distribution, and samples have
+    straight-through gradients (Hafner et al. 2025, eqs. 1, 4 and appendix).
     """
 
     UNIFORM = 0.01
@@ -197,7 +197,7 @@ class RSSM(StateSpace):
         return torch.rand(*rows, self.size.stoch, device=device)
 
     def action(self, action: Tensor) -> Tensor:
-        """Return the projection of encoded actions, scaled to [-1, 1] if they exceed this range."""
+        """Return the projection of encoded actions, which are first scaled down to [-1, 1]."""
         return self.from_action(bounded(action))  # type: ignore[no-any-return]
 
     def recur(self, latent: Latent, action: Tensor) -> Tensor:
@@ -220,7 +220,7 @@ class RSSM(StateSpace):
         return following.transpose(0, 1).reshape(rows, -1)
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """Return class probabilities, mixed with uniform ones, ``[..., stoch, classes]``."""
+        """Return class probabilities mixed with a uniform part, ``[..., stoch, classes]``."""
         size = self.size
         # Classes are moved to the first dimension, as softmax over few adjacent values is slow.
         classes = logits.float().reshape(-1, size.classes).t().softmax(0)
@@ -241,12 +241,12 @@ class RSSM(StateSpace):
         return sampled.flatten(-2)
 
     def correct(self, deter: Tensor, embedding: Tensor) -> Tensor:
-        """Return the posterior's logits, given the state and projected observation."""
+        """Return the posterior's logits for a deterministic state and a projected observation."""
         hidden = self.posterior_norm(self.posterior_deter(deter) + embedding)
         return self.posterior_out(hidden)  # type: ignore[no-any-return]
 
     def divergence(self, posterior: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the KL divergences for logits ``[..., stoch]``; see :class:`StateSpace`."""
+        """Return KL divergences for logits ``[..., stoch]``; see :meth:`StateSpace.divergence`."""
         p, q = self.probabilities(posterior), self.probabilities(prior)
         return _kl(p.detach(), q), _kl(p, q.detach())
 

@@ -15,7 +15,7 @@ class Size:
     deter: int
     """Size of the deterministic state."""
     hidden: int
-    """Size of the projections around the recurrence."""
+    """Hidden size of the state-space model's projections."""
     classes: int
     """Number of classes of each discrete latent."""
     units: int
@@ -25,7 +25,7 @@ class Size:
     stoch: int = 32
     """Number of discrete latents."""
     blocks: int = 8
-    """Number of diagonal blocks in the recurrence."""
+    """Number of blocks in block-diagonal layers."""
 
     @property
     def bytes_stored(self) -> int:
@@ -44,13 +44,13 @@ SIZES = {
     "200m": Size(8192, 1024, 64, 1024, 64),
     "400m": Size(12288, 1536, 96, 1536, 96),
 }
-"""Sizes by number of parameters, as published; nano and tiny suit a single CPU core."""
+"""Published sizes by number of parameters, plus ``nano`` and ``tiny`` for a single CPU core."""
 
 
 def size_of(
     size: str | Size, sizes: Mapping[str, Size] = SIZES, latents: int | None = None
 ) -> Size:
-    """Return the network sizes of a named size.
+    """Return the network sizes with the given name.
 
     Args:
         size: name of a size, or custom sizes.
