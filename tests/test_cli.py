@@ -146,14 +146,14 @@ def test_words_lists_the_vocabularies(kit):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("explain sheprl", "dialect='sheprl' is not known. Try: sheeprl"),
+        ("explain sheprl", "dialect='sheprl' is not a dialect. Try: sheeprl"),
         ("explain sheeprl replay_rato=1", "Try: replay_ratio"),
         ("explain sb3 train_freq=0", "train_freq=0: The value must be at least 1"),
         ("explain sb3 n_envs", "cannot be read"),
         ("explain sb3 n_envs=1 junk", "Settings have the form name=value"),
-        ("translate sb3 --to shee", "dialect='shee' is not known"),
+        ("translate sb3 --to shee", "dialect='shee' is not a dialect"),
         ("diff sb3 n_envs=4", "Two dialects are needed. Example: kit steps diff"),
-        ("words sb4", "dialect='sb4' is not known. Try: sb3"),
+        ("words sb4", "dialect='sb4' is not a dialect. Try: sb3"),
         ("explain kit num_envs=4", "does not set the length of the run"),
     ],
 )

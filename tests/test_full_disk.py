@@ -95,7 +95,7 @@ def test_a_disk_that_is_really_full_is_said_in_one_line(tmp_path):
     assert ran.returncode == 1
     message = one_line(ran.stderr)
     assert message.startswith("checkpoint-000000000032 was not written to ")
-    assert message.endswith("Earlier checkpoints are unchanged; none exists yet.")
+    assert message.endswith("There is no earlier checkpoint.")
     run = the_run(tmp_path)
     assert policy_steps_in(run) == [16, 32]
     assert not list((run / "checkpoints").glob("*"))  # nothing half-written

@@ -374,7 +374,7 @@ def another_policy() -> nn.Module:
 
 
 def test_a_policy_in_processes_that_the_update_does_not_train_is_refused():
-    untrained = r"policy=.* of NotStarted has none of the weights"
+    untrained = r"policy=.* of NotStarted shares no weights with the loss"
     refused_in_processes(untrained, policy=another_policy())
     never = r"policy_factory='another_policy' .* never receive the trained weights"
     refused_in_processes(never, policy_factory=another_policy)

@@ -307,12 +307,12 @@ def test_a_resumed_run_ends_as_if_it_had_not_been_interrupted(name, tmp_path):
         ("crossq", {"tau": 0.1}, "tau"),
         ("rainbow", {"epsilon_end": 0.1}, "epsilon_end=0.1: .* noisy=true explores with noisy"),
         ("rainbow", {"head": "quantile", "support": [0.0, 1.0]}, r"because head=quantile"),
-        ("rainbow", {"head": "value", "support": [0.0, 1.0]}, r"because head=value has"),
+        ("rainbow", {"head": "value", "support": [0.0, 1.0]}, r"because head=value does not use"),
         ("rainbow", {"head": "value", "atoms": 11}, r"atoms=11: .* because head=value"),
         (
             "rainbow",
             {"head": "value", "loss": "DQNLoss"},
-            r"loss='DQNLoss': It disables the noise.* Use loss=auto or noisy=false",
+            r"loss='DQNLoss': The loss disables weight noise.* Use loss=auto or noisy=false",
         ),
         (
             "rainbow",

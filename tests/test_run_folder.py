@@ -265,7 +265,7 @@ def test_the_lock_of_another_machine_is_refused_with_what_to_do(tmp_path):
         build(tiny_config(tmp_path, resume=str(run)))
     assert str(refused.value) == (
         f"resume={str(run)!r}: The run is in use by process 7 on elsewhere, another machine. "
-        f"End it there. If it has ended, remove {lock} and resume again."
+        f"End that process. If it has ended, remove {lock} and resume again."
     )
     lock.unlink()
     build(tiny_config(tmp_path, resume=str(run))).run()

@@ -99,7 +99,9 @@ def resume(run: Path, *words: str) -> None:
 def test_a_module_from_elsewhere_needs_trust_to_be_imported(name, attack, capsys):
     run, trap = attack(**WAYS[name])
     (value,) = WAYS[name].values()
-    reason = "The run folder imports a module that is not in the project or came with the run"
+    reason = (
+        "The run imports a module that is outside the project or was copied with the run folder"
+    )
     refused = f"{name}={value!r}: {reason}. If you trust evil_module, add"
     with pytest.raises(SystemExit):
         resume(run)

@@ -863,7 +863,7 @@ def test_losses_that_leave_weights_of_a_shared_optimiser_untrained_are_refused()
     message = r"'CutOff'.* loss_b has no gradient, so b would never change"
     refused(loss, SGD([loss.a, loss.b], lr=1.0), message)
     loss.name = "error"
-    message = r"'CutOff'.* Only error depends on b, but it is not minimised"
+    message = r"'CutOff'.* Only error depends on b, but error is not minimised"
     refused(loss, SGD([loss.a, loss.b], lr=1.0), message)
     loss.b.requires_grad_(False)
     Update(loss, SGD([loss.a, loss.b], lr=1.0))(TensorDict({"x": torch.ones(3)}, [3]))

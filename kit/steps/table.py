@@ -16,7 +16,7 @@ Row = tuple[str, str, str, str]
 COUNTS = {
     "iterations": "iterations",
     "policy_steps": "policy steps",
-    "random_policy_steps": "  of these random",
+    "random_policy_steps": "  random actions",
     "env_steps": "env steps",
     "gradient_steps": "gradient steps",
     "samples": "transitions trained on",
@@ -73,20 +73,20 @@ def _setting_rows(plan: PlannedCounts) -> list[Row]:
     if plan.collects_episodes:
         minima = [("episode", plan.min_episodes), ("policy step", plan.min_steps)]
         asked = " and ".join(plural(value, unit) for unit, value in minima if value)
-        batch = ("one batch", f"whole episodes, at least {asked}")
+        batch = ("batch", f"whole episodes, at least {asked}")
     elif plan.offline:
         batch = ("transitions", "stored (offline)")
     else:
         size = f"{plural(plan.num_envs, 'env')} x {plural(plan.steps_per_env or 0, 'step')}"
         processes = f" x {plan.world_size} processes" if plan.world_size > 1 else ""
-        batch = ("one batch", size + processes)
+        batch = ("batch", size + processes)
     rows = [batch]
     if plan.update_epochs is not None:
         first = plan.first_training_iteration if plan.is_exact else None
         if first is not None and first <= plan.iterations:
             counts = plan.minibatch_counts(first).items()
             sizes = ", ".join(f"{times:,} x {size:,}" for size, times in counts)
-            rows.append(("minibatches of an iteration", sizes or "none"))
+            rows.append(("minibatches per iteration", sizes or "none"))
             rest = plan.rows(first) // (plan.sequence_length or 1) % (plan.minibatch_size or 1)
             if rest and plan.last_minibatch in _RESTS:
                 rows.append((_RESTS[plan.last_minibatch], f"{rest:,} of {plan.minibatch_size:,}"))
@@ -100,7 +100,7 @@ def _setting_rows(plan: PlannedCounts) -> list[Row]:
         rows.append(("minibatch", number(plan.minibatch_size) or "the whole buffer"))
     if plan.counting != "exact":
         rows.append(("gradient steps counted like", plan.counting))
-    given = {"one batch": number(plan.asked.get("frames_per_batch"))}
+    given = {"batch": number(plan.asked.get("frames_per_batch"))}
     return [(name, given.get(name, ""), value, "") for name, value in rows]
 
 
@@ -140,7 +140,7 @@ def _count_rows(plan: PlannedCounts, ledger: StepLedger | None) -> list[Row]:
     rows = []
     for name, label in COUNTS.items():
         counted = number(getattr(ledger, name)) if ledger is not None else ""
-        rows.append((label, number(asked.get(name)), planned.get(name) or "as it comes", counted))
+        rows.append((label, number(asked.get(name)), planned.get(name) or "not planned", counted))
     if ledger is not None:
-        rows.append(("episodes", "", "as it comes", number(ledger.episodes)))
+        rows.append(("episodes", "", "not planned", number(ledger.episodes)))
     return rows

@@ -163,7 +163,7 @@ def test_what_holds_no_window_is_refused():
         filled(10, 6, [[3], [3]], [1])
     with raises_setting("learning_starts") as refused:
         filled(40, 8, [[99], [99]], [3]).sample(1)
-    assert refused.value.works == "Start after 16 policy steps"
+    assert refused.value.works == "Set steps.learning_starts to 16 or more"
 
 
 def test_environments_do_not_change_their_number():

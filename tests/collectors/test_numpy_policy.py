@@ -191,7 +191,7 @@ def test_a_forward_that_is_replaced_is_called(batches):
     assert ours.policy_path.name == "numpy"
     first_action_always(ours.policy)
     assert ours.collect()["action"].tolist() == [[0] * 6] * 3
-    assert ours.policy_path.reason == "the forward of FlattenMLP was replaced"
+    assert ours.policy_path.reason == "FlattenMLP.forward was replaced"
 
 
 def test_a_forward_that_was_replaced_before_is_called():

@@ -39,7 +39,10 @@ def test_a_figure_that_is_wrong_is_a_difference():
     case["observed"]["gradient_steps_total_per_rank"] += 1
     seen = check_case(case)
     assert len(seen.differences) == 1
-    assert "gradient_steps_total_per_rank: observed 305, the dialect 304" in seen.differences[0]
+    assert (
+        "gradient_steps_total_per_rank: observed 305, but the dialect predicts 304"
+        in seen.differences[0]
+    )
     assert not seen
 
 

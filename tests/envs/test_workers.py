@@ -326,5 +326,5 @@ def test_after_it_was_closed_it_says_so(use):
     env = make_env("CartPole-v1", 2, vectorization="async", num_workers=1, restart_on_error=3)
     env.reset()
     env.close()
-    with pytest.raises(RuntimeError, match="was closed; make a new one"):
+    with pytest.raises(RuntimeError, match="was closed; create a new one"):
         getattr(env, use)()

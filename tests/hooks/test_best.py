@@ -182,7 +182,7 @@ def test_one_that_is_not_kept_cannot_be_evaluated(tmp_path, capsys):
     trainer.run()
     with pytest.raises(SystemExit):
         main([str(trainer.folder), "--best"])
-    assert "was not kept by this run" in capsys.readouterr().err
+    assert "this run kept none" in capsys.readouterr().err
 
 
 def test_a_hook_of_the_users_takes_the_place_of_the_recipes(tmp_path):

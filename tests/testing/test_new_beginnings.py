@@ -92,7 +92,9 @@ class TakesAStepFirst(VectorCollector):
 @WORLDS
 @pytest.mark.parametrize("exact_resume", [False, True])
 def test_a_collector_that_only_claims_to_go_on_exactly_is_found(world, exact_resume):
-    with pytest.raises(ConformanceError, match=r"^checkpoint: other batches come after loading"):
+    with pytest.raises(
+        ConformanceError, match=r"^checkpoint: batches differ after loading a saved state"
+    ):
         check(ClaimsToBeExact, world, exact_resume)
 
 
