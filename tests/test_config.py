@@ -269,7 +269,7 @@ UNITS = (
     "policy steps", "env steps", "gradient steps", "environments", "transitions", "episodes",
     "passes", "threads", "seconds", "q-networks", "rewards summed", "sequences", "minibatches",
     "time steps", "units", "frames", "iterations", "lengths", "records", "latents", "models",
-    "actions",
+    "actions", "epochs", "atoms", "quantiles",
 )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ OTHERS = (
 
 BETWEEN_BATCHES = {
     "kit/collectors/", "torchrl/collectors/", "kit/buffers/", "kit/trainer/batches.py",
+    "kit/trainer/torchrl_batches.py",
     "kit/logging/metrics.py", "kit/modules/host_copy.py", "kit/envs/normalize.py",
 }  # fmt: skip
 """Where values may cross between host and device, eagerly."""
