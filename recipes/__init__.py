@@ -12,6 +12,6 @@ if sys.argv[:1] == ["-m"] and any(word.startswith("recipes.") for word in sys.or
     # would take a fifth of the time. kit.cli.launch undoes the changes below.
     gc.disable()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends imports without a stack trace
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during imports prints no stack trace
     # SIGUSR1 would end the process, so the signal is blocked until `hold_saving` handles it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})

@@ -85,7 +85,7 @@ class Config(ReplayConfig):
     """Polyak coefficient: weight of the online critic in each update of the target critic (1: full
     copy)."""
     learning_rate: PositiveFloat = 4e-4
-    """Learning rate. The paper uses 4e-5, for size=12m and larger."""
+    """Learning rate. The paper uses 4e-5 for its models, which are size=12m or larger."""
     warmup_gradient_steps: NonNegativeInt = 0
     """Gradient steps over which the learning rate warms up from 0. 0: no warm-up. The paper uses
     1,000."""

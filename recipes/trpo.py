@@ -1,4 +1,4 @@
-"""Trust region policy optimisation (Schulman et al. 2015). Discrete and continuous actions.
+"""Trust region policy optimisation (Schulman 2015). Discrete and continuous actions.
 
 kit train trpo env.id=HalfCheetah-v5 env.num_envs=1 steps.total_policy_steps=1_000_000
 kit train trpo --help
@@ -33,8 +33,8 @@ class Config(FittedCriticConfig):
         )
     )
     loss: str = "PPOLoss"
-    """Loss class: a name from torchrl.objectives, or your own as module:Class. PPOLoss is the
-    surrogate objective of TRPO."""
+    """Loss class: a name from torchrl.objectives, or your own as module:Class. PPOLoss has no
+    clipping, like the surrogate objective in TRPO."""
     max_kl: PositiveFloat = 0.01
     """Maximum mean KL divergence between the policies before and after an update."""
     damping: NonNegativeFloat = 0.1

@@ -86,7 +86,7 @@ REFUSED = {
     "ppo env.num_envs=0": "env.num_envs=0: The value must be at least 1",
     "ppo steps.total_policy_steps=72 steps.rounding=error": "steps.total_policy_steps=72 is not a "
     "whole number of iterations of 16 policy steps. Try: 64 or 80, or steps.rounding=up",
-    "ppo steps.minibatches=2 steps.minibatch_size=128": "steps.minibatches=2 contradicts "
+    "ppo steps.minibatches=2 steps.minibatch_size=128": "steps.minibatches=2 conflicts with "
     "minibatch_size=128. Use steps.minibatches=null.",
     "ppo steps.rounding=upp": "steps.rounding='upp' is not a valid choice. Try: up,",
     "sac steps.replay_ratio=nan": "steps.replay_ratio=nan is not a finite number >= 0. Use a "
@@ -138,8 +138,8 @@ REFUSED = {
     "ppo learning_rate=-1": "learning_rate=-1.0: The value must be above 0.",
     "ppo gamma=2": "gamma=2.0: The value must be at least 0 and at most 1.",
     "rainbow exploration_share=0": "exploration_share=0.0: The value must be above 0 and",
-    "sac stacked_frames=3": "stacked_frames=3: The entry observation of shape (3,) does not "
-    "have as many frames. Try: 1.",
+    "sac stacked_frames=3": "stacked_frames=3: The entry observation has shape "
+    "(3,), and not 3 frames. Try: 1.",
     "ppo device=gpu": "device='gpu': PyTorch has no device with this name. Try: cuda",
     "ppo initial_log_std=-.inf": "initial_log_std='-.inf' is not a number.",
     "ppo stop_at_return=9 steps.evaluation_every=null": "stop_at_return=9.0: It has no effect",

@@ -265,7 +265,7 @@ def test_a_single_changed_bit_is_noticed_in_any_file(recipe, tmp_path):
         flip(file, bit)
         with pytest.raises(CorruptCheckpointError) as raised:
             check_whole(checkpoint)
-        noticed += f"its file {file.relative_to(checkpoint)} is" in str(raised.value)
+        noticed += f"its file {file.relative_to(checkpoint)} " in str(raised.value)
         flip(file, bit)
     assert noticed == trials
     check_whole(checkpoint)

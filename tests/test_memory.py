@@ -51,7 +51,7 @@ def test_a_replay_buffer_that_does_not_fit_is_refused_with_the_largest_that_does
     machine(100 * MIB)
     error = refused(recipes.sac, buffer_size=10 * MIB)
     assert str(error).startswith(
-        f"buffer_size={10 * MIB}: It needs {10 * ROW / 1024:.1f} GiB of the 0.1 GiB of memory of th"
+        f"buffer_size={10 * MIB}: It needs {10 * ROW / 1024:.1f} GiB, and the run may use at most "
     )
     largest = int(str(error).split("Use at most ")[1].rstrip("."))
     assert 0.95 * 100 * MIB < largest * ROW < 100 * MIB

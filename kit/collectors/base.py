@@ -423,7 +423,7 @@ def _steps_per_env(num_envs: int, frames: int | None, steps: int | None) -> int:
     frames = whole_number("frames_per_batch", frames, at_least=1)
     _multiple("frames_per_batch", frames, num_envs)
     if steps is not None and steps * num_envs != frames:
-        reason = f"contradicts frames_per_batch={frames} with {num_envs} envs"
+        reason = f"conflicts with frames_per_batch={frames} with {num_envs} envs"
         raise SettingError("steps_per_env", steps, reason, [frames // num_envs])
     return frames // num_envs
 

@@ -37,7 +37,7 @@ def check_arguments(cfg: RunConfig, settings: Mapping[str, Any]) -> None:
     kwargs = cfg.env.kwargs
     for name in {*settings, "device"} & set(kwargs):
         setting = f"env.{name}" if hasattr(cfg.env, name) else name
-        reason, advice = f"It is set by {setting}", f"Use {setting}={show(kwargs[name])}"
+        reason, advice = f"The run sets it to {setting}", f"Use {setting}={show(kwargs[name])}"
         raise SettingError(f"env.kwargs.{name}", kwargs[name], reason, advice)
 
 
@@ -59,7 +59,7 @@ def check_stacked_frames(cfg: RunConfig, env: Any) -> None:
         stacked = leaf.shape[0] if len(leaf.shape) > 1 else 1
         if stacked != frames:
             key = leaf.key if isinstance(leaf.key, str) else ".".join(leaf.key)
-            reason = f"The observation entry {key} of shape {leaf.shape} has {stacked} frames"
+            reason = f"The entry {key} has shape {leaf.shape}, and not {frames} frames"
             raise SettingError("stacked_frames", frames, reason, [stacked])
 
 

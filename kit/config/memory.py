@@ -48,8 +48,8 @@ def check_memory(estimates: Sequence[MemoryEstimate], available: int, where: str
     fitting = (available - total + largest.size) // largest.each
     advice = f"Use at most {fitting}" if fitting > 0 else "Use smaller settings"
     reason = (
-        f"It needs {_gigabytes(largest.size)}, "
-        f"and the run exceeds the {_gigabytes(available)} of {where}"
+        f"It needs {_gigabytes(largest.size)}, and the run may use at most "
+        f"{_gigabytes(available)}, the {where}"
     )
     raise SettingError(largest.field, largest.value, reason, advice)
 
@@ -80,7 +80,7 @@ def memory_of_machine() -> tuple[int, str]:
     limits = [int(text) for text in _control_groups() if text.isdigit()]
     if limits and min(limits) < machine:
         return min(limits), "memory that this process may use"
-    return machine, "memory of this machine"
+    return machine, "whole memory of this machine"
 
 
 def free_disk_space(folder: str) -> tuple[int, str]:

@@ -136,8 +136,8 @@ def map_fields(
         for the run table.
 
     Raises:
-        SettingError: if the recipe lacks a setting or contradicts its value, or if the library has
-            no defaults for the algorithm.
+        SettingError: if the recipe lacks a setting or has another value for it, or if the library
+            has no defaults for the algorithm.
     """
     resolved, differing = given.resolved(algo), changed(given)
     given_names = typed(given) | differing.keys()
@@ -292,7 +292,7 @@ def _map_field(
         raise SettingError(name, value, reason, f"Omit {name}, or use a recipe with {use.setting}")
     theirs = use.value(value, resolved)
     if ours[0] != theirs and _is_given(config, use.setting, ours, type(config)()):
-        reason = f"This {resolved.LIBRARY} setting contradicts {use.setting}={show(ours[0])}"
+        reason = f"This {resolved.LIBRARY} setting conflicts with {use.setting}={show(ours[0])}"
         raise SettingError(name, given, reason, f"Set only {name} or {use.setting}")
     if use.also is None or use.also.value(value, resolved) is None:
         return {use.setting: theirs}

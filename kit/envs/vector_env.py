@@ -364,7 +364,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         self._begun_again = int(state["begun_again"])
         observation = empty(self.observation_leaves, self.num_envs)
         transforms = state.get("transforms", [])
-        if state["envs"] is not None or transforms:  # created by a first reset
+        if state["envs"] is not None or transforms:  # created by the first reset
             self.backend.reset(observation, env_seeds(0, self.num_envs))
             self.backend.load_state_of_transforms(transforms)
         if state["envs"] is None:

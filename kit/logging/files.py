@@ -16,7 +16,7 @@ def not_written(path: Path, error: OSError) -> WriteError:
     """Create the error for a file that cannot be written."""
     what = f"{path} cannot be written: {error.strerror or error}"
     if isinstance(error, FileNotFoundError):
-        return WriteError(f"{what}. Its folder was removed, so nothing more can be saved.")
+        return WriteError(f"{what}. Its folder does not exist, so nothing can be saved.")
     hint = "Free disk space, or choose another folder with log_dir=..."
     return WriteError(f"{what}. Existing files are unchanged. {hint}")
 

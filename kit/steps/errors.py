@@ -22,7 +22,7 @@ LARGEST_FLOAT, SMALLEST_FLOAT = 3.4e38, 1.2e-38
 
 
 class SettingError(ValueError):
-    """Raised for a setting that is invalid or contradicts another setting.
+    """Raised for a setting that is invalid or conflicts with another setting.
 
     Args:
         field: name of the setting.
@@ -135,7 +135,7 @@ def as_integer(field: str, value: Any) -> int:
 
 
 def as_number(field: str, value: Any) -> float:
-    """Convert a number of any library to a float.
+    """Convert a number from any library to a float.
 
     Raises:
         SettingError: if ``value`` is not a number, or too large for a float.

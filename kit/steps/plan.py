@@ -35,7 +35,7 @@ class StepPlan(PlannedCounts):
     ``gradient_steps_per_iteration=1``.
 
     Raises:
-        SettingError: if a setting is invalid, contradicts another setting or cannot be reached
+        SettingError: if a setting is invalid, conflicts with another setting or cannot be reached
             exactly. The message contains the nearest valid values.
 
     Examples:

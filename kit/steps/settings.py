@@ -110,7 +110,7 @@ class OnPolicySteps(_Steps):
     def _equal_part(self, plan: StepPlan, count: int) -> int:
         """Return the minibatch size that divides a batch into ``count`` equal parts."""
         if self.minibatch_size is not None and "minibatch_size" in given_fields(self):
-            why = f"contradicts minibatch_size={self.minibatch_size}"
+            why = f"conflicts with steps.minibatch_size={self.minibatch_size}"
             raise SettingError("minibatches", count, why, [None])
         if plan.collects_episodes:
             why = "cannot divide whole episodes, because their lengths are not known in advance"
@@ -135,7 +135,7 @@ class OffPolicySteps(_Steps):
     learning_starts: int = 1_000
     """policy steps before the first gradient step."""
     random_steps: int | None = None
-    """policy steps with random actions at the start of the run; null: learning_starts."""
+    """policy steps with random actions at the start of the run. null: learning_starts steps."""
     replay_ratio: Any = 1
     """gradient steps per policy step: a number or an exact fraction such as "1/4"."""
     pretrain_steps: int = 0
@@ -179,7 +179,7 @@ class OfflineSteps(GivenFields):
     gradient_steps: PositiveInt = 20_000
     """gradient steps in the run."""
     gradient_steps_per_iteration: PositiveInt = 100
-    """gradient steps between checks of time limits, stop requests and schedules."""
+    """gradient steps per iteration. Time limits and stop requests apply between iterations."""
     minibatch_size: int = 256
     """transitions per minibatch."""
     evaluation_every: int | None = None

@@ -60,7 +60,7 @@ def _collection(plan: PlannedCounts, frames: int | None) -> None:
     if plan.collects_episodes:
         for field, value in ("steps_per_env", plan.steps_per_env), ("frames_per_batch", frames):
             if value is not None:
-                why = "contradicts min_episodes and min_steps, which collect whole episodes"
+                why = "conflicts with min_episodes and min_steps, which collect whole episodes"
                 raise SettingError(field, value, why, [None])
     elif frames is not None:
         _set(plan, "steps_per_env", _steps_of_each(plan, frames))
@@ -72,7 +72,7 @@ def _steps_of_each(plan: PlannedCounts, frames: int) -> int:
     """Return the number of policy steps per environment in a batch of ``frames`` policy steps."""
     frames, envs = whole_number("frames_per_batch", frames, at_least=1), plan.num_envs
     if plan.steps_per_env is not None and frames != envs * plan.steps_per_env:
-        why = f"contradicts steps_per_env={plan.steps_per_env} with num_envs={envs}"
+        why = f"conflicts with steps_per_env={plan.steps_per_env} with num_envs={envs}"
         works = [envs * plan.steps_per_env] if plan.steps_per_env else []
         raise SettingError("frames_per_batch", frames, why, works, "or omit one of the two")
     if frames % envs:
@@ -89,7 +89,7 @@ def _updates(plan: PlannedCounts) -> None:
     given = [rule for rule in rules if getattr(plan, rule) is not None]
     if len(given) > 1:
         first = f"{given[0]}={getattr(plan, given[0])}"
-        why = f"contradicts {first}, because both set the number of gradient steps"
+        why = f"conflicts with {first}, because both set the number of gradient steps"
         raise _error(plan, given[1], why, [None], f"or omit {given[0]}")
 
 
@@ -129,7 +129,7 @@ def _budget(plan: PlannedCounts) -> None:
         _set(plan, "total_policy_steps", exact)
     elif plan.total_policy_steps != exact:
         each = plan.policy_steps_per_iteration
-        why = f"contradicts iterations={plan.iterations} with {each} policy steps each"
+        why = f"conflicts with iterations={plan.iterations} with {each} policy steps each"
         raise _error(plan, "total_policy_steps", why, [exact])
 
 
@@ -243,6 +243,8 @@ def _sequences(plan: PlannedCounts, batches: tuple[int, int], length: int) -> No
 
 def _evaluation(plan: PlannedCounts) -> None:
     if plan.evaluation_every is not None and plan.evaluation_every_iterations is not None:
-        why = f"contradicts evaluation_every={plan.evaluation_every}, because both set the period"
+        why = (
+            f"conflicts with evaluation_every={plan.evaluation_every}, because both set the period"
+        )
         hint = "or omit evaluation_every"
         raise _error(plan, "evaluation_every_iterations", why, [None], hint)

@@ -88,7 +88,7 @@ def continuity(trial: CollectorUnderTest, run: Run) -> None:
         begins = trial.world.begins(seen)
         follows = (seen[1:] == following[:-1]).all(-1)
         good = bool(torch.where(done[:-1], begins[1:], follows).all() and begins[0])
-        trial.demand(good, f"observations are {seen}, which contradicts done={done}")
+        trial.demand(good, f"observations are {seen}, which conflicts with done={done}")
         truncated, age = steps["next", "truncated"].squeeze(-1), ages(done)
         good = torch.equal(truncated, age >= trial.world.limit)
         trial.demand(good, f"truncated is {truncated} at episode steps {age}")

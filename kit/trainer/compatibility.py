@@ -344,7 +344,7 @@ def in_raw_batches(collector: Any, raw: bool) -> Iterator[Refusal]:
 
 
 def in_evaluation(plan: StepPlan, evaluate: Any, collector: Any) -> Iterator[Refusal]:
-    """Yield errors for an evaluator that contradicts the plan or shares training environments."""
+    """Yield an error if the evaluator contradicts the plan or uses training environments."""
     evaluations = plan.evaluation_every or plan.evaluation_every_iterations
     evaluations = evaluations or plan.initial_evaluations or plan.final_evaluation
     if evaluate is None and evaluations:
