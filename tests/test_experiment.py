@@ -116,7 +116,7 @@ def test_a_logger_without_a_folder_is_refused():
 
 def test_resuming_without_a_folder_is_refused_rather_than_begun_anew():
     message = refused(recipes.ppo.build, ppo(resume="runs/ppo/CartPole-v1/20251201-093000-s0"))
-    assert "but log_dir=null disables it. Remove log_dir=null" in message
+    assert "but log_dir=null disables run folders. Remove log_dir=null" in message
 
 
 # ---------------------------------------------------------------------- as if wired by hand
@@ -301,8 +301,8 @@ def test_a_setting_that_a_loss_does_not_take_is_refused_unless_it_is_the_default
     assert isinstance(recipes.ppo.build(ppo(), make_loss=PPOLoss).loss_module, PPOLoss)
     message = refused(recipes.ppo.build, ppo(clip_epsilon=0.4, loss="PPOLoss"))
     assert message == (
-        "clip_epsilon=0.4: The loss PPOLoss has no such argument. Remove it, or use a loss "
-        "with this argument, such as ClipPPOLoss."
+        "clip_epsilon=0.4: The loss PPOLoss does not accept this setting. Remove it, or use a "
+        "loss that accepts it, such as ClipPPOLoss."
     )
 
 
@@ -390,11 +390,11 @@ def test_environments_that_contradict_the_plan_are_refused(change):
     [
         (
             {"compile": False},
-            "compile=False: The update of the recipe was created with compile=auto. Use Update(",
+            "compile=False: The recipe created its update with compile=auto. Use Update(",
         ),
         (
             {"precision": "bfloat16"},
-            "precision='bfloat16': The loss PPOLoss of the recipe ignores it",
+            "precision='bfloat16': The recipe's loss PPOLoss ignores this setting",
         ),
     ],
 )
@@ -431,7 +431,7 @@ def test_rewards_that_a_transform_of_a_given_buffer_sums_are_those_of_the_settin
         return TensorDictReplayBuffer(storage=LazyTensorStorage(100), transform=transform)
 
     message = refused(recipes.sac.build, sac(n_step=3), buffer=joining())
-    assert message.startswith("gamma=0.9 of NStep differs from 0.99 of SACLoss")
+    assert message.startswith("gamma=0.9 of NStep differs from gamma=0.99 of SACLoss")
     recipes.sac.build(sac(n_step=3, gamma=0.9), buffer=joining())
     settings = sac(n_step=3, gamma=0.9)
     message = refused(recipes.sac.build, settings, make_loss=OneStep, buffer=joining())

@@ -142,7 +142,7 @@ def test_the_runs_of_a_sweep_do_not_share_one_run_of_wandb(capsys, monkeypatch):
     monkeypatch.setenv("WANDB_RUN_ID", "chosen")
     with pytest.raises(SystemExit):
         ppo(*SHORT, "--multirun", "seed=0,1", "logger=wandb")
-    error = "WANDB_RUN_ID='chosen': All runs of this sweep would log to the same W&B run. Unset it"
+    error = "WANDB_RUN_ID='chosen': All runs in this sweep would log to the same W&B run. Unset it"
     assert capsys.readouterr().err.startswith(f"\nerror: {error}")
 
 
