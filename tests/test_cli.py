@@ -154,7 +154,7 @@ def test_words_lists_the_vocabularies(kit):
         ("translate sb3 --to shee", "dialect='shee' is not a dialect"),
         ("diff sb3 n_envs=4", "Two dialects are needed. Example: kit steps diff"),
         ("words sb4", "dialect='sb4' is not a dialect. Try: sb3"),
-        ("explain kit num_envs=4", "does not set the length of the run"),
+        ("explain kit num_envs=4", "leaves the length of the run undefined"),
     ],
 )
 def test_what_makes_no_sense_is_one_clear_line(kit, words, message):

@@ -340,7 +340,7 @@ def test_frames_per_batch_takes_the_place_of_steps_per_env(config_class: Any, ki
         made.steps.total_policy_steps = 8_000
         plan = make_plan(made, "")
         assert (plan.steps_per_env, plan.frames_per_batch) == (40, 160)
-        assert re.search("one batch .* 160  4 envs x 40 steps", plan.table())
+        assert re.search("batch .* 160  4 envs x 40 steps", plan.table())
 
 
 @pytest.mark.parametrize(
@@ -370,7 +370,7 @@ def test_plan_takes_frames_per_batch() -> None:
     assert plan.replace(frames_per_batch=32).steps_per_env == 8
     with raises_setting("frames_per_batch"):
         StepPlan(iterations=1, num_envs=4, steps_per_env=1, frames_per_batch=64)
-    assert re.search("one batch .* 64  4 envs x 16 steps", plan.table())
+    assert re.search("batch .* 64  4 envs x 16 steps", plan.table())
 
 
 def test_given_steps_take_the_place_of_default_episodes() -> None:
