@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if command == "train":  # SIGUSR1 would end the process before the run can handle it
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
         if os.getcwd() not in sys.path and not sys.flags.safe_path:
-            sys.path.append(os.getcwd())  # to import the user's modules, as in python -m kit
+            sys.path.append(os.getcwd())  # makes the user's modules importable, as in python -m kit
     module = importlib.import_module(f"kit.cli.{command}")
     if is_process:
         gc.freeze()

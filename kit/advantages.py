@@ -158,7 +158,7 @@ class AdvantageNormalizer(nn.Module):
 
 
 def _centred(advantage: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return weights (0 for padding), their sum, the mean and the weighted centred advantages."""
+    """Return weights (0 for padding), their sum, the mean, and centred advantages times weights."""
     weight = torch.ones_like(advantage)
     if mask is not None:
         more = [1] * (advantage.ndim - mask.ndim)

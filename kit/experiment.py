@@ -230,7 +230,7 @@ class Experiment:
         return self._replacements.network("make_actor", make, *arguments, **settings)
 
     def make_critic(self, make: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
-        """Create the critic in the same way as :meth:`make_actor` creates the actor."""
+        """Create the critic, with the same arguments as for :meth:`make_actor`."""
         return self._replacements.network("make_critic", make, *arguments, **settings)
 
     def make_actor_critic(self, env: VectorEnv, **settings: Any) -> tuple[Any, Any]:
@@ -274,8 +274,8 @@ class Experiment:
 
         Args:
             loss: class or function, or its name in ``torchrl.objectives``, or ``module:Class``.
-            *networks: actor and critics, in the order of the loss's arguments. Layers shared by
-                both are evaluated once; see :class:`~kit.modules.shared_backbone.SharedBackbone`.
+            *networks: actor and critics, in the order of the loss's arguments. Shared layers
+                are evaluated once; see :class:`~kit.modules.shared_backbone.SharedBackbone`.
             **arguments: keyword arguments for the loss. Settings with their default value are
                 omitted if the loss does not accept them.
 
@@ -284,7 +284,7 @@ class Experiment:
         """
         self._loss = recipe_loss = RecipeLoss(loss, self.cfg)
         accepted = recipe_loss.arguments(arguments)
-        for network in networks:  # a loss does not move buffers, such as action bounds
+        for network in networks:  # loss.to() does not move buffers, such as action bounds
             network.to(self.cfg.device)
         with recipe_loss.reraising(), warnings.catch_warnings():
             # TorchRL's BCLoss warns about target networks although it has none.
@@ -298,7 +298,7 @@ class Experiment:
         return module
 
     def _set_discount(self, loss: Any) -> None:
-        """Create the value estimator of a loss if missing; the default would use gamma=0.99."""
+        """Create the value estimator if the loss has none. The default would use gamma=0.99."""
         kind, cfg = getattr(loss, "default_value_estimator", None), self.cfg
         if kind is None or loss._value_estimator is not None or not hasattr(cfg, "gamma"):
             return
@@ -463,7 +463,7 @@ class Experiment:
 
     @property
     def _exponent_per_alpha(self) -> int:
-        """Exponent of absolute TD errors at alpha = 1, which is 2 if the loss writes squares."""
+        """Exponent of absolute TD errors for alpha=1: 2 if the loss squares TD errors, else 1."""
         return 2 if self._loss is not None and self._loss.writes_squares else 1
 
     def _try_loss(self, env: VectorEnv, policy: Policy, parts: dict[str, Any]) -> None:

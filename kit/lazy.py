@@ -26,7 +26,7 @@ def lazy(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
 
 
 def imports_of(package: str) -> dict[str, str]:
-    """Return a dict from each name that ``package`` imports from kit to the name's module."""
+    """Map each name that ``package`` imports from kit to the module that it comes from."""
     import ast  # imported here to keep `import kit` fast
 
     loader: Any = importlib.import_module(package).__loader__

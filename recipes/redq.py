@@ -1,6 +1,6 @@
 """Randomised ensembled double Q-learning (Chen et al. 2021). Continuous actions.
 
-The numbers of critics, critics per target and gradient steps and the policy delay follow the
+The number of critics, critics per target, replay ratio and policy delay are the same as in the
 authors' code.
 
 kit train redq env.id=Hopper-v5 steps.total_policy_steps=125_000 seed=1
@@ -47,7 +47,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         reason = f"It must be smaller than num_critics={cfg.num_critics} for a random subset"
         near = [max(1, cfg.num_critics - 1)]
         raise SettingError("num_target_critics", cfg.num_target_critics, reason, near)
-    if experiment.plan.sequence_length == 1:  # TorchRL's REDQLoss confuses the axes
+    if experiment.plan.sequence_length == 1:  # TorchRL's REDQLoss mixes up dimensions
         reason = "REDQLoss does not support sequences of one transition"
         raise SettingError("steps.sequence_length", 1, reason, [None, 2])
     env = experiment.make_env(actions="continuous")
@@ -60,7 +60,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         sub_sample_len=cfg.num_target_critics,
         loss_function="l2",
         **sac.temperature(env, cfg),
-        min_alpha=1e-12,  # practically unbounded; TorchRL's defaults are 0.1 and 10
+        min_alpha=1e-12,  # effectively no bounds; TorchRL's defaults are 0.1 and 10
         max_alpha=1e12,
     )
     _ = getattr(loss, "target_entropy", None)  # TorchRL registers this buffer on first access

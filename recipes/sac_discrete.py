@@ -1,6 +1,6 @@
 """Soft actor-critic (Christodoulou 2019). Discrete actions.
 
-Hidden layers, critic loss, learning rate and gradient steps match the recipe dqn. On CartPole, a
+Hidden layers, critic loss, learning rate and gradient steps match the dqn recipe. On CartPole, a
 lower target entropy lets the cart drift off the track, because the policy stops trying the actions
 that would stop the cart.
 

@@ -190,7 +190,7 @@ class ReplayMinibatches:
         return self.n_step is not None or bool(self._ordered) or bool(self._joining())
 
     def _set_num_envs(self, ordered: Any, batch: TensorDictBase) -> None:
-        """Set the number of environments that write to ``ordered``, or reject the batch."""
+        """Set the number of environments for an order-dependent part, or reject the batch."""
         name, num_envs = type(ordered).__name__, batch.shape[0]
         whole_episodes = batch.get(("collector", "mask"), None) is not None
         if isinstance(ordered, SliceSampler):

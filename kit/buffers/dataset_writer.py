@@ -182,7 +182,7 @@ def _with_importable_entry_point(spec: EnvSpec) -> EnvSpec:
 
 
 def _with_repeat(spec: EnvSpec, repeat: int, limited: bool) -> EnvSpec:
-    """Return the spec with the action repeat's arguments and a time limit in env steps."""
+    """Return the spec with the action repeat filled in and its time limit in env steps."""
 
     def with_arguments(wrapper: WrapperSpec) -> WrapperSpec:
         is_repeat = wrapper.name == ActionRepeat.__name__

@@ -31,7 +31,7 @@ _loading_disabled: ContextVar[bool] = ContextVar("loading_disabled", default=Fal
 
 @contextlib.contextmanager
 def without_dataset_loading() -> Iterator[None]:
-    """Disable dataset loading while trainers are built, for runs that only play a policy.
+    """Disable dataset loading while trainers are built only to play a policy.
 
     Observation normalisation statistics then come from the run's checkpoint.
     """

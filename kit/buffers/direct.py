@@ -57,7 +57,7 @@ class _Rows:
 
     def _ordered(self, value: Tensor) -> NDArray[Any]:
         """Return host values ``[num_envs, steps, ...]`` as rows in time order."""
-        if value is self._last_value:  # batches that share memory pass the same tensor objects
+        if value is self._last_value:  # a reused tensor, whose cached view is still valid
             assert self._time_ordered is not None
             return self._time_ordered
         array: NDArray[Any] = value.numpy()
@@ -85,7 +85,7 @@ class _Rows:
         return self.tensor.view(-1).view(torch.uint8)
 
     def read(self, index: Tensor, places: NDArray[np.int64] | None) -> Tensor:
-        """Copy the rows at ``index``. ``places`` is that index as a NumPy array, or ``None``."""
+        """Copy the rows at ``index``. ``places``: the same index as a NumPy array, or ``None``."""
         if self.array is None or places is None:
             return self.tensor.index_select(0, index)
         return torch.from_numpy(self.array.take(places, 0))

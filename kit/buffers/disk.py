@@ -25,7 +25,7 @@ def zeros_on_disk(shape: Sequence[int], dtype: torch.dtype, folder: Path | str) 
     The file has no name, so its space is freed even if the process is killed.
 
     Raises:
-        OSError: If the folder is not writable or its disk is full.
+        OSError: If the folder is not writable or the disk is full.
     """
     size = math.prod(shape) * dtype.itemsize
     with tempfile.TemporaryFile(dir=folder) as file:

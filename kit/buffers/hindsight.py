@@ -109,19 +109,19 @@ class HindsightReplayBuffer(HERReplayBuffer):  # type: ignore[misc, unused-ignor
         return (steps * self.num_envs + env) % self._storage.max_size
 
     def _rows_at(self, places: Tensor) -> Tensor:
-        """Return how many rows were written before each of the rows at storage indices."""
+        """Return the number of rows written before each row at the given storage indices."""
         newest = self._rows - 1
         size: int = self._storage.max_size
         return newest - (newest - places) % size
 
-    # ------------------------------------------------------------------ goals of samples
+    # ------------------------------------------------------------------ goal relabelling
     def _sample(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Any]]:
         data, info = TensorDictReplayBuffer._sample(self, batch_size)
         self.relabel(data, info["index"])
         return data, info
 
     def relabel(self, minibatch: TensorDictBase, index: Tensor) -> None:
-        """Replace the goals and rewards of the first ``her_ratio`` of the rows, in place.
+        """Replace the goals and rewards in the first fraction ``her_ratio`` of the rows, in place.
 
         TorchRL's class computes the same result, but reads all entries of the goal rows.
 
@@ -158,16 +158,16 @@ class HindsightReplayBuffer(HERReplayBuffer):  # type: ignore[misc, unused-ignor
     def _sample_goal_indices(
         self, her_idx: Tensor, ep_starts: Tensor, ep_ends: Tensor, storage_len: int
     ) -> Tensor:
-        """Return the storage indices of goals chosen by TorchRL's strategy among time steps."""
+        """Choose goals with TorchRL's strategy, and return their storage indices."""
         if self.strategy == "random":
             return super()._sample_goal_indices(her_idx, ep_starts, ep_ends, storage_len)  # type: ignore[no-any-return]
         rows = self._rows_at(her_idx.cpu())
         steps = super()._sample_goal_indices(rows // self.num_envs, ep_starts, ep_ends, storage_len)
         return self._places(steps, rows % self.num_envs).to(her_idx.device)  # type: ignore[no-any-return]
 
-    # ------------------------------------------------------------------ in and out
+    # ------------------------------------------------------------------ episodes and state
     def close_open_episodes(self) -> None:
-        """End every open episode with its newest transition."""
+        """End every open episode at its newest transition."""
         newest = self._rows // self.num_envs - 1
         for env in range(self.num_envs):
             begin = max(self._open[env], self._oldest(env))

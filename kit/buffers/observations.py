@@ -19,7 +19,7 @@ from kit.steps import SettingError
 
 _FLAGS = {("reward",), ("done",), ("terminated",), ("truncated",)}
 _NONE, _REPEATED = -1, -2
-"""Markers used instead of a row number: no separate last observation, repeated observation."""
+"""Markers for transitions with no separate last observation or with a repeated observation."""
 
 Path = tuple[str, ...]
 Array = NDArray[Any]
@@ -54,7 +54,7 @@ class ObservationStorage(TransitionStorage):
         self._written = 0  # number of transitions written so far
         self._memories: dict[Path, _Frames] = {}
         self._begins = np.zeros(0, np.bool_)
-        self._ends = np.zeros(0, np.int64)  # row of each transition's last observation
+        self._ends = np.zeros(0, np.int64)  # row of each transition's last observation, or a marker
         self._free: list[int] = []  # free rows for last observations
 
     def _empty(self) -> None:
@@ -141,7 +141,7 @@ class ObservationStorage(TransitionStorage):
         self._written += len(done)
         before, places = numbers - self.num_envs, numbers % len(self._begins)
         has_previous = before >= 0
-        changed = np.zeros_like(done)  # the observation differs from the previous next one
+        changed = np.zeros_like(done)  # observations that do not continue the previous step
         for path, (seen, _) in pairs.items():
             differs = self._newest(seen) != self._memories[path].values[places]
             changed |= differs.reshape(len(done), -1).any(1)
@@ -295,7 +295,7 @@ class ObservationStorage(TransitionStorage):
 
 
 class _Frames:
-    """Frames of one entry: ``values`` at storage indices, and ``last`` frames of episodes."""
+    """Frames of one observation entry; ``last`` contains the last frames of episodes."""
 
     def __init__(self, values: Array, last: Array | None = None) -> None:
         self.values = values
@@ -308,5 +308,5 @@ class _Frames:
 
 
 def _is_observed(path: Path, values: Mapping[Path, Tensor]) -> bool:
-    """Return whether an entry is an observation, that is, a non-flag entry with a next value."""
+    """Return whether an entry also has a next value and is neither a reward nor a flag."""
     return ("next", *path) in values and path not in _FLAGS

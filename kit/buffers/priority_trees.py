@@ -58,7 +58,7 @@ class PriorityTree:
         return array if dtype is None else array.to(dtype)  # type: ignore[no-any-return]
 
     def higher(self, one: Tensor | None, other: Any) -> Tensor:
-        """Return the higher of a tensor (or ``None``) and a number of the tree's array type."""
+        """Return the higher of two numbers, or NaN if either is NaN; ``one`` may be ``None``."""
         return other if one is None else one.maximum(other)  # type: ignore[no-any-return]
 
     def min(self) -> Tensor | float:

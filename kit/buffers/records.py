@@ -53,7 +53,7 @@ class SequenceReplay:
 
     reads_minibatches = False
     reads_loss_outputs = True
-    """Whether :meth:`update_priority` reads loss outputs, which are the latents."""
+    """Whether :meth:`update_priority` reads loss outputs (the latents)."""
 
     normalizer: Normalizer | None = None
 

@@ -59,7 +59,7 @@ class ExportedPolicy(nn.Module):
         env, policy = evaluator.env, evaluator.policy
         self.inputs, self.outputs = env.observation_leaves, env.action_leaves
         known = {path_of(leaf.key) for leaf in self.inputs}
-        known.add(("params",))  # the network itself writes it for a CompositeDistribution
+        known.add(("params",))  # written by the network itself for a CompositeDistribution
         read = [path_of(key) for key in getattr(policy, "in_keys", ())]
         more = ["/".join(path) for path in read if path not in known]
         more += ["the particle index"] if evaluator.particles > 1 else []
@@ -222,7 +222,7 @@ def _compare(
 
 
 def _env_type(leaf: Leaf) -> Any:
-    """Return the dtype in the environment. The policy converts observations to float32."""
+    """Return the environment's dtype, which may differ from the policy's float32."""
     return leaf.dtype if leaf.space is None else leaf.space.dtype
 
 

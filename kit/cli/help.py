@@ -53,7 +53,7 @@ RARE = {
 }  # fmt: skip
 """Settings that only ``--help=all`` shows, unless the recipe changes their default."""
 _WIDTH = 100
-_TEXT = 34  # column of the descriptions
+_TEXT = 34  # column in which descriptions start
 
 
 class Setting(NamedTuple):

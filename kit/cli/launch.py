@@ -110,7 +110,7 @@ _STARTED = {
     "WORLD_SIZE": "torchrun", "SLURM_STEP_NUM_TASKS": "srun", "OMPI_COMM_WORLD_SIZE": "mpirun",
     "PMI_SIZE": "mpiexec",
 }  # fmt: skip
-"""Launchers, keyed by the environment variable with their process count (sbatch has none)."""
+"""Launchers, keyed by the environment variable for the process count (sbatch sets none)."""
 
 
 def _check_single_process() -> None:

@@ -167,7 +167,7 @@ def _check_points(job: Job, overrides: Sequence[str]) -> None:
 
 
 def _call_hydra(job: Job, overrides: Sequence[str]) -> None:
-    """Run the sweep with Hydra, whose config is empty, so that all overrides are additions."""
+    """Run the sweep with Hydra. Overrides need ``++``, because Hydra's config has no settings."""
     from hydra import initialize
     from hydra.core.config_store import ConfigStore
     from hydra.core.global_hydra import GlobalHydra

@@ -145,7 +145,7 @@ class ActionSelector:
 
     @property
     def path(self) -> PolicyPath:
-        """How the policy is executed. The reason may be unknown before the first calls."""
+        """How the policy is executed, which may change during the first calls."""
         if self.runner is None:
             return PolicyPath("module", "actions are random")
         if self.numpy is not None:
@@ -154,7 +154,7 @@ class ActionSelector:
             return PolicyPath("module", self.runner.plain_reason)
         return PolicyPath("program", self._not_in_numpy)
 
-    # ------------------------------------------------------------------ one batch
+    # ------------------------------------------------------------------ batch collection
     def prepare(self) -> None:
         """Detect changes to the policies. Called once per batch."""
         for runner in self._runners:
@@ -167,7 +167,7 @@ class ActionSelector:
                 self._compute_in_numpy()
 
     def is_ready(self, policy_steps: int, steps: int) -> bool:
-        """Return whether NumPy can compute a batch of actions from noise that is already drawn."""
+        """Return whether NumPy can compute a batch of actions from noise drawn in advance."""
         numpy = self.numpy
         return numpy is not None and policy_steps >= self._policy_from and numpy.has_noise(steps)
 
@@ -231,8 +231,8 @@ class ActionSelector:
 
     def _tensors(self, observation: Arrays) -> Tensors:
         if self._on_cpu:
-            # Copy the inputs, because a policy may keep them, and their memory is reused.
-            # MKL's rounding also depends on memory alignment, which differs in a resumed run.
+            # Copy the inputs, because the policy may keep them and these arrays are reused.
+            # Copies are also aligned, which keeps MKL's rounding the same in a resumed run.
             return {key: torch.from_numpy(array).clone() for key, array in observation.items()}
         return {k: torch.from_numpy(array).to(self.device) for k, array in observation.items()}
 
@@ -306,7 +306,7 @@ class ActionSelector:
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether any policy has hidden state; true as long as this is unknown."""
+        """Whether any policy has hidden state; true until this is known."""
         return any(runner.is_recurrent for runner in self._runners)
 
     def end_episodes(self, ended: Mask) -> None:

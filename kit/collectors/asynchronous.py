@@ -38,7 +38,7 @@ from kit.steps.errors import whole_number
 
 _SECONDS_TO_CLOSE = 10.0
 _SECONDS_OF_A_STEP = 1.5
-"""Shutdown does not wait for an environment step that has already taken longer than this."""
+"""Seconds that an environment step may take before shutdown stops waiting for it."""
 
 
 class AsyncCollector(KitCollector):
@@ -139,7 +139,7 @@ class AsyncCollector(KitCollector):
         rest = self._process, self._pipe, self._in_step
         self._closing = Finalize(self, _stop, rest, exitpriority=1)
 
-    # ------------------------------------------------------------------ one batch
+    # ------------------------------------------------------------------ batch collection
     def _prepared(self) -> AbstractContextManager[Any]:
         return contextlib.nullcontext()  # the RNG state is in the worker process
 
@@ -160,7 +160,7 @@ class AsyncCollector(KitCollector):
         batch: TensorDictBase = facts["batch"]
         if self.storing_device.type != "cpu":
             return batch.to(self.storing_device).unlock_()
-        # Shared memory is locked, but a shallow copy accepts new entries, such as advantages.
+        # Shared TensorDicts are locked, but a shallow copy accepts new entries, such as advantages.
         return batch.clone(recurse=not self.reuse)
 
     def update_policy_weights_(self, *args: Any, **kwargs: Any) -> None:
@@ -258,7 +258,7 @@ class AsyncCollector(KitCollector):
             for facts in self._arrived
         ]
         state["staleness"] = [self.staleness, [*self._staleness_since_row]]
-        # Include the weights for later batches, in case a resumed run has a larger total.
+        # Include the weights for later batches, in case the resumed run has more batches.
         collected, slots = self._taken + len(self._arrived), len(self._weights)
         unused = range(max(collected - self.max_staleness, 0), self._published + 1)
         weights = {v: [tensor.clone() for tensor in self._weights[v % slots]] for v in unused}
@@ -330,7 +330,7 @@ def _settings(policies: nn.ModuleList) -> dict[tuple[str, str], Any]:
 
 
 def _plain(settings: dict[tuple[str, str], Any]) -> dict[tuple[str, str], Any]:
-    """Return the attributes that checkpoints can store, which excludes enum members."""
+    """Return the attributes that checkpoints can store, excluding enum members."""
     return {n: v for n, v in settings.items() if type(v) in (bool, int, float, str)}
 
 
@@ -356,7 +356,7 @@ def serve(
 ) -> None:
     """Run the worker process: collect batches and execute commands until the pipe is closed."""
     is_parents_affair(in_main_thread)
-    signal.signal(ASK, lambda *_: sys.exit(0))  # runs cleanup code, which closes the environments
+    signal.signal(ASK, lambda *_: sys.exit(0))  # sys.exit lets cleanup code close the environments
     threading.Thread(target=_watch, args=(in_step, get_ident()), daemon=True).start()
     torch.set_num_threads(threads)
     served = None
@@ -428,7 +428,7 @@ class _Worker:
         self.collected = 0
         self.newest = -1
         self._starts_episodes = False  # whether the next batch starts new episodes
-        self._settings: dict[int, dict[tuple[str, str], Any]] = {}  # changed attributes by version
+        self._settings: dict[int, dict[tuple[str, str], Any]] = {}  # attributes by weights version
         self._slots: dict[int, TensorDictBase] = {}
 
     @property
@@ -465,7 +465,7 @@ class _Worker:
             self.newest = self.collected - self.max_staleness - 1
             self.pipe.send(("loaded", self.collector.exact_resume))
         elif command == "seed":
-            self._collect_due()  # requested batches use the old RNG state
+            self._collect_due()  # batches already requested use the old RNG state
             self.collector.set_seed(arguments[0])
             self.pipe.send(("seeded", None))
         elif command == "raw":
@@ -521,7 +521,7 @@ def _signature(batch: TensorDictBase) -> tuple[Any, ...]:
 
 def _sendable(error: BaseException) -> Exception:
     """Return an exception that can be pickled. Unknown types are converted to RuntimeError."""
-    if isinstance(error, KeyboardInterrupt):  # not Ctrl-C, which the parent handles
+    if isinstance(error, KeyboardInterrupt):  # raised by an environment, not by Ctrl-C
         return EnvError("env", None, "raised KeyboardInterrupt in the collector's process")
     if isinstance(error, (EnvError, PolicyError, SettingError)):
         return error

@@ -42,7 +42,7 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
         exploration_policy: policy that acts instead of ``policy`` until ``exploration_frames``.
         exploration_type: TorchRL's exploration type, which determines whether actions are sampled.
         fast_policy: how the policy is executed. ``"auto"``: NumPy computes the actions of small
-            networks, with different rounding, and other policies are traced. Small GPU policies
+            networks (rounding may differ), and other policies are traced. Small GPU policies
             are copied to the host once per batch. ``"exact"``: the policy is traced, with outputs
             bitwise equal to the module's. ``"module"``: the TensorDict module is called.
         seed: seed for random actions and the policy's sampling.
@@ -57,7 +57,7 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
         random_policy_steps: number of policy steps with random actions so far.
         env_steps: number of env steps so far, as reported by the environments.
         episodes: number of finished episodes so far.
-        environment_errors: number of environment failures so far from which the run recovered.
+        environment_errors: number of environment failures that the run has recovered from.
         exact_resume: whether the last :meth:`load_state_dict` restored the complete state.
         exact_policy: whether the policy's outputs are bitwise equal to the TensorDict module's.
         collects_on_host: whether batches are collected on the host and then moved to
@@ -138,10 +138,10 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
             self.init_random_frames = policy_steps
             actor.act_at_random(policy_steps)
 
-    # ------------------------------------------------------------------ TorchRL's names
+    # ------------------------------------------------------------------ TorchRL's interface
     @property
     def _frames(self) -> int:
-        """Policy steps so far, under TorchRL's name."""
+        """Number of policy steps so far, under the attribute name that TorchRL reads."""
         return self.policy_steps
 
     def __len__(self) -> int:
@@ -178,7 +178,7 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
         return batch
 
     def _prepared(self) -> AbstractContextManager[Any]:
-        """Prepare the next batch and return the context manager to collect it in."""
+        """Prepare the next batch and return the context manager for collecting it."""
         return self._random_numbers
 
     @abc.abstractmethod
@@ -192,7 +192,7 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
 
     @property
     def normalizer(self) -> Normalizer | None:
-        """Running normaliser of the environments, or ``None``."""
+        """The environments' running normaliser, or ``None``."""
         return getattr(self.env, "normalizer", None)
 
     def deliver_raw(self, raw: bool) -> bool:
@@ -238,7 +238,7 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
         """Seed random actions, the policy's sampling and the environments.
 
         Returns:
-            Seed for the next component; equal to ``seed`` if ``static_seed``.
+            Seed for the next component; equal to ``seed`` if ``static_seed`` is true.
         """
         self._random_numbers.seed(seed)
         self._seed_environments(seed)
@@ -408,7 +408,7 @@ class RNGStream:
 
 
 def policy_seed(seed: int) -> int:
-    """Derive the seed for a policy's RNG from the seed of a run.
+    """Derive the seed for a policy's RNG from a run's seed.
 
     The result differs from the run's seed, which is used to initialise weights, and from the
     environment seeds returned by :func:`~kit.envs.vector_env.env_seeds`.
@@ -423,7 +423,7 @@ def _steps_per_env(num_envs: int, frames: int | None, steps: int | None) -> int:
     frames = whole_number("frames_per_batch", frames, at_least=1)
     _multiple("frames_per_batch", frames, num_envs)
     if steps is not None and steps * num_envs != frames:
-        reason = f"conflicts with frames_per_batch={frames} with {num_envs} envs"
+        reason = f"conflicts with frames_per_batch={frames} and num_envs={num_envs}"
         raise SettingError("steps_per_env", steps, reason, [frames // num_envs])
     return frames // num_envs
 
@@ -508,7 +508,7 @@ def check_policy(
             continue
         if value.dtype is torch.bfloat16:  # not supported by NumPy
             value = value.float()
-        total = value.numpy().sum()  # NaN if any entry is NaN; takes half as long in NumPy
+        total = value.numpy().sum()  # NaN if any entry is NaN; twice as fast as in PyTorch
         if total == total:
             continue
         steps = value.isnan().reshape(*value.shape[:2], -1).any(-1).T  # [steps, num_envs]

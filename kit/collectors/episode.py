@@ -97,7 +97,7 @@ class EpisodeCollector(KitCollector):
 
     deliver_raw = VectorCollector.deliver_raw
 
-    # ------------------------------------------------------------------ one batch
+    # ------------------------------------------------------------------ batch collection
     def _collect(self) -> TensorDictBase:
         self._actor.prepare()
         prefill = self.policy_steps < self.prefill_frames
@@ -190,7 +190,7 @@ class ActiveEpisodes(ActiveEnvs):
         min_episodes: minimum number of episodes in the batch.
 
     Attributes:
-        spans: memory locations of the episodes, ordered by start time.
+        spans: buffer locations of the episodes, ordered by start time.
     """
 
     def __init__(self, collector: EpisodeCollector, min_steps: int, min_episodes: int) -> None:

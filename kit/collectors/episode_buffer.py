@@ -1,4 +1,4 @@
-"""Memory for batches of complete episodes."""
+"""Buffer for batches of complete episodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kit.envs.vector_env import VectorEnv
 
 @dataclass
 class Span:
-    """Location of an episode in memory."""
+    """Location of an episode in the buffer."""
 
     env: int
     start: int
@@ -36,7 +36,7 @@ class Span:
 
 
 class EpisodeBuffer:
-    """Memory that grows while episodes are played.
+    """Buffer that grows while episodes are collected.
 
     Args:
         env: environments whose observations and rewards are stored.
@@ -51,7 +51,7 @@ class EpisodeBuffer:
         self._chunks: list[RolloutBuffer] = []
 
     def rows(self) -> Iterator[Row]:
-        """Yield the memory row for each time step, without end."""
+        """Yield one buffer row per time step, indefinitely."""
         while True:
             chunk = RolloutBuffer(self.env, CHUNK)
             chunk.begin()
@@ -117,10 +117,10 @@ class EpisodeBuffer:
         """Return the episodes as a batch.
 
         Args:
-            spans: memory locations of the episodes.
+            spans: buffer locations of the episodes.
             outputs: policy outputs ``[num_envs, steps, ...]``.
             layout: ``padded`` or ``flat``.
-            first: entry of ``traj_ids`` for the first episode.
+            first: value of ``traj_ids`` in the first episode.
         """
         place = _Places(spans, layout)
         batch = TensorDict({}, place.numbers.shape)

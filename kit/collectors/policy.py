@@ -75,8 +75,8 @@ class PolicyRunner:
     Attributes:
         out_keys: keys of the outputs, in order; set by the first call. The hidden state that a
             recurrent policy reads is also an output.
-        is_recurrent: whether the policy has hidden state or reads ``is_init``; true as long as
-            this is unknown.
+        is_recurrent: whether the policy has hidden state or reads ``is_init``; true until
+            this is known.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class PolicyRunner:
                 attributes[name] = value
 
     def skip_step(self) -> Tensor:
-        """Advance ``is_init`` by a step without a policy call; return the step's ``is_init``."""
+        """Advance ``is_init`` by one step without calling the policy; return its previous value."""
         starts, self._starts = self._starts, self._ongoing
         return starts
 

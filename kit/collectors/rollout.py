@@ -140,7 +140,7 @@ class VectorCollector(StepsCollector):
         self._infos: dict[tuple[int, int], Mapping[str, float]] = {}  # of uncounted steps
         self._episode_ids = EpisodeIds(self.num_envs)
 
-    # ------------------------------------------------------------------ one batch
+    # ------------------------------------------------------------------ batch collection
     def deliver_raw(self, raw: bool) -> bool:
         """Set whether batches are raw or normalised. Both are always supported."""
         self.env.leave_raw(raw)
@@ -181,7 +181,7 @@ class VectorCollector(StepsCollector):
         return batch if self.storing_device.type == "cpu" else batch.to(self.storing_device)
 
     def _begin(self, steps: int) -> RolloutBuffer:
-        """Return memory for the next batch."""
+        """Return the buffer for the next batch."""
         buffer, shown = self._buffer, self._batches is not None and not self._batches.copied
         kept = self._gives_away or (shown and not self.reuse)  # the caller may keep the last batch
         if buffer is None or buffer.steps != steps or kept:

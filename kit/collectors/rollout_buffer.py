@@ -1,4 +1,4 @@
-"""Memory for rollouts in host environments and for the batches that are copied from it."""
+"""Buffers for rollouts in host environments and for the batches copied from them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CHUNK = 128
 """Minimum number of time steps for which memory is allocated at once."""
 
 SMALL = 2**22
-"""Maximum size in bytes of batches that are copied. Larger batches are returned uncopied."""
+"""Maximum size in bytes of batches that are copied. Larger batches are not copied."""
 
 _FLAGS = ("done", "terminated", "truncated")
 _AT_ENDS = frozenset({*(("next", name) for name in _FLAGS), ("collector", "traj_ids")})
@@ -40,9 +40,9 @@ Row = tuple[Arrays, StepArrays]
 
 
 class RolloutBuffer:
-    """Memory for one batch, in arrays ``[steps, num_envs, ...]`` that environments write to.
+    """Buffer of arrays ``[steps, num_envs, ...]`` into which environments write one batch.
 
-    A batch is a copy of this memory (see :class:`RolloutViews`) or the memory itself.
+    A batch copies these arrays or shares their memory (see :class:`RolloutViews`).
 
     Args:
         env: environments that write to the buffer.
@@ -51,7 +51,7 @@ class RolloutBuffer:
             to the buffer.
 
     Attributes:
-        rows: memory row for each time step.
+        rows: arrays for each time step.
         whole: results of all time steps.
         acted_on: observations that the policy acted on.
         actions: actions, if the policy writes them to the buffer.
@@ -91,7 +91,7 @@ class RolloutBuffer:
         self.rows: list[Row] = list(zip(rows_of(self.acted_on), self.whole.rows()))
 
     def begin(self, *, shown: bool = False) -> None:
-        """Begin a batch at the current observation. If ``shown``, reset all flags."""
+        """Begin a batch. Set ``shown`` if the caller may have changed the last batch's flags."""
         present, first = self.env.start(), self.rows[0][0]
         for key, row in first.items():
             row[...] = present[key]
@@ -122,11 +122,11 @@ class RolloutBuffer:
         return found
 
     def may_be_infinite(self) -> bool:
-        """Return whether any value in this memory may be infinite or NaN."""
+        """Return whether any value in this buffer may be infinite or NaN."""
         return any(map(may_be_infinite, self._memory))
 
     def doubtful_actions(self) -> Tensors:
-        """Return the actions in this memory if any of them may be NaN."""
+        """Return the actions if any of them may be NaN, else an empty dict."""
         if self.actions is None or not may_be_infinite(self.actions):
             return {}
         return {self.action_key: torch.from_numpy(self.actions.swapaxes(0, 1))}
@@ -167,9 +167,9 @@ class RolloutViews:
     """Batches that are copies or views of a rollout buffer.
 
     Args:
-        buffer: memory that environments write to.
+        buffer: rollout buffer that environments write to.
         count: number of batches to allocate memory for.
-        copied: whether each batch is a copy owned by the caller, or the buffer's memory.
+        copied: whether each batch is a copy owned by the caller, not a view of the buffer.
     """
 
     def __init__(self, buffer: RolloutBuffer, count: int, *, copied: bool) -> None:
@@ -282,7 +282,7 @@ class EpisodeIds:
 
 
 def _aligned(count: int, shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return an array ``[count, *shape]`` whose blocks are aligned like separate arrays."""
+    """Return an array ``[count, *shape]`` with each ``[*shape]`` block padded to 16 bytes."""
     memory = np.empty((count, _padded(shape, dtype)), dtype)
     return memory[:, : math.prod(shape)].reshape(count, *shape)
 
@@ -312,7 +312,7 @@ def _zeros(*groups: Mapping[Any, Any]) -> tuple[list[NDArray[Any]], list[dict[An
 
 
 def _padded(shape: Sequence[int], dtype: np.dtype[Any]) -> int:
-    """Return the number of entries, padded to 16 bytes because MKL's rounding depends on it."""
+    """Return the padded number of entries. MKL's rounding depends on 16-byte alignment."""
     return -(-math.prod(shape) * dtype.itemsize // 16) * 16 // dtype.itemsize
 
 

@@ -90,7 +90,7 @@ class TensorCollector(StepsCollector):
         # Restart open episodes, because their first steps are missing from this collector's counts.
         self._left = None if self.env.episode_length.any() else self._writes
 
-    # ------------------------------------------------------------------ one batch
+    # ------------------------------------------------------------------ batch collection
     def _collect_steps(self, steps: int) -> TensorDictBase:
         env = self.env
         resets = self.reset_at_each_iter and self._iter > 0
@@ -153,7 +153,7 @@ class TensorCollector(StepsCollector):
         self._begun = True
         return bool(self._outer.training)
 
-    # ------------------------------------------------------------------ after a batch
+    # ------------------------------------------------------------------ checks and counts
     def _count(self, memory: TensorMemory) -> None:
         frames = memory.steps * self.num_envs
         self.policy_steps += frames
@@ -358,7 +358,7 @@ class TensorSteps:
         function = self._function(runner, count, fast, learn)
         key = id(runner), count, learn
         if fast and key not in self._blocks:
-            # No warning for random actions, because TorchRL's bounded specs check them on the host.
+            # An empty name disables the warning that random actions cannot always be traced.
             name = "a block of environment steps" if runner is not None else ""
             self._blocks[key] = Traced(function, self.env, self.normalizer, name=name)
         outputs = self._blocks[key](inputs) if fast else function(inputs)
@@ -551,11 +551,11 @@ class FinishedEpisodes:
         ]
 
     def restart(self) -> None:
-        """Reset the env steps of open episodes, because all environments start new episodes."""
+        """Reset the step counts of open episodes, because all environments start new episodes."""
         self._open_env_steps = torch.zeros_like(self._open_env_steps)
 
     def state_dict(self) -> dict[str, Tensor | int]:
-        """Return the counts. The collector's state contains the episodes not taken yet."""
+        """Return the counts. Episodes that were not returned yet are saved by the collector."""
         return {"ended": self.count(), "open_env_steps": self._open_env_steps.cpu().clone()}
 
     def load_state_dict(self, state_dict: dict[str, Tensor | int]) -> None:

@@ -80,7 +80,7 @@ def check_actions(env: Any, wanted: Actions | None, algorithm: str) -> None:
     if wanted is None or (is_single and leaves[0].dtype.kind in kinds):
         return
     spaces = ", ".join(str(leaf.dtype if leaf.space is None else leaf.space) for leaf in leaves)
-    reason = f"The recipe {algorithm} needs {wanted} actions, but the action space is {spaces}"
+    reason = f"The {algorithm} recipe needs {wanted} actions, but the action space is {spaces}"
     kind = "float Box" if continuous else "Discrete"
     advice = f"Use an environment with a {kind} action space, or another recipe"
     raise SettingError("env.id", env.name, reason, advice)

@@ -67,7 +67,7 @@ class RecipeLoss:
 
     def _check_default(self, name: str, argument: Any) -> None:
         """Raise SettingError if the loss ignores a setting that was changed."""
-        make, value = self.make, getattr(self._cfg, name)  # the argument may have a different unit
+        make, value = self.make, getattr(self._cfg, name)  # the argument may be a converted value
         is_reinforce = isinstance(make, type) and issubclass(make, objectives.ReinforceLoss)
         keeps_critic = is_reinforce and name == "critic_coeff" and not argument
         if keeps_critic or value != getattr(self._defaults, name):
@@ -101,7 +101,7 @@ class RecipeLoss:
         actions = getattr(networks[0], "dist_sample_keys", ()) if networks else ()
         if len(actions) > 1 and isinstance(module, (objectives.A2CLoss, objectives.ReinforceLoss)):
             reason = f"The loss supports only one action, but the environment has {[*actions]}"
-            advice = "Use the recipe ppo and its losses, or an environment with one action array"
+            advice = "Use the ppo recipe and its losses, or an environment with one action array"
             raise SettingError("loss", name_of(self.make), reason, advice)
         _check_temperature(module, arguments.get("alpha_init"))
         self._check_shared_weights(networks)

@@ -57,7 +57,7 @@ def accepts(make: Callable[..., Any], argument: str) -> bool:
             return True
         if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             return False
-    # All constructors have **kwargs, so the last one gets the argument. TorchRL's rejects it.
+    # All constructors pass on **kwargs to the last one. TorchRL's losses reject the argument.
     return bool(constructors) and bases[-1] not in vars(objectives).values()
 
 
@@ -76,12 +76,12 @@ class Replacements:
     def __init__(self, parts: Mapping[str, Any]) -> None:
         self.parts = parts
         self.requested: set[str] = set()
-        self._replaced: dict[str, str] = {}  # replaced part, keyed by setting
+        self._replaced: dict[str, str] = {}  # maps each setting to the replaced part
         self._used = {"env", "device"}  # env and device are always in use
 
     @property
     def without_effect(self) -> dict[str, str]:
-        """Settings that no remaining part uses, mapped to the part that replaced their user."""
+        """Settings that are no longer used, mapped to the caller's part that caused this."""
         return {name: part for name, part in self._replaced.items() if name not in self._used}
 
     def network(self, part: str, make: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
@@ -186,13 +186,13 @@ def check_replaced(cfg: RunConfig, replacements: Replacements, algorithm: str) -
     requested, parts = {*replacements.requested}, replacements.parts
     update = parts.get("update", ...)
     if update is not ... and not hasattr(update, "optimizers"):
-        requested |= {"loss_module", "optimizer"}  # TorchRL's updates read both from the trainer
+        requested |= {"loss_module", "optimizer"}  # TorchRL's updates read these from the trainer
     for name in ("loss_module", *REPLACED):
         if name in parts and name not in requested:
             advice: Any = [n for n in REPLACED if n in requested and n not in parts]
             advice = "Pass make_loss=... instead" if name == "loss_module" else advice
             with_update = " with a custom update" if update is not ... else ""
-            reason = f"The recipe {algorithm} does not use this part{with_update}"
+            reason = f"The {algorithm} recipe does not use this part{with_update}"
             raise SettingError(name, name_of(parts[name]), reason, advice)
     for name, part in replacements.without_effect.items():
         if hasattr(cfg, name):

@@ -20,7 +20,7 @@ from kit.steps.errors import SettingError, real_number
 EPSILON = 1e-8
 """Constant added to variances before the square root, to avoid division by zero."""
 _FEW = 4_096
-"""Maximum array size for averaging by a matrix product. Such small products use one thread."""
+"""Largest array averaged with a matrix product. BLAS uses one thread for products this small."""
 
 
 class RunningMeanStd(NamedTuple):
@@ -59,7 +59,7 @@ class Statistics(NamedTuple):
     """Running discounted return of each environment, ``[num_envs]``."""
 
     def tensors(self) -> list[Tensor]:
-        """Return all used tensors as a flat list."""
+        """Return the tensors of all active normalisations as a flat list."""
         returns = [] if self.reward is None else [self.returns]
         return [*(self.observation or ()), *(self.reward or ()), *returns]
 
@@ -332,7 +332,7 @@ class Normalizer:
         return result
 
     def _scale(self, key: Any, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return the mean and standard deviation for an observation, or for rewards if ``None``."""
+        """Return mean and standard deviation for observation ``key`` (``None``: for rewards)."""
         moments = self.reward if key is None else self.observation[key]
         assert moments is not None
         mean = torch.zeros_like(moments.mean) if key is None else moments.mean
@@ -343,7 +343,7 @@ class Normalizer:
     def _clipped(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Clip values in place. Keep infinities, because backends report them as failures."""
         squares = np.vdot(values, values)
-        if squares <= self.clip * self.clip:  # implies that no value exceeds the bounds
+        if squares <= self.clip * self.clip:  # so every value is within the bounds
             return values
         # Two ufunc calls are several times faster than np.clip.
         finite = True if squares < np.inf else np.isfinite(values)

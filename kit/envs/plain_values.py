@@ -31,13 +31,13 @@ _CONSTANT = (
 _DRAWS = frozenset({"pygame", "glfw", "OpenGL", "pyglet"})
 """Packages used only for rendering."""
 _ARGUMENTS = frozenset({"_saved_kwargs", "_cached_spec", "_ezpickle_args", "_ezpickle_kwargs"})
-"""Attributes in which Gymnasium stores the constructor arguments of a wrapper."""
+"""Attributes in which Gymnasium stores a wrapper's constructor arguments."""
 _ATOMS = (bool, int, float, str)
 _CONTAINERS: dict[str, Any] = {
     kind.__name__: kind for kind in (list, set, deque, dict, OrderedDict, Counter)
 }
 _PUT_BACK = frozenset({"object", "function", "partial", "space", "mujoco", "shown"})
-"""Kinds of values that are restored into an existing object."""
+"""Kinds of encoded values that can only be restored into an existing object."""
 _BIT_GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 
 
@@ -71,7 +71,7 @@ class Encoder:
         return {"attributes": self.attributes(layer, name)}
 
     def attributes(self, owner: Any, where: str) -> dict[str, Any]:
-        """Encode the attributes of an object, except constants."""
+        """Encode an object's attributes, except constants."""
         values = {name: value for name, value in vars(owner).items() if name not in _ARGUMENTS}
         return {
             name: self(value, f"{where}.{name}")
@@ -132,7 +132,7 @@ class Encoder:
             owner = owner.base
         if type(value) is not np.ndarray or value.dtype.hasobject:
             raise StateCaptureError(f"{where} is an array of Python objects or an array subclass")
-        if type(owner.base).__name__ == "PyCapsule":  # MuJoCo's memory, captured separately
+        if type(owner.base).__name__ == "PyCapsule":  # MuJoCo's arrays are captured separately
             return {"shown": list(value.shape)}
         if not isinstance(owner.base, (bytes, types.NoneType)):
             raise StateCaptureError(f"{where} is a view of a {type(owner.base).__name__}")
@@ -237,7 +237,7 @@ def _refilled(kept: Any, made: Any) -> Any:
         kept[...] = made
     elif isinstance(made, np.random.Generator):
         if repr(kept.bit_generator.seed_seq) != repr(made.bit_generator.seed_seq):
-            return made  # generators spawned later would differ
+            return made  # different seed sequences spawn different generators
         kept.bit_generator.state = made.bit_generator.state
     elif isinstance(made, tuple(_CONTAINERS.values())):
         kept.clear()
@@ -340,7 +340,7 @@ class Decoder:
     def _container(self, value: dict[str, Any]) -> Any:
         name = next(name for name in _CONTAINERS if name in value)
         made = deque(maxlen=value["maxlen"]) if name == "deque" else _CONTAINERS[name]()
-        self._known.setdefault(value["number"], made)  # first, as items may refer to ``made``
+        self._known.setdefault(value["number"], made)  # items may refer to ``made``
         if isinstance(made, dict):
             for key, item in value[name]:
                 made[self(key)] = self(item)

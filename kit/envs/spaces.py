@@ -68,7 +68,7 @@ class Leaf:
         return start if start.any() else None
 
     def of(self, tree: Any) -> Any:
-        """Return this array from a nested observation, shifted to start at 0."""
+        """Extract this array from a nested observation and subtract ``start``."""
         for name in self.path:
             tree = tree[name]
         return tree if self.start is None else tree - self.start
@@ -262,7 +262,7 @@ class _Entry:
         return np.minimum(np.maximum(values, low), high)  # type: ignore[no-any-return]
 
     def _cast(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Convert values to the space's dtype. Raise SettingError if this changes integers."""
+        """Convert to the space's dtype; raise SettingError if an integer dtype changes a value."""
         converted = values.astype(self.dtype)
         if converted.dtype.kind != "f" and (lost := converted != values).any():
             reason = f"The environment's actions are integers ({converted.dtype})"

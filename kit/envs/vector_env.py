@@ -42,7 +42,7 @@ class _Present:
         self.ended = False  # whether an episode ended and has not been reset yet
         self.accounts = EpisodeStatistics(num_envs)
         self.finished: list[Episode] = []
-        self.steps = 0  # steps since take_infos()
+        self.steps = 0  # number of steps since the last take_infos()
         self.infos: dict[tuple[int, int], Mapping[str, float]] = {}
 
 
@@ -364,7 +364,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         self._begun_again = int(state["begun_again"])
         observation = empty(self.observation_leaves, self.num_envs)
         transforms = state.get("transforms", [])
-        if state["envs"] is not None or transforms:  # created by the first reset
+        if state["envs"] is not None or transforms:  # some objects only exist after a reset
             self.backend.reset(observation, env_seeds(0, self.num_envs))
             self.backend.load_state_of_transforms(transforms)
         if state["envs"] is None:

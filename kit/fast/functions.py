@@ -99,7 +99,7 @@ def reachable_objects(watched: Sequence[Any]) -> Any:
 
 
 def _used_by(one: Any) -> list[Any]:
-    """Return the objects that a function uses, or the functions and modules in another object."""
+    """Return the objects that a function uses, or an object's functions and modules."""
     if isinstance(one, functools.partial):
         return [one.func, *one.args, one.keywords]
     if isinstance(one, MethodType):

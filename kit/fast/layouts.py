@@ -48,7 +48,7 @@ def use_better_layouts(
 def _gradient_of_weights(
     graph: fx.Graph, node: fx.Node, touched: Callable[[fx.Node], bool], replace: Replace
 ) -> None:
-    """Replace ``(x' g)'`` with ``g' x`` for each ensemble member."""
+    """Replace ``(x.T @ g).T`` with ``g.T @ x`` for each ensemble member."""
     left, right = node.args
     if not _is_swapped(left) or not all(map(_is_swapped, node.users)):
         return
@@ -74,7 +74,7 @@ def _gradient_of_weights(
 def _outputs(
     graph: fx.Graph, node: fx.Node, touched: Callable[[fx.Node], bool], replace: Replace
 ) -> None:
-    """Replace ``(W x')'``, where ``W`` joins all members' weights, with one ``x W'`` per member."""
+    """Compute ``(W @ x.T).T``, with the members' weights stacked in ``W``, member by member."""
     found = _chain(node.args[0], ({aten.transpose.int}, _VIEWS, {aten.mm.default}))
     if found is None or found[2].args[1].target is not aten.t.default:
         return
@@ -101,7 +101,7 @@ def _outputs(
 def _gradient_of_inputs(
     graph: fx.Graph, node: fx.Node, touched: Callable[[fx.Node], bool], replace: Replace
 ) -> None:
-    """Compute input gradients from output gradients that are concatenated over ensemble members."""
+    """Concatenate the rows of all members' output gradients before computing input gradients."""
     left, weights = node.args
     targets = {aten.t.default}, _VIEWS, {aten.clone.default}, {aten.transpose.int}
     found = _chain(left, targets)
@@ -150,7 +150,7 @@ def _is_swapped(node: Any) -> bool:
 
 
 def _chain(node: Any, targets: Any) -> list[Any] | None:
-    """Return the chain of first arguments with the given targets, or ``None`` if one differs."""
+    """Return the nodes along first arguments, or ``None`` if a node's target is not allowed."""
     found: list[Any] = []
     for allowed in targets:
         if not isinstance(node, fx.Node) or node.target not in allowed:

@@ -33,7 +33,7 @@ def nested(
 
 
 def entry(rows: Any, key: Any) -> Any:
-    """Return an entry of a TensorDict or dictionary, or ``None``, like ``get`` but faster."""
+    """Return an entry of a TensorDict or dictionary, or ``None``. Faster than calling ``get``."""
     if type(rows) is not TensorDict:
         return rows.get(key)
     value: Any = rows

@@ -125,7 +125,7 @@ class FusedOptimizers:
 
 
 def _join(optimizer: Optimizer, parameters: Sequence[Tensor], name: str) -> None:
-    """Replace an optimiser's states of this name with views of one tensor."""
+    """Replace an optimiser's state tensors of this name with views of one shared tensor."""
     first = optimizer.state.get(parameters[0], {}).get(name)
     if first is None or not first.is_cpu or first._is_view():
         return

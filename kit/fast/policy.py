@@ -84,7 +84,7 @@ class TracingPolicy:
 
     @property
     def check_is_due(self) -> bool:
-        """Whether the next call with all inputs verifies its graph again."""
+        """Whether the next call that passes all inputs will verify its graph again."""
         return self.unchecked >= self._check_after
 
     def count_check(self) -> None:

@@ -19,7 +19,7 @@ from torch import fx
 aten = torch.ops.aten
 
 LARGE = 1_400_000
-"""Minimum number of multiplications for oneDNN. At 1,000,000, MKL takes the same time."""
+"""Minimum number of multiplications for oneDNN. With 1,000,000, MKL is equally fast."""
 
 _PRODUCTS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default})
 _ZEN_5 = 26

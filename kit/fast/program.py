@@ -31,7 +31,7 @@ class Program:
 
     Args:
         recording: Recording of a call with this input signature.
-        places: Positions of this graph's inputs among the inputs that any graph reads.
+        places: Positions of this graph's inputs in the combined inputs of all graphs.
         outputs: Names of the outputs.
         executor: Name of the requested executor.
         fast_products: Whether large matrix products may use oneDNN, which rounds differently.
@@ -78,7 +78,7 @@ class Program:
             self._run, _ = executed(faster, self.executor)
         found = None
         if keeps_memory:
-            with contextlib.suppress(RuntimeError):  # raised if a view does not fit the memory
+            with contextlib.suppress(RuntimeError):  # raised if a view is impossible
                 found = with_own_memory(faster.graph, faster.constants)
         if found is not None:
             faster.graph, faster.constants = found
@@ -95,13 +95,13 @@ class Program:
         if self._in_own_memory is None:
             return
         results, changed = outcome(self._run)
-        with contextlib.suppress(RuntimeError):  # raised if an operation rejects the memory
+        with contextlib.suppress(RuntimeError):  # raised if an operation cannot write to the memory
             others, also_changed = outcome(self._in_own_memory)
             if all(map(equal, [*results, *changed], [*others, *also_changed])):
                 self._run = self._in_own_memory
 
     def select_inputs(self, values: Sequence[Tensor]) -> list[Tensor]:
-        """Select this graph's inputs from the inputs that any graph reads."""
+        """Select this graph's inputs from the combined inputs of all graphs."""
         return [values[place] for place in self._places]
 
     def __call__(self, values: Sequence[Tensor]) -> Outputs:

@@ -5,11 +5,11 @@ modules and distributions. :func:`record` calls the function once under a dispat
 intercepts every tensor operation below autograd, and writes these operations to a graph. Parameters
 and buffers are inputs of the graph, so every execution uses their current values.
 
-A function that cannot be replayed raises :class:`TraceError`. Examples are control flow that
-depends on tensor values, shapes that depend on values (``x[x > 0]``), and random numbers from a
-custom generator. Two kinds of host reads are supported. Checks in libraries that values are finite
-are omitted from the graph. Constant settings, such as action bounds, may be read;
-:meth:`Recording.is_valid` detects when they change.
+Tracing raises :class:`TraceError` if the function cannot be replayed, for example because of
+control flow that depends on tensor values, shapes that depend on values (``x[x > 0]``), or random
+numbers from a custom generator. Two kinds of host reads are supported. Library checks that values
+are finite are omitted from the graph. Constant settings, such as action bounds, may be read;
+:meth:`Recording.is_valid` detects changes to these settings.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from kit.fast.simplify import simplify
 aten = torch.ops.aten
 
 _UNDECLARED = {aten.native_batch_norm.default: (3, 4), aten.cudnn_batch_norm.default: (3, 4)}
-"""Indices of arguments (running statistics) that operations modify without declaring this."""
+"""Argument indices of running statistics, which these operations modify without declaring it."""
 
 _SEEN_BY_PYTHON = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 """Tags of operations that expose tensor values, or shapes that depend on them, to Python."""
@@ -61,7 +61,7 @@ class Recording:
 
     graph: fx.Graph
     inputs: list[Tensor]
-    """Inputs that the graph reads, from the traced call; cleared once an executor is built."""
+    """Inputs of the traced call that the graph reads; cleared once an executor is built."""
     inputs_read: list[int]
     """Positions of these inputs among the function's inputs."""
     inputs_changed: list[int]
@@ -117,7 +117,7 @@ class Recording:
         _restore(self.before)
 
     def pin_constants(self) -> None:
-        """Make the recording invalid if the address or host value of a constant changes."""
+        """Make ``is_valid`` also check addresses of constants, and the values of CPU constants."""
         self._pinned += self.constants
         self._settings += [tensor for tensor in self.constants if tensor.is_cpu]
         self._store_state()
@@ -169,7 +169,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.graph = fx.Graph()
         self.read: dict[int, Tensor] = {}
         self.truth_tested: dict[int, Tensor] = {}
-        self.tests_truth = False  # whether the current read is a truth test
+        self.tests_truth = False  # whether the tensor being read is only tested for truth
         self._nodes: dict[int, fx.Node] = {}
         self._places: dict[Any, fx.Node] = {}
         self._constants: dict[fx.Node, None] = {}  # in order of appearance
@@ -177,7 +177,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._alive: list[Any] = []
         self._made: set[int] = set()
         self.saved: dict[Any, tuple[Tensor, Tensor]] = {}
-        self._replaced: dict[int, int] = {}  # maps replaced memory to new memory
+        self._replaced: dict[int, int] = {}  # maps addresses of replaced memory to new addresses
         self._inputs = [self._placeholder(tensor, varies=True) for tensor in inputs]
 
     def __torch_dispatch__(
@@ -185,7 +185,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         del types
         kwargs = kwargs or {}
-        if function.namespace == "profiler":  # optimisers record profiler events
+        if function.namespace == "profiler":  # profiler events from optimisers are not traced
             return function(*args, **kwargs)
         dynamic = torch.Tag.dynamic_output_shape in function.tags
         for tensor in _seen_by_python(function, args):
@@ -394,7 +394,7 @@ def _seen_by_python(function: Any, args: Sequence[Any]) -> list[Tensor]:
     """Return the arguments whose values an operation exposes to Python, directly or as a shape."""
     if _SEEN_BY_PYTHON.isdisjoint(function.tags):
         return []
-    if function is aten.index.Tensor:  # only masks give dynamic shapes
+    if function is aten.index.Tensor:  # only masks make the shape depend on values
         return [index for index in tensors_in(args[1]) if not index.dtype.is_signed]
     return tensors_in(args)
 
@@ -466,7 +466,7 @@ def _is_finite_check(node: fx.Node) -> bool:
 
 
 def _is_read_by_library() -> bool:
-    """Return whether a library reads the tensor. User code might handle non-finite values."""
+    """Return whether library code reads the tensor. Checks in user code cannot be omitted."""
     frame = sys._getframe(1)
     while frame.f_back and frame.f_globals["__name__"].startswith(("kit.fast.", "torch._")):
         frame = frame.f_back
@@ -474,7 +474,7 @@ def _is_read_by_library() -> bool:
 
 
 def _caller_location() -> str:
-    """Return file, line number and source of the innermost frame outside PyTorch and kit.fast."""
+    """Return the file, line and source of the innermost frame outside PyTorch and kit.fast."""
     internal = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, __file__))
     frames = [f for f in traceback.extract_stack() if not f.filename.startswith(internal)]
     frame = frames[-1] if frames else None

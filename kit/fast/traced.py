@@ -165,7 +165,7 @@ class Traced:
     def _not_replayed(
         self, program: Program | None, inputs: Inputs, values: Sequence[Tensor], signature: Any
     ) -> Outputs:
-        """Run the function. Trace or verify it if that is due."""
+        """Run the function, and trace it or verify its graph if due."""
         if program is not None:
             return self._verify(program, inputs, values)
         if not self.reason:
@@ -263,7 +263,7 @@ class Traced:
     def _add_program(
         self, recording: Recording, keys: list[Key], outputs: list[Key], inputs: Inputs
     ) -> Program:
-        """Add a graph. Signatures then cover all inputs that any graph reads."""
+        """Add a graph. From now on, signatures cover the combined inputs of all graphs."""
         read = [keys[number] for number in recording.inputs_read]
         if not set(read) <= set(self._keys):
             self._programs.clear()
@@ -285,7 +285,7 @@ class Traced:
 
     # ------------------------------------------------------------------ verification
     def _verify(self, program: Program, inputs: Inputs, values: Sequence[Tensor]) -> Outputs:
-        """Run graph and function from the same state. Accept the graph if the results agree."""
+        """Run the graph and function from the same state. Accept the graph if the results agree."""
         if self.refresh():
             return self._trace(inputs)
         changed = [*program.recording.changed, *map(inputs.get, program.inputs_changed)]
@@ -335,7 +335,7 @@ class Traced:
 
 
 def _failure_reason(error: RuntimeError) -> str:
-    """Return the reason why an executor failed, such as an LSTM's packed weights."""
+    """Return why an executor failed, for example because an LSTM's weights are packed."""
     cause = getattr(error, "inner_exception", None)  # set by torch.compile
     lines = str(cause or error).strip().splitlines()
     message = lines[0 if cause else -1].removeprefix("RuntimeError: ")

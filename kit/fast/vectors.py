@@ -15,7 +15,7 @@ def vector_of(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor | None:
-    """Return the tensors as one vector without a copy; ``None`` if they do not fill a storage."""
+    """Return a vector that views all tensors, or ``None`` if they do not exactly fill a storage."""
     storage, offset = parts[0].untyped_storage(), 0
     for part in parts:
         if (

@@ -204,7 +204,7 @@ class Anneal(KitHook):
             else:
                 self.value = asked = value.schedule(count)
                 if asked == value.asked and value.written is not None:
-                    continue  # already set, for example because the schedule has ended
+                    continue  # the value is already set, for example because the schedule has ended
                 value.set(asked)
 
     def log(self, batch: Any) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class Console(KitHook):
     A terminal shows a progress bar. Otherwise, a line is printed for every tenth of the run.
 
     Args:
-        title: first line to print; no title is printed if empty.
+        title: first line to print; if empty, no title is printed.
     """
 
     operations: ClassVar = {

@@ -80,7 +80,7 @@ class FitCritic(KitHook):
         self._batches: list[TensorDictBase] = []
 
     def take(self, batch: TensorDictBase) -> None:
-        """Store an iteration's batch ``[num_envs, steps]``, including changes by other hooks.
+        """Store an iteration's batch ``[num_envs, steps]`` with the changes made by other hooks.
 
         A prefill batch that the policy trains on is concatenated with the first batch.
         """

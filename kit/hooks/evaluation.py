@@ -176,7 +176,7 @@ class Evaluator:
 
     @property
     def faults(self) -> int:
-        """Number of environment failures recovered from so far."""
+        """Number of environment failures that evaluations have recovered from."""
         return int(self.env.backend.faults)
 
     def state_dict(self) -> dict[str, Any]:
@@ -242,7 +242,7 @@ class _EpisodeQuota(ActiveEnvs):
             buffer: buffer whose first rows contain the new steps.
             steps: number of these rows, including unwritten rows after the last episode.
         """
-        # Rows that were not written contain no episode ends.
+        # Unwritten rows contain no episode ends.
         reward, terminated, truncated, env_steps = buffer.whole.counted
         flags, made = (terminated[:steps], truncated[:steps]), env_steps[:steps]
         infos = self._env.take_infos()

@@ -1,4 +1,4 @@
-"""Hooks that end a run or an update phase early."""
+"""Hooks that stop a run or an update phase early."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def not_finite(what: str, gradient_steps: int, checkpoint: Path | None) -> NonFi
 
 
 class NaNGuard(KitHook):
-    """Ends the run when a training metric is NaN or infinite.
+    """Stops the run when a training metric is NaN or infinite.
 
     Every metrics row is checked. The metrics since the last row are also checked before each
     checkpoint, so a checkpoint is saved only if all metrics are finite.
@@ -65,7 +65,7 @@ class NaNGuard(KitHook):
 
 
 class TimeLimit(KitHook):
-    """Ends the run after a number of seconds, once the current iteration is complete.
+    """Stops the run after a number of seconds, once the current iteration is complete.
 
     Args:
         seconds: time limit in seconds. When a run is resumed, the clock starts again.
@@ -83,13 +83,13 @@ class TimeLimit(KitHook):
         self._began = time.monotonic()
 
     def look(self) -> None:
-        """Request the end of the run if the time limit is exceeded."""
+        """Ask the trainer to stop the run if the time limit is exceeded."""
         if time.monotonic() - self._began > self.seconds:
             self.trainer.request_stop(f"the time limit of {self.seconds:g} seconds was reached")
 
 
 class StopWhen(KitHook):
-    """Ends the run when a metric reaches a value or stops improving.
+    """Stops the run when a metric reaches a value or stops improving.
 
     Args:
         metric: name of a metrics column.
@@ -142,7 +142,7 @@ class StopWhen(KitHook):
             warnings.warn(f"{what}. The most similar column is {near!r}.", stacklevel=2)
 
     def look(self, row: dict[str, Any]) -> None:
-        """Check a row and request the end of the run if a stop condition is met."""
+        """Check a row and ask the trainer to stop the run if a stop condition is met."""
         if self.metric not in row:
             self._columns |= row.keys()
             return

@@ -95,7 +95,7 @@ class SavePolicy(KitHook):
     stores the folder as a model. A failed run writes no folder, and a resumed run overwrites it.
     """
 
-    # "setup" covers a resumed run that has already finished and writes no further checkpoint.
+    # "setup" is needed for a resumed run that has already finished and writes no checkpoint.
     operations: ClassVar = {"setup": "write_last", "save": "write_last"}
 
     def __init__(self, folder: Path | str) -> None:

@@ -106,7 +106,7 @@ def drawn(evaluator: Evaluator, video: Path | None, seed: int | None = None) -> 
     """Create an evaluator that plays one episode and records it to the file ``video``, if given."""
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # lets pygame render without a display
     with tempfile.TemporaryDirectory() as frames, warnings.catch_warnings():
-        # Testing for rendering support and recording the video write to the same folder.
+        # The rendering test and the recording both write a video to this folder.
         warnings.filterwarnings("ignore", ".*(Overwriting existing|Ignored saving a) video")
 
         def recorded(env: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Loggers for rows of metrics, and functions that write the files of a run."""
+"""Loggers for rows of metrics, and functions that write a run's files."""
 
 from __future__ import annotations
 

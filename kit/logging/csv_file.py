@@ -14,7 +14,7 @@ from kit.steps import SettingError
 Row = Mapping[str, float | int]
 
 FILES = ("metrics", "times")
-"""Names of the CSV files. Identical runs differ only in ``times``."""
+"""Names of the CSV files. Only ``times`` differs between identical runs."""
 
 
 def read_rows(folder: Path | str) -> list[dict[str, float | int]]:
@@ -27,7 +27,7 @@ def read_rows(folder: Path | str) -> list[dict[str, float | int]]:
     rows = joined(*(file.all_rows() for file in files))
     if not rows:
         raise SettingError(
-            "folder", str(folder), "contains no rows of metrics", "pass the folder of a run"
+            "folder", str(folder), "contains no rows of metrics", "pass a run folder"
         )
     return rows
 
@@ -58,7 +58,7 @@ class CsvFile:
         self.rows = 0
 
     def reject_earlier_rows(self) -> None:
-        """Raise SettingError if the file contains rows of another run."""
+        """Raise SettingError if the file contains rows from another run."""
         if self._read():
             reason = (
                 f"contains rows from an earlier run ({self.path.name}), which would be overwritten"

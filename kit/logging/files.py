@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class WriteError(RuntimeError):
-    """Raised when a file of a run cannot be written. Existing files are left unchanged."""
+    """Raised when one of a run's files cannot be written. Existing files are left unchanged."""
 
     stops_the_run = True
 

@@ -193,7 +193,7 @@ class WandbLogger(TorchRLLogger):
             id=self.id,
             project=self.project,
             settings=wandb.Settings(silent=True),
-            log_env_packages=False,  # would overwrite the "env" group of the config
+            log_env_packages=False,  # these would overwrite the config's "env" group
             **({"mode": "offline"} if offline else {}),
         )
         for axis in AXES:
@@ -295,7 +295,7 @@ class TensorBoardLogger(TorchRLLogger):
         self._next = 0
 
     def start(self) -> None:
-        """Start an event file, which replaces all rows after the last saved row."""
+        """Start a new event file that replaces all rows after the last saved row."""
         earlier = self.folder.is_dir() and any(self.folder.iterdir())
         super().start()
         if earlier:

@@ -30,7 +30,7 @@ def _to_add(value: Tensor) -> Tensor:
 
 
 def weighted_mean(parts: Sequence[Mapping[K, Tensor]], weights: Sequence[float]) -> dict[K, Tensor]:
-    """Return the weighted mean of each entry over ``parts``."""
+    """Return each entry's weighted mean over the dicts in ``parts``."""
     if len(parts) == 1:
         return dict(parts[0].items())
     mean: dict[K, Tensor] = {}
@@ -43,7 +43,7 @@ def weighted_mean(parts: Sequence[Mapping[K, Tensor]], weights: Sequence[float])
 
 
 def numbers(scalars: Iterable[Tensor]) -> list[float]:
-    """Return scalars as floats with a single device transfer. Some may be on the host."""
+    """Return scalars as floats with a single device transfer. Some scalars may be on the host."""
     values = [value.reshape(()) for value in scalars]
     device = next((value.device for value in values if not value.is_cpu), None)
     if device is not None:
@@ -52,7 +52,7 @@ def numbers(scalars: Iterable[Tensor]) -> list[float]:
 
 
 _WAITING = 128
-"""Maximum number of values per metric that are queued before they are added."""
+"""Maximum number of queued values per metric; a full queue is added to the sums."""
 
 
 class MetricMeans:
@@ -68,7 +68,7 @@ class MetricMeans:
         self._waiting: list[Metrics] = []
 
     def add(self, metrics: Metrics) -> None:
-        """Add one value of each metric. Tensors with several entries are averaged."""
+        """Add one value for each metric. Tensors with several entries are averaged."""
         self._waiting.append(dict(metrics.items()))
         kept = all(type(value) is Tensor and value.is_inference() for value in metrics.values())
         if not kept or len(self._waiting) >= _WAITING:
@@ -91,7 +91,7 @@ class MetricMeans:
         return {name: value / counts[name] for name, value in sums.items()}
 
     def counts(self) -> dict[str, int]:
-        """Return the number of values of each metric since the last :meth:`take`."""
+        """Return the number of values added for each metric since the last :meth:`take`."""
         return self._totals()[1]
 
     def take(self) -> dict[str, float]:

@@ -48,7 +48,7 @@ class MetricsRecorder:
         self._spent: dict[str, float] = {}
         self._began = time.perf_counter()
         self._last = (0, 0.0)
-        self._begun: list[RowLogger] = []  # loggers started now or before a resume
+        self._begun: list[RowLogger] = []  # loggers started in this process or before a resume
         self._open: list[RowLogger] = []
 
     # ------------------------------------------------------------------ during the loop
@@ -56,7 +56,7 @@ class MetricsRecorder:
         """Start the clock and the loggers.
 
         Args:
-            steps: number of steps on the axis before a resume.
+            steps: initial value of the x-axis counter; nonzero after a resume.
             config: config of the run.
             plan: plan as a text table.
         """
@@ -84,7 +84,7 @@ class MetricsRecorder:
         return files[0].rows()
 
     def spent(self, what: str, began: float) -> None:
-        """Add the seconds since ``began`` (from ``perf_counter()``) to the time of ``what``."""
+        """Add the seconds since ``began`` (a ``perf_counter()`` time) to the total for ``what``."""
         self._spent[what] = self._spent.get(what, 0.0) + time.perf_counter() - began
 
     def note(self, metrics: Mapping[str, Any], *, of_hooks: bool = False) -> None:

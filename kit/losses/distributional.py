@@ -41,7 +41,7 @@ class _DistributionalLoss(objectives.DQNLoss):
         **settings: Arguments for TorchRL's ``DQNLoss``, such as ``double_dqn`` and ``delay_value``.
 
     Raises:
-        SettingError: If only one of the loss and the network uses a fixed support.
+        SettingError: If the loss needs a fixed support and the network has none, or vice versa.
     """
 
     writes_squared_errors = False
@@ -53,7 +53,7 @@ class _DistributionalLoss(objectives.DQNLoss):
         super().__init__(value_network, action_space="categorical", **settings)
         if (self._support() is not None) != self.has_support:
             other = "QuantileDQNLoss" if self.has_support else "CategoricalDQNLoss"
-            reason = "Only one of the loss and the network uses a fixed support"
+            reason = "The loss and the network must both use a fixed support, or neither"
             raise SettingError("loss", type(self).__name__, reason, [other])
 
     def _support(self) -> Tensor | None:
@@ -83,7 +83,7 @@ class _DistributionalLoss(objectives.DQNLoss):
     def _returns(
         self, rows: TensorDictBase, params: Any, action: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return an action's atoms ``[batch, atoms]`` and the action (``None``: the greedy one)."""
+        """Return the atoms of ``action`` (``None``: greedy), ``[batch, atoms]``, and the action."""
         rows = rows.select(*self.value_network.in_keys)
         with params.to_module(self.value_network, preserve_module_state=False):
             self.value_network(rows)

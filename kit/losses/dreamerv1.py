@@ -70,7 +70,7 @@ class DreamerV1Loss(LossModule):  # type: ignore[misc, unused-ignore]
         return Records.keys(self.world_model)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
-        """Return scalar losses for ``[sequences, time]``, and the parts of ``loss_model``."""
+        """Return scalar losses and the terms of ``loss_model`` for ``[sequences, time]`` data."""
         records = Records.of(tensordict, self.world_model, self.gamma)
         latents, parts = self._model_losses(records)
         starts, horizon = latents.newest(self.imagination_starts), self.imagination_horizon
@@ -95,7 +95,7 @@ class DreamerV1Loss(LossModule):  # type: ignore[misc, unused-ignore]
         return TensorDict(losses | {name: part.detach() for name, part in parts.items()}, [])
 
     def _model_losses(self, records: Records) -> tuple[Latent, dict[str, Tensor]]:
-        """Return latents ``[time, sequences, ...]`` and the parts of the model loss (eq. 10)."""
+        """Return latents ``[time, sequences, ...]`` and the terms of the model loss (eq. 10)."""
         model = self.world_model
         targets, latents, posterior = records.filtered(model)
         divergence, _ = model.rssm.divergence(posterior, model.rssm.prior(latents.deter))

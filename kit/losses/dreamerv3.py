@@ -128,7 +128,7 @@ class DreamerV3Loss(LossModule):  # type: ignore[misc, unused-ignore]
         return Records.keys(self.world_model) + stored
 
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
-        """Return all losses and metrics for ``[sequences, time]`` as scalars."""
+        """Return all losses and metrics as scalars for ``[sequences, time]`` data."""
         outputs, _ = self._outputs(tensordict)
         return TensorDict(outputs, [])
 

@@ -1,4 +1,4 @@
-"""Computation of only those losses that are due in a gradient step."""
+"""Compute only the losses that are due in a gradient step."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def losses_due(loss_module: nn.Module, minibatch: TensorDictBase, due: Set[str])
 
     Args:
         loss_module: Loss module that is minimised.
-        minibatch: Minibatch to which TD errors are written, as by the module's ``forward``.
+        minibatch: Minibatch; TD errors are written to it, as in the module's ``forward``.
         due: Names of the losses whose optimisers step.
     """
     method = _CRITICS.get(type(loss_module))

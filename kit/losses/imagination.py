@@ -16,11 +16,11 @@ class Imagined(NamedTuple):
     """Imagined trajectories of ``horizon + 1`` latents, with time as the first dimension."""
 
     features: tuple[Tensor, ...]
-    """Features ``[rows, features]`` of each latent, not stacked, to avoid a large copy."""
+    """Features ``[rows, features]``, one tensor per latent to avoid a large copy."""
     action: Tensor
     """Encoded actions, ``[horizon, rows, action features]``."""
     columns: Tensor
-    """Outputs of the actor, with gradients to the actor, ``[horizon, rows, columns]``."""
+    """Actor outputs, differentiable in the actor's weights, ``[horizon, rows, columns]``."""
     reward: Tensor
     """Expected reward that arrives with each latent except the first, ``[horizon, rows]``."""
     continuation: Tensor

@@ -24,12 +24,12 @@ class _Unreachable:
 
 
 class KLPENPPOLoss(objectives.KLPENPPOLoss):
-    """TorchRL's ``KLPENPPOLoss`` (Schulman et al. 2017, eq. 8) that adapts ``beta`` after the loss.
+    """Corrected version of TorchRL's ``KLPENPPOLoss`` (Schulman et al. 2017, eq. 8).
 
-    TorchRL's loss doubles or halves ``beta`` in place before gradients are computed. The penalty's
-    gradient is then twice or half as large as the loss implies. TorchRL's loss also reads the KL
-    divergence on the host. As in TorchRL, and unlike in the paper, ``beta`` is adapted in each
-    gradient step instead of once per batch.
+    TorchRL's loss doubles or halves ``beta`` in place before gradients are computed, so the
+    penalty's gradient is twice or half as large as the loss implies. This class adapts ``beta``
+    after computing the loss, and does not read the KL divergence on the host. As in TorchRL, and
+    unlike in the paper, ``beta`` is adapted in each gradient step instead of once per batch.
     """
 
     beta: Tensor
@@ -38,7 +38,7 @@ class KLPENPPOLoss(objectives.KLPENPPOLoss):
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
         """Return the losses, and update ``beta`` for the next gradient step."""
         target, beta = self.dtarg, self.beta
-        self.dtarg, self.beta = _Unreachable(), beta.clone()  # the backward pass needs this value
+        self.dtarg, self.beta = _Unreachable(), beta.clone()  # the backward pass needs the old beta
         try:
             losses: TensorDict = super().forward(tensordict)
         finally:

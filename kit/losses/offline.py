@@ -55,9 +55,9 @@ class CQLLoss(objectives.CQLLoss):
     """TorchRL's ``CQLLoss`` with the penalty of CQL(H) (Kumar et al. 2020, eq. 4, appendix F).
 
     The penalty for a state is ``log sum_a exp(Q(s, a)) - Q(s, a_data)``. The sum is estimated by
-    importance sampling, with ``num_random`` uniform actions and ``num_random`` policy actions each
-    for s and for s'. TorchRL's loss differs in three ways: it draws one action of each kind at a
-    time, evaluates actions for s' at s', and draws uniform actions from [-1, 1] regardless of the
+    importance sampling, with ``num_random`` uniform actions and as many policy actions for each of
+    s and s'. TorchRL's loss differs in three ways: each sum has only one action of each kind,
+    actions for s' are evaluated at s', and uniform actions are drawn from [-1, 1] regardless of the
     bounds. The output ``loss_actor_bc`` is omitted, and ``td_error`` is the absolute TD error.
 
     Args:

@@ -65,7 +65,7 @@ class DiscreteSACLoss(objectives.DiscreteSACLoss):
             return losses
         allowed = tensordict.get(self.action_mask) != 0
         share = allowed.sum(-1).clamp_min(1).log() / math.log(max(allowed.shape[-1], 2))
-        excess = self.log_alpha * self.target_entropy * (1 - share)  # correction of TorchRL's loss
+        excess = self.log_alpha * self.target_entropy * (1 - share)  # added to TorchRL's loss
         weights = self._maybe_get_priority_weight(tensordict)
         excess = self._reduce_loss(excess, tensordict=tensordict, weights=weights)
         return losses.set("loss_alpha", losses.get("loss_alpha") + excess)

@@ -146,7 +146,7 @@ def _dueling(columns: Tensor) -> Tensor:
 
 
 class _DuelingValues(nn.Sequential):
-    """Converts the outputs of a network, which may have several inputs, to dueling Q-values."""
+    """Runs a network with one or more inputs and converts its outputs to dueling Q-values."""
 
     def forward(self, *inputs: Tensor) -> Tensor:
         (network,) = self

@@ -41,7 +41,7 @@ class Categorical(torch.distributions.Categorical):
             self._scores: Tensor = self.logits
             return
         self._param = self.logits = logits.log_softmax(dim=-1)
-        self._scores = logits  # unnormalised, as a constant offset does not change the race
+        self._scores = logits  # not normalised, because a constant offset does not change the race
         self._num_events = logits.shape[-1]
         kwargs.setdefault("validate_args", False)
         torch.distributions.Distribution.__init__(self, logits.shape[:-1], **kwargs)
@@ -145,7 +145,7 @@ class TanhNormal(torchrl.modules.TanhNormal):  # type: ignore[misc, unused-ignor
 
     @property
     def deterministic_sample(self) -> Tensor:
-        """The mean before the tanh, squashed to the action bounds."""
+        """The base distribution's mean, squashed to the action bounds."""
         self.pre_tanh = self.loc
         return self._t(self.loc)  # type: ignore[no-any-return]
 

@@ -21,7 +21,7 @@ from kit.modules.heads import action_masks
 
 
 class _OnDevice:
-    """Mixin that moves a module's spec together with its buffers, unlike TorchRL's modules."""
+    """Mixin that keeps a module's spec on the same device as its buffers, unlike TorchRL."""
 
     buffers: Any
     _spec: Any
@@ -61,11 +61,11 @@ class EpsilonGreedy(_OnDevice, EGreedyModule):  # type: ignore[misc, unused-igno
 
 
 class GaussianNoise(_OnDevice, AdditiveGaussianModule):  # type: ignore[misc, unused-ignore]
-    """TorchRL's ``AdditiveGaussianModule`` that always clips ``action + sigma * N(mean, std)``.
+    """Variant of ``AdditiveGaussianModule`` that always clips ``action + sigma * N(mean, std)``.
 
     Args:
         spec: action spec; if it is bounded, noisy actions are clipped to the bounds.
-        std: standard deviation of the noise for ``sigma = 1``, as a scalar or per action dimension;
+        std: standard deviation of the noise for ``sigma = 1``, scalar or one per action dimension;
             see :func:`half_range`.
         **kwargs: ``sigma_init``, ``sigma_end``, ``annealing_num_steps``, ``mean``, ``action_key``,
             ``device``.
@@ -82,7 +82,7 @@ class GaussianNoise(_OnDevice, AdditiveGaussianModule):  # type: ignore[misc, un
 
 
 class OrnsteinUhlenbeckNoise(_OnDevice, OrnsteinUhlenbeckProcessModule):  # type: ignore[misc, unused-ignore]
-    """TorchRL's ``OrnsteinUhlenbeckProcessModule`` that clips noisy actions to the bounds.
+    """Variant of TorchRL's ``OrnsteinUhlenbeckProcessModule`` that clips actions to the bounds.
 
     Args:
         spec: action spec; if it is bounded, noisy actions are clipped to the bounds.

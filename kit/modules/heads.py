@@ -43,13 +43,13 @@ class Parameters(nn.Module):
 
 
 class _Choices(Parameters):
-    """Concatenated logits of several independent categorical distributions."""
+    """Head that outputs the concatenated logits of independent categorical distributions."""
 
     distribution = MultiDiscrete
 
 
 class _Normal(Parameters):
-    """Means from the network, and a learned standard deviation that is independent of the state."""
+    """Head with means from the network and a learned, state-independent standard deviation."""
 
     names = ("loc", "scale")
     distribution = Normal
@@ -65,7 +65,7 @@ class _Normal(Parameters):
 
 
 class _TanhNormal(Parameters):
-    """Means and standard deviations from the network; samples are squashed to the action bounds.
+    """Head for tanh-normal actions, with means and standard deviations from the network.
 
     A tanh bounds the log standard deviation to [-5, 2], as in the reference implementation of SAC
     (Haarnoja et al. 2018; squashing in appendix C).
@@ -93,7 +93,7 @@ class _TanhNormal(Parameters):
 class ClippedTanhNormal(_TanhNormal):
     """Tanh-normal head that clips the log standard deviation to [-20, 2], as in CrossQ.
 
-    See Bhatt et al. (2024). The tanh of the base class has a slope of 3.5, which amplifies
+    See Bhatt et al. (2024). The base class's tanh has slopes of up to 3.5, which amplifies
     differences between states. With that tanh, four of five CrossQ runs on Hopper did not learn.
     """
 
@@ -148,8 +148,8 @@ class Heads(nn.Module):
 
 def masked(values: Tensor, mask: Tensor) -> Tensor:
     """Return logits or Q-values, replaced by a very low value where ``mask`` is 0."""
-    # Losses multiply and subtract masked values. The square root of the largest float is used, as
-    # an infinite result would become NaN when multiplied by a probability of 0.
+    # The square root of the largest float is used because losses multiply and subtract masked
+    # values, and an infinite result times a probability of 0 would be NaN.
     return values.masked_fill(mask == 0, -(torch.finfo(values.dtype).max ** 0.5))
 
 
@@ -157,7 +157,7 @@ class MaskedHeads(Heads):
     """Computes masked logits for discrete actions. The last input is the action mask."""
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Return the logits, with the logits of forbidden actions far below all others."""
+        """Return the logits, with a very low value for each forbidden action."""
         (logits,) = super().forward(*inputs[:-1])
         return (masked(logits, inputs[-1]),)
 
@@ -217,7 +217,7 @@ def head_of(env: Any, leaf: Any, continuous: Continuous, initial_log_std: float)
     """
     spec = env.full_action_spec[leaf.key]
     shape = tuple(spec.shape[1:])
-    if isinstance(spec, Binary):  # checked first, as Binary is a subclass of Categorical
+    if isinstance(spec, Binary):  # checked first because Binary is a subclass of Categorical
         return _Choices(2 * shape[-1], choices=[2] * shape[-1])
     if isinstance(spec, MultiCategorical):
         choices = [int(count) for count in spec.nvec.reshape(-1, spec.shape[-1])[0]]

@@ -42,7 +42,7 @@ class HostCopy:
                 is_parameter = isinstance(one, nn.Parameter)
                 copies[id(one)] = nn.Parameter(view, requires_grad=False) if is_parameter else view
         self.module: nn.Module = copy.deepcopy(policy, copies)
-        self.module.to("cpu")  # also moves bounds and specs, which are not buffers
+        self.module.to("cpu")  # bounds and specs are not buffers, so they are still on the GPU
         self._addresses = [tensor.data_ptr for tensor in tensors]
         self._places = [address() for address in self._addresses]
         self.follow()

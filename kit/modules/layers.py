@@ -23,7 +23,7 @@ class NoisyLinear(nn.Module):
     Args:
         in_features: input size.
         out_features: output size.
-        sigma: initial standard deviation of the noise, times ``sqrt(in_features)``.
+        sigma: noise scale; the initial entries of ``sigma_w`` are ``sigma / sqrt(in_features)``.
     """
 
     def __init__(self, in_features: int, out_features: int, sigma: float = 0.5) -> None:
@@ -54,7 +54,7 @@ class BatchRenorm(nn.Module):
     In training mode, the output is ``weight ((x - mean) / std r + d) + bias`` with the batch's mean
     and standard deviation. ``r = clip(std / running_std)`` and ``d = clip((mean - running_mean) /
     running_std)`` have no gradients. In evaluation mode, the running statistics are used. During
-    ``warmup_steps``, r is 1 and d is 0, which is ordinary batch normalisation.
+    the first ``warmup_steps`` batches, r is 1 and d is 0, as in ordinary batch normalisation.
 
     In TorchRL's ``BatchRenorm1d``, the corrections keep growing after the warm-up: they are doubled
     after ``2 * warmup_steps`` batches and tripled after ``3 * warmup_steps``. This class does not
@@ -102,7 +102,7 @@ class BatchRenorm(nn.Module):
         batch = tuple(range(value.ndim - 1))
         mean = value.mean(batch)
         centred = value - mean
-        var = centred.square().mean(batch)  # 25 times faster than torch.var
+        var = centred.square().mean(batch)  # this is 25 times faster than torch.var
         std = (var + self.eps).sqrt()
         with torch.no_grad():
             warm = self.batches < self.warmup_steps

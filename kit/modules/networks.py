@@ -215,7 +215,7 @@ def parameter_groups(
 
 
 def drop_log_prob(actor: Any, loss: nn.Module) -> Any:
-    """Return the acting policy, which outputs only actions if the loss reads no other outputs.
+    """Restrict the policy's outputs to its actions if the loss reads no other outputs.
 
     Computing log-probabilities and distribution parameters takes a tenth of the run time if batches
     are short. Only ``A2CLoss`` never reads them. For other losses, the actor is returned unchanged.

@@ -47,7 +47,7 @@ MOST_PRODUCTS = 2**18
 _AHEAD = 128
 """Minimum number of time steps for which random numbers are drawn in one call."""
 
-add, dot, maximum = np.add, np.dot, np.maximum  # saves one attribute lookup per call
+add, dot, maximum = np.add, np.dot, np.maximum  # module-level names save attribute lookups
 
 _FORWARD = itertools.repeat("forward")
 _ZERO = np.float32(0)
@@ -143,7 +143,7 @@ class NumpyPolicy:
         """Return whether no parameter, module, hook or ``forward`` has been added or replaced."""
         try:
             same = [*itertools.chain(*self._entries)] == self._known
-        except RuntimeError:  # a replaced tensor is compared elementwise
+        except RuntimeError:  # comparing lists fails if a tensor was replaced
             return False
         return (
             same
@@ -174,7 +174,7 @@ class NumpyPolicy:
             into: output array for actions, ``[steps, num_envs, ...]``; ``None``: allocate arrays.
         """
         missing = steps - len(self.noise)
-        if self.samples and missing > 0:  # draw more steps if this does not change the numbers
+        if self.samples and missing > 0:  # extra steps must not change the numbers
             self._draw(max(missing, _AHEAD) if self._sampler.at_once else missing)
         self._sampler.refresh()
         self._actions, self._columns, self._noises = [], [], []
@@ -201,7 +201,7 @@ class NumpyPolicy:
             value = out
         weight, bias, out, _ = self._last
         if self._keeps_columns:
-            value = dot(value, weight)  # a new array, because outputs() reads it later
+            value = dot(value, weight)  # outputs() reads this array later, so `out` is not reused
             self._columns.append(value)
         else:
             value = dot(value, weight, out)
@@ -256,7 +256,7 @@ class NumpyPolicy:
 
 
 def _stacked(steps: list[Array]) -> Tensor:
-    """Stack arrays ``[num_envs, ...]``, one per time step, to ``[num_envs, steps, ...]``."""
+    """Stack one array ``[num_envs, ...]`` per step into a tensor ``[num_envs, steps, ...]``."""
     return torch.from_numpy(steps[0][:, None] if len(steps) == 1 else np.stack(steps, axis=1))
 
 

@@ -63,7 +63,7 @@ class Sampler:
 
     def _draw(self, steps: int, at_once: bool) -> Tensor:
         if at_once:
-            # The tensor is not contiguous, as PyTorch fills contiguous memory in a different order.
+            # Filling a contiguous tensor would draw the numbers in a different order.
             apart = torch.empty(steps, *self.shape, 2)[..., 0]
             return type(self).fill(apart).contiguous()
         whole = torch.empty(steps, *self.shape)

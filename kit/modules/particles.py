@@ -100,7 +100,7 @@ def make_particles(
 
 
 def _check(plan: StepPlan, count: int) -> None:
-    """Raise SettingError unless minibatches have equally many transitions for each particle."""
+    """Raise SettingError if particles would get different numbers of transitions per minibatch."""
     size = plan.minibatch_size or 0
     for is_uneven, field, value, hint in (
         (plan.collects_episodes, "steps.steps_per_env", None, 64),

@@ -26,7 +26,7 @@ class HasActionSpec(Protocol):
 
 
 def draw_alike(*ways: Callable[[], Sequence[Tensor]]) -> bool:
-    """Return whether all functions draw the same numbers; PyTorch's RNG state is restored."""
+    """Return whether all functions draw the same numbers, without changing PyTorch's RNG state."""
     with torch.random.fork_rng(devices=[]):
         before, found = torch.get_rng_state(), []
         for draw in ways:
@@ -51,13 +51,13 @@ class RandomActions:
         self._alike: bool | None = None
 
     def begin(self, steps: int, left: int) -> None:
-        """Draw actions for ``steps`` time steps, or for up to ``left`` steps if that is faster."""
+        """Draw actions for ``steps`` steps or, if possible, up to ``left`` steps in advance."""
         missing = steps - len(self._ahead)
         if self._mask is not None or missing <= 0:
             return
         if self._alike is None:
             self._alike = draw_alike(lambda: self._drawn(3), lambda: self._drawn(1, 1, 1))
-        if self._alike:  # amortises the cost of a draw over several short batches
+        if self._alike:  # one long draw is faster than one draw per short batch
             missing = max(missing, min(left - len(self._ahead), _AHEAD))
         self._ahead = self._draw(missing)[::-1] + self._ahead
 
@@ -81,7 +81,7 @@ class RandomActions:
                 spec[key].update_mask(torch.from_numpy(observation[self._mask]).bool())
         try:
             drawn = spec.rand()
-        except RuntimeError:  # a mask allows no action; the collector reports this failure later
+        except RuntimeError:  # the mask allows no action, which the collector reports later
             drawn = self._env.full_action_spec.rand()
         return {key: drawn.get(key) for key in self._keys}
 

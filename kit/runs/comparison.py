@@ -206,7 +206,7 @@ _NOT_SET = "(not set)"
 
 
 def _differing(runs: Sequence[_Run]) -> list[dict[str, Any]]:
-    """Return the settings that differ for each run. Across recipes, compare only the task."""
+    """Return each run's settings that differ. Between recipes, only task settings are compared."""
     sources = sorted({run.recipe for run in runs})
     names = {source: Recipe(source).name for source in sources}
     if len(set(names.values())) < len(sources):
@@ -232,7 +232,7 @@ def _task(settings: Mapping[str, Any]) -> str:
 
 
 def _title(runs: Sequence[_Run]) -> str:
-    """Return the recipe and the environment. Omit either of them if the runs differ in it."""
+    """Return the recipe and the environment, omitting either if it differs between runs."""
     recipes = {Recipe(run.recipe).name for run in runs}
     envs = {str(run.settings.get("env.id")) for run in runs}
     parts = [*(recipes if len(recipes) == 1 else ()), *(envs if len(envs) == 1 else ())]
@@ -240,7 +240,7 @@ def _title(runs: Sequence[_Run]) -> str:
 
 
 def as_typed(value: Any) -> str:
-    """Return a value as it is typed on the command line."""
+    """Format a value as it would be typed on the command line."""
     if isinstance(value, str):
         return value
     return json.dumps(value, separators=(",", ":"), default=str)

@@ -19,7 +19,7 @@ from kit.trainer import Trainer
 from kit.trainer.checkpoint import Checkpoints
 
 _ARCHITECTURE = ("activation", "head", "support")
-"""Settings that change the function of a network without changing the shapes of its weights."""
+"""Settings that change the function that a network computes, but not its weight shapes."""
 _LOADED = ("initial_alpha", "initial_log_std")
 """Settings for initial values, which loaded weights replace."""
 

@@ -40,7 +40,7 @@ class RunLock:
         self._lock = FileLock(folder / self.FILE, timeout=0, thread_local=False)
         before = self._of_this_process.get(folder.resolve())
         if before is not None and not before.begun:
-            before.release()  # the earlier trainer was never run
+            before.release()  # held by a trainer that was built but never run
         self._acquire()
         self._of_this_process[folder.resolve()] = self
 

@@ -104,7 +104,7 @@ class Recipe:
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module  # dataclasses look up field types in sys.modules
         if str(file.parent) not in sys.path:
-            sys.path.append(str(file.parent))  # for modules next to the recipe
+            sys.path.append(str(file.parent))  # lets the recipe import modules from its folder
         try:
             spec.loader.exec_module(module)
         except BaseException:

@@ -72,7 +72,7 @@ class RunFolder(KitHook):
         _reject_links(self.folder)
         check_same_recipe(self.folder, recipe)
         if isinstance(cfg, OfflineConfig) and saved_in(self.folder / "checkpoints"):
-            self._free = {*FREE_TO_DIFFER, "dataset"}  # checkpoints identify the data
+            self._free = {*FREE_TO_DIFFER, "dataset"}  # checkpoints record the dataset
         self._check_same_settings(getattr(cfg, "steps", None))
 
     @contextlib.contextmanager
@@ -197,7 +197,7 @@ def _is_same_run(name: str, folder: str) -> bool:
 def _reject_links(folder: Path) -> None:
     """Raise SettingError if a run could write outside its folder through symbolic links.
 
-    Links in W&B's folder are allowed if they point into this folder or to the log of W&B's service.
+    Links from subfolders into W&B's folder are allowed, as is W&B's link to its service log.
     """
     of_wandb = folder.resolve() / "wandb"
     for place, folders, files in os.walk(folder):

@@ -82,7 +82,7 @@ class SavedRun:
             self.trainer = recipe.build(cfg)
         read = functools.partial(self.trainer.load_policy, best=best)
         counters = Checkpoints.read_latest(folder / "checkpoints", read)
-        assert counters is not None  # a checkpoint is only removed after a newer save
+        assert counters is not None  # a checkpoint is only removed after a newer one is saved
         for hook in self.trainer.registered_modules.values():
             if isinstance(hook, AnnealExploration):  # epsilon is not saved with the policy
                 hook.end()

@@ -110,7 +110,7 @@ def runs_of(name: str | Path) -> list[Path]:
     for folder, below, files in os.walk(place):
         if "config.yaml" in files and {"plan.txt", "metrics.csv"} & {*files}:
             found.append(Path(folder))
-            below.clear()  # W&B writes another config.yaml below
+            below.clear()  # W&B writes another config.yaml in a subfolder
         elif SWEEP_TABLE in files:
             sweeps.append(Path(folder))
     if not found:  # sweep folders contain only a table of their runs

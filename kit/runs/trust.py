@@ -25,7 +25,7 @@ _ARGUMENTS = ("env.kwargs.", "collector_kwargs.")
 _NO_MODULES = frozenset({"recipe", "device", "log_dir", "resume", "init_from", "buffer_folder"})
 """Settings in which a colon is part of a device or path."""
 _FOLDERS_OF_RUNS = 3
-"""Number of parent folders that contain runs, as in ``<log_dir>/<recipe>/<env>/<run>``."""
+"""Number of parent folder levels that contain runs, as in ``<log_dir>/<recipe>/<env>/<run>``."""
 
 
 def check_names(
@@ -57,7 +57,7 @@ def check_names(
 
 
 def check_recipe(source: str, folder: Path, trust: Collection[str], how: str) -> None:
-    """Check that the recipe of a run folder is trusted, with the rules of :func:`check_names`.
+    """Check that a run folder's recipe is trusted, using the rules of :func:`check_names`.
 
     Args:
         source: dotted name or file path of the recipe.

@@ -15,7 +15,7 @@ _LARGEST_DENOMINATOR = 1_000_000
 
 
 class CountingRule(ABC):
-    """Base class of rules that compute gradient steps from policy steps.
+    """Base class for rules that compute gradient steps from policy steps.
 
     A rule has state, so each run needs a new instance.
     """
@@ -25,17 +25,17 @@ class CountingRule(ABC):
     pretrains: ClassVar[bool] = False
     """whether the rule includes the pretraining steps of a plan."""
     asks_each_step: ClassVar[bool] = False
-    """whether the rule's run time grows with policy steps instead of iterations."""
+    """whether evaluating the rule takes time proportional to policy steps, not iterations."""
 
     @abstractmethod
     def advance(self, policy_steps: int) -> int:
-        """Advance by an iteration in which each process collected ``policy_steps`` policy steps.
+        """Advance the rule by one iteration of ``policy_steps`` policy steps per process.
 
         Returns the number of gradient steps that each process takes before the next collection.
         """
 
     def total(self, trainings: int, policy_steps: int, first: int) -> int | None:
-        """Return the number of gradient steps in the first training iterations of a new run.
+        """Return the number of gradient steps in the first ``trainings`` training iterations.
 
         Args:
             trainings: number of training iterations.
@@ -58,7 +58,7 @@ class CountingRule(ABC):
 
 
 class KnownTotals(CountingRule):
-    """Base class of rules whose totals depend only on the number of training iterations."""
+    """Base class for rules whose totals depend only on the number of training iterations."""
 
     STATE = ("iteration",)
     iteration = 0
@@ -150,7 +150,7 @@ def as_fraction(field: str, value: Any) -> Fraction:
     return fraction
 
 
-@lru_cache(maxsize=1024, typed=True)  # typed, because True == 1
+@lru_cache(maxsize=1024, typed=True)  # typed=True distinguishes True from 1
 def _as_fraction(value: Any) -> Fraction:
     if isinstance(value, bool):
         value = None  # rejected below
@@ -177,7 +177,7 @@ def needed(plan: Any, field: str) -> Any:
 
 
 def rule_numbers(plan: Any, argument: str, wanted: int, example: str) -> list[int]:
-    """Parse the ``wanted`` comma-separated integers that follow the colon of a counting rule.
+    """Parse ``wanted`` comma-separated integers after the colon in a counting rule's name.
 
     Raises:
         SettingError: if ``argument`` is invalid. The message shows the valid rule ``example``.
@@ -190,13 +190,13 @@ def rule_numbers(plan: Any, argument: str, wanted: int, example: str) -> list[in
 
 
 RuleFactory = Callable[[Any, str], CountingRule]
-"""Creates a rule from a plan and the text after the colon of ``counting="name:argument"``."""
+"""Creates a rule from a plan and the text after the colon in ``counting="name:argument"``."""
 
 COUNTING_RULES: dict[str, RuleFactory] = {}
 """Counting rules, keyed by name.
 
-``exact`` is defined in ``kit.steps.schedule``. Importing a dialect registers the rules of its
-library under names that begin with the dialect's name.
+``exact`` is defined in ``kit.steps.schedule``. Importing a dialect registers its library's
+rules under names that begin with the dialect's name.
 """
 
 

@@ -206,7 +206,7 @@ class PlannedCounts:
         return self.local_prefill_steps if prefills else self.frames_per_batch
 
     def policy_steps_after(self, iteration: int) -> int:
-        """Return the number of policy steps in all processes up to the end of ``iteration``."""
+        """Return the number of policy steps through ``iteration``, summed over all processes."""
         if self.prefill_is_iteration and iteration == 0:
             return 0
         batches = iteration - self.prefill_is_iteration
@@ -221,7 +221,7 @@ class PlannedCounts:
         return min(random_steps, policy_steps)
 
     def env_steps_after(self, iteration: int, episode_env_steps: int) -> int:
-        """Return the number of env steps in all processes up to the end of ``iteration``.
+        """Return the number of env steps through ``iteration``, summed over all processes.
 
         All episodes must have the same length. The last action of an episode is repeated only until
         the episode ends, so an episode of ``L`` env steps takes ``ceil(L / action_repeat)`` policy
@@ -314,7 +314,7 @@ class PlannedCounts:
         return cut.minibatches if limit is None else min(limit, cut.minibatches)
 
     def _cut(self, rows: int) -> Permutation:
-        """Return how ``rows`` transitions are divided into minibatches, possibly of sequences."""
+        """Divide ``rows`` transitions into minibatches of transitions or sequences."""
         rows //= self.sequence_length or 1
         return permutation(rows, self.minibatch_size or max(rows, 1), self.last_minibatch)
 
@@ -336,7 +336,7 @@ class PlannedCounts:
         return {size: n * times for size, n in counts.items() if size > 0 and n * times > 0}
 
     def _draws(self, iteration: int) -> tuple[Permutation, int, int, int]:
-        """Return a pass's division, how many minibatches to skip and take, and how often."""
+        """Return the division of a pass, minibatches to skip and to take, and number of passes."""
         if self.update_epochs is None:
             if self.minibatch_size is None:
                 raise SettingError(
@@ -380,7 +380,7 @@ class PlannedCounts:
         return self._cut(rows).rows(self.minibatches_in_epoch(rows))
 
     def unseen_samples(self, iteration: int, drawn: int) -> int:
-        """Count the transitions in ``iteration`` after the first ``drawn`` minibatches."""
+        """Return the number of transitions left in ``iteration`` after ``drawn`` minibatches."""
         if not self.is_exact:
             return 0
         return sum(self.minibatch_sizes(iteration)[drawn:]) * (self.sequence_length or 1)
@@ -437,7 +437,7 @@ class PlannedCounts:
     # ------------------------------------------------------------------ all counts
     @property
     def length(self) -> int | None:
-        """Final value of the counter named ``axis``, or ``None`` if only iterations are known."""
+        """Final value of the counter ``axis``; ``None`` if only the iteration count is known."""
         if self.offline:
             return self.gradient_steps_after(self.iterations)
         return self.total_policy_steps

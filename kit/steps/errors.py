@@ -29,7 +29,7 @@ class SettingError(ValueError):
         value: invalid value.
         why: what is wrong: a sentence that starts with a capital letter, or a predicate whose
             subject is the value.
-        works: valid values, nearest first; or advice as text.
+        works: valid values (nearest first), or advice as a string.
         hint: additional advice.
     """
 
@@ -44,7 +44,7 @@ class SettingError(ValueError):
         """Return the message.
 
         Args:
-            none: spelling of ``None``; ``null`` on the command line.
+            none: how to spell ``None``, such as ``null`` on the command line.
         """
         value = none if self.value is None else show(self.value)
         is_sentence = self.why[:1].isupper()
@@ -86,7 +86,7 @@ def show(value: Any, *, text: bool = False) -> str:
         return value
     try:
         shown = " ".join(repr(value).splitlines())
-    except Exception:  # an integer of thousands of digits, or a broken __repr__
+    except Exception:  # an integer with thousands of digits, or a broken __repr__
         return f"<{type(value).__name__}>"
     return shown if len(shown) <= 200 else f"{shown[:200]}..."
 
@@ -117,7 +117,7 @@ def _shown(number: float) -> str:
 
 
 def as_integer(field: str, value: Any) -> int:
-    """Convert an integer of any library, or a whole float such as ``1e6``, to an int.
+    """Convert an integer from any library, or a whole float such as ``1e6``, to an int.
 
     Raises:
         SettingError: if ``value`` is not a whole number.
@@ -209,12 +209,12 @@ def one_of(field: str, value: Any, choices: Sequence[Choice]) -> Choice:
 
 
 def words(choices: Sequence[Any]) -> list[str]:
-    """Return choices in command-line spelling."""
+    """Return the choices as they are spelled on the command line."""
     return [str(c).lower() if isinstance(c, bool) else str(c) for c in choices]
 
 
 def nearest_first(value: Any, choices: Sequence[str]) -> list[str]:
-    """Return ``choices`` sorted such that similar spellings of ``value`` come first."""
+    """Return ``choices``, starting with those spelled similarly to ``value``."""
     close = close_to(value, choices)
     return close + [choice for choice in choices if choice not in close]
 
@@ -235,10 +235,10 @@ def check_fields(values: Mapping[str, Any], cls: type, why: str, prefix: str = "
 
 
 def place_of(error: BaseException) -> str:
-    """Return the innermost line of user code in a traceback: ``" (losses.py, line 12)"``.
+    """Return the innermost line of user code in a traceback, as in ``" (losses.py, line 12)"``.
 
     User code is neither in kit nor in the standard library nor in an installed package. Return an
-    empty string if the traceback has none.
+    empty string if the traceback contains no user code.
     """
     own = f"{Path(__file__).parents[1]}{os.sep}"
     installed = {"site-packages", "dist-packages"}

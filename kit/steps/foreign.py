@@ -14,7 +14,7 @@ from kit.steps.registry import dialect
 
 @dataclass
 class ForeignSteps(GivenFields, ABC):
-    """Base class of dialects, which are dataclasses with another library's settings."""
+    """Base class for dialects, which are dataclasses with another library's settings."""
 
     NAME: ClassVar[str]
     """name of the dialect on the command line and in :data:`~kit.steps.registry.DIALECTS`."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 @dataclass
 class GivenFields:
-    """Base class of dataclasses that record which of their fields were set explicitly.
+    """Base class for dataclasses that record which of their fields were set explicitly.
 
     A field counts as explicitly set if it was passed to the constructor or ``dataclasses.replace``,
     or assigned later. Comparison, representation, ``vars``, pickling and copying are unaffected.
@@ -75,7 +75,7 @@ def given_fields(settings: Any) -> frozenset[str]:
 
 
 def completed(settings: Settings, default: GivenFields, is_default: bool = False) -> Settings:
-    """Return a copy of ``settings`` in which fields not set explicitly have a recipe's defaults.
+    """Return a copy of ``settings`` with a recipe's defaults for fields not set explicitly.
 
     If every field was passed, as for a saved run, only fields that differ from ``default`` count as
     explicitly set.

@@ -80,37 +80,37 @@ class StepLedger:
     # ------------------------------------------------------------------ totals
     @property
     def policy_steps(self) -> int:
-        """Number of selected actions in all processes."""
+        """Number of selected actions, summed over all processes."""
         return self.local_policy_steps * self.world_size
 
     @property
     def random_policy_steps(self) -> int:
-        """Number of policy steps with random actions in all processes."""
+        """Number of policy steps with random actions, summed over all processes."""
         return self.local_random_policy_steps * self.world_size
 
     @property
     def gradient_steps(self) -> int:
-        """Number of optimizer updates in all processes."""
+        """Number of optimizer updates, summed over all processes."""
         return self.local_gradient_steps * self.world_size
 
     @property
     def samples(self) -> int:
-        """Number of transitions trained on in all processes, counted once per use."""
+        """Number of transitions trained on, summed over all processes and counted once per use."""
         return self.local_samples * self.world_size
 
     @property
     def skipped_gradient_steps(self) -> int:
-        """Gradient steps skipped in all processes because a hook ended an update phase early."""
+        """Total gradient steps skipped because a hook ended an update phase early."""
         return self.local_skipped_gradient_steps * self.world_size
 
     @property
     def env_steps(self) -> int:
-        """Number of simulator steps in all processes, as reported by the environments."""
+        """Number of simulator steps reported by the environments, summed over all processes."""
         return self.local_env_steps if self._env_steps is None else self._env_steps
 
     @property
     def episodes(self) -> int:
-        """Number of training episodes that ended in all processes."""
+        """Number of finished training episodes, summed over all processes."""
         return self.local_episodes if self._episodes is None else self._episodes
 
     # ------------------------------------------------------------------ counting
@@ -149,7 +149,7 @@ class StepLedger:
             totals |= {n: value for n, value in vars(self).items() if n.startswith("local_")}
         return totals
 
-    # ------------------------------------------------------------------ proof
+    # ------------------------------------------------------------------ verification
     def verify(self, plan: PlannedCounts) -> None:
         """Raise an error if a count differs from ``plan``.
 
@@ -177,7 +177,7 @@ class StepLedger:
                 "evaluations": self.evaluations,
             }
             if plan.minibatch_size is None and plan.update_epochs is None:
-                del counted["samples"]  # depends on the size of the buffer
+                del counted["samples"]  # the number depends on the buffer size
             planned = ((name, getattr(expected, name), count) for name, count in counted.items())
             found = [Difference(*row) for row in planned if row[1] != row[2]]
         # Before synchronize() sets the totals, env steps are local to this process.
@@ -187,7 +187,7 @@ class StepLedger:
             found.append(Difference("env_steps", nearest, self.env_steps))
         return found
 
-    # ------------------------------------------------------------------ in and out
+    # ------------------------------------------------------------------ saving and loading
     def state_dict(self) -> dict[str, Any]:
         """Return all counters as plain values."""
         return {name: value for name, value in vars(self).items() if name != "world_size"}

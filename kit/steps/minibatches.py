@@ -7,7 +7,7 @@ from itertools import cycle, islice
 from typing import Literal, NamedTuple
 
 LastMinibatch = Literal["smaller", "merge", "drop", "carry"]
-"""Treatment of the remaining rows of a batch that do not fill a minibatch.
+"""How to handle the leftover rows of a batch that do not fill a minibatch.
 
 ``smaller``: form a last, smaller minibatch. ``merge``: add them to the last full minibatch.
 ``drop``: omit them from this epoch. ``carry``: use them at the start of the next epoch, like
@@ -16,7 +16,7 @@ a sampler without replacement that is never reset.
 
 
 class Permutation(NamedTuple):
-    """Minibatch sizes of one pass over a batch, repeated indefinitely."""
+    """Minibatch sizes in one pass over a batch. The pass is repeated indefinitely."""
 
     minibatches: int
     """number of minibatches per pass."""
@@ -26,7 +26,7 @@ class Permutation(NamedTuple):
     """number of rows in the last minibatch."""
 
     def sizes(self, drawn: int, wanted: int) -> list[int]:
-        """Return the sizes of the next ``wanted`` minibatches after ``drawn`` minibatches.
+        """Return the sizes of ``wanted`` minibatches, skipping the first ``drawn`` minibatches.
 
         Examples:
             >>> permutation(40, 12, "carry").sizes(0, 6), permutation(40, 12, "carry").sizes(6, 6)
@@ -39,7 +39,7 @@ class Permutation(NamedTuple):
         return [*islice(cycle(one), start, start + wanted)]
 
     def counts(self, drawn: int, wanted: int) -> Counter[int]:
-        """Return how often each size occurs in the result of :meth:`sizes`."""
+        """Return how often each size occurs in the list returned by :meth:`sizes`."""
         if not self.minibatches:
             return Counter()
         lasts = (drawn + wanted) // self.minibatches - drawn // self.minibatches
@@ -48,7 +48,7 @@ class Permutation(NamedTuple):
         return counts
 
     def rows(self, drawn: int) -> int:
-        """Return the total number of rows in the first ``drawn`` minibatches."""
+        """Return the number of rows used after drawing ``drawn`` minibatches."""
         return sum(size * times for size, times in self.counts(0, drawn).items())
 
 

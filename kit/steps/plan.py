@@ -70,7 +70,7 @@ class StepPlan(PlannedCounts):
     def __hash__(self) -> int:
         return hash(run_key(self))
 
-    # ------------------------------------------------------------------ in and out
+    # ------------------------------------------------------------------ saving and loading
     def to_dict(self) -> dict[str, Any]:
         """Return plain values (JSON, YAML) from which :meth:`from_dict` creates an equal plan."""
         values = asdict(self)
@@ -82,7 +82,7 @@ class StepPlan(PlannedCounts):
         """Create a plan from the output of :meth:`to_dict`.
 
         Raises:
-            SettingError: if a key is not a field of a plan, or a value is invalid.
+            SettingError: if a key is not a plan field, or a value is invalid.
         """
         named = {name: value for name, value in values.items() if name != "frames_per_batch"}
         check_fields(named, cls, "is not a setting of a plan")
@@ -111,5 +111,5 @@ class StepPlan(PlannedCounts):
         return plan_table(self, ledger)
 
 
-# The class attribute of the init argument would hide the property of the same name.
+# The default of this init argument is a class attribute that hides the inherited property.
 del StepPlan.frames_per_batch

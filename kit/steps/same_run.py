@@ -76,7 +76,7 @@ def _updates(plan: PlannedCounts) -> dict[str, Any]:
 
 
 def _gradient_steps(plan: PlannedCounts) -> dict[str, Any]:
-    """Return the rule for gradient steps, as a fixed number per iteration where possible."""
+    """Return the setting for gradient steps, as a fixed number per iteration if possible."""
     if plan.replay_ratio is None:
         return {"gradient_steps_per_iteration": plan.gradient_steps_per_iteration or 0}
     if plan.counting == "exact":
@@ -100,7 +100,7 @@ def _on_policy(plan: PlannedCounts) -> dict[str, Any]:
 
 
 def _same_cut(plan: PlannedCounts, key: dict[str, Any]) -> None:
-    """Convert the minibatch settings for batches of known size to a canonical form."""
+    """Convert minibatch settings to a canonical form, using the known batch sizes."""
     prefill = plan.local_prefill_steps if plan.prefill_in_first_batch else 0
     largest = max(plan.collected(1), plan.frames_per_batch + prefill)
     if plan.train_on_newest is not None and plan.train_on_newest < largest:

@@ -1,4 +1,4 @@
-"""Schedule of the gradient steps, evaluations, metrics and checkpoints in a run."""
+"""Schedule for the gradient steps, evaluations, metrics and checkpoints in a run."""
 
 from __future__ import annotations
 
@@ -86,18 +86,18 @@ class RunSchedule:
         return self._evaluations(0, 0)
 
     def prefilled(self, policy_steps: int) -> None:
-        """Set the actual number of prefill steps, because whole episodes may exceed the plan.
+        """Set the actual number of prefill steps. Whole episodes may take more than planned.
 
         The additional steps do not count toward ``learning_starts``.
 
         Args:
-            policy_steps: number of policy steps collected in all processes.
+            policy_steps: number of policy steps collected, summed over all processes.
         """
         self._surplus = policy_steps - self.policy_steps
         self.policy_steps = policy_steps
 
     def advance(self, policy_steps: int) -> Due:
-        """Advance by an iteration with ``policy_steps`` steps per process, and return due work."""
+        """Advance by one iteration of ``policy_steps`` steps per process; return the due work."""
         before = self.progress
         self.iterations += 1
         self.policy_steps += policy_steps * self.plan.world_size

@@ -1,8 +1,8 @@
 """Schedules of values such as learning rates, clip ranges and exploration noise.
 
 A schedule is a function of one counter, for example policy steps, gradient steps or iterations.
-Linear, cosine and exponential schedules are ``start`` at 0 and exactly ``end`` from ``duration``
-onwards.
+Linear, cosine and exponential schedules equal ``start`` at count 0 and exactly ``end`` from count
+``duration`` onwards.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Constant:
 
 @dataclass(frozen=True)
 class _Ramp:
-    """Base class of schedules from ``start`` at count 0 to ``end`` at count ``duration``."""
+    """Base class for schedules from ``start`` at count 0 to ``end`` at count ``duration``."""
 
     start: float
     """value when the counter is 0."""
     end: float
-    """value from count ``duration`` onwards."""
+    """final value, used once the counter reaches ``duration``."""
     duration: int
     """length of the ramp, in units of the counter, at least 1."""
 
@@ -102,7 +102,7 @@ class Decay:
     factor: float
     """factor by which the distance from ``end`` is multiplied per unit of the counter."""
     end: float = 0.0
-    """limit of the value."""
+    """limit that the value approaches."""
     begin: int = 0
     """count at which the decay starts."""
 
@@ -181,7 +181,8 @@ def make_schedule(
             - ``"piecewise SHARE FACTOR SHARE FACTOR ..."``: ``start``, multiplied by a factor (at
               least 0) after each share of the duration, as in ``"piecewise 0.5 0.1 0.75 0.01"``.
         start: value when the counter is 0.
-        end: value from count ``duration`` onwards; ignored by ``"constant"`` and ``"piecewise"``.
+        end: final value, used once the counter reaches ``duration``; ignored by ``"constant"``
+            and ``"piecewise"``.
         duration: length of the ramp, in units of the counter.
         field: name of the setting, used in the error message.
 

@@ -40,7 +40,7 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 _RESTS = {"smaller": "  last of each epoch, partial", "drop": "  left out of each epoch"}
-"""Labels for the remaining rows of a batch, keyed by ``last_minibatch``."""
+"""Table labels for rows that do not fill a minibatch, keyed by ``last_minibatch``."""
 
 
 def number(value: Any) -> str:
@@ -134,7 +134,7 @@ def _count_rows(plan: PlannedCounts, ledger: StepLedger | None) -> list[Row]:
         low = f"{steps:,} to " if plan.action_repeat > 1 else ""
         planned["env_steps"] = f"{low}{steps * plan.action_repeat:,}"
         if plan.minibatch_size is None and plan.update_epochs is None:
-            planned.pop("samples", None)  # depends on the size of the buffer
+            planned.pop("samples", None)  # the number depends on the buffer size
     asked = {"policy_steps": plan.asked.get("total_policy_steps", plan.total_policy_steps)}
     asked["random_policy_steps"] = plan.asked.get("random_steps", plan.random_steps)
     rows = []

@@ -65,14 +65,14 @@ def _collection(plan: PlannedCounts, frames: int | None) -> None:
     elif frames is not None:
         _set(plan, "steps_per_env", _steps_of_each(plan, frames))
     elif plan.steps_per_env is None:
-        raise _error(plan, "steps_per_env", "does not set the size of a batch", [1])
+        raise _error(plan, "steps_per_env", "leaves the batch size undefined", [1])
 
 
 def _steps_of_each(plan: PlannedCounts, frames: int) -> int:
     """Return the number of policy steps per environment in a batch of ``frames`` policy steps."""
     frames, envs = whole_number("frames_per_batch", frames, at_least=1), plan.num_envs
     if plan.steps_per_env is not None and frames != envs * plan.steps_per_env:
-        why = f"conflicts with steps_per_env={plan.steps_per_env} with num_envs={envs}"
+        why = f"conflicts with steps_per_env={plan.steps_per_env} and num_envs={envs}"
         works = [envs * plan.steps_per_env] if plan.steps_per_env else []
         raise SettingError("frames_per_batch", frames, why, works, "or omit one of the two")
     if frames % envs:
@@ -117,7 +117,7 @@ def _budget(plan: PlannedCounts) -> None:
         raise _error(
             plan,
             "total_policy_steps",
-            "does not set the length of the run",
+            "leaves the length of the run undefined",
             "set total_policy_steps or iterations",
         )
     if not plan.is_exact:
@@ -182,7 +182,7 @@ def _vector_steps(plan: PlannedCounts, field: str) -> None:
 
 
 def _no_batch(plan: PlannedCounts) -> None:
-    """Reject settings of on-policy batches if the update is not on-policy."""
+    """Reject settings for on-policy batches if the update is not on-policy."""
     for field in ("minibatches_per_epoch", "train_on_newest", "prefill_in_first_batch"):
         if getattr(plan, field):
             why = "has no effect without update_epochs"

@@ -71,7 +71,7 @@ def restart(batches: Sequence[TensorDictBase], loaded: int) -> int:
 
 
 def ages(done: Tensor) -> Tensor:
-    """Return each step's number in its episode, from 1, given end-of-episode flags ``[steps]``."""
+    """Return each step's 1-based number in its episode, given end-of-episode flags ``[steps]``."""
     steps = torch.arange(1, len(done) + 1, device=done.device)
     ends = torch.where(done, steps, 0).cummax(0).values
     return steps - torch.cat((torch.zeros_like(ends[:1]), ends[:-1]))

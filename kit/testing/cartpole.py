@@ -22,7 +22,7 @@ def _rules() -> CartPole:
 
 
 def expected(observation: Tensor, action: Tensor) -> Expected:
-    """Compute results in float64 for observations ``[..., 4]`` and actions ``[...]``."""
+    """Compute expected results in float64 for observations ``[..., 4]`` and actions ``[...]``."""
     physics, reward, terminated = _rules().transition(observation.double().movedim(-1, 0), action)
     from_bounds = torch.minimum(
         (physics[0].abs() - POSITION_LIMIT).abs(), (physics[2].abs() - ANGLE_LIMIT).abs()
@@ -52,7 +52,7 @@ CARTPOLE = SuiteEnv(
     ),
     tolerance=ROUNDING,
 )
-"""CartPole as defined by Gymnasium, for any library's implementation.
+"""Gymnasium's CartPole, for testing collectors from any library.
 
 A random policy reaches the time limit of 15 steps in most, but not all, episodes. In a few
 episodes, the time limit and termination coincide. Observations do not identify their episode.

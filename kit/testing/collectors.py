@@ -122,7 +122,7 @@ def check_collector(
     return names
 
 
-# ---------------------------------------------------------------------- checks of several runs
+# ---------------------------------------------------------------------- checks with several runs
 def _seeds(trial: CollectorUnderTest) -> None:
     """Check that equal seeds give equal batches, and different seeds give different ones.
 
@@ -154,7 +154,7 @@ def _seeds(trial: CollectorUnderTest) -> None:
 def _random_actions(trial: CollectorUnderTest) -> None:
     """Check that initial random steps ignore the policy, and that later steps use it."""
     if trial.case.random_steps:
-        more = 2 * trial.case.total_frames  # complete episodes may exceed the total
+        more = 2 * trial.case.total_frames  # complete episodes can exceed total_frames
         both = [trial.run(before=_weights(trial, by), random_steps=more) for by in (0.0, 9.0)]
         same = torch.equal(*(_steps(run.batches)["action"] for run in both))
         trial.demand(same, "actions depend on the weights of the policy")
@@ -195,7 +195,7 @@ def _weights(trial: CollectorUnderTest, factor: float) -> Callable[[Any], None]:
 
 
 def _plain(trial: CollectorUnderTest) -> None:
-    """Check that the fast path matches the module, up to rounding unless ``exact_policy``."""
+    """Check that the fast path matches the module (bit for bit if ``exact_policy`` is true)."""
     plain = trial.run(fast=False).batches
     exact = getattr(trial.whole.collector, "exact_policy", True)
     good = equal(trial.whole.batches, plain, 0.0 if exact else _ROUNDING)
@@ -252,7 +252,7 @@ def _memory(trial: CollectorUnderTest) -> None:
 
 
 def _policy(trial: CollectorUnderTest) -> None:
-    """Check that the policy is not modified and samples each action for its observation.
+    """Check that the policy is unmodified and that actions are sampled from its distribution.
 
     New weights are sent after the first batch, and the last batch must use them. If present,
     ``action_log_prob`` must match the new or the previous weights.
@@ -294,7 +294,7 @@ def _log_prob(policy: Any, steps: TensorDictBase) -> Tensor:
 
 
 def _is_left_alone(policy: Any, weights: Sequence[Tensor]) -> bool:
-    """Return whether a policy has ``weights`` and is unmodified otherwise."""
+    """Return whether a policy has the given weights and is otherwise unmodified."""
     parameters = [*policy.parameters()]
     trained = all(parameter.requires_grad for parameter in parameters)
     trained &= all(module.training for module in policy.modules())

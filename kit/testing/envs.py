@@ -30,7 +30,7 @@ class _Task(gym.Env[NDArray[Any], np.int64]):
         raise NotImplementedError
 
     def _finish_step(self, reward: bool, terminated: bool = False) -> Step:
-        """Count a step and return its results. ``reward`` is whether the answer is correct."""
+        """Count a step and return its results. The reward is 1 if ``reward`` is true, else 0."""
         self.count += 1
         seen, info = self._next_observation()
         return seen, float(reward), terminated or self.count == self.length, False, info

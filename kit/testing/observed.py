@@ -13,7 +13,7 @@ from kit.steps.errors import SettingError, show
 from kit.steps.plan import StepPlan
 
 LISTED = 1_000
-"""Maximum number of iterations for which per-iteration figures are listed."""
+"""Maximum number of iterations for which step counts are listed per iteration."""
 _FOLLOWED = 1_000_000
 """Maximum number of iterations that are simulated for library-specific step counts."""
 _CUT = 20
@@ -22,14 +22,14 @@ _CUT = 20
 
 @dataclass
 class Expectation:
-    """Figures, errors and warnings that a dialect predicts for a run."""
+    """Values, errors and warnings that a dialect predicts for a run."""
 
     figures: dict[str, Any] = field(default_factory=dict)
-    """Predicted figures, keyed by the name of the observed figure."""
+    """Predicted values, keyed by name."""
     refusal: str | None = None
     """Error message if the dialect rejects the settings."""
     warnings: dict[str, bool] = field(default_factory=dict)
-    """Whether each library warning about steps is expected, keyed by the warning's prefix."""
+    """Whether a library warning about steps is expected, keyed by the warning's prefix."""
 
 
 @dataclass
@@ -37,14 +37,14 @@ class Observation:
     """Result of comparing a dialect with one observed run."""
 
     compared: list[str] = field(default_factory=list)
-    """Names of the observed figures that were compared."""
+    """Names of the observed values that were compared."""
     differences: list[str] = field(default_factory=list)
-    """Description of each observed figure that differs from the prediction."""
+    """Description of each observed value that differs from its prediction."""
     ignored: list[str] = field(default_factory=list)
-    """Names of the observed figures that were not predicted or vary between runs."""
+    """Names of the observed values that were not predicted or vary between runs."""
 
     def __bool__(self) -> bool:
-        """Return whether figures were compared and all of them agree."""
+        """Return whether any values were compared and all of them agree."""
         return bool(self.compared) and not self.differences
 
 
@@ -55,15 +55,15 @@ def check_observed(
     varying: Sequence[str] = (),
     cut: Mapping[str, int] | None = None,
 ) -> Observation:
-    """Compare the figures observed in a run of a library with a dialect's prediction.
+    """Compare the values observed in a library's run with a dialect's predictions.
 
     Args:
-        dialect: dialect with the settings of the run, from whose plan :func:`figures_of` computes
-            the expected figures; or an :class:`Expectation` with custom figures.
-        observed: observed figures, keyed by name. ``error`` means that the library failed, so the
+        dialect: dialect with the run's settings, from whose plan :func:`figures_of` computes the
+            expected values; or an :class:`Expectation` with custom values.
+        observed: observed values, keyed by name. ``error`` means that the library failed, so the
             dialect must reject the settings. A mapping whose name ends with ``_run`` contains the
-            figures of one of several runs. Their expected values are named ``NAME.FIGURE``.
-        varying: names of figures that differ between runs and are not compared.
+            values for one of several runs. Their predictions are keyed by ``NAME.VALUE_NAME``.
+        varying: names of values that differ between runs and are not compared.
         cut: number of entries after which a recorded list was cut off, keyed by the list's name;
             20 by default.
 
@@ -156,7 +156,7 @@ def _compare_errors(error: Any, refusal: str | None, result: Observation) -> Non
 
 
 def _missing_warnings(name: str, due: Mapping[str, bool], given: list[str]) -> list[str]:
-    """Compare the expected warnings about steps with the library's; ignore other warnings."""
+    """Compare expected warnings about steps with the library's warnings; ignore all others."""
     found = []
     for start, wanted in due.items():
         run, _, start = start.rpartition("|")
@@ -168,7 +168,7 @@ def _missing_warnings(name: str, due: Mapping[str, bool], given: list[str]) -> l
 
 
 def _flat(observed: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Flatten the figures of nested runs to dotted names."""
+    """Flatten the values of nested runs, with dotted names."""
     figures: list[tuple[str, Any]] = []
     for name, value in observed.items():
         if isinstance(value, Mapping) and str(name).endswith("_run"):

@@ -15,7 +15,7 @@ from kit.testing.trial import CollectorUnderTest, Run, take_episodes
 
 
 def counts(trial: CollectorUnderTest, run: Run) -> None:
-    """Check that batch sizes, the total and all counters match the case."""
+    """Check that batch sizes, the total number of steps and all counters match the case."""
     case, collector = trial.case, run.collector
     sizes = [size(batch) for batch in run.batches]
     if run.batches and whole_episodes(run.batches[0]):

@@ -120,13 +120,13 @@ class ConformanceError(AssertionError):
 
 @dataclass
 class Run:
-    """Batches, episodes and counts of a complete run of a collector."""
+    """Batches, episodes and step counts from a collector's complete run."""
 
     batches: list[TensorDictBase]
     episodes: list[Episode]
     """Episodes that the collector reported, if it reports episodes."""
     collector: BaseCollector
-    """Collector of the run, which is already shut down."""
+    """The run's collector, already shut down."""
     restarted: int = 0
     """Index of the batch in which all environments start new episodes: 0, or a later batch after a
     resume without environment state."""

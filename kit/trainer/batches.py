@@ -1,4 +1,4 @@
-"""Adapter that counts the steps of kit's collectors, and a collector of empty batches."""
+"""Adapter that counts steps in kit's collectors, and a collector that yields empty batches."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class CollectorAdapter:
         """Collect the next batch and count its steps.
 
         Raises:
-            SettingError: if the collector ends early, or the batch size differs from the plan.
+            SettingError: if the collector stops early, or the batch size differs from the plan.
         """
         if self._iterator is None:
             self._iterator = iter(self.collector)
@@ -93,11 +93,11 @@ class CollectorAdapter:
         )
 
     def share_memory(self, may_share: Callable[[], bool]) -> None:
-        """Reuse batch memory while ``may_share()`` is true, if the collector supports reuse."""
+        """If the collector can reuse batch memory, allow reuse whenever ``may_share()`` is true."""
         if getattr(self.collector, "reuse", None) is False:
             self._may_share = may_share
 
-    # ------------------------------------------------------------------ at log points
+    # ------------------------------------------------------------------ logging
     def count_environment(self, ledger: StepLedger) -> None:
         """Update the environment counters in ``ledger``. May synchronise with the GPU."""
         ledger.environment_errors = self.collector.environment_errors + self._evaluation_faults
@@ -137,7 +137,7 @@ class CollectorAdapter:
     def _episodes(self) -> list[Episode]:
         return list(self.collector.take_episodes())
 
-    # ------------------------------------------------------------------ in and out
+    # ------------------------------------------------------------------ saving and loading
     @property
     def _evaluation_faults(self) -> int:
         return int(getattr(self.evaluate, "faults", 0))

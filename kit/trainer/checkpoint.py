@@ -77,7 +77,7 @@ class Checkpoints:
             self._checkpoint.register(name, part, adapter=StateFile(lambda: self._last, name))
 
     def save(self, steps: int, metadata: Mapping[str, Any]) -> Path:
-        """Write a checkpoint, then remove old checkpoints and checkpoints from later steps.
+        """Write a checkpoint, then remove checkpoints that are too old or have a later step.
 
         Args:
             steps: number of policy steps (offline: gradient steps) so far, used in the folder name.
@@ -122,8 +122,8 @@ class Checkpoints:
 
         Args:
             path: folder of the checkpoint.
-            whole: whether to reject a checkpoint with states that no component loads. States of
-                missing hooks only cause a warning.
+            whole: whether to reject a checkpoint that has state for a missing component. State for
+                a missing hook only causes a warning.
             needed: names of states that must be loaded if the checkpoint contains them.
 
         Raises:
@@ -192,7 +192,7 @@ class Checkpoints:
 
     @staticmethod
     def tidy(folder: Path, last: Path | None) -> None:
-        """Remove temporary files left by a killed run, and old checkpoints up to ``last``.
+        """Remove a killed run's temporary files, and all but the newest checkpoints up to ``last``.
 
         Checkpoints later than ``last`` are removed when the next checkpoint is saved.
         """

@@ -1,4 +1,4 @@
-"""Checks of the batches that hooks and advantage estimators return."""
+"""Checks for batches returned by hooks and advantage estimators."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def in_processed(
 ) -> Iterator[Refusal]:
     """Yield an error if hooks changed the number of transitions or removed advantages.
 
-    The hooks received a batch of ``before`` transitions with the entries ``paths``.
+    The batch passed to the hooks had ``before`` transitions and the entries ``paths``.
     """
     if trainer.plan.on_policy and (after := size_of(batch)) != before:
         reason = f"has hooks that returned {after} instead of {before} transitions"
@@ -93,6 +93,6 @@ def in_places(drawn: Tensor, returned: Tensor | None) -> Iterator[Refusal]:
     if returned is None or not returned.is_cpu:  # a check on the GPU would synchronise
         return
     if not (torch.isin(returned, drawn) | (returned < 0)).all():
-        reason = "has hooks that returned rows whose index was not drawn"
+        reason = "has hooks that returned buffer indices which were not in the minibatch"
         hint = "set the index of added rows to -1, because they have no priority in this buffer"
         yield "stage", "process_optim_batch", reason, hint

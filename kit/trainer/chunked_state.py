@@ -28,10 +28,10 @@ from kit.steps import SettingError
 LARGE = 2**25
 """Minimum size, in bytes, of a tensor that is split into pieces."""
 PIECE = 2**23
-"""Approximate size of a piece in bytes. Few pieces of a replay buffer change per checkpoint."""
+"""Approximate size of a piece in bytes. Between checkpoints, few replay buffer pieces change."""
 
 IN_MEMORY = 1 / 4
-"""Maximum size of a tensor that is loaded into memory, as a fraction of all memory."""
+"""Maximum size of a tensor that is loaded into memory, as a fraction of the memory limit."""
 
 _MARK = "pieces of a tensor"
 _ENTRIES = "entries of a TensorDict"
@@ -169,7 +169,7 @@ def _is_read_back(value: Any) -> bool:
         torch.save(value, file)
         file.seek(0)
         torch.load(file, weights_only=True)
-    except Exception:  # any error would also occur when the run is resumed
+    except Exception:  # the same error would occur when the run is resumed
         return False
     return True
 
@@ -223,7 +223,7 @@ def _together(value: Any, folder: Path) -> Any:
         whole = _empty_like(like, value["rows"], folder)
         target, start = whole.reshape(-1).view(torch.uint8).numpy(), 0
         for name in value[_MARK]:
-            with (folder / Path(name).name).open("rb") as file:  # never outside this folder
+            with (folder / Path(name).name).open("rb") as file:  # Path.name prevents path traversal
                 start += file.readinto(target[start:].data)
         if start != len(target):
             reason = f"has only {start} of the {len(target)} bytes of a tensor"

@@ -124,7 +124,7 @@ _CHANGE_ENV_REWARDS = (
 def in_networks(
     update: Any, collector: Any, evaluate: Any, advantage: Any, stages: Stages
 ) -> Iterator[Refusal]:
-    """Yield errors if a policy that acts or a critic that estimates advantages is never trained."""
+    """Yield errors if the acting policy or the advantage estimator's critic is never trained."""
     if not isinstance(update, Update):
         return
     trained = {*update.loss_module.parameters()}.union(*(g.parameters for g in update.groups))
@@ -153,12 +153,12 @@ def in_networks(
 
 
 def _memory_of(weight: nn.Parameter) -> int:
-    """Return an ID of a weight's memory, equal for all its views. Lazy weights have no memory."""
+    """Return an ID for a weight's storage, shared by all its views. Lazy weights have none."""
     return id(weight) if is_lazy(weight) else weight.untyped_storage().data_ptr()
 
 
 def in_rewards(buffer: Any, stages: Stages) -> Iterator[Refusal]:
-    """Yield errors for hooks that change rewards which the buffer shifts or sums over n steps."""
+    """Yield errors for reward hooks if the buffer shifts rewards or stores n-step sums."""
     n_step = buffer.summed.steps if isinstance(buffer, ReplayMinibatches) and buffer.summed else 1
     for hook in map(owner_of, stages["process_optim_batch"]):
         if isinstance(hook, (ScaleReward, SignReward)) and isinstance(buffer, SequenceReplay):
@@ -271,7 +271,7 @@ def in_hooks(plan: StepPlan, update: Any, buffer: Any, stages: Stages) -> Iterat
 
 
 def _in_flattened(plan: StepPlan, stages: Stages) -> Iterator[Refusal]:
-    """Yield errors if a hook flattens several environments into one sequence in a buffer."""
+    """Yield errors if a hook stores steps of several environments in a buffer as one sequence."""
     for hook in map(owner_of, stages["batch_process"]):
         flattens = isinstance(hook, ReplayBufferTrainer) and hook.flatten_tensordicts
         if not flattens or plan.num_envs == 1 or plan.collects_episodes:
@@ -332,7 +332,7 @@ def stores_raw(plan: StepPlan, buffer: Any, advantage: Any) -> bool:
 
 
 def in_raw_batches(collector: Any, raw: bool) -> Iterator[Refusal]:
-    """Yield an error if a collector cannot deliver raw or normalised batches as required."""
+    """Yield an error if the collector must deliver raw batches but cannot."""
     is_kit = isinstance(collector, KitCollector)
     delivered = collector.deliver_raw(raw) if is_kit else normalizer_of(collector) is None
     if raw and not delivered:

@@ -1,4 +1,4 @@
-"""Checkpoints of runs and policies, and warnings about state that checkpoints cannot contain."""
+"""Checkpoints for runs and policies, and warnings about state that checkpoints cannot contain."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class RunCheckpoints:
         self.last: Path | None = None
         self.saved_at = 0
 
-    # ------------------------------------------------------------------ the whole run
+    # ------------------------------------------------------------------ run checkpoints
     def save(self, folder: Path, steps: int, counters: Mapping[str, Any]) -> Path:
         """Write a checkpoint and return its path.
 
         Args:
-            folder: folder of the run's checkpoints.
+            folder: folder for the run's checkpoints.
             steps: number of steps so far, used in the checkpoint's name.
             counters: counts from the ledger.
 
@@ -87,7 +87,7 @@ class RunCheckpoints:
         Checkpoints(self.last.parent, parts).load(self.last)
 
     def check_states(self) -> None:
-        """Check that checkpoints can store the states of all small components.
+        """Check that checkpoints can store the state of every component except the large ones.
 
         Raises:
             SettingError: for the first state that cannot be stored.
@@ -96,7 +96,7 @@ class RunCheckpoints:
             if name not in _LARGE:
                 check_state(part, name)
 
-    # ------------------------------------------------------------------ the policy alone
+    # ------------------------------------------------------------------ policy checkpoints
     def save_policy(self, folder: Path, steps: int, counters: Mapping[str, Any]) -> Path:
         """Write a checkpoint that contains only the last and the best policy."""
         parts = {**self._policy_parts(), **self._best_policies()}

@@ -18,7 +18,7 @@ class Stage:
     """A point in the training loop at which hooks run."""
 
     name: str
-    """Name of the stage. Stages that TorchRL also has keep TorchRL's names."""
+    """Name of the stage, equal to TorchRL's name if TorchRL has the same stage."""
     signature: str
     """Key in ``SIGNATURES`` for the arguments and result of the stage's hooks."""
     when: str
@@ -105,7 +105,7 @@ class _Operation:
 
 
 class Stages(dict[str, list[_Operation]]):
-    """Operations of each stage, called in the order in which they were registered.
+    """Operations registered at each stage, which are called in registration order.
 
     Args:
         updates: whether the run takes gradient steps.
@@ -141,7 +141,7 @@ class Stages(dict[str, list[_Operation]]):
         if stage == "setup" and self._began:
             missing = "the run has begun"
         if missing:
-            raise SettingError("stage", stage, f"never runs, so {name} is never called: {missing}")
+            raise SettingError("stage", stage, f"never runs ({missing}), so {name} is never called")
         text, count = SIGNATURES[STAGES[stage].signature]
         if not _accepts(function, count, keywords):
             reason = f"does not accept the arguments of stage {stage!r}"

@@ -29,7 +29,7 @@ from kit.trainer.batches import CollectorAdapter, NoCollector, size_of
 
 
 def counted(collector: BaseCollector | None, plan: StepPlan) -> CollectorAdapter:
-    """Return the adapter that counts a collector's steps. Without one, batches are empty."""
+    """Return the adapter that counts a collector's steps. With ``None``, batches are empty."""
     if collector is None:
         return CollectorAdapter(NoCollector(0), plan)
     is_kit = isinstance(collector, KitCollector)
@@ -122,7 +122,7 @@ class TorchRLCollectorAdapter(CollectorAdapter):
             state["env_state_dict"] = filled(present, state["env_state_dict"])
         super().load_state_dict({**state_dict, "collector": state})
         self._ended, self._env_steps = int(state_dict["ended"]), int(state_dict["env_steps"])
-        # Seed differently from the start of the run, so that episodes do not repeat.
+        # Use a different seed than at the start of the run, so that episodes do not repeat.
         self._restarts = int(state_dict["begun_again"]) + 1
         self.collector.set_seed(derived_seed(torch.initial_seed(), self._restarts))
         self.collector.reset()

@@ -41,7 +41,7 @@ class TorchRLProtocol:
         registered_modules: objects whose state is saved in checkpoints, keyed by name.
         last_metrics: metrics of the last gradient step, on the device.
         skips_rest_of_update: whether the current update phase ends after the current epoch.
-        stop_reason: reason why the run ended early, or ``None``.
+        stop_reason: reason why the run stopped early, or ``None``.
         last_checkpoint: checkpoint that was written or loaded last, or ``None``.
         clip_norm: gradient clipping threshold for TorchRL's steppers and optimiser hooks.
         clip_grad_norm: whether gradients are clipped by norm rather than by value.
@@ -126,9 +126,9 @@ class TorchRLProtocol:
             raise SettingError("hook", module_name, "is already registered", hint)
         self.registered_modules[module_name] = module
 
-    # ------------------------------------------------------------------ requests of hooks
+    # ------------------------------------------------------------------ requests from hooks
     def request_stop(self, reason: str | None = None) -> None:
-        """End the run after this iteration."""
+        """Stop the run after this iteration."""
         self._stop_training = True
         self.stop_reason = reason or "a hook requested it"
 
@@ -149,7 +149,7 @@ class TorchRLProtocol:
     # ------------------------------------------------------------------ counts and metrics
     @property
     def policy_steps(self) -> int:
-        """Number of policy steps so far in all processes."""
+        """Number of policy steps so far, summed over all processes."""
         return self.ledger.policy_steps
 
     collected_frames = policy_steps

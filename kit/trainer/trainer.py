@@ -68,9 +68,9 @@ class Trainer(TorchRLProtocol):
         collector: kit or TorchRL collector; ``None`` if the plan is offline (``steps_per_env=0``).
         update: takes gradient steps: an :class:`~kit.update.Update` or one of TorchRL's steppers.
             ``None`` if nothing is trained or a hook at stage ``optimizer`` takes the gradient steps
-            (``loss_module`` is then required). The policies of the collector and the evaluator, and
-            the critic of ``advantage``, must be networks of the update's loss or frozen with
-            ``requires_grad_(False)``.
+            (``loss_module`` is then required). The policies in ``collector`` and ``evaluate``,
+            and the critic in ``advantage``, must either belong to the update's loss or be frozen
+            with ``requires_grad_(False)``.
         buffer: source of minibatches, such as a TorchRL replay buffer; ``None``: train on the last
             batch only.
         advantage: function that adds advantages and value targets to each batch before training.
@@ -88,11 +88,11 @@ class Trainer(TorchRLProtocol):
         config: config of the run as plain values, passed to loggers.
         resume_from: checkpoint to resume from, written by a trainer that was built in the same way.
         progress: whether to print the plan, progress and ledger. A string is printed as the title.
-        nan_guard: whether a non-finite training metric ends the run.
+        nan_guard: whether a non-finite training metric stops the run.
 
     Attributes:
         ledger: step counts so far.
-        stop_reason: reason why the run ended early, or ``None``.
+        stop_reason: reason why the run stopped early, or ``None``.
 
     Raises:
         SettingError: if the components are incompatible with each other or with the plan.
@@ -191,8 +191,8 @@ class Trainer(TorchRLProtocol):
         """Run the rest of the plan and return the ledger.
 
         Raises:
-            SettingError: if components are incompatible, or the run has ended early and closed its
-                environments.
+            SettingError: if components are incompatible, or the run stopped early and its
+                environments are closed.
             PlanMismatchError: if step counts differ from the plan.
             HookError: if a hook raises.
             EnvError: if an environment fails.
@@ -204,11 +204,9 @@ class Trainer(TorchRLProtocol):
             compatibility.in_rewards(self.buffer, self.stages),
             plan_fit.in_counts(self.collector, self.ledger),
         )
-        # A completed run may be run again, because no steps are left.
+        # Calling run() again after a completed run is allowed, because no steps are left.
         if self._released and not self._complete:
-            reason = (
-                f"has ended after {self.policy_steps:,} policy steps and closed its environments"
-            )
+            reason = f"stopped after {self.policy_steps:,} policy steps and closed its environments"
             last = self.last_checkpoint
             resume = "" if last is None else f" with resume_from={str(last)!r}"
             raise SettingError("trainer", "Trainer", reason, f"create another Trainer{resume}")
@@ -244,7 +242,7 @@ class Trainer(TorchRLProtocol):
     def begin(self) -> None:
         """Collect the prefill and run the evaluations that precede the first iteration.
 
-        Open episodes in a filled buffer are closed, because the collector starts new episodes.
+        Open episodes already in the buffer are closed, because the collector starts new episodes.
         """
         self._start()
         if not self.plan.offline:
@@ -381,7 +379,7 @@ class Trainer(TorchRLProtocol):
         if not getattr(self.batches.collector, "exact_resume", False):
             lost = self.batches.not_resumable() or "the collector does not save it"
             warn_of_lost_environments(lost)
-            # A batch of whole episodes leaves no episode open.
+            # Batches of whole episodes contain no open episodes.
             if hasattr(self.buffer, "close_open_episodes") and not self.plan.collects_episodes:
                 self.buffer.close_open_episodes(self.plan.num_envs)
         self._phase.take_over()
@@ -435,7 +433,7 @@ class Trainer(TorchRLProtocol):
         below, counters = Path(folder) / "checkpoints", self.ledger.counters()
         return self.checkpoints.save_policy(below, self.schedule.progress, counters)
 
-    # ------------------------------------------------------------------ begin and end
+    # ------------------------------------------------------------------ start and shutdown
     @contextlib.contextmanager
     def _lifecycle(self) -> Iterator[None]:
         """Start loggers and hooks, and release all resources at the end, even after an error."""

@@ -96,7 +96,7 @@ class UpdatePhase:
         return processed
 
     def _fill(self, batch: TensorDictBase) -> None:
-        """Store a batch in the buffer. On-policy, omit entries that nothing reads."""
+        """Store a batch in the buffer. For on-policy plans, omit entries that nothing reads."""
         trainer = self.trainer
         if trainer.plan.offline:
             return
@@ -120,7 +120,7 @@ class UpdatePhase:
 
     @property
     def _memory(self) -> Any:
-        """Return the object that joins consecutive steps: kit's n-step or TorchRL's buffer."""
+        """Return the buffer that joins consecutive steps: kit's (for n-step) or TorchRL's."""
         buffer = self.trainer.buffer
         # Pending n-step sums are stored in kit's buffer, not in TorchRL's buffer.
         waits = getattr(buffer, "n_step", None) is not None
@@ -152,7 +152,7 @@ class UpdatePhase:
 
     # ------------------------------------------------------------------ shortcuts
     def _may(self, capability: str, *stages: str) -> bool:
-        """Return whether a hook at one of these stages may have a capability."""
+        """Return whether any hook at these stages has, or may have, a capability."""
         operations = [operation for stage in stages for operation in self.trainer.stages[stage]]
         return any(declares(operation.function, capability) for operation in operations)
 
@@ -215,7 +215,7 @@ class UpdatePhase:
         return minibatch
 
     def _skip_minibatches(self, due: int) -> None:
-        """Discard the minibatches of skipped gradient steps, to advance a carried permutation."""
+        """Draw and discard the minibatches for skipped steps, to advance a carried permutation."""
         trainer = self.trainer
         drawn = due if trainer.plan.last_minibatch == "carry" else 0
         while drawn and due:

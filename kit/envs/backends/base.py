@@ -32,7 +32,7 @@ class StepArrays(NamedTuple):
     next_observation: Arrays
     """Observations after the step, including the last observation of ended episodes."""
     observation: Arrays
-    """Observations for the next action; after an episode's end, the first of the new episode."""
+    """Observations for the next action. After an episode's end, they start the new episode."""
     reward: NDArray[np.float32]
     """Rewards, ``[num_envs]``."""
     terminated: Mask
@@ -46,7 +46,7 @@ class StepArrays(NamedTuple):
 
     @property
     def counted(self) -> tuple[NDArray[np.float32], Mask, Mask, NDArray[np.int32]]:
-        """Unnormalised rewards, end flags and env steps, the inputs for episode statistics."""
+        """Inputs for episode statistics: unnormalised rewards, end flags and env steps."""
         reward = self.reward if self.raw_reward is None else self.raw_reward
         return reward, self.terminated, self.truncated, self.env_steps
 
@@ -82,7 +82,7 @@ class EnvBackend(ABC):
         infos: numeric ``info`` entries of episodes that ended in the last :meth:`step`, keyed by
             environment index; see :func:`info_numbers`.
         tell: callback for failures that were recovered from; ``None``: emit a warning.
-        specs: TorchRL specs of observation and action if Gymnasium spaces cannot express them.
+        specs: TorchRL observation and action specs; ``None`` if Gymnasium spaces are used.
     """
 
     name: str
@@ -162,11 +162,11 @@ class EnvBackend(ABC):
 
     @property
     def learns(self) -> str | None:
-        """Name of a layer whose statistics are updated even during evaluations, or ``None``."""
+        """Name of a wrapper or transform that keeps updating during evaluations, or ``None``."""
         return self._learns
 
     def state_of_transforms(self) -> list[dict[str, Any]]:
-        """Return the state of TorchRL transforms that persists across episodes."""
+        """Return the TorchRL transforms' state, such as running statistics."""
         return []
 
     def load_state_of_transforms(self, states: list[dict[str, Any]]) -> None:

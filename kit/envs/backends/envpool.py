@@ -22,10 +22,10 @@ _LIMIT_ONLY_TRUNCATES = (
     "envpool.mujoco.gym",
     "envpool.toy_text",
 )
-"""Environment families whose step limit only truncates (in MiniGrid, it changes rewards)."""
+"""Environment families whose step limit does not affect rewards (MiniGrid's does)."""
 
 _NOT_INFO = frozenset({"env_id", "elapsed_step"})
-"""Entries of EnvPool's ``info`` that are not information about an episode."""
+"""Entries of EnvPool's ``info`` that do not describe an episode."""
 
 
 class EnvPoolBackend(EnvBackend):

@@ -23,7 +23,7 @@ AutoresetMode = gym.vector.AutoresetMode
 
 
 def resets_by_mask(vector: gym.vector.VectorEnv[Any, Any, Any]) -> bool:
-    """Return whether the autoreset mode is DISABLED, so that the backend resets by mask.
+    """Return whether the autoreset mode is DISABLED, in which case the backend resets by mask.
 
     Raises:
         SettingError: if the mode is NEXT_STEP or missing from the metadata.
@@ -66,7 +66,7 @@ class GymnasiumBackend(EnvBackend):
         """Reset the environments in ``mask`` (``None``: all) through the vector environment."""
         options = None if mask is None or mask.all() else {"reset_mask": mask}
         seed = None if seeds is None else list(seeds)
-        if seed is not None:  # seed the vector's spaces first; its envs may share them
+        if seed is not None:  # seed the vector first, because envs may share its spaces
             seed_spaces(self.vector, seed[0])
             for env, env_seed in zip(getattr(self.vector.unwrapped, "envs", ()), seed):
                 seed_spaces(env, env_seed)
@@ -129,7 +129,7 @@ class GymnasiumBackend(EnvBackend):
 
     @property
     def learns(self) -> str | None:
-        """Name of an active normalisation wrapper, if any, of environments in this process."""
+        """Name of an active normalisation wrapper around environments in this process, if any."""
         core = self.vector.unwrapped
         return learning_layer(core.envs[0]) if isinstance(core, gym.vector.SyncVectorEnv) else None
 

@@ -45,7 +45,7 @@ class SerialBackend(EnvBackend):
         self.make, self.restarts, self.first = make, restarts, first
         self.envs = [make() for _ in range(num_envs)]
         if len({id(env.unwrapped) for env in self.envs}) < num_envs:
-            reason = "The function must create a new environment in each call"
+            reason = "The function must create a new environment on each call"
             raise SettingError("env.id", name, reason, "For example, use lambda: gym.make(...)")
         self._shared = Shared(self.envs[0])
         self._since_made = [held(env) for env in self.envs]
@@ -58,7 +58,7 @@ class SerialBackend(EnvBackend):
         self._key, self._shape = leaf.key, leaf.shape if is_float_array else ""
         self._numbers = range(num_envs)
         self._seeds = list(range(num_envs))
-        self._rebuilt = [0] * num_envs  # number of times that each environment was rebuilt
+        self._rebuilt = [0] * num_envs  # number of rebuilds per environment
         self._next_seeds: dict[int, int] = {}
 
     def reset(
@@ -121,7 +121,7 @@ class SerialBackend(EnvBackend):
         """Step environments and write their observations to ``result.observation``.
 
         Indices of environments whose episode ended are appended to ``ended``. If an environment
-        fails, it is rebuilt, its episode is truncated, the loop stops and the result is false.
+        fails, it is rebuilt, its episode is truncated, the loop stops and False is returned.
         """
         envs, reward, number, value = self.envs, result.reward, 0, 0.0
         observation, shape = result.observation.get(self._key), self._shape

@@ -16,7 +16,7 @@ from kit.envs.tensor.base import TensorEnv
 
 
 class TensorBackend(EnvBackend):
-    """Torch environments with the NumPy interface of other backends, which all collectors use.
+    """Gives torch environments a NumPy interface, so that all collectors can use them.
 
     :class:`~kit.collectors.TensorCollector` bypasses this backend and uses tensors directly.
     """

@@ -71,7 +71,7 @@ class TorchRLBackend(EnvBackend):
         reward = self._rows(env.full_reward_spec)
         shapes = [tuple(reward[key].shape) for key in reward.keys(True, True)]
         if shapes != [(self.num_envs, 1)]:
-            reason = "The environment must return one reward per environment"
+            reason = "The environment must return one scalar reward per batch entry"
             raise SettingError("env.reward_spec", shapes, reason, [(self.num_envs, 1)])
         self._scalars = [
             leaf.key
@@ -214,7 +214,7 @@ class TorchRLBackend(EnvBackend):
         transforms = list(transforms_of(self.env))
         for transform, state in zip(transforms, states):
             transform.load_state_dict(filled(transform.state_dict(), state["own"]))
-            for name, value in state["held"].items():  # such as a random truncation's horizon
+            for name, value in state["held"].items():  # e.g. a random truncation's horizon
                 setattr(transform, name, value.clone())
         for processes, state in zip(processes_of(self.env), states[len(transforms) :]):
             processes.load_state_dict(filled(processes.state_dict(), state))

@@ -37,7 +37,7 @@ from kit.steps.errors import SettingError
 def transforms_of(env: EnvBase) -> Iterator[Transform]:
     """Yield all transforms of an environment in this process, innermost first.
 
-    A ``SerialEnv`` creates its transforms in its first reset, so none are found before.
+    A ``SerialEnv`` creates its transforms on its first reset; before that, none are found.
     """
     if isinstance(env, TransformedEnv):
         yield from transforms_of(env.base_env)
@@ -85,7 +85,7 @@ def frame_skip_of(env: EnvBase) -> int:
 
 # ---------------------------------------------------------------------- transforms
 class Normalization:
-    """Normalisation statistics of TorchRL environments, on which policies depend.
+    """Normalisation statistics from TorchRL transforms, saved with the policies that need them.
 
     Includes the state of ``VecNorm``, ``VecNormV2``, ``ObservationNorm`` and custom transforms.
     TorchRL's other transforms are reset in each episode or only store settings. For environments in
@@ -118,7 +118,7 @@ class Normalization:
             present = [part.state_dict() for part in parts]
             if len(parts) != len(states) or not all(map(_fits, present, states)):
                 names = [type(part).__name__ for part in parts]
-                reason = "The saved state has statistics of different transforms"
+                reason = "The saved state has statistics for different transforms"
                 raise SettingError("transforms", names, reason, hint)
             for part, present_state, state in zip(parts, present, states):
                 part.load_state_dict(filled(present_state, state))
@@ -135,7 +135,7 @@ class Normalization:
 
 
 def normalization_of_transforms(**parts: Any) -> dict[str, Normalization]:
-    """Return a :class:`Normalization` for the parts whose environments may have transforms."""
+    """Return a :class:`Normalization` for all environments that may have TorchRL transforms."""
     envs = {name: getattr(part, "env", None) for name, part in parts.items()}
     for name, env in envs.items():
         envs[name] = getattr(env.backend, "env", env) if isinstance(env, VectorEnv) else env

@@ -41,9 +41,9 @@ from kit.steps.errors import SettingError
 _CONTEXT = multiprocessing.get_context("spawn")
 _SECONDS_TO_CLOSE = 5.0
 _SECONDS_TO_FINISH = 1.0
-"""Timeout for a process that is still in a step when the run ends."""
+"""Seconds to wait for a process that is still in a step when the run stops."""
 _SECONDS_TO_LOOK = 60.0
-"""Maximum interval between two timeout checks of a slow environment."""
+"""Maximum number of seconds between two timeout checks for a slow environment."""
 
 
 class WorkersBackend(EnvBackend):
@@ -78,7 +78,7 @@ class WorkersBackend(EnvBackend):
         restarts: int = 0,
         step_timeout: float | None = None,
     ) -> None:
-        one = make()  # raises errors of the factory here instead of in a worker
+        one = make()  # raises the factory's errors here instead of in a worker
         self._describe(name, num_envs, one.observation_space, one.action_space)
         self._learns = learning_layer(one)
         close_quietly(one)
@@ -128,7 +128,7 @@ class WorkersBackend(EnvBackend):
                 self.convert(actions)  # raises SettingError with the expected shape
             values[...] = actions[key]
         arrays.active[...] = True if active is None else active
-        if active is not None or self.restarts:  # workers may repeat an observation
+        if active is not None or self.restarts:  # workers may return the previous observation
             for key, values in arrays.result.observation.items():
                 values[...] = self.present[key]
         for worker in self._workers:
@@ -157,7 +157,7 @@ class WorkersBackend(EnvBackend):
         return answer
 
     def _receive_all(self) -> list[_Worker]:
-        """Wait for the answers of all workers and return the workers that died."""
+        """Wait for the answers from all workers and return the crashed workers."""
         dead, faults = [], []
         for worker in self._workers:
             worker.answer = {}
@@ -172,7 +172,7 @@ class WorkersBackend(EnvBackend):
         return dead
 
     def _truncate(self, worker: _Worker, result: StepArrays, active: Mask | None) -> None:
-        """Truncate the episodes of a worker that died and start new episodes in a new process."""
+        """Truncate a crashed worker's episodes and start new episodes in a new process."""
         envs = worker.envs
         hold(envs, result, self.present)
         self._revive(worker)
@@ -182,7 +182,7 @@ class WorkersBackend(EnvBackend):
             values[envs] = self._arrays.result.observation[key][envs]
 
     def _revive(self, worker: _Worker) -> None:
-        """Replace a dead process and reset its environments, or raise if no restart is left."""
+        """Replace a crashed process and reset its environments, or raise if no restart is left."""
         fault = self._death(worker)
         while True:
             self._recovered(fault)
@@ -317,7 +317,7 @@ class _Worker:
             self.pipe.send_bytes(pickle.dumps(message))
 
     def receive(self) -> tuple[list[EnvError], Any]:
-        """Wait for the answer. Return the failures recovered from, and the result or an error.
+        """Wait for the answer: the failures recovered from, and either a result or an error.
 
         Raises:
             EOFError: if the process has died, or was killed by the step timeout.
@@ -360,7 +360,7 @@ def _stop(workers: Sequence[_Worker]) -> None:
 
 
 def how_it_ended(process: Any) -> str:
-    """Return the exit code or signal of a dead process as a string."""
+    """Return the exit code or signal of a terminated process as a string."""
     process.join(_SECONDS_TO_CLOSE)
     code = process.exitcode
     return f"signal {signal.Signals(-code).name}" if code and code < 0 else f"exit code {code}"
@@ -377,7 +377,7 @@ def without_main() -> Iterator[None]:
     Signals are blocked during the spawn. Otherwise, signals would kill a worker that does not
     ignore them yet (:func:`~kit.envs.hanging.is_parents_affair`).
     """
-    resource_tracker.ensure_running()  # its start unblocks signals, so start it first
+    resource_tracker.ensure_running()  # starting the tracker unblocks signals, so start it first
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, OF_PARENT)
     main, method = sys.modules["__main__"], multiprocessing.get_start_method(allow_none=True)
     sys.modules["__main__"] = types.ModuleType("__main__")
@@ -428,7 +428,7 @@ class _Served:
         except KeyboardInterrupt:  # raised by an environment; workers ignore Ctrl-C
             what = "raised KeyboardInterrupt in its process"
             value = EnvError(getattr(self.backend, "name", "env"), None, what)
-        except Exception as error:  # sent as text, as some exceptions cannot be pickled
+        except Exception as error:  # sent as a string, because some cannot be pickled
             value = RuntimeError(f"{type(error).__name__}: {error}")
         self.arrays.clock[0, 1] = math.inf
         answer = pickle.dumps((self.faults, value))
@@ -456,7 +456,7 @@ class _Served:
         self.backend.set_full_states(states)
         if "process" in states[0]:
             restore_process(states[0]["process"])
-        else:  # the state was captured in a process with a different first environment
+        else:  # no process state was saved with this environment
             seed_process(states[0]["seed"])
 
     def reset(self, seeds: Sequence[int] | None, mask: Mask | None) -> None:
@@ -466,7 +466,7 @@ class _Served:
         self.backend.reset(self.arrays.result.observation, seeds, mask)
 
     def step(self) -> dict[int, Any]:
-        """Step the environments. Return the ``info`` numbers of ended episodes by environment."""
+        """Step the environments. Return ended episodes' numeric ``info``, keyed by environment."""
         result, active = self.arrays.result, self.arrays.active
         result.terminated[...] = result.truncated[...] = False
         result.env_steps[...] = 1

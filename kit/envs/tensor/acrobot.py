@@ -10,13 +10,13 @@ from torch import Tensor
 from kit.envs.tensor.base import TensorEnv
 
 GRAVITY = 9.8  # m/s^2
-LENGTH = 1.0  # m, length of each link
-CENTRE = 0.5  # m, distance from a link's joint to its centre of mass
-MASS = 1.0  # kg, mass of each link
-INERTIA = 1.0 + MASS * CENTRE**2  # kg m^2, inertia of each link around its joint
-COUPLING = MASS * LENGTH * CENTRE  # kg m^2, inertial coupling of the two links
+LENGTH = 1.0  # length of each link in m
+CENTRE = 0.5  # distance from a link's joint to its centre of mass in m
+MASS = 1.0  # mass of each link in kg
+INERTIA = 1.0 + MASS * CENTRE**2  # inertia of each link around its joint in kg m^2
+COUPLING = MASS * LENGTH * CENTRE  # inertial coupling of the two links in kg m^2
 TIME_STEP = 0.2  # s
-MAX_SPIN = (4 * math.pi, 9 * math.pi)  # rad/s, maximum angular velocity of each joint
+MAX_SPIN = (4 * math.pi, 9 * math.pi)  # maximum angular velocity of each joint in rad/s
 
 
 class Acrobot(TensorEnv):
@@ -71,7 +71,7 @@ def _runge_kutta(physics: Tensor, torque: Tensor) -> Tensor:
 
 
 def _rates(physics: Tensor, torque: Tensor) -> Tensor:
-    """Return the time derivative of ``physics``, ``[4, num_envs]``, in the book's notation."""
+    """Return the time derivative of ``physics``, ``[4, num_envs]`` (Sutton and Barto's symbols)."""
     first, second, spin_1, spin_2 = physics.unbind(0)
     cosine, pull = second.cos(), COUPLING * second.sin()
     d1 = 2 * COUPLING * cosine + (2 * INERTIA + MASS * LENGTH**2)

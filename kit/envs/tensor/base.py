@@ -307,7 +307,7 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         columns["done"] = columns["terminated"] | columns["truncated"]
         columns["observation"] = step.next_observation
         result = TensorDict(columns, batch_size=self.batch_size, device=self.device)
-        if moving is not None:  # TorchRL's "_step" mask: other environments must not change
+        if moving is not None:  # TorchRL's "_step" mask excludes some environments
             after = EpisodeState(*(torch.where(moving, *both) for both in zip(after, before)))
             result = torch.where(moving, result, self._skip_tensordict(tensordict))
         self._store(after)
@@ -325,7 +325,7 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         self.generator.manual_seed(seed)
 
     def to(self, device: torch.device | str | int) -> TensorEnv:
-        """Move all environments. On a different device, the generator restarts from its seed."""
+        """Move all environments. Moving to a new device restarts the generator from its seed."""
         super().to(device)
         if self.generator.device != self.device:
             seed = self.generator.initial_seed()

@@ -11,10 +11,10 @@ from kit.envs.tensor.base import TensorEnv
 
 GRAVITY = 9.8  # m/s^2
 POLE_MASS = 0.1  # kg
-TOTAL_MASS = 1.0 + POLE_MASS  # kg, mass of cart and pole
-HALF_LENGTH = 0.5  # m, distance from the hinge to the pole's centre of mass
+TOTAL_MASS = 1.0 + POLE_MASS  # mass of cart and pole in kg
+HALF_LENGTH = 0.5  # distance from the hinge to the pole's centre of mass in m
 FORCE = 10.0  # N
-POLE_SHARE = POLE_MASS * HALF_LENGTH / TOTAL_MASS  # m, coupling of the pole's spin to the cart
+POLE_SHARE = POLE_MASS * HALF_LENGTH / TOTAL_MASS  # couples pole and cart motion, in m
 TIME_STEP = 0.02  # s
 POSITION_LIMIT = 2.4  # m
 ANGLE_LIMIT = math.radians(12.0)

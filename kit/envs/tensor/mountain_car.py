@@ -56,7 +56,7 @@ class MountainCar(_Valley):
     """Torch implementation of Gymnasium's ``MountainCar-v0``.
 
     The reward is -1 per step until the goal is reached. Physics and observation: position and
-    velocity [per step]. Action 0 pushes left, 1 does not push and 2 pushes right.
+    velocity (per step). Action 0 pushes left, 1 does not push and 2 pushes right.
     """
 
     time_limit = 200
@@ -74,7 +74,7 @@ class MountainCarContinuous(_Valley):
     """Torch implementation of Gymnasium's ``MountainCarContinuous-v0``.
 
     The reward is 100 at the goal, minus 0.1 times the squared action. Physics and observation:
-    position and velocity [per step]. Action: throttle. The motor clips the throttle to [-1, 1], but
+    position and velocity (per step). Action: throttle. The motor clips the throttle to [-1, 1], but
     the reward does not.
     """
 

@@ -50,8 +50,8 @@ class NormSiLU(torch.autograd.Function):
 
 
 def init_weight(weight: Tensor, fan_in: int, scale: float = 1.0) -> None:
-    """Initialise weights from a truncated normal of variance ``1 / fan_in``, times ``scale``."""
-    deviation = 1.1368 / math.sqrt(fan_in)  # compensates for the variance lost by truncation
+    """Draw weights from a truncated normal of variance ``1 / fan_in`` and multiply by ``scale``."""
+    deviation = 1.1368 / math.sqrt(fan_in)  # the factor offsets the variance lost by truncation
     with torch.no_grad():
         nn.init.trunc_normal_(weight, std=deviation, a=-2 * deviation, b=2 * deviation)
         weight.mul_(scale)

@@ -68,7 +68,7 @@ class WorldModel(nn.Module):
         self._make_heads()
 
     def _network(self, in_features: int, layers: int, out_features: int | None = None) -> nn.Module:
-        """Create a network from vectors to vectors, with an optional output layer."""
+        """Create a multilayer perceptron with an optional output layer."""
         return Perceptron(in_features, self.size.units, layers, out_features)
 
     def _state_space(self, embedding: int) -> StateSpace:
@@ -117,7 +117,7 @@ class WorldModel(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
     def reconstruction_error(self, features: Tensor, targets: list[Tensor]) -> Tensor:
-        """Return the errors of the predicted observations, summed over entries, ``[...]``."""
+        """Return the observation prediction errors, summed over entries, ``[...]``."""
         images = zip(self.image_decoders, targets[1:] if self.vectors else targets)
         errors = [
             (decoder(features) - image).square().flatten(features.ndim - 1).sum(-1)
@@ -129,7 +129,7 @@ class WorldModel(nn.Module):
         return total
 
     def _vector_error(self, predicted: Tensor, target: Tensor) -> Tensor:
-        """Return the squared errors (numeric) plus cross-entropies (discrete), ``[...]``."""
+        """Return squared errors for numeric plus cross-entropies for discrete inputs, ``[...]``."""
         widths = [width for width, _ in self.flatten.parts]
         columns = zip(torch.split(predicted, widths, -1), torch.split(target, widths, -1))
         errors = [

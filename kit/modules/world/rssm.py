@@ -28,7 +28,7 @@ class Latent(NamedTuple):
         return torch.cat([self.stoch, self.deter], -1)
 
     def newest(self, time_steps: int) -> Latent:
-        """Return the last ``time_steps`` of ``[time, sequences, ...]`` as rows; 0: all steps."""
+        """Flatten the last ``time_steps`` of ``[time, sequences, ...]`` into rows; 0: all steps."""
         return Latent(*(part[-time_steps:].flatten(0, 1) for part in self))
 
 
@@ -72,7 +72,7 @@ class StateSpace(nn.Module):
         }
 
     def unpacked(self, packed: Mapping[str, Tensor]) -> Latent:
-        """Convert the result of :meth:`packed` back to latents."""
+        """Convert entries from :meth:`packed` back to latents."""
         return Latent(packed["deter"].float(), packed["stoch"])
 
     def noise(self, *rows: int, device: torch.device) -> Tensor:
@@ -188,7 +188,7 @@ class RSSM(StateSpace):
         return {**super().packed(latent), "stoch": codes.argmax(-1).short()}
 
     def unpacked(self, packed: Mapping[str, Tensor]) -> Latent:
-        """Convert the result of :meth:`packed` back to latents."""
+        """Convert entries from :meth:`packed` back to latents."""
         codes = one_hot(packed["stoch"], self.size.classes)
         return Latent(packed["deter"].float(), codes.flatten(-2))
 
