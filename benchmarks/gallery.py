@@ -184,12 +184,12 @@ def save_gif(frames: list[NDArray[np.uint8]], path: Path) -> None:
 PAGE = """\
 # Gallery
 
-`make gallery` trains these runs, draws the pictures and writes this page. Each section shows the
-learning curve of one run, a frame of its trained policy and the command that trains it. A curve
-shows evaluations with deterministic actions. Where a run was repeated with three seeds, the line
-is their mean and the band reaches from the lowest to the highest seed. The return is the mean and
-standard deviation of {episodes} episodes after the run. Seconds are CPU seconds of one process with
-one PyTorch thread, including the start of Python and the evaluations.
+`make gallery` trains these runs, draws the pictures and writes this page. Each section shows a
+learning curve, a frame from the trained policy and the command that trains it. Curves show
+evaluations with deterministic actions. With three seeds, the line is the mean over the seeds and
+the band spans the lowest and the highest seed. The return is the mean and standard deviation of
+{episodes} episodes after the run. Times are CPU time with one PyTorch thread, including the start
+of Python and the evaluations.
 
 Hardware: {machine}.
 """

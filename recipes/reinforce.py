@@ -40,11 +40,9 @@ class Config(ActorCriticConfig):
         )
     )
     loss: str = "A2CLoss"
-    """Loss class: a name from torchrl.objectives, or your own as module:Class. A2CLoss is the
-    REINFORCE loss."""
+    """Loss class: A2CLoss (the REINFORCE loss), or your own as module:Class."""
     baseline: bool = True
-    """Whether to subtract a learned state value as a baseline (Sutton and Barto 2018, section
-    13.4)."""
+    """Whether to subtract a learned state value (Sutton and Barto 2018, section 13.4)."""
     critic_coeff: NonNegativeFloat = 1.0
     gae_lambda: UnitInterval = 1.0
     advantage_norm: Literal["batch", "running"] = "batch"  # type: ignore[assignment]

@@ -79,8 +79,8 @@ REFUSED = {
     "ppo env.id=Blackjack-v1": "This kind of space is not supported. Use Box, ",
     "sac env=Pendulum-v1": "env='Pendulum-v1': This is a group of settings, not a single one. "
     "Use env.id=Pendulum-v1.",
-    "sac env.id=CartPole-v1": "env.id='CartPole-v1': The recipe sac needs continuous "
-    "actions, not Discrete(2). Use an environment with a float Box action space, or",
+    "sac env.id=CartPole-v1": "env.id='CartPole-v1': The sac recipe needs continuous "
+    "actions, but the action space is Discrete(2). Use an environment with a float Box action space, or",
     "ppo env.kwargs.foo=1": "creating it raised TypeError: ",
     "ppo env.vectorization=asnc": "env.vectorization='asnc' is not a valid choice. Try: async,",
     "ppo env.num_envs=0": "env.num_envs=0: The value must be at least 1",
