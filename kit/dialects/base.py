@@ -62,7 +62,7 @@ class Dialect(ForeignSteps):
     PATHS: ClassVar[Mapping[str, str]] = {}
     """Dotted names in config files, mapped to fields with a different name."""
     CONFIGS: ClassVar[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {}
-    """Config groups such as ``env``, mapped to their options and each option's settings."""
+    """Settings defined by each option of each config group, such as ``env``."""
 
     IMPLICIT_DEFAULTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Recipe settings that are hard-coded in the library, keyed by algorithm."""
@@ -72,7 +72,7 @@ class Dialect(ForeignSteps):
     version: str = extra_field(default="")
     """Library version. If empty, defaults to the first of ``VERSIONS``."""
     library_defaults: bool = extra_field(default=False)
-    """Whether settings that were not given use the library's defaults, not the recipe's."""
+    """Whether omitted settings use the library's defaults instead of the recipe's."""
 
     def __post_init__(self) -> None:
         if self.version == "":
@@ -115,7 +115,7 @@ class Dialect(ForeignSteps):
 
     @classmethod
     def _same_as(cls, algo: str) -> dict[str, str]:
-        """Map the fields that an algorithm uses to plan settings with the same value."""
+        """Return the plan settings that copy an algorithm's fields, keyed by field name."""
         used = {f.name: f.metadata.get("plan") for f in fields(cls) if cls.applies(f.name, algo)}
         return {name: plan for name, plan in used.items() if plan}
 
@@ -150,7 +150,7 @@ class Dialect(ForeignSteps):
         return one_of("algo", algo, names)
 
     def algorithm_for(self, algo: str | None, family: str | None) -> str | None:
-        """Return the library's name for a recipe's algorithm, or the family if it has no name.
+        """Return the library's name for a recipe's algorithm, or the family as a fallback.
 
         The settings may select a variant of the recipe's algorithm, such as ``ppo2``.
 
@@ -303,7 +303,7 @@ class Dialect(ForeignSteps):
         return [name for name in idle if not same_value(getattr(self, name), default[name])]
 
     def _reject_idle(self, given: Dialect) -> None:
-        """Raise an error if ``given`` changes a field without effect. ``self`` must be resolved."""
+        """Raise an error if ``given`` changes a field that has no effect for ``self.algo``."""
         for name in given.idle_settings(self.algo):
             reason = f"This field has no effect for {self.algo} in {self.LIBRARY}"
             applicable = ", ".join(sorted(self.counting_fields(str(self.algo))))
@@ -322,7 +322,7 @@ class Dialect(ForeignSteps):
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> Self:
-        """Create the dialect from a mapping of settings. Raises the errors of :meth:`named`."""
+        """Create the dialect from a mapping of settings. Raises SettingError for unknown names."""
         return cls(**cls.named(settings))
 
     @classmethod
@@ -356,7 +356,7 @@ class Dialect(ForeignSteps):
 
     @classmethod
     def _unknown(cls, name: str, value: Any) -> SettingError:
-        """Return the error for an unknown setting, which suggests a new name or similar names."""
+        """Create the error for an unknown setting, suggesting its new name or similar names."""
         last = name.rpartition(".")[2]
         reason = f"The {cls.NAME} dialect has no such setting"
         near = close_to(last, sorted({*cls.names(), *cls.PATHS}))

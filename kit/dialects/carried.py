@@ -30,7 +30,7 @@ from kit.steps.values import same_value
 Use = Literal["counts", "acts", "refused"]
 
 _WIDTH, _MAX_LINES = 100, 5
-"""Maximum width and number of lines for caveats in the run table."""
+"""Maximum width and maximum number of lines for caveats in the run table."""
 
 
 def use_of(cls: type[Dialect]) -> Iterator[tuple[str, Use, str]]:
@@ -84,9 +84,9 @@ def changed(settings: Dialect) -> dict[str, Any]:
 
 
 def typed(settings: Dialect) -> set[str]:
-    """Return the names of the fields that were given, with dotted names in groups.
+    """Return the names of the fields that the user set, with dotted names in groups.
 
-    A saved run passes all fields, so none of them counts as given.
+    If all fields were passed, as when a saved run is loaded, return no names.
     """
     groups = {f"{name}.": getattr(settings, name) for name in settings.GROUPS}
     names = set()
@@ -160,7 +160,7 @@ def map_fields(
     library_values, unmapped = (
         ({}, []) if is_stand_in else _map_defaults(resolved, given_names, config, defaults)
     )
-    values = {**values, **library_values, **values}  # Given fields take precedence.
+    values = {**values, **library_values, **values}  # Fields that the user set take precedence.
     implicit_values, implicit = _map_implicit_defaults(resolved, values, config, defaults)
     values = {n: v for n, v in {**values, **implicit_values}.items() if n not in unneeded}
     lines = []
@@ -200,7 +200,7 @@ def _map_defaults(
             values |= {name: v for name, v in theirs.items() if _setting(config, name)}
             continue
         here = f"here {use.setting}={ours[0]}"
-        if ours == [value]:  # The values are equal, but their definitions differ.
+        if ours == [value]:  # The settings have equal values but different definitions.
             here = f"equals {use.setting}={theirs[use.setting]}, here {ours[0]}"
         unmapped.append(f"{name}={value} ({here})")
     return values, unmapped
@@ -226,7 +226,7 @@ def _map_implicit_defaults(
 
 
 def _select_uses(resolved: Dialect) -> dict[str, MapsTo | Unsupported]:
-    """Return the mapped and unsupported fields that apply to the algorithm of the settings."""
+    """Return the mapped and unsupported fields that the configured algorithm uses."""
     selected = {}
     for name, use in uses(type(resolved)).items():
         elsewhere = isinstance(use, MapsTo) and use.family not in (None, resolved.family)
@@ -237,7 +237,7 @@ def _select_uses(resolved: Dialect) -> dict[str, MapsTo | Unsupported]:
 
 
 def uncounted(settings: Dialect) -> dict[str, Any]:
-    """Return changed settings without effect on step counts, keyed by name (dotted in groups)."""
+    """Return changed settings that do not affect step counts, keyed by name (dotted in groups)."""
     names = _select_uses(settings.resolved())
     return {name: value for name, value in changed(settings).items() if name in names}
 
@@ -300,7 +300,7 @@ def _map_field(
 
 
 def _can_map(name: str, use: MapsTo | Unsupported, resolved: Dialect, config: Any) -> bool:
-    """Return whether to map a given default. Disabled features need no recipe setting."""
+    """Return whether to map a field that the user set to its default value."""
     value = flat(resolved)[name]
     if isinstance(use, Unsupported) or (
         value is None and not _translate_value(use, None, resolved)
@@ -317,7 +317,7 @@ def _is_given(config: Any, name: str, value: list[Any], default: Any) -> bool:
 
 
 def _setting(config: Any, name: str) -> list[Any]:
-    """Return a list with the value of a recipe setting, or an empty list if it does not exist."""
+    """Return a recipe setting's value in a list, which is empty if the setting does not exist."""
     try:
         return [functools.reduce(getattr, name.split("."), config)]
     except AttributeError:

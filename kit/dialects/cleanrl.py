@@ -102,7 +102,7 @@ def _fixed_alpha(value: Any, args: Any) -> Any:
 
 @dataclass
 class CleanRL(WrappedDialect):
-    """``Args`` in CleanRL's files. Fields that are ``None`` have the file's default."""
+    """Equivalent of ``Args`` in CleanRL's files. ``None`` means the file's default."""
 
     NAME = "cleanrl"
     LIBRARY = "CleanRL"
@@ -276,9 +276,9 @@ class CleanRL(WrappedDialect):
             yield "CleanRL uses the mean of squared errors as its loss; recipes use the Huber loss."
 
     def _target_notes(self, first: int, every: int) -> Iterator[str]:
-        """Yield a note if recipes and CleanRL first update the targets at different steps."""
+        """Yield a note if the first target update differs between CleanRL and recipes."""
         period = self.target_network_frequency
-        if period is None or period % every:  # The recipe raises an error in this case.
+        if period is None or period % every:  # Recipes reject indivisible intervals.
             return
         updated = first // self.num_envs + period - every
         if updated % period:

@@ -1,9 +1,9 @@
 """Settings for Dreamer: the official DreamerV3, and Algorithm 1 of the first paper.
 
 ``Dreamer`` contains the settings from https://github.com/danijar/dreamerv3. DreamerV3 counts
-transitions, including the observation after a reset. ``train_ratio`` is the number of replayed time
-steps per transition. For batches of 16 sequences with 64 steps each, ``train_ratio`` is 1,024 times
-the replay ratio.
+transitions, and counts the observation after a reset as one. ``train_ratio`` is the number of
+replayed time steps per transition. For batches of 16 sequences with 64 steps each,
+``train_ratio`` is 1,024 times the replay ratio.
 
 ``DreamerPaper`` is Algorithm 1 of "Dream to Control" (Hafner et al. 2020), which alternates between
 collecting one episode and taking ``collect_interval`` gradient steps.
@@ -27,7 +27,7 @@ from kit.steps.plan import StepPlan
 from kit.steps.schema import NonNegativeInt, PositiveInt
 
 _DRIVER_STEPS = 10
-"""Minimum number of transitions that the driver collects between checks for the end of the run."""
+"""Minimum number of transitions that the driver collects before it checks whether to stop."""
 
 
 @dataclass
@@ -63,7 +63,7 @@ class Dreamer(Dialect):
     replay_context: NonNegativeInt = 1
     """Time steps before each sequence, which initialise the latent state."""
     consec_train: PositiveInt = 1
-    """Number of consecutive sequences per replay item, which are trained on in order."""
+    """Number of consecutive sequences per replay item, which are replayed in order."""
     repeat: PositiveInt = count_field("action_repeat", 1)
     """Env steps per action (``env.*.repeat``), such as 4 for Atari."""
     replay_size: PositiveInt = mapped("buffer_size", 5_000_000)
@@ -108,7 +108,7 @@ class Dreamer(Dialect):
     def _fields_for(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
         plan = step_by_step(plan)
         size, length = plan.minibatch_size or 16, plan.sequence_length or 1
-        # If training starts later than one batch requires, the surplus is replay context.
+        # Express a delayed start of training as additional replay context.
         _, _, first = plan.counting.partition(":")
         vector_steps = -(-plan.learning_starts // plan.num_envs)
         needed_steps = int(first) if first.isdecimal() else vector_steps * plan.num_envs
@@ -280,7 +280,7 @@ class TransitionRatio(CountingRule):
 
 
 def _transition_ratio(plan: PlannedCounts, argument: str) -> TransitionRatio:
-    """Create the rule for ``dreamer:24``, which evaluates the ratio from transition 24 on."""
+    """Create a rule such as ``dreamer:24``, which first evaluates the ratio at transition 24."""
     (first,) = rule_numbers(plan, argument, 1, "dreamer:1")
     ratio = float(needed(plan, "replay_ratio"))
     before = (plan.first_training_iteration - 1) * plan.frames_per_batch

@@ -167,7 +167,7 @@ def plain(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def shown(value: Any) -> str:
-    """Return a setting's value as a user would type it."""
+    """Format a setting's value as a user would type it."""
     if isinstance(value, float) and value.is_integer() and abs(value) >= 100:
         return str(int(value))
     return str(value)

@@ -29,12 +29,12 @@ def round_to_envs(transitions: int, envs: int) -> int:
 
 @dataclass(frozen=True)
 class Unsupported:
-    """Marks a field that recipes do not support, so it must keep the library's default."""
+    """Marks a field that recipes do not support and that must keep the library's default."""
 
     alternative: str
     """Alternative to the field, or the reason why recipes do not support it."""
     accepted: tuple[Any, ...] = ()
-    """Other values to accept, because they match the behaviour of recipes."""
+    """Other accepted values, which match the behaviour of recipes."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class MapsTo:
     family: str | None = None
     """Algorithm family for which the field maps to the setting; ``None`` for all families."""
     otherwise: MapsTo | Unsupported | None = None
-    """Use of the field for other families; ``None`` if the field determines step counts."""
+    """How other families use the field; ``None`` if the field only affects their step counts."""
     also: MapsTo | None = None
     """Second recipe setting that the field maps to. A value of ``None`` is ignored."""
 

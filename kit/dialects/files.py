@@ -67,7 +67,7 @@ def settings_of(words: Iterable[str]) -> dict[str, Any]:
         name, equals, value = word.partition("=")
         if not equals or not name:
             reason = "Settings have the form name=value"
-            raise SettingError("setting", word, reason, "Use num_envs=4")
+            raise SettingError("setting", word, reason, "For example, num_envs=4")
         settings[name.strip().lstrip("+-")] = value_of(value)
     return settings
 
@@ -152,11 +152,11 @@ def read(
 
 
 MANY = 12
-"""Threshold for unread settings. From this number on, only names similar to fields are reported."""
+"""If at least this many settings are unread, only names similar to field names are reported."""
 
 
 def left_unread(cls: type[Dialect], path: Path, choice: str | None = None) -> dict[str, Any]:
-    """Return a file's settings that match no field. If there are many, keep only similar names."""
+    """Return settings that match no field. If there are many, return only likely misspellings."""
     _, unread = cls.placed(flat(_select_section(load(path), cls, choice, path)))
     if cls.CONFIGS and "defaults" in unread:
         _, unread["defaults"] = _read_options(cls, unread)

@@ -30,7 +30,7 @@ def _one_factor(value: Any, settings: Any) -> float:
     """Return the common learning-rate factor for the hidden layers of actor and critic."""
     factors = settings.body_lr_factor
     if factors.actor != factors.critic:
-        reason = f"Recipes use one factor for both, but body_lr_factor.critic={factors.critic}"
+        reason = f"Recipes use a single factor, but body_lr_factor.critic={factors.critic}"
         raise SettingError("body_lr_factor.actor", factors.actor, reason, [factors.critic])
     return float(value)
 
@@ -114,7 +114,7 @@ class Nip(WrappedDialect):
     num_normalization_steps: NonNegativeInt = unsupported(
         "Use steps.num_normalization_steps of the kit, which is part of the total", 1000
     )
-    """Normalisation frames per key in each of the training and test environments."""
+    """Frames for normalising each observation key, in training and in test environments."""
     gamma: float = mapped("gamma", 0.9)
     """Discount factor per step."""
     lmbda: float = mapped("gae_lambda", 0.95)
@@ -182,7 +182,7 @@ class Nip(WrappedDialect):
         return batches * (self.frames(size) // self.steps_of_each())
 
     def normalization_frames(self, num_envs: int, episode_length: int) -> tuple[int, int]:
-        """Return the numbers of vector steps and frames for normalising the training environments.
+        """Return the number of vector steps and frames used to normalise training environments.
 
         For each key, all environments are rolled out until the first episode ends. This is repeated
         until ``num_normalization_steps`` frames are reached.
@@ -338,7 +338,7 @@ class Nip(WrappedDialect):
 def _settings(
     cls: type, values: Mapping[str, Any], prefix: str = "", ignore_extra_keys: bool = False
 ) -> dict[str, Any]:
-    """Return the settings in a dictionary, without the entries for its type and package."""
+    """Return a serialised object's settings, without the entries for type and package."""
     settings = dict(values)
     for extra in ("_type", "_package_version", "_package_name"):
         settings.pop(extra, None)

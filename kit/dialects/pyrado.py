@@ -50,7 +50,7 @@ _IMPLICIT: dict[str, dict[str, Any]] = {
 
 
 def _critic_setting(name: str) -> Callable[[Any, Any], Any]:
-    """Return a function that checks that the algorithm supports a separate critic setting."""
+    """Return a function that raises an error if the algorithm has no separate critic updates."""
 
     def value_of(value: Any, settings: Any) -> Any:
         if settings.algo != "ppo":
@@ -80,7 +80,7 @@ def _shared_norm(value: Any, settings: Any) -> Any:
 
 
 _CLIPPED_ALONE = {"ppo2": "each network", "a2c": "the policy", "sac": "the policy"}
-"""Networks whose gradients are clipped, for algorithms in which this differs from recipes."""
+"""Networks with clipped gradients, for algorithms whose clipping differs from recipes."""
 
 
 def _critic_norm(value: Any, settings: Any) -> Any:
@@ -90,7 +90,7 @@ def _critic_norm(value: Any, settings: Any) -> Any:
 _EPOCHS = MapsTo(
     "critic_epochs", lambda _, settings: _critic_epochs(settings.critic.num_epoch, settings)
 )
-"""Also sets ``critic_epochs``, because critic settings need a separate critic optimiser."""
+"""Sets ``critic_epochs``, because critic settings need a separate critic optimiser."""
 
 _FLOOR = MapsTo("epsilon_end", lambda decay, settings: settings.eps_init if decay == 1 else 0.05)
 """Final epsilon. DQL always uses the default ``eps_final`` of pyrado's exploration strategy."""
@@ -117,7 +117,7 @@ class PyradoGAE(GivenFields):
     standardizer: Literal["RunningStandardizer"] | None = mapped(
         "advantage_norm", None, lambda value, _: "running" if value else None
     )
-    """``RunningStandardizer`` for running statistics, or ``None`` for statistics of each batch."""
+    """``RunningStandardizer`` for running statistics, or ``None`` for batch statistics."""
     max_grad_norm: float | None = mapped("max_grad_norm", None, _critic_norm, also=_EPOCHS)
     """Maximum gradient norm for the separate critic updates (PPO); ``None`` for no clipping."""
     lr: float = mapped("critic_learning_rate", 5e-4, _critic_setting("lr"), also=_EPOCHS)
@@ -154,7 +154,7 @@ class Pyrado(WrappedDialect):
     min_rollouts: PositiveInt | None = count_field("min_episodes")
     """Minimum number of whole rollouts per collection."""
     min_steps: PositiveInt | None = count_field("min_steps")
-    """Minimum number of steps per collection. If ``min_rollouts`` is also set, both must hold."""
+    """Minimum number of steps per collection. If ``min_rollouts`` is set, both minimums apply."""
     num_epoch: NonNegativeInt = count_field(only=_CLIPPED)
     """Passes over the collected rollouts per policy update (PPO, PPO2)."""
     batch_size: PositiveInt = count_field()
@@ -164,7 +164,7 @@ class Pyrado(WrappedDialect):
     memory_size: PositiveInt | None = mapped("buffer_size", only=OFF_POLICY)
     """Capacity of the replay memory in transitions. The oldest transitions are dropped first."""
     num_init_memory_steps: NonNegativeInt | None = count_field(only=OFF_POLICY)
-    """Minimum number of random warm-up steps, in whole rollouts; defaults to ``memory_size``."""
+    """Random warm-up steps, rounded up to whole rollouts; defaults to ``memory_size``."""
     num_updates_per_step: NonNegativeInt | None = count_field(only=OFF_POLICY)
     """Gradient steps per iteration; if ``None``, derived from ``min_steps`` or ``min_rollouts``."""
     target_update_intvl: PositiveInt = mapped("target_update_every", only=OFF_POLICY)
@@ -172,7 +172,7 @@ class Pyrado(WrappedDialect):
     eval_intvl: PositiveInt = count_field(default=100, only=OFF_POLICY)
     """Iterations between evaluations with 100 rollouts each; ignored with a custom logger."""
     use_trained_policy_for_refill: bool = count_field(default=False, only=OFF_POLICY)
-    """Whether the memory is refilled by the policy instead of random actions after a reset."""
+    """Whether to refill the replay memory after a reset using the policy, not random actions."""
     num_workers: PositiveInt = unsupported("Use env.vectorization=async", 4)
     """Number of sampling processes, which does not affect the samples."""
     num_particles: PositiveInt = count_field(default=1, only="svpg")
@@ -198,7 +198,7 @@ class Pyrado(WrappedDialect):
     eps_init: float = mapped("epsilon_start", 1.0, only="dql")
     """Initial probability of a random action (DQL)."""
     eps_schedule_gamma: float | None = mapped("epsilon_decay", only="dql", also=_FLOOR)
-    """Decay factor for ``epsilon - 0.05`` per iteration (DQL); defaults to the recipe's decay."""
+    """Decay factor per iteration for ``epsilon - 0.05`` (DQL); defaults to the recipe's decay."""
     eps_clip: float = mapped("clip_epsilon", 0.1, only=_CLIPPED)
     """Clip range for the probability ratio (PPO, PPO2)."""
     vfcn_coeff: float = mapped("critic_coeff", 0.5, lambda value, _: value / 2, only=_JOINT)
@@ -277,7 +277,7 @@ class Pyrado(WrappedDialect):
         return self.critic.num_epoch * -(-rows // self.critic.batch_size)
 
     def after_reset(self) -> StepPlan:
-        """Return the plan for a run after ``reset()``, which empties and refills the memory."""
+        """Return the plan for a run after ``reset()``, which refills the replay memory."""
         plan = self.to_plan()
         if plan.on_policy:
             return plan
@@ -321,7 +321,7 @@ class Pyrado(WrappedDialect):
         }
 
     def _check_memory(self, warm_up: int) -> None:
-        """Check that the memory has enough transitions. pyrado never samples the last two."""
+        """Check that the replay memory suffices. pyrado never samples the last two transitions."""
         assert self.memory_size is not None
         length, stored = self.rollout_length, self.memory_size
         if length is not None:

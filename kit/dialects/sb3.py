@@ -71,10 +71,10 @@ def _net_arch(value: Any, settings: Any) -> tuple[list[int], list[int]]:
 def _target_period(value: Any, settings: Any) -> int:
     """Convert the interval between target updates (timesteps for DQN) to gradient steps."""
     envs, rollout, updates = settings.n_envs, settings.rollout(), settings.gradient_steps
-    if settings.algo != "dqn":  # Each train() call updates the targets and restarts the count.
+    if settings.algo != "dqn":  # Each train() call starts with a target update.
         steps = rollout if updates < 0 else max(updates, 1)
         if value < steps and steps % value:
-            reason = f"The interval must divide the {steps} gradient steps of each rollout"
+            reason = f"The interval must divide the {steps} gradient steps per rollout"
             raise SettingError("target_update_interval", value, reason, [gcd(value, steps), steps])
         return int(min(value, steps))
     timesteps: int = max(value // envs, 1) * envs  # whole vector steps
@@ -141,7 +141,7 @@ _IMPLICIT |= {  # defaults with CnnPolicy
 
 @dataclass
 class SB3(WrappedDialect):
-    """Settings for Stable-Baselines3. Fields that are ``None`` have the algorithm's default."""
+    """Settings for Stable-Baselines3. ``None`` means the algorithm's default."""
 
     NAME = "sb3"
     LIBRARY = "Stable-Baselines3"
@@ -203,7 +203,7 @@ class SB3(WrappedDialect):
     policy: Literal["MlpPolicy", "CnnPolicy", "MultiInputPolicy"] | None = unsupported(
         "Recipes build networks like MlpPolicy; use hidden_sizes", accepted=("MlpPolicy",)
     )
-    """Policy class. Recipes build networks like ``MlpPolicy``."""
+    """Policy class. Runs accept only ``MlpPolicy``."""
     policy_kwargs: Mapping[str, Any] | str | None = mapped(
         "hidden_sizes",
         None,
@@ -236,7 +236,7 @@ class SB3(WrappedDialect):
         family=ON_POLICY,
         otherwise=MapsTo("initial_alpha", _alpha, also=_FIXED),
     )
-    """Entropy coefficient. With ``auto`` or ``auto_0.1`` (SAC), it is trained from 1 or 0.1."""
+    """Entropy coefficient. SAC trains it with ``auto`` (starting at 1) or ``auto_0.1`` (at 0.1)."""
     vf_coef: float = mapped("critic_coeff", only=ON_POLICY)
     """Value loss coefficient (PPO, A2C)."""
     max_grad_norm: float = mapped("max_grad_norm", only=(ON_POLICY, "dqn"))
@@ -474,7 +474,7 @@ class SB3(WrappedDialect):
         interval, steps = self.target_update_interval, self.gradient_steps
         try:
             period = _target_period(interval, self)
-        except SettingError:  # The recipe also raises this error.
+        except SettingError:  # Recipes reject this interval with the same error.
             return
         if not (steps and trains(plan)):
             return

@@ -46,7 +46,7 @@ def _stack_size(given: Any, settings: Any) -> int:
         reason = "The buffer would stack frames, but the policy did not observe stacked frames"
         hint = "Stack frames in the environment, and set replay_buffer_save_only_last_obs=true"
         raise SettingError("replay_buffer_stack_num", frames, reason, hint)
-    if frames == 1:  # Defaults, which store observations unchanged, are not mapped.
+    if frames == 1:  # Defaults are not mapped, because they store observations unchanged.
         reason = "The buffer would drop all but one of the frames that the policy observed"
         hint = "Set replay_buffer_stack_num to the number of frames that the environment stacks"
         raise SettingError("replay_buffer_save_only_last_obs", newest, reason, hint)
@@ -63,7 +63,7 @@ def _capacity(given: int, settings: Any) -> int:
 
 
 def _neutral_field(neutral: str, default: Any, only: tuple[str, ...] = (), **more: Any) -> Any:
-    """Declare a field that determines step counts and is named ``neutral`` in :class:`Sampling`."""
+    """Declare a field that determines step counts, with its name in :class:`Sampling`."""
     return field(default=default, metadata={"neutral": neutral, "only": only, **more})
 
 
@@ -173,7 +173,7 @@ class Tianshou(TianshouSettings):
     update_per_step: float = _neutral_field("per_sample", 1.0, (OFF_POLICY,))
     """Gradient steps per collected step (off-policy), rounded half to even per training step."""
     stop_rew: float | None = extra_field(use=MapsTo("stop_at_return"))
-    """Mean test return that ends the run after an epoch (``stop_fn``)."""
+    """Mean test return at which the run stops after an epoch (``stop_fn``)."""
     test_return: float | None = extra_field()
     """Return of every test episode, if known in advance."""
 
@@ -183,7 +183,7 @@ class Tianshou(TianshouSettings):
         return self.train_seed + self.num_train_envs
 
     def sampling(self) -> Sampling:
-        """Return resolved settings, including whether the run ends with its first test."""
+        """Return resolved settings, including whether the run stops after its first epoch."""
         sampling = super().sampling()
         if self.family == ON_POLICY:
             whole_number("repeat_per_collect", self.repeat_per_collect)
@@ -251,7 +251,7 @@ class Tianshou2(TianshouSettings):
 
 
 def _map_renamed_fields(old: type[Any], new: type[Any]) -> dict[str, str]:
-    """Map field names in ``old`` to the field names in ``new``, if the names differ."""
+    """Map field names in ``old`` to their new names in ``new``, omitting unchanged names."""
     names, others = old.neutral(), new.neutral()
     return {name: others[n] for n, name in names.items() if others.get(n, name) != name}
 
@@ -280,7 +280,7 @@ class Sampling:
     names: Any = None
     """Settings with the user's field names, which are used in messages."""
     stops: bool = False
-    """Whether the first test after an epoch ends the run."""
+    """Whether the run stops at the first test after an epoch."""
 
     # ------------------------------------------------------------------ counts
     def round_up(self, steps: int) -> int:

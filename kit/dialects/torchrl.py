@@ -54,7 +54,7 @@ class TorchRL(Dialect):
     total_frames: NonNegativeInt = 1_000_000
     """Env steps in the run (policy steps times ``frame_skip``), rounded up to whole batches."""
     collector_total_frames: int | None = None
-    """Policy steps after which the collector ends; ``None`` or -1 for no limit."""
+    """Policy steps after which the collector stops; ``None`` or -1 for no limit."""
     frame_skip: PositiveInt = count_field("action_repeat", 1)
     """Env steps per policy step, as counted by the trainer."""
     init_random_frames: int | None = None
@@ -265,7 +265,7 @@ def _epochs(epochs: int, limit: int | None, buffer_size: int, **ends: bool) -> d
 
 
 def _init_random_frames(plan: StepPlan) -> int:
-    """Return the ``init_random_frames`` that matches the plan's random steps and training start."""
+    """Return the ``init_random_frames`` value for the plan's random steps and training start."""
     batch, first = plan.frames_per_batch, plan.first_training_iteration
     skipped = batch * plan.action_repeat
     for frames in (plan.random_steps, (first - 1) * skipped + 1, first * skipped):

@@ -66,7 +66,7 @@ class Translation:
         return differing_meanings(self.source, self.target)
 
     def settings(self) -> dict[str, Any]:
-        """Return the target settings that a user must type: changes and nontrivial counts."""
+        """Return the target settings that a user must type to get the nearest plan."""
         resolved, selected = self.target.resolved(), changed(self.target)
         if not self.is_as_given:
             counting = resolved.counting_fields(str(resolved.algo))

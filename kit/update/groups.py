@@ -87,7 +87,7 @@ def losses_among(names: Iterable[Any]) -> list[str]:
 def flat(losses: TensorDictBase) -> TensorDictBase:
     """Return the outputs of a loss module with nested names flattened."""
     if any(isinstance(value, TensorDictBase) for value in losses.values()):
-        return losses.flatten_keys(".")  # for composite actions, such as entropy.gear_entropy
+        return losses.flatten_keys(".")  # Composite actions have nested outputs.
     return losses
 
 
@@ -164,7 +164,7 @@ class LossChecks:
         missing = [name for name in losses if name not in {*named, *self._fixed}]
         if named and missing:
             reason = f"No optimiser minimises {' and '.join(missing)}"
-            hint = "Add an optimiser for it; several losses may share an optimiser"
+            hint = "Assign each of these losses to an optimiser"
             raise SettingError("optimizer", named, reason, hint)
 
     @property
@@ -226,5 +226,5 @@ class LossChecks:
 def _declared_names(loss_module: nn.Module) -> list[str]:
     try:
         return losses_among(getattr(loss_module, "out_keys", None) or ())
-    except (AttributeError, NotImplementedError, RuntimeError):  # TorchRL's out_keys may raise
+    except (AttributeError, NotImplementedError, RuntimeError):  # out_keys may raise an error.
         return []

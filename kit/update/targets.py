@@ -27,7 +27,7 @@ def make_target_updater(loss: LossModule, tau: float | None, every: int = 1) -> 
         every: Number of gradient steps per target update, counted by :class:`~kit.update.Update`.
     """
     tau = (0.005 if every == 1 else 1.0) if tau is None else float(tau)
-    if tau == 1.0:  # interval 0 copies the weights in every call
+    if tau == 1.0:  # With interval 0, every call copies the weights.
         return HardUpdate(loss, value_network_update_interval=0)
     return SoftUpdate(loss, tau=tau)
 
@@ -64,7 +64,7 @@ class TargetUpdates:
             self._update = _traced(updater)
 
     def move_with(self, periods: list[int]) -> bool:
-        """Return whether every joint step of optimisers with these periods has a soft update."""
+        """Return whether all joint steps of optimisers with these periods include a soft update."""
         if type(self.updater) is not SoftUpdate or self.counts != "gradient":
             return False
         return self.period.period in (1, *periods)

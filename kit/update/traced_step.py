@@ -56,14 +56,14 @@ class TracedStep:
 
     @property
     def keys_read(self) -> list[Any]:
-        """Minibatch keys that the loss reads; empty if unknown or if a verification is due."""
+        """Minibatch keys that the loss reads; empty if unknown or if the trace must be verified."""
         if any(traced.policy.check_is_due for traced in self.traced.values()):
             return []
         read = [self._keys_of(due) for due in self._ever_due]
         if not all(read):
             return []
         keys = sorted({key for keys in read for key in keys}, key=str)
-        if keys != self._keys_read:  # callers compare the lists by identity
+        if keys != self._keys_read:  # Callers compare this list by identity.
             self._keys_read = keys
         return self._keys_read
 
@@ -119,7 +119,7 @@ class TracedStep:
     def loss(self, due: Due) -> Traced:
         """Return the traced function that computes loss and gradients."""
         owned = [[*map(id, group.parameters)] for group in self._update.groups]
-        if owned != self._owned:  # gradients are numbered like the parameters
+        if owned != self._owned:  # Gradients are identified by parameter index.
             self._owned = owned
             self.clear()
         loss = self._trace(due, "loss")

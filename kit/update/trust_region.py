@@ -103,7 +103,7 @@ class TrustRegion(OptimizationStepper):
                 return product + self.damping * vector
 
             norm = gradient.norm()
-            unit = gradient / norm.clamp_min(_SMALLEST)  # independent of the reward scale
+            unit = gradient / norm.clamp_min(_SMALLEST)  # Normalising removes the reward scale.
             direction = conjugate_gradients(fisher, unit, self.conjugate_gradient_steps)
             length = direction @ fisher(direction)
         longest = direction * (2 * self.max_kl / length.clamp_min(_SMALLEST)).sqrt()
@@ -160,7 +160,7 @@ class TrustRegion(OptimizationStepper):
 
 
 def _mean_divergence(one: Any, other: Any) -> Tensor:
-    if isinstance(one, CompositeDistribution):  # the components are independent
+    if isinstance(one, CompositeDistribution):  # The components' KL divergences add up.
         parts = zip(one.dists.values(), other.dists.values())
         return torch.stack([_mean_divergence(*both) for both in parts]).sum()
     return kl_divergence(one, other).mean()

@@ -29,9 +29,9 @@ from kit.update.traced_step import TracedStep
 Compile = Literal["auto", "exact", True, False]
 Metrics = dict[str, Tensor]
 Gradients = dict[int, Tensor]
-"""Gradients keyed by position among the parameters of the due optimisers."""
+"""Gradients, keyed by index into the parameters of all due optimisers."""
 ChangeGradients = Callable[[Sequence[Tensor], Sequence[Tensor | None]], Sequence[Tensor | None]]
-"""Function from parameters and their gradients to changed gradients."""
+"""Function that maps parameters and their gradients to modified gradients."""
 
 _TRACED_SETTINGS = frozenset(
     {"max_grad_norm", "clip_value", "change_gradients", "compile", "writes_to_minibatch"}
@@ -70,8 +70,7 @@ class Update(OptimizationStepper):
             Parameters may be frozen, unfrozen and added at any time.
         every: Number of gradient steps per step of a loss's optimiser, keyed by loss name; default
             1. ``{"loss_actor": 2}`` is TD3's policy delay (Fujimoto et al. 2018).
-        max_grad_norm: Maximum norm of an optimiser's gradients, taken together; ``None``: no
-            clipping.
+        max_grad_norm: Maximum total norm of the gradients of an optimiser; ``None``: no clipping.
         clip_value: Maximum absolute value of a gradient entry; ``None``: no clipping.
         gradients: Function that changes the gradients of an optimiser's parameters before clipping.
             Its ``state_dict()``, if any, is saved in checkpoints.
@@ -186,7 +185,7 @@ class Update(OptimizationStepper):
 
     @property
     def keys_read(self) -> list[Any]:
-        """Minibatch keys that the loss reads; empty if unknown or if a verification is due."""
+        """Minibatch keys that the loss reads; empty if unknown or if the trace must be verified."""
         return self.traced_step.keys_read
 
     # ------------------------------------------------------------------ one gradient step
@@ -217,7 +216,7 @@ class Update(OptimizationStepper):
         return metrics
 
     def losses(self, minibatch: TensorDictBase, *, due_alone: bool = False) -> TensorDictBase:
-        """Return a minibatch's losses; with ``due_alone``, may omit losses that are not due."""
+        """Return a minibatch's losses. ``due_alone`` permits omitting losses that are not due."""
         if not due_alone:
             return flat(self.loss_module(minibatch))
         return self._losses_due(self._due(), minibatch)
@@ -239,7 +238,7 @@ class Update(OptimizationStepper):
     def step(self, trainer: Any, sub_batch: TensorDictBase) -> TensorDictBase:
         """Take one gradient step in TorchRL's trainer and call its ``post_loss`` hooks."""
         metrics = TensorDict(self(sub_batch))
-        if after_loss := getattr(trainer, "_post_loss_hook", None):  # absent in remote learners
+        if after_loss := getattr(trainer, "_post_loss_hook", None):  # remote learners have no hooks
             after_loss(sub_batch)
         return metrics
 
@@ -281,7 +280,7 @@ class Update(OptimizationStepper):
         self._targets.count("policy", policy_steps)
 
     def targets_move_with(self, due: Due) -> bool:
-        """Return whether gradient steps with these due groups include a soft target update."""
+        """Return whether a gradient step of these due groups includes a soft target update."""
         return self._targets.move_with([self._groups[number].period for number in due])
 
     def _due(self) -> Due:
@@ -295,7 +294,7 @@ class Update(OptimizationStepper):
     def _run(self, traced: Traced, minibatch: TensorDictBase) -> tuple[Metrics, Gradients]:
         outputs = traced(minibatch)
         if traced.is_stale:
-            self.compile = False  # other graphs of the loss are also outdated
+            self.compile = False  # All other traced graphs of the loss are outdated too.
         return self._outputs(outputs, minibatch)
 
     @staticmethod
@@ -363,7 +362,7 @@ class Update(OptimizationStepper):
             for parameter, gradient in zip(group.parameters, found):
                 following = None if gradient is None else next(clipped)
                 parameter.grad = _in_layout_of(parameter, following)
-            if present:  # some optimisers raise an error if all weights are frozen
+            if present:  # Some optimisers raise errors if all weights are frozen.
                 group.optimizer.step()
             for parameter in group.parameters:
                 parameter.grad = None
@@ -375,7 +374,7 @@ class Update(OptimizationStepper):
             return gradients
         parameters = [p for number in due for p in self._groups[number].parameters]
         for number, parameter in enumerate(parameters):
-            gradient = gradients.get(number)  # parameters may share one gradient tensor
+            gradient = gradients.get(number)  # Several parameters may share a gradient tensor.
             parameter.grad = None if gradient is None else gradient.clone()
         self.post_backward()
         return {n: p.grad for n, p in enumerate(parameters) if p.grad is not None}

@@ -123,13 +123,13 @@ class Sheeprl(Dialect):
     IMPLICIT_DEFAULTS: ClassVar = IMPLICIT_DEFAULTS
 
     total_steps: NonNegativeInt = count_field()
-    """Policy steps in all processes, rounded down to whole iterations."""
+    """Total policy steps across all processes, rounded down to whole iterations."""
     exploration_steps: NonNegativeInt = count_field(default=0, only=P2E)
-    """Policy steps taken by Plan2Explore's exploration agent; 0 to follow sheeprl's code."""
+    """Policy steps of Plan2Explore's exploration agent; 0 computes the number as sheeprl does."""
     max_episode_steps: int | None = None
     """Policy steps after which an episode is truncated; ``None`` or less than 1 for no limit."""
     learning_starts: NonNegativeInt = count_field(only=OFF_POLICY)
-    """Random policy steps in all processes. The last iteration with random steps also trains."""
+    """Random policy steps across all processes. The last random iteration also trains."""
     per_rank_pretrain_steps: NonNegativeInt = count_field(only=OFF_POLICY)
     """Pretraining steps per process in the first training iteration (version-dependent)."""
     replay_ratio: float = count_field(only=OFF_POLICY)
@@ -233,7 +233,7 @@ class Sheeprl(Dialect):
 
     @property
     def policy_steps_per_iteration(self) -> int:
-        """Policy steps per iteration in all processes. The settings must be resolved."""
+        """Policy steps per iteration across all processes. The settings must be resolved."""
         steps = self.rollout_steps if self.family == ON_POLICY else 1
         return self.num_envs * self.processes * steps
 
@@ -260,7 +260,7 @@ class Sheeprl(Dialect):
         rows = self.num_envs * self.rollout_steps
         size = min(self.per_rank_batch_size, rows)
         if self.algo == "a2c" and old:
-            # In these versions, a row is one time step in all environments.
+            # In these versions, batch sizes count vector steps.
             size = min(self.per_rank_batch_size, self.rollout_steps) * self.num_envs
         elif self.algo == "ppo_decoupled":
             size = min(self.per_rank_batch_size * (self.world_size - 1), rows)
@@ -317,7 +317,7 @@ class Sheeprl(Dialect):
         if self.version == "0.8.4" and self.dry_run:
             pretrain = 0
         counting = self.rule()
-        if ratio == 0 and self.version == "0.5.7":  # Pretraining is multiplied by the ratio.
+        if ratio == 0 and self.version == "0.5.7":  # A ratio of 0 also disables pretraining.
             counting, pretrain = "exact", 0
         if self._is_exact(ratio, counting, pretrain):
             counting = "exact"
@@ -338,7 +338,7 @@ class Sheeprl(Dialect):
         )
 
     def _check_sequence(self, after: int) -> None:
-        """Check that ``after`` time steps suffice to sample a sequence (before 0.8.4)."""
+        """Check that the first ``after`` steps of each environment contain a whole sequence."""
         sequence = self.per_rank_sequence_length
         if after < sequence:
             reason = (
@@ -368,7 +368,7 @@ class Sheeprl(Dialect):
         }
 
     def _train_every(self, random: int, iterations: int) -> dict[str, Any]:
-        """Return plan settings for Dreamer in 0.5.0, which trains whenever a countdown ends."""
+        """Return plan settings for Dreamer in 0.5.0, which trains when a countdown reaches 0."""
         steps, every, algo = self.per_rank_gradient_steps, self.train_every, str(self.algo)
         each = self.policy_steps_per_iteration
         countdown = 0 if self.dry_run and "v3" not in algo else every // each
@@ -428,7 +428,7 @@ class Sheeprl(Dialect):
 
     @staticmethod
     def _fields_for(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the nearest fields. The default version depends on the plan's counting rule."""
+        """Return fields for ``plan``. The default version depends on the plan's counting rule."""
         algo, version = settings["algo"], settings.get("version")
         plan = step_by_step(plan)
         if version is None:
@@ -473,7 +473,7 @@ def _processes(plan: StepPlan, algo: str) -> int:
 
 def _on_policy_from(plan: StepPlan, algo: str, version: str) -> dict[str, Any]:
     size = plan.minibatch_size or plan.frames_per_batch
-    if algo == "a2c" and version in ("0.5.7", "0.5.0"):  # A row contains all environments.
+    if algo == "a2c" and version in ("0.5.7", "0.5.0"):  # Batch sizes count vector steps.
         size = max(size // plan.num_envs, 1)
     epochs = {} if algo == "a2c" else {"update_epochs": plan.update_epochs}
     return epochs | {"rollout_steps": plan.steps_per_env, "per_rank_batch_size": size}

@@ -121,7 +121,7 @@ def defaults(version: str, algo: str) -> dict[str, Any]:
 
 
 def absent(version: str, algo: str) -> dict[str, str]:
-    """Map the fields that an algorithm lacks in a version to advice on alternatives."""
+    """Return hints for settings that an algorithm lacks in a version, keyed by field name."""
     if version != "0.5.0":
         absent = dict.fromkeys(("train_every", "per_rank_gradient_steps"), "Use version=0.5.0")
     else:

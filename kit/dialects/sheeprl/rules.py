@@ -26,10 +26,10 @@ class SheeprlRatio(CountingRule):
     Args:
         ratio: gradient steps per policy step of one process.
         pretrain: pretraining steps in 0.5.7, which replace the first evaluation; 0 for none.
-        start: initial number of policy steps in all processes.
+        start: initial number of policy steps across all processes.
         processes: number of processes that collect.
         divisor: number of processes that share the policy steps.
-        prev: policy steps whose gradient steps have already been taken, if the run is resumed.
+        prev: policy steps for which gradient steps were taken before the run was resumed.
     """
 
     STATE = ("steps", "prev")
@@ -57,7 +57,7 @@ class SheeprlRatio(CountingRule):
         return self.ask(self.steps / self.divisor)
 
     def ask(self, steps: float) -> int:
-        """Return the number of gradient steps due after ``steps`` policy steps, as in sheeprl."""
+        """Return how many gradient steps sheeprl takes after ``steps`` policy steps."""
         if self.ratio == 0:
             return 0
         if self.prev is None:
