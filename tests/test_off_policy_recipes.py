@@ -74,7 +74,7 @@ def test_what_follows_n_rewards_is_discounted_n_times(name):
 
 def test_build_warns_if_learning_starts_is_the_whole_run():
     steps = OffPolicySteps(total_policy_steps=120, learning_starts=120, minibatch_size=8)
-    with pytest.warns(UserWarning, match="is the length of .* 1 gradient step at its end"):
+    with pytest.warns(UserWarning, match="is the length of .* 1 gradient step at the end"):
         built("sac", steps=steps)
 
 

@@ -309,7 +309,7 @@ def test_modules_that_came_with_a_run_are_not_imported(case, setting, placed):
     run, module, file, here = PLACED[case]
     value = {"loss": f"{module}:Evil", "id": f"{module}:CartPole-v1", "recipe": module}[setting]
     place, trap = placed(run, file, here, **{setting: value})
-    with pytest.raises(SettingError, match="imports a module that is not in the project"):
+    with pytest.raises(SettingError, match="imports a module that is outside the project"):
         SavedRun(place)
     assert not trap.exists()
 
@@ -320,7 +320,7 @@ def test_modules_that_came_with_a_run_are_not_imported(case, setting, placed):
 )
 def test_modules_of_python_and_odd_names_are_not_imported(module, setting, placed):
     run, trap = placed(RUN, "elsewhere/evil.py", "elsewhere", **{setting: f"{module}:x"})
-    with pytest.raises(SettingError, match="not in the project"):
+    with pytest.raises(SettingError, match="outside the project"):
         SavedRun(run)
     assert not trap.exists()
 
@@ -390,7 +390,7 @@ def test_modules_that_come_with_run_folders_are_not_those_of_the_project(
     file = {"recipe": str(where / "evil_module.py")}
     ways = {"loss": WAYS["loss"], "module": {"recipe": "evil_module"}, "file": file}
     run, trap = attack(where, **ways[kind])
-    with pytest.raises(SettingError, match="not in the project"):
+    with pytest.raises(SettingError, match="outside the project"):
         SavedRun(run)
     assert not trap.exists()
 
