@@ -80,7 +80,7 @@ REFUSED = {
     "sac env=Pendulum-v1": "env='Pendulum-v1': This is a group of settings, not a single one. "
     "Use env.id=Pendulum-v1.",
     "sac env.id=CartPole-v1": "env.id='CartPole-v1': The sac recipe needs continuous "
-    "actions, but the action space is Discrete(2). Use an environment with a float Box action space, or",
+    "actions, but the action space is Discrete(2). Use an environment with a float Box",
     "ppo env.kwargs.foo=1": "creating it raised TypeError: ",
     "ppo env.vectorization=asnc": "env.vectorization='asnc' is not a valid choice. Try: async,",
     "ppo env.num_envs=0": "env.num_envs=0: The value must be at least 1",

@@ -38,7 +38,7 @@ def minibatch(**entries: torch.Tensor) -> TensorDict:
 
 
 # ---------------------------------------------------------------------- C51
-def test_the_loss_of_c51_is_torchrls():
+def test_c51_loss_matches_torchrl():
     ours, rows = c51(), minibatch()
     module = ours.value_network.module[0].module  # writes [..., choices, atoms]
 
@@ -63,7 +63,7 @@ def test_the_loss_of_c51_is_torchrls():
 
 
 @pytest.mark.parametrize("make_loss", [c51, lambda: make(QuantileDQNLoss, atoms=ATOMS)])
-def test_each_transition_is_discounted_by_its_own_number_of_steps(make_loss):
+def test_loss_discounts_each_transition_by_its_step_count(make_loss):
     steps = torch.tensor([1, 2, 3, 1, 2, 3])
     given, loss = minibatch(steps_to_next_obs=steps), make_loss()
     loss(given)
@@ -75,7 +75,7 @@ def test_each_transition_is_discounted_by_its_own_number_of_steps(make_loss):
 
 
 # ---------------------------------------------------------------------- quantiles
-def test_the_quantile_loss_is_that_of_the_paper():
+def test_quantile_loss_matches_paper():
     torch.manual_seed(1)
     now, later = torch.randn(3, ATOMS), 3 * torch.randn(3, ATOMS)
     reward, discount = torch.randn(3, 1), torch.rand(3, 1)
@@ -93,20 +93,20 @@ def test_the_quantile_loss_is_that_of_the_paper():
 @pytest.mark.parametrize(
     ("loss_class", "support"), [(QuantileDQNLoss, (LOW, HIGH)), (CategoricalDQNLoss, None)]
 )
-def test_atoms_that_mean_something_else_are_refused(loss_class, support):
+def test_loss_rejects_network_with_mismatched_atoms(loss_class, support):
     with raises_setting("loss"):
         make(loss_class, atoms=ATOMS, support=support)
 
 
 # ---------------------------------------------------------------------- values
-def test_the_error_of_a_value_is_absolute():
+def test_dqn_loss_writes_absolute_td_error():
     rows, squared = minibatch(), minibatch()
     losses = make(DQNLoss)(rows), make(objectives.DQNLoss)(squared)
     assert torch.equal(losses[0]["loss"], losses[1]["loss"])
     torch.testing.assert_close(rows["td_error"].square(), squared["td_error"])
 
 
-def test_noise_is_drawn_with_each_call_in_losses_and_not_without_exploration():
+def test_noisy_linear_draws_noise_except_when_deterministic():
     loss, rows = make(DQNLoss, noisy=True), minibatch()
     assert not torch.equal(loss(rows)["loss"], loss(rows)["loss"])
     loss(rows)["loss"].backward()
@@ -120,7 +120,7 @@ def test_noise_is_drawn_with_each_call_in_losses_and_not_without_exploration():
         assert torch.equal(layer(x), expected)
 
 
-def test_noise_of_weights_is_factorised_and_shared_by_the_batch():
+def test_noisy_linear_shares_factorised_noise_across_batch():
     layer, x = NoisyLinear(3, 2), torch.randn(4, 3)
     with set_exploration_type(ExplorationType.RANDOM):
         torch.manual_seed(0)
@@ -135,7 +135,7 @@ def test_noise_of_weights_is_factorised_and_shared_by_the_batch():
 
 # ---------------------------------------------------------------------- sequences
 @pytest.mark.parametrize("loss_class", [CategoricalDQNLoss, QuantileDQNLoss])
-def test_rows_of_sequences_are_transitions_as_any_other(loss_class):
+def test_loss_treats_sequence_rows_as_transitions(loss_class):
     support = {"support": (LOW, HIGH)} if loss_class is CategoricalDQNLoss else {}
     loss, rows = make(loss_class, atoms=ATOMS, **support), minibatch()
     sequences = rows.clone().reshape(2, 3)

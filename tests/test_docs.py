@@ -50,7 +50,7 @@ PYTHON = [
 
 
 @pytest.mark.parametrize(("page", "line", "code"), PYTHON)
-def test_a_block_runs_as_it_stands(page, line, code, tmp_path, monkeypatch):
+def test_python_block_runs(page, line, code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))  # restored after a page that sets it
@@ -156,7 +156,7 @@ def interrupted(recipe: str) -> None:
 
 
 @pytest.mark.parametrize("command", SHELL)
-def test_a_command_does_what_the_page_says_it_does(command, tmp_path, monkeypatch, capsys):
+def test_shell_command_runs(command, tmp_path, monkeypatch, capsys):
     program, *words = shlex.split(command)
     if program in NOT_RUN:
         pytest.skip(NOT_RUN[program])
@@ -198,20 +198,20 @@ def test_a_command_does_what_the_page_says_it_does(command, tmp_path, monkeypatc
         assert list(Path("runs").glob("*/*/*/metrics.csv"))
 
 
-def test_what_is_not_run_is_in_the_pages():
+def test_pages_use_only_known_programs():
     programs = {text.split()[0] for _, _, text in commands()}
     assert programs - set(NOT_RUN) == {"python", "kit"}
 
 
 # ---------------------------------------------------------------------- links and lists
-def test_links_between_pages_lead_somewhere():
+def test_page_links_resolve():
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-def test_the_page_on_hooks_lists_every_stage_in_order():
+def test_hooks_page_lists_every_stage_in_order():
     from kit.trainer.stages import SIGNATURES, STAGES
 
     text = (ROOT / "docs" / "hooks.md").read_text(encoding="utf-8")
@@ -221,7 +221,7 @@ def test_the_page_on_hooks_lists_every_stage_in_order():
     assert listed == expected
 
 
-def test_the_table_of_whole_runs_has_the_figures_of_the_benchmark():
+def test_readme_table_matches_benchmark_results():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     row = r"^\| (.+?)(?:, layers of \d+)? \| ([\d.]+) s \| ([\d.]+) s \| ([\d.]+) \|"
     told = {name.lower(): (*figures,) for name, *figures in re.findall(row, text, re.MULTILINE)}

@@ -65,9 +65,7 @@ def files_of(run: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
 
-def test_a_run_of_a_device_that_is_not_here_is_played_on_the_cpu(
-    run, tmp_path, capsys, monkeypatch
-):
+def test_evaluate_falls_back_to_cpu_when_device_is_missing(run, tmp_path, capsys, monkeypatch):
     folder = tmp_path / "copied"
     shutil.copytree(run, folder)
     # Files of checkpoints say of each tensor where it was.
@@ -83,7 +81,7 @@ def test_a_run_of_a_device_that_is_not_here_is_played_on_the_cpu(
     assert shown.splitlines()[2:] == command(capsys, str(run), "--episodes", "2").splitlines()[2:]
 
 
-def test_a_run_is_evaluated_with_the_actions_of_its_own_evaluations(run, tmp_path):
+def test_saved_run_evaluates_with_recipe_exploration_type(run, tmp_path):
     assert SavedRun(run).evaluator(1, seed=0).exploration_type is ExplorationType.DETERMINISTIC
     trainer = build(recipes.dreamerv3, tmp_path)
     trainer.run()
@@ -93,7 +91,7 @@ def test_a_run_is_evaluated_with_the_actions_of_its_own_evaluations(run, tmp_pat
 
 
 # ---------------------------------------------------------------------- the command
-def test_the_command_says_what_was_measured_and_only_reads_the_run(run, capsys):
+def test_evaluate_prints_summary_and_leaves_run_unchanged(run, capsys):
     before = files_of(run)
     text = command(capsys, str(run), "--episodes", "5")
     assert text.startswith(f"{run}\nafter 256 policy steps, deterministic actions\nreturn ")
@@ -106,7 +104,7 @@ def test_the_command_says_what_was_measured_and_only_reads_the_run(run, capsys):
     assert files_of(run) == before
 
 
-def test_the_command_says_small_returns_too_and_what_episodes_report(run, capsys, monkeypatch):
+def test_evaluate_prints_small_returns_and_extra_metrics(run, capsys, monkeypatch):
     measured = {"return": 0.04321, "return_std": 0.2, "return_min": 0.0, "return_max": 1.0}
     measured |= {"length": 1_234.5, "is_success": 0.25}
     named = {f"evaluation/{name}": value for name, value in measured.items()}
@@ -117,13 +115,13 @@ def test_the_command_says_small_returns_too_and_what_episodes_report(run, capsys
     )
 
 
-def test_the_same_seed_measures_the_same_and_another_one_something_else(run, capsys):
+def test_evaluate_repeats_results_only_for_same_seed(run, capsys):
     first = command(capsys, str(run), "--episodes", "4")
     assert command(capsys, str(run), "--episodes", "4") == first
     assert command(capsys, str(run), "--episodes", "4", "--seed", "1") != first
 
 
-def test_the_latest_run_is_found(run, capsys):
+def test_evaluate_finds_latest_run(run, capsys):
     runs = run.parents[2]
     assert command(capsys, "latest", "--runs", str(runs), "--episodes", "1").startswith(str(run))
 
@@ -137,13 +135,13 @@ def test_the_latest_run_is_found(run, capsys):
         (["{run}", "--seed", "-1"], "seed=-1: The value must be at least 0"),
     ],
 )
-def test_what_cannot_be_evaluated_is_one_line(run, capsys, words, message):
+def test_evaluate_prints_one_line_error_for_invalid_arguments(run, capsys, words, message):
     error = command(capsys, *(word.format(run=run) for word in words), code=1)
     assert error.startswith(f"\nerror: {message}")
     assert error.count("\n") == 2
 
 
-def test_a_run_without_a_checkpoint_says_so(run, capsys, tmp_path):
+def test_evaluate_rejects_run_without_checkpoint(run, capsys, tmp_path):
     (tmp_path / "config.yaml").write_bytes((run / "config.yaml").read_bytes())
     error = command(capsys, str(tmp_path), code=1)
     assert error == f"\nerror: run='{tmp_path}': The run has no checkpoint yet. Continue the run.\n"
@@ -164,7 +162,7 @@ def drop_at(monkeypatch, owner: Any, name: str, copy: Path) -> None:
 
 
 @pytest.mark.parametrize("when", ["it is checked", "it is loaded", "its policy is loaded"])
-def test_evaluation_takes_the_next_checkpoint_of_a_running_run(when, run, tmp_path, monkeypatch):
+def test_saved_run_loads_next_checkpoint_when_newest_is_replaced(when, run, tmp_path, monkeypatch):
     copy = Path(shutil.copytree(run, tmp_path / "run"))
     for older in sorted((copy / "checkpoints").iterdir())[:-1]:
         shutil.rmtree(older)
@@ -180,7 +178,7 @@ def test_evaluation_takes_the_next_checkpoint_of_a_running_run(when, run, tmp_pa
 
 
 @pytest.mark.parametrize("when", ["made", "drawn"])
-def test_an_environment_that_cannot_be_drawn_says_so(run, capsys, tmp_path, monkeypatch, when):
+def test_video_error_names_missing_package(run, capsys, tmp_path, monkeypatch, when):
     import gymnasium as gym
     from gymnasium.envs.classic_control import CartPoleEnv
 
@@ -196,7 +194,7 @@ def test_an_environment_that_cannot_be_drawn_says_so(run, capsys, tmp_path, monk
     assert "pip install 'torchrl-kit[video]'" in error
 
 
-def test_a_video_of_one_episode_is_written(run, capsys, tmp_path):
+def test_evaluate_writes_video_of_one_episode(run, capsys, tmp_path):
     pytest.importorskip("moviepy")
     pytest.importorskip("pygame")
     video = tmp_path / "new" / "cartpole.mp4"
@@ -213,7 +211,7 @@ def test_a_video_of_one_episode_is_written(run, capsys, tmp_path):
 
 
 # ---------------------------------------------------------------------- what a saved run has
-def test_a_saved_run_has_the_weights_and_the_frozen_normalisation_of_its_end(tmp_path):
+def test_saved_run_restores_weights_and_frozen_statistics(tmp_path):
     config = recipes.sac.Config(
         env=EnvConfig(id="Pendulum-v1", num_envs=1, normalize_observation=True),
         steps=OffPolicySteps(
@@ -253,7 +251,7 @@ def constant(action: int) -> TensorDictModule:
 
 @pytest.mark.parametrize("copies", [1, 2, 3, 7, 9])
 @pytest.mark.parametrize("episodes", [1, 4, 7])
-def test_exactly_as_many_episodes_are_played_as_asked(copies, episodes):
+def test_evaluator_plays_requested_episode_count(copies, episodes):
     env = make_env(lambda: Scripted(length=5), copies)
     played = Evaluator(env, constant(0), episodes=episodes).play()
     assert len(played) == episodes
@@ -261,7 +259,7 @@ def test_exactly_as_many_episodes_are_played_as_asked(copies, episodes):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_a_policy_is_in_evaluation_mode_meanwhile_and_as_it_was_afterwards(training):
+def test_evaluator_uses_eval_mode_and_restores_policy_mode(training):
     modes = set()
 
     class Constant(torch.nn.Module):
@@ -276,7 +274,7 @@ def test_a_policy_is_in_evaluation_mode_meanwhile_and_as_it_was_afterwards(train
     assert {module.training for module in policy.modules()} == {training}
 
 
-def test_every_copy_plays_its_share_so_that_short_episodes_are_not_preferred():
+def test_evaluator_divides_episodes_evenly_among_envs():
     lengths = iter([2, 10])
     env = make_env(lambda: Scripted(length=next(lengths)), 2)
     evaluator = Evaluator(env, constant(0), episodes=4)
@@ -304,7 +302,7 @@ class Remembers(Scripted):
 @pytest.mark.parametrize(
     ("kind", "chosen"), [(ExplorationType.DETERMINISTIC, {1}), (ExplorationType.RANDOM, {0, 1})]
 )
-def test_actions_are_the_likeliest_ones_unless_asked_otherwise(kind, chosen):
+def test_evaluator_applies_exploration_type(kind, chosen):
     Remembers.given = set()
     env = make_env(lambda: Remembers(length=40), 2)
     actor = make_actor(env, (8,))
@@ -317,7 +315,7 @@ def test_actions_are_the_likeliest_ones_unless_asked_otherwise(kind, chosen):
     assert Remembers.given == chosen
 
 
-def test_evaluations_are_numbered_and_each_has_seeds_of_its_own():
+def test_evaluator_seeds_each_evaluation_by_its_number():
     env = make_env("CartPole-v1", 3)
     evaluator = Evaluator(env, make_actor(env, (8,)), episodes=3, seed=5)
     zero, one = evaluator(0), evaluator(1)
@@ -327,14 +325,14 @@ def test_evaluations_are_numbered_and_each_has_seeds_of_its_own():
     assert other(0) != zero
 
 
-def test_returns_are_those_of_rewards_before_normalisation():
+def test_evaluator_reports_unnormalized_returns():
     env = make_env(lambda: Scripted(length=5), 2, normalize_reward=True)
     metrics = Evaluator(env, constant(0), episodes=2)(0)
     assert metrics["evaluation/return"] == 5.0
     assert metrics["evaluation/return_std"] == 0.0
 
 
-def test_normalisation_is_frozen_but_the_training_environments_go_on_learning():
+def test_statistics_update_only_in_training_env():
     train, test = (make_env("CartPole-v1", 2, normalize_observation=True) for _ in range(2))
     test.normalizer = train.normalizer
     train.rollout(20, break_when_any_done=False)
@@ -353,7 +351,7 @@ def test_normalisation_is_frozen_but_the_training_environments_go_on_learning():
     ("kind", "what"),
     [("sync", "observation"), ("async", "reward"), ("SyncVectorEnv", "observation")],
 )
-def test_an_evaluation_in_which_a_wrapper_of_gymnasium_would_learn_is_refused(kind, what):
+def test_evaluator_rejects_gymnasium_normalization_wrapper(kind, what):
     wrapper = getattr(gym.wrappers, f"Normalize{what.title()}")
 
     def make():
@@ -384,7 +382,7 @@ def play(policy, env, seed: int) -> float:
 
 
 @pytest.mark.parametrize("kind", ["ppo", "ppo_recurrent", "sac"])
-def test_a_saved_policy_acts_in_plain_gymnasium_as_in_its_evaluations(kind, tmp_path):
+def test_saved_policy_matches_evaluator_in_plain_gymnasium(kind, tmp_path):
     recipe = importlib.import_module(f"recipes.{kind}")
     on_policy = {"steps_per_env": 32, "update_epochs": 1, "minibatch_size": 64}
     steps: Any = OnPolicySteps(total_policy_steps=256, evaluation_every=None, **on_policy)
@@ -407,7 +405,7 @@ def test_a_saved_policy_acts_in_plain_gymnasium_as_in_its_evaluations(kind, tmp_
 
 
 @pytest.mark.parametrize("best", [False, True])
-def test_a_saved_policy_that_samples_explores_as_much_as_at_the_end_of_its_training(best, tmp_path):
+def test_saved_policy_samples_with_final_exploration(best, tmp_path):
     steps = OffPolicySteps(
         total_policy_steps=60,
         steps_per_env=1,
@@ -441,7 +439,7 @@ class NamedChoices(Scripted):
 
 
 @pytest.mark.parametrize("masked", [True, False])
-def test_a_saved_policy_obeys_the_masks_in_info_if_it_was_trained_with_them(masked):
+def test_saved_policy_applies_info_mask_when_trained_with_masks(masked):
     env = make_env(NamedChoices, action_mask=masked)
     policy = SavedPolicy(Evaluator(env, make_actor(env, (8,))), ExplorationType.RANDOM)
     one = NamedChoices()
@@ -452,7 +450,7 @@ def test_a_saved_policy_obeys_the_masks_in_info_if_it_was_trained_with_them(mask
     assert policy(observation, info) in one.action_space
 
 
-def test_latents_of_a_saved_policy_are_samples_also_where_its_actions_are_none(tmp_path):
+def test_saved_policy_samples_latents_when_actions_are_greedy(tmp_path):
     trainer = build(recipes.dreamerv3, tmp_path, env=EnvConfig("Pendulum-v1", 1), replay_ratio=0)
     trainer.run()
     policy = SavedRun(trainer.folder).policy()
@@ -468,12 +466,12 @@ def test_latents_of_a_saved_policy_are_samples_also_where_its_actions_are_none(t
 
 
 @pytest.mark.parametrize("observation", [np.zeros((4, 1)), None])
-def test_an_observation_that_does_not_fit_is_named(run, observation):
+def test_saved_policy_rejects_mismatched_observation(run, observation):
     with raises_setting("observation"):
         SavedRun(run).policy()(observation)
 
 
-def test_a_run_of_watched_processes_is_evaluated_in_this_one(tmp_path):
+def test_saved_run_loads_when_env_has_step_timeout(tmp_path):
     config = recipes.ppo.Config(
         env=EnvConfig(num_envs=2, vectorization="async", step_timeout=60.0),
         steps=OnPolicySteps(total_policy_steps=64, steps_per_env=8, minibatch_size=16),

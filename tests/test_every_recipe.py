@@ -14,7 +14,7 @@ from tests.stored import read_stored
 
 @pytest.mark.guard
 @pytest.mark.parametrize("name", RECIPES)
-def test_two_iterations_train_as_the_plan_says(name, monkeypatch):
+def test_recipe_counts_match_plan(name, monkeypatch):
     monkeypatch.setattr("kit.experiment.read_datasets", read_stored)
     recipe = importlib.import_module(f"recipes.{name}")
     values = small_config(recipe.Config)

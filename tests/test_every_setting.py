@@ -531,7 +531,7 @@ def differs(recipe: str, name: str, tmp_path: Path, capsys: Any) -> bool:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_every_setting_has_an_entry(recipe):
+def test_every_setting_has_entry(recipe):
     for name in _settings(recipe):
         assert effect_of(recipe, name)
 
@@ -541,7 +541,7 @@ CASES = [(recipe, name) for recipe in RECIPES for name in _settings(recipe)]
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("recipe", "name"), CASES)
-def test_a_setting_changes_what_it_should(recipe, name, tmp_path, capsys):
+def test_setting_has_expected_effect(recipe, name, tmp_path, capsys):
     if name == "device" and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     if name == "logger":

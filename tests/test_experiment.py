@@ -90,14 +90,14 @@ def refused(build: Any, *arguments: Any, **keywords: Any) -> str:
 
 # ---------------------------------------------------------------------- how recipes read
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.__name__)
-def test_a_recipe_fits_two_screens_and_its_wiring_one(recipe):
+def test_recipe_module_and_build_stay_short(recipe):
     assert len(inspect.getsource(recipe).splitlines()) <= 90
     assert len(inspect.getsource(recipe.build).splitlines()) <= 35
 
 
 # ---------------------------------------------------------------------- in a notebook
 @pytest.mark.parametrize("config", [ppo(), sac()], ids=["on-policy", "off-policy"])
-def test_without_a_folder_nothing_is_written(config, tmp_path):
+def test_run_writes_nothing_without_log_dir(config, tmp_path):
     recipe = recipes.ppo if isinstance(config, OnPolicyConfig) else recipes.sac
     trainer = recipe.build(config)
     ledger = trainer.run()
@@ -107,14 +107,14 @@ def test_without_a_folder_nothing_is_written(config, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_logger_without_a_folder_is_refused():
+def test_build_rejects_logger_without_log_dir():
     message = refused(recipes.ppo.build, ppo(logger="tensorboard"))
     assert message.startswith(
         "logger='tensorboard': It has no effect because the run has no folder"
     )
 
 
-def test_resuming_without_a_folder_is_refused_rather_than_begun_anew():
+def test_build_rejects_resume_without_log_dir():
     message = refused(recipes.ppo.build, ppo(resume="runs/ppo/CartPole-v1/20251201-093000-s0"))
     assert "but log_dir=null disables run folders. Remove log_dir=null" in message
 
@@ -127,7 +127,7 @@ def assert_same_run(one: Trainer, other: Trainer) -> None:
 
 
 @pytest.mark.parametrize("id", ["CartPole-v1", "Pendulum-v1"])
-def test_ppo_is_bitwise_the_ppo_wired_by_hand(id):
+def test_ppo_matches_manual_wiring_bitwise(id):
     env_config = EnvConfig(id, num_envs=2, normalize_observation=True, normalize_reward=True)
     cfg = ppo(env=env_config, collector_kwargs=EXACT, seed=3, target_kl=0.05)
     seed_everything(3)
@@ -160,7 +160,7 @@ def test_ppo_is_bitwise_the_ppo_wired_by_hand(id):
     assert_same_run(by_hand, other)
 
 
-def test_sac_is_bitwise_the_sac_wired_by_hand():
+def test_sac_matches_manual_wiring_bitwise():
     cfg = sac(collector_kwargs=EXACT, seed=3, n_step=2)
     seed_everything(3)
     plan = StepPlan(num_envs=1, **OFF, steps_per_env=1, replay_ratio=1)
@@ -194,7 +194,7 @@ def test_sac_is_bitwise_the_sac_wired_by_hand():
 
 
 # ---------------------------------------------------------------------- one of each
-def test_the_documented_recipe_evaluates_with_the_normalisation_that_it_trains_with(tmp_path):
+def test_documented_recipe_shares_normalizer_with_evaluation(tmp_path):
     file = tmp_path / "my_a2c.py"
     file.write_text(documented())
     recipe = Recipe(str(file)).load()
@@ -207,7 +207,7 @@ def test_the_documented_recipe_evaluates_with_the_normalisation_that_it_trains_w
     assert learned["count"] > 60
 
 
-def test_the_device_reaches_policy_loss_buffer_collector_and_evaluator():
+def test_device_setting_reaches_buffer_collector_and_evaluator():
     cfg = sac(device="cpu:0")  # told apart from the default, and there on every machine
     trainer = recipes.sac.build(cfg)
     there = torch.device("cpu:0")
@@ -218,14 +218,14 @@ def test_the_device_reaches_policy_loss_buffer_collector_and_evaluator():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.__name__)
-def test_a_recipe_trains_and_evaluates_on_a_gpu(recipe):
+def test_recipe_trains_and_evaluates_on_gpu(recipe):
     trainer = recipe.build(quiet(recipe.Config, device="cuda"))
     assert trainer.run().compare(trainer.plan) == []
     assert next(trainer.loss_module.parameters()).device.type == "cuda"
     assert trainer.journal.latest["evaluation/length"] > 0
 
 
-def test_one_discount_reaches_rewards_advantages_targets_and_n_step_returns():
+def test_gamma_reaches_rewards_advantages_targets_and_n_step():
     env = EnvConfig(num_envs=2, normalize_reward=True)
     trainer = recipes.ppo.build(ppo(gamma=0.5, env=env))
     assert trainer.collector.env.normalizer.gamma == 0.5
@@ -255,7 +255,7 @@ class Bolder(ClipPPOLoss):
     ],
     ids=["full name", "class", "subclass", "name", "name of a subclass", "function"],
 )
-def test_every_loss_gets_the_settings_of_the_recipe(swap):
+def test_replaced_loss_receives_recipe_settings(swap):
     config = ppo(clip_epsilon=0.4, entropy_coeff=0.25, **swap.pop("config", {}))
     loss = recipes.ppo.build(config, **swap).loss_module
     assert float(loss.clip_epsilon) == pytest.approx(0.4)
@@ -263,7 +263,7 @@ def test_every_loss_gets_the_settings_of_the_recipe(swap):
     assert loss.loss_critic_type == "l2"
 
 
-def test_a_loss_that_is_tried_when_a_run_is_built_leaves_running_moments_as_they_were():
+def test_build_leaves_running_advantage_moments_unchanged():
     config = ppo(advantage_norm="running", loss=f"{__name__}:Bolder")
     advantage = recipes.ppo.build(config).advantage
     assert advantage.standardizer.count == 0
@@ -280,13 +280,13 @@ class OneStep(SACLoss):
         return super().forward(batch.exclude("steps_to_next_obs"))
 
 
-def test_a_loss_that_does_not_read_how_many_steps_were_joined_is_refused():
+def test_build_rejects_n_step_when_loss_ignores_step_count():
     with raises_setting("n_step"):
         recipes.sac.build(sac(n_step=3), make_loss=OneStep)
     recipes.sac.build(sac(n_step=1), make_loss=OneStep)
 
 
-def test_a_loss_of_ones_own_draws_the_random_numbers_of_the_recipes():
+def test_loss_subclass_trains_same_weights():
     numbers = []
     for loss in ("SACLoss", f"{__name__}:OwnSAC"):
         config = recipes.sac.Config(loss=loss, log_dir=None, progress=False)
@@ -297,7 +297,7 @@ def test_a_loss_of_ones_own_draws_the_random_numbers_of_the_recipes():
     assert all(map(torch.equal, *numbers))
 
 
-def test_a_setting_that_a_loss_does_not_take_is_refused_unless_it_is_the_default():
+def test_build_rejects_changed_setting_unsupported_by_loss():
     assert isinstance(recipes.ppo.build(ppo(), make_loss=PPOLoss).loss_module, PPOLoss)
     message = refused(recipes.ppo.build, ppo(clip_epsilon=0.4, loss="PPOLoss"))
     assert message == (
@@ -306,12 +306,12 @@ def test_a_setting_that_a_loss_does_not_take_is_refused_unless_it_is_the_default
     )
 
 
-def test_what_is_no_loss_of_the_recipe_is_refused():
+def test_build_rejects_loss_with_incompatible_signature():
     assert "TypeError: system() takes" in refused(recipes.ppo.build, ppo(loss="os:system"))
 
 
 # ---------------------------------------------------------------------- other parts
-def test_parts_given_to_build_replace_those_of_the_recipe_and_hooks_are_added():
+def test_build_replaces_parts_and_adds_hooks():
     class MyCollector(VectorCollector):
         pass
 
@@ -331,7 +331,7 @@ def test_parts_given_to_build_replace_those_of_the_recipe_and_hooks_are_added():
         ({"folder": "here"}, "folder='here': A trainer has no such part"),
     ],
 )
-def test_what_is_no_part_is_refused(part, message):
+def test_build_rejects_unknown_part(part, message):
     assert message in refused(recipes.ppo.build, ppo(), **part)
 
 
@@ -355,7 +355,7 @@ def test_what_is_no_part_is_refused(part, message):
          "learning_rate=-1.0: The value must be above 0."),
     ],
 )  # fmt: skip
-def test_settings_that_make_no_sense_are_refused_with_what_to_do(recipe, config, message):
+def test_build_rejects_invalid_settings(recipe, config, message):
     made = config() if callable(config) else config
     assert message in refused(recipe.build, made)
 
@@ -365,7 +365,7 @@ def test_settings_that_make_no_sense_are_refused_with_what_to_do(recipe, config,
     [StepPlan(num_envs=2, **ON), SB3(n_envs=2, n_steps=8, total_timesteps=64)],
     ids=lambda steps: type(steps).__name__,
 )
-def test_steps_are_also_a_plan_or_another_librarys_and_resume(steps, tmp_path):
+def test_run_starts_and_resumes_with_plan_or_dialect_steps(steps, tmp_path):
     config = ppo(steps=steps, log_dir=str(tmp_path))
     trainer = recipes.ppo.build(config)
     assert trainer.run().policy_steps == 64
@@ -376,7 +376,7 @@ def test_steps_are_also_a_plan_or_another_librarys_and_resume(steps, tmp_path):
 @pytest.mark.parametrize(
     "change", [{"action_repeat": 2}, {"max_episode_steps": 7}, {"num_envs": 4}], ids=str
 )
-def test_environments_that_contradict_the_plan_are_refused(change):
+def test_experiment_rejects_env_that_contradicts_settings(change):
     env = EnvConfig(num_envs=2, max_episode_steps=9)
     experiment = Experiment(ppo(env=env), algorithm="ppo")
     made = experiment.make_env(**change)
@@ -398,7 +398,7 @@ def test_environments_that_contradict_the_plan_are_refused(change):
         ),
     ],
 )
-def test_a_setting_that_a_recipe_of_ones_own_leaves_out_is_refused(setting, message):
+def test_custom_recipe_rejects_unused_setting(setting, message):
     def build(**changes: Any) -> Trainer:
         experiment = Experiment(quiet(OnPolicyConfig, **changes), algorithm="ppo")
         env = experiment.make_env()
@@ -418,14 +418,14 @@ def test_a_setting_that_a_recipe_of_ones_own_leaves_out_is_refused(setting, mess
     [make_replay_buffer(100, 8), TensorDictReplayBuffer(storage=LazyTensorStorage(100))],
     ids=["the kit's", "TorchRL's"],
 )
-def test_a_replay_buffer_with_other_samples_than_the_settings_say_is_refused(buffer):
+def test_build_rejects_buffer_that_contradicts_settings(buffer):
     for setting in ({"n_step": 3}, {"per_alpha": 0.6}, {"buffer_size": 9}):
         with raises_setting(min(setting)):
             recipes.sac.build(sac(**setting), buffer=buffer)
     recipes.sac.build(sac(buffer_size=100), buffer=buffer)
 
 
-def test_rewards_that_a_transform_of_a_given_buffer_sums_are_those_of_the_settings():
+def test_build_checks_multi_step_transform_of_custom_buffer():
     def joining():
         transform = MultiStepTransform(3, 0.9)
         return TensorDictReplayBuffer(storage=LazyTensorStorage(100), transform=transform)
@@ -442,7 +442,7 @@ def prioritized(alpha):
     return make_replay_buffer(100, 8, sampler=PrioritizedSampler(100, alpha, beta=0.4))
 
 
-def test_priorities_of_a_given_replay_buffer_have_the_exponent_of_the_settings():
+def test_build_checks_per_alpha_of_custom_buffer():
     with raises_setting("per_alpha"):
         recipes.sac.build(sac(per_alpha=0.6), buffer=prioritized(0.7))
     recipes.sac.build(sac(per_alpha=0.7), buffer=prioritized(0.7))
@@ -459,13 +459,13 @@ def test_priorities_of_a_given_replay_buffer_have_the_exponent_of_the_settings()
         {"per_beta": 0.5, "per_alpha": 0.6},
     ],
 )
-def test_how_a_given_replay_buffer_stores_and_draws_is_no_setting(settings):
+def test_build_rejects_buffer_settings_with_custom_buffer(settings):
     setting, value = next(iter(settings.items()))
     message = refused(recipes.sac.build, sac(**settings), buffer=prioritized(0.6))
     assert message.startswith(f"{setting}={value!r}: It has no effect because a replay buffer")
 
 
-def test_evaluating_a_saved_run_allocates_no_replay_buffer_and_starts_no_process(tmp_path):
+def test_saved_run_allocates_no_buffer_and_starts_no_process(tmp_path):
     import multiprocessing
 
     from kit.evaluate import SavedRun
@@ -483,7 +483,7 @@ def test_evaluating_a_saved_run_allocates_no_replay_buffer_and_starts_no_process
 
 # ---------------------------------------------------------------------- precision
 @pytest.mark.parametrize("recipe", [recipes.ppo, recipes.a2c, recipes.sac])
-def test_in_bfloat16_recorded_steps_are_the_eager_ones_and_weights_stay_float32(recipe):
+def test_bfloat16_steps_match_eager_and_keep_float32_weights(recipe):
     def trained(**settings):
         config = recipe.Config(log_dir=None, progress=False, **settings)
         config.steps.total_policy_steps, config.steps.evaluation_every = 2_560, None

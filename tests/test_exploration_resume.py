@@ -83,9 +83,7 @@ def build(kind, hook, steps=40, before_the_policy=False, **parts):
 @pytest.mark.parametrize("before_the_policy", [False, True])
 @pytest.mark.parametrize("hook", [StepsNoise, AnnealExploration])
 @pytest.mark.parametrize("kind", list(NOISES))
-def test_a_resumed_run_explores_as_much_and_takes_bitwise_the_same_actions(
-    kind, hook, before_the_policy, tmp_path
-):
+def test_resumed_run_restores_noise_and_repeats_actions(kind, hook, before_the_policy, tmp_path):
     how = {"before_the_policy": before_the_policy}
     whole, at_the_end, wanted = build(kind, hook, **how, folder=tmp_path, checkpoint_every=20)
     whole.run()

@@ -119,9 +119,7 @@ def played(recipe: Any, folder: Path, **settings: Any) -> SavedRun:
     ("name", "suffix"),
     [*((name, ".pt2") for name in RUNS), ("ppo", ".onnx"), ("everything", ".onnx")],
 )
-def test_it_chooses_the_actions_of_the_policy_for_any_number_of_observations(
-    name, suffix, tmp_path
-):
+def test_exported_policy_matches_actions_for_any_batch_size(name, suffix, tmp_path):
     if suffix == ".onnx":
         pytest.importorskip("onnxscript")
     recipe, settings = RUNS[name]
@@ -147,7 +145,7 @@ def test_it_chooses_the_actions_of_the_policy_for_any_number_of_observations(
     run.close()
 
 
-def test_a_policy_of_episodes_of_one_step_takes_any_number_of_observations(tmp_path):
+def test_export_from_one_step_episodes_takes_any_batch_size(tmp_path):
     run = played(recipes.ppo, tmp_path, env=EnvConfig("kit/Bandit-v0", 2), **ON_POLICY)
     file = tmp_path / "policy.pt2"
     assert "in 1 steps" in export(run, file)
@@ -159,7 +157,7 @@ def test_a_policy_of_episodes_of_one_step_takes_any_number_of_observations(tmp_p
     run.close()
 
 
-def test_observations_in_float64_go_in_as_the_environment_gives_them(tmp_path):
+def test_onnx_export_takes_float64_observations(tmp_path):
     pytest.importorskip("onnxscript")
     import onnx
 
@@ -176,7 +174,7 @@ def test_observations_in_float64_go_in_as_the_environment_gives_them(tmp_path):
     run.close()
 
 
-def test_several_policies_are_not_one_file(tmp_path):
+def test_export_rejects_particle_policies(tmp_path):
     steps = OnPolicySteps(
         total_policy_steps=64, steps_per_env=32, update_epochs=1, minibatch_size=32,
         evaluation_episodes=2,
@@ -205,9 +203,7 @@ def acts(file: Path, batch: list[np.ndarray]) -> list[np.ndarray]:
     return list(model.run(None, dict(zip(model.input_names, batch))))
 
 
-def test_the_command_says_what_the_file_takes_and_no_package_but_pytorch_is_needed(
-    tmp_path, capsys
-):
+def test_export_command_prints_shapes_and_file_needs_only_torch(tmp_path, capsys):
     recipe, settings = RUNS["ppo"]
     run, file = played(recipe, tmp_path, **settings), tmp_path / "policy.pt2"
     assert kit(["export", str(run.folder), str(file), "--best"]) == 0
@@ -222,7 +218,7 @@ def test_the_command_says_what_the_file_takes_and_no_package_but_pytorch_is_need
     assert done.stdout == "(3,) set()\n", done.stderr
 
 
-def test_a_policy_that_would_act_otherwise_is_not_written(tmp_path):
+def test_export_rejects_policy_when_actions_differ(tmp_path):
     recipe, settings = RUNS["dqn"]
     run, file = played(recipe, tmp_path, **settings), tmp_path / "policy.pt2"
     network = run.trainer.evaluate.policy.module[0].module[0]
@@ -239,7 +235,7 @@ def test_a_policy_that_would_act_otherwise_is_not_written(tmp_path):
     assert not file.exists()
 
 
-def test_a_policy_that_pytorch_cannot_export_is_said_in_one_line(tmp_path):
+def test_export_rejects_untraceable_policy_in_one_line(tmp_path):
     recipe, settings = RUNS["dqn"]
     run, file = played(recipe, tmp_path, **settings), tmp_path / "policy.pt2"
     network = run.trainer.evaluate.policy.module[0].module[0]
@@ -256,7 +252,7 @@ def test_a_policy_that_pytorch_cannot_export_is_said_in_one_line(tmp_path):
     assert not file.exists()
 
 
-def test_what_has_a_hidden_state_is_refused(tmp_path):
+def test_export_rejects_recurrent_policy(tmp_path):
     steps = OnPolicySteps(
         total_policy_steps=64, steps_per_env=32, update_epochs=1, minibatch_size=2,
         sequence_length=16, evaluation_episodes=1,
@@ -266,7 +262,7 @@ def test_what_has_a_hidden_state_is_refused(tmp_path):
         export(run, tmp_path / "policy.pt2")
 
 
-def test_other_formats_are_named(tmp_path):
+def test_export_rejects_unsupported_file_format(tmp_path):
     recipe, settings = RUNS["dqn"]
     run = played(recipe, tmp_path, **settings)
     with pytest.raises(

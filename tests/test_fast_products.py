@@ -79,7 +79,7 @@ PRODUCTS = {
 
 @pytest.mark.parametrize("name", list(PRODUCTS))
 @pytest.mark.parametrize("executor", ["interpreter", "python"])
-def test_large_products_are_computed_by_onednn_in_the_same_layout(name, executor):
+def test_large_products_use_onednn_in_same_layout(name, executor):
     function, *shapes = PRODUCTS[name]
     inputs = [numbers(*shape) for shape in shapes]
     recording, expected = record(lambda *given: [function(*given)], inputs)
@@ -103,7 +103,7 @@ LEFT_ALONE = {
 
 
 @pytest.mark.parametrize("name", list(LEFT_ALONE))
-def test_other_products_are_left_alone(name):
+def test_other_products_stay_unchanged(name):
     function, *shapes = LEFT_ALONE[name]
     recording, _ = record(lambda *given: [function(*given)], [numbers(*s) for s in shapes])
     assert with_fast_products(recording.graph) is None
@@ -128,7 +128,7 @@ def fast(module, **settings):
     return Traced(module, module, name="", fast_products=True, **settings)
 
 
-def test_every_call_rounds_alike_counts_once_and_draws_as_an_eager_one(otherwise):
+def test_traced_calls_round_alike_and_draw_like_eager_calls(otherwise):
     torch.manual_seed(0)
     module = Layer()
     eager, act, given = copy.deepcopy(module), fast(module), {"x": numbers(ROWS, WIDTH)}
@@ -147,7 +147,7 @@ def test_every_call_rounds_alike_counts_once_and_draws_as_an_eager_one(otherwise
     assert not any(value.is_inference() for one in found for value in one.values())
 
 
-def test_shapes_that_never_come_again_round_alike_however_many_there_were(otherwise):
+def test_traced_rounds_alike_after_many_input_shapes(otherwise):
     torch.manual_seed(0)
     module = Layer()
     act, whole = fast(module), numbers(2 * ROWS, WIDTH)
@@ -172,7 +172,7 @@ class Growing(Layer):
 
 @pytest.mark.filterwarnings("error:.*runs eagerly")
 @pytest.mark.parametrize("changes", [1, 2, 100])
-def test_calls_that_change_the_module_round_like_the_others(changes, otherwise):
+def test_traced_rounds_alike_when_calls_change_module(changes, otherwise):
     torch.manual_seed(0)
     module, given = Growing(changes), {"x": numbers(ROWS, WIDTH)}
     act = fast(module)
@@ -182,7 +182,7 @@ def test_calls_that_change_the_module_round_like_the_others(changes, otherwise):
     assert all(torch.equal(one["y"], found[0]["y"]) for one in found)
 
 
-def test_what_changes_before_every_call_rounds_alike_however_many_there_were(otherwise):
+def test_traced_rounds_alike_when_module_changes_between_calls(otherwise):
     torch.manual_seed(0)
     module, given = Layer(), {"x": numbers(ROWS, WIDTH)}
     act, found = fast(module), []
@@ -193,7 +193,7 @@ def test_what_changes_before_every_call_rounds_alike_however_many_there_were(oth
     assert all(torch.equal(one, found[0]) for one in found)
 
 
-def test_a_decision_on_the_host_keeps_pytorchs_products():
+def test_traced_uses_pytorch_products_when_host_reads_tensor():
     module = nn.Linear(WIDTH, WIDTH)
     x = numbers(ROWS, WIDTH)
 
@@ -239,7 +239,7 @@ def steps(update, numbers):
         update(minibatch(step))
 
 
-def test_exact_is_eager_bit_for_bit_and_auto_is_near():
+def test_compile_exact_equals_eager_and_auto_is_close():
     states = {}
     for compile in ("auto", "exact", False):
         update, loss, optimizer = updates(compile)
@@ -255,7 +255,7 @@ def test_exact_is_eager_bit_for_bit_and_auto_is_near():
 
 
 @pytest.mark.parametrize("at", [1, 2, 3])
-def test_a_resumed_run_rounds_as_if_it_had_not_been_killed(at, otherwise):
+def test_resumed_update_rounds_like_uninterrupted_update(at, otherwise):
     update, loss, optimizer = updates("auto")
     steps(update, range(6))
     assert any(

@@ -22,7 +22,7 @@ from tests.plain_steps import assert_same, plain_step, programs, state_of
 
 # ---------------------------------------------------------------------- minibatches
 @pytest.mark.parametrize("fused", [False, True])
-def test_minibatches_of_changing_size_are_all_traced(fused):
+def test_update_traces_every_minibatch_size(fused):
     ours, theirs = make_loss("ClipPPOLoss, discrete"), make_loss("ClipPPOLoss, discrete")
     own, other = (Adam(loss.parameters(), lr=0.01, fused=fused) for loss in (ours, theirs))
     update = Update(ours, own)
@@ -34,7 +34,7 @@ def test_minibatches_of_changing_size_are_all_traced(fused):
     assert sum(traced.programs for traced in update.traced_step.traced.values()) == 4 + fused
 
 
-def test_rmsprop_is_pytorchs_at_any_learning_rate_and_has_its_state():
+def test_rmsprop_matches_pytorch_when_learning_rate_changes():
     torch.manual_seed(0)
     ours, theirs = ([nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(4))] for _ in "ab")
     for one, other in zip(ours, theirs):
@@ -55,7 +55,7 @@ def test_rmsprop_is_pytorchs_at_any_learning_rate_and_has_its_state():
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_rmsprop_is_pytorchs_where_gradients_are_missing_and_in_any_layout(layout):
+def test_rmsprop_matches_pytorch_when_gradients_are_missing(layout):
     torch.manual_seed(0)
     first = [torch.randn(2, 3, 2, 2).to(memory_format=layout), torch.randn(5), torch.randn(3)]
     ours, theirs = ([nn.Parameter(one.clone()) for one in first] for _ in "ab")
@@ -89,7 +89,7 @@ def follow(losses, optimizers, update, name: str, change: Any, steps: int = 10) 
         assert_same(state_of(losses[0]), state_of(losses[1])), step
 
 
-def test_a_coefficient_that_is_filled_in_place_takes_effect():
+def test_update_follows_coefficient_filled_in_place():
     losses, optimizers, update = pair("ClipPPOLoss", fused=True)
     follow(
         losses, optimizers, update, "ClipPPOLoss",
@@ -101,7 +101,7 @@ def test_a_coefficient_that_is_filled_in_place_takes_effect():
 CLIPPING = [{}, {"max_grad_norm": 0.1}, {"max_grad_norm": 0.2}, {"clip_value": 0.01}]
 
 
-def test_another_clipping_takes_effect():
+def test_update_follows_changed_gradient_clipping():
     losses, optimizers, update = pair("A2CLoss", fused=True)
     for step in range(16):
         clip = CLIPPING[step // 4]
@@ -114,7 +114,7 @@ def test_another_clipping_takes_effect():
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_a_learning_rate_takes_effect_however_it_is_set(fused):
+def test_update_follows_learning_rate_changes(fused):
     losses, optimizers, update = pair("ClipPPOLoss", fused=fused)
 
     def change(_: Any, optimizer: Optimizer, step: int) -> None:
@@ -138,7 +138,7 @@ def test_a_learning_rate_takes_effect_however_it_is_set(fused):
     ],
 )
 @pytest.mark.parametrize("fused", [False, True])
-def test_schedulers_of_pytorch_take_effect_momentum_included(make, fused):
+def test_update_follows_pytorch_schedulers(make, fused):
     losses, optimizers, update = pair("ClipPPOLoss", fused=fused)
     schedulers = [make(optimizer) for optimizer in optimizers]
 
@@ -152,7 +152,7 @@ def test_schedulers_of_pytorch_take_effect_momentum_included(make, fused):
 
 
 @pytest.mark.parametrize("of_all", [False, True])
-def test_hooks_of_an_optimiser_are_called_at_every_step(of_all):
+def test_update_calls_optimizer_hooks_at_every_step(of_all):
     loss = make_loss("A2CLoss")
     optimizer = Adam(loss.parameters(), fused=True)
     update, called = Update(loss, optimizer), []
@@ -166,7 +166,7 @@ def test_hooks_of_an_optimiser_are_called_at_every_step(of_all):
     assert len(called) == 4
 
 
-def test_parameters_loaded_in_place_and_moved_are_followed():
+def test_update_follows_loaded_and_replaced_parameters():
     losses, optimizers, update = pair("A2CLoss", fused=True)
 
     def change(loss: LossModule, _: Any, step: int) -> None:
@@ -181,7 +181,7 @@ def test_parameters_loaded_in_place_and_moved_are_followed():
 
 # ---------------------------------------------------------------------- compiled
 @pytest.mark.nightly
-def test_a_view_is_compiled_where_the_compiler_lays_out_memory_otherwise():
+def test_inductor_compiles_reshape_of_transposed_tensor():
     def mixed(given):  # as in the recurrence of DreamerV3
         own = given["own"].view(2, 4, 16).transpose(0, 1)
         following = torch.lerp(own, given["other"] + 1, given["share"].sigmoid())
@@ -205,7 +205,7 @@ def test_a_view_is_compiled_where_the_compiler_lays_out_memory_otherwise():
         ("A2CLoss", (FixedRMSprop, torch.optim.RMSprop)),  # joins the parameters in one vector
     ],
 )
-def test_compiled_steps_are_close(name, optimizers):
+def test_compiled_steps_are_close_to_eager_steps(name, optimizers):
     ours, theirs = make_loss(name), make_loss(name)
     pairs = zip(optimizers, (ours, theirs))
     own, other = (optimizer(loss.parameters(), lr=0.01) for optimizer, loss in pairs)

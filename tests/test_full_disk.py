@@ -30,7 +30,7 @@ def full_from(monkeypatch, path: str, call: int) -> None:
     monkeypatch.setattr(Path, "open", open_file)
 
 
-def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):
+def test_failed_checkpoint_write_keeps_previous_checkpoint(tmp_path, monkeypatch):
     from torchrl.checkpoint import Checkpoint
 
     save = Checkpoint.save
@@ -52,7 +52,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path, mon
     assert build(tiny_config(tmp_path, resume=str(run))).run().policy_steps == 64
 
 
-def test_rows_that_cannot_be_written_leave_those_before(tmp_path, monkeypatch):
+def test_failed_row_write_keeps_earlier_rows(tmp_path, monkeypatch):
     full_from(monkeypatch, "metrics.csv", 3)
     with pytest.raises(WriteError, match=r"metrics.csv cannot be written: No space left on device"):
         build(tiny_config(tmp_path)).run()
@@ -65,7 +65,7 @@ def test_rows_that_cannot_be_written_leave_those_before(tmp_path, monkeypatch):
     assert rows_in(run)[:2] == before
 
 
-def test_a_picture_that_cannot_be_written_leaves_the_run_as_it_is(tmp_path, monkeypatch):
+def test_failed_curve_write_keeps_rows_and_checkpoints(tmp_path, monkeypatch):
     write = Path.write_bytes
 
     def full(path, content):
@@ -80,7 +80,7 @@ def test_a_picture_that_cannot_be_written_leaves_the_run_as_it_is(tmp_path, monk
     assert Checkpoints.latest(the_run(tmp_path) / "checkpoints").name.endswith("64")
 
 
-def test_a_disk_that_is_really_full_is_said_in_one_line(tmp_path):
+def test_run_prints_one_line_error_at_file_size_limit(tmp_path):
     """Files may have 20,000 bytes, as the system enforces: enough for rows, not for weights."""
 
     def limit() -> None:

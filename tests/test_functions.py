@@ -116,7 +116,7 @@ class Double(nn.Module):
 
 
 @pytest.mark.parametrize("used", functions())
-def test_what_a_function_uses_is_noticed_when_it_changes(used, monkeypatch):
+def test_traced_detects_changed_function_dependencies(used, monkeypatch):
     monkeypatch.setitem(SCALES, "now", 1.0)
     monkeypatch.setitem(globals(), "SCALE", 1.0)
     function, change = functions()[used]
@@ -128,7 +128,7 @@ def test_what_a_function_uses_is_noticed_when_it_changes(used, monkeypatch):
     assert torch.equal(call({"x": x})["y"], 2 * found)
 
 
-def test_a_hook_of_a_module_that_a_function_encloses_is_called_each_time():
+def test_traced_calls_hooks_of_enclosed_module():
     network, called = nn.Linear(2, 1), []
     call = Traced(lambda given: {"y": network(given["x"])}, lambda: network, name="")
     network.register_forward_hook(lambda *given: called.append(given))

@@ -95,7 +95,7 @@ def in_python(config_class: type, name: str, value: Any) -> Any:
 
 # ---------------------------------------------------------------------- every recipe
 @pytest.mark.parametrize("name", RECIPES)
-def test_config_is_the_same_as_typed_and_in_python(name: str) -> None:
+def test_config_from_command_line_equals_config_from_python(name: str) -> None:
     config_class = importlib.import_module(f"recipes.{name}").Config
     default = to_plain(config_class())
     for setting, value in changed_values(config_class()).items():
@@ -113,7 +113,7 @@ def test_config_is_the_same_as_typed_and_in_python(name: str) -> None:
         assert replace(made) == made == copy.deepcopy(made)
 
 
-def test_config_is_the_same_through_hydra() -> None:
+def test_config_passes_through_hydra_unchanged() -> None:
     made: list[Any] = []
 
     def build(cfg: Any) -> Any:
@@ -146,7 +146,7 @@ def test_group_keeps_recipe_defaults_after_replace() -> None:
     assert inner.steps.total_policy_steps == 10_240
 
 
-def test_replace_of_a_group_alone_gives_only_its_changes() -> None:
+def test_replace_of_group_marks_only_its_changes_as_explicit() -> None:
     steps = replace(OnPolicySteps(total_policy_steps=10_240), update_epochs=10)  # its own default
     assert given_fields(steps) == {"total_policy_steps", "update_epochs"}
     assert has_a2cs(a2c.Config(steps=steps).steps, update_epochs=10)
@@ -163,7 +163,7 @@ def test_group_keeps_recipe_defaults_after_assignment() -> None:
     assert replace(config, seed=1).steps.update_epochs == 3
 
 
-def test_config_holds_a_copy_of_the_group() -> None:
+def test_config_copies_group() -> None:
     steps = OnPolicySteps(total_policy_steps=640)
     assert has_a2cs(a2c.Config(steps=steps).steps)
     assert ppo.Config(steps=steps).steps == steps == OnPolicySteps(total_policy_steps=640)
@@ -178,7 +178,7 @@ def test_group_of_positional_arguments_keeps_recipe_defaults() -> None:
     assert (env.id, env.num_envs, env.normalize_observation) == ("Pendulum-v1", 32, True)
 
 
-def test_given_fields_survive_copies_and_change_no_comparison() -> None:
+def test_explicit_fields_survive_copies_and_keep_equality() -> None:
     config = a2c.Config(steps=OnPolicySteps(total_policy_steps=640))
     for made in (copy.copy(config), copy.deepcopy(config), pickle.loads(pickle.dumps(config))):
         assert made == config
@@ -215,7 +215,7 @@ class Config(OnPolicyConfig):
         self.seen = self.network.width
 
 
-def test_own_recipe_keeps_its_defaults_in_every_group() -> None:
+def test_custom_recipe_keeps_its_group_defaults() -> None:
     config = Config(network=Network(depth=3), steps=OnPolicySteps(total_policy_steps=640))
     assert (config.network, config.steps.steps_per_env) == (Network(3, 256), 16)
     assert config.seen == 256
@@ -223,7 +223,7 @@ def test_own_recipe_keeps_its_defaults_in_every_group() -> None:
     assert as_typed(Config, "network.depth=3").network == Network(3, 256)
 
 
-def test_subclass_of_a_group_keeps_defaults_that_it_declares() -> None:
+def test_group_subclass_keeps_its_declared_defaults() -> None:
     steps = replace(MySteps(total_policy_steps=640), bonus=1)
     assert given_fields(steps) == {"total_policy_steps", "bonus"}
     made = Config(steps=steps).steps
@@ -241,7 +241,7 @@ class ForgetfulConfig(OnPolicyConfig):
     network: Forgetful = field(default_factory=lambda: Forgetful(width=256))
 
 
-def test_check_rejects_defaults_that_a_group_would_lose() -> None:
+def test_check_rejects_group_that_loses_defaults() -> None:
     with raises_setting("network"):
         check(ForgetfulConfig())
 
@@ -250,7 +250,7 @@ def test_check_rejects_defaults_that_a_group_would_lose() -> None:
 NIP = {"num_iterations": 2, "frames_per_batch": 128, "steps_per_env_per_iteration": 16}
 
 
-def test_given_default_of_another_library_acts() -> None:
+def test_explicit_dialect_default_takes_effect() -> None:
     same = {"use_shared_body": True, "anneal_lr": False}
     assert map_fields(Nip(**NIP), ppo.Config(), "ppo")[0] == {}
     values = {"shared_backbone": True, "lr_schedule": "constant"}
@@ -267,13 +267,13 @@ def test_given_default_of_another_library_acts() -> None:
     assert typed == ppo.Config(steps=Nip(**NIP, **same))
 
 
-def test_given_default_of_a_group_of_another_library_acts() -> None:
+def test_explicit_default_in_dialect_group_takes_effect() -> None:
     config = ppo.Config(backbone_lr_scale=0.5)
     with raises_setting("body_lr_factor.actor"):
         map_fields(Nip(**NIP, body_lr_factor={"actor": 1.0}), config, "ppo")
 
 
-def test_given_default_contradicts_a_given_setting_of_the_recipe() -> None:
+def test_dialect_rejects_contradicting_recipe_setting() -> None:
     for steps, rate in (Nip(**NIP, lr=0.5), 5e-4), (Nip(**NIP, lr=0.003), 0.1):
         with raises_setting("lr"):
             map_fields(steps, ppo.Config(steps=steps, learning_rate=rate), "ppo")
@@ -283,13 +283,13 @@ def test_given_default_contradicts_a_given_setting_of_the_recipe() -> None:
         make_plan(config, "ppo")
 
 
-def test_given_default_of_another_library_needs_a_setting_of_the_recipe() -> None:
+def test_dialect_rejects_explicit_default_without_recipe_setting() -> None:
     map_fields(Nip(**NIP, clip_value=False), a2c.Config(), "on_policy")  # off, as in the recipe
     with raises_setting("exploration_fraction"):
         map_fields(SB3(algo="dqn", exploration_fraction=0.1), sac.Config(), "dqn")
 
 
-def test_saved_settings_of_another_library_do_not_act_by_their_defaults() -> None:
+def test_reloaded_dialect_settings_apply_no_defaults() -> None:
     config = ppo.Config(steps=Nip(**NIP, lr=0.5), seed=3)
     apply_to_config(config.steps, config, "ppo")
     saved = to_plain(config)
@@ -298,14 +298,14 @@ def test_saved_settings_of_another_library_do_not_act_by_their_defaults() -> Non
     assert to_plain(again) == saved
 
 
-def test_library_defaults_leave_a_given_setting() -> None:
+def test_library_defaults_keep_explicit_setting() -> None:
     steps = SB3(algo="dqn", library_defaults=True)
     assert map_fields(steps, dqn.Config(), "dqn")[0]["tau"] == 1.0
     assert "tau" not in map_fields(steps, dqn.Config(tau=dqn.Config().tau), "dqn")[0]
 
 
 # ---------------------------------------------------------------------- the list of a run
-def test_differences_lists_what_is_not_the_recipes_default() -> None:
+def test_differences_lists_non_default_settings() -> None:
     assert differences(ppo.Config()) == []
     config = ppo.Config(env=EnvConfig(id="Pendulum-v1"), learning_rate=0.001, seed=1)
     assert differences(config, exclude={"seed"}) == [
@@ -316,7 +316,7 @@ def test_differences_lists_what_is_not_the_recipes_default() -> None:
     assert differences(ppo.Config(steps=StepPlan(iterations=1))) == ["settings: steps=plan"]
 
 
-def test_table_of_a_run_lists_its_settings() -> None:
+def test_plan_table_lists_changed_settings() -> None:
     steps = OnPolicySteps(total_policy_steps=5_120, evaluation_episodes=1)
     trainer = ppo.build(ppo.Config(steps=steps, gamma=0.9, log_dir=None, progress=False))
     (line,) = [one for one in trainer.plan.remarks if one.startswith("settings: ")]
@@ -331,7 +331,7 @@ def test_table_of_a_run_lists_its_settings() -> None:
 @pytest.mark.parametrize(
     ("config_class", "kind"), [(ppo.Config, OnPolicySteps), (sac.Config, OffPolicySteps)]
 )
-def test_frames_per_batch_takes_the_place_of_steps_per_env(config_class: Any, kind: Any) -> None:
+def test_frames_per_batch_replaces_steps_per_env(config_class: Any, kind: Any) -> None:
     config = config_class(env=EnvConfig(num_envs=4), steps=kind(frames_per_batch=160))
     typed = as_typed(config_class, "env.num_envs=4", "steps.frames_per_batch=160")
     assert typed == config
@@ -353,7 +353,7 @@ def test_frames_per_batch_takes_the_place_of_steps_per_env(config_class: Any, ki
         {"frames_per_batch": 0},
     ],
 )
-def test_frames_per_batch_that_contradicts_is_rejected(settings: dict) -> None:
+def test_make_plan_rejects_invalid_frames_per_batch(settings: dict) -> None:
     with raises_setting("steps.frames_per_batch"):
         make_plan(ppo.Config(steps=OnPolicySteps(**settings)), "ppo")
 
@@ -373,7 +373,7 @@ def test_plan_takes_frames_per_batch() -> None:
     assert re.search("batch .* 64  4 envs x 16 steps", plan.table())
 
 
-def test_given_steps_take_the_place_of_default_episodes() -> None:
+def test_explicit_steps_replace_default_min_steps() -> None:
     for name in ("steps_per_env", "frames_per_batch"):
         config = reinforce.Config(steps=OnPolicySteps(**{name: 16}, total_policy_steps=1_280))
         assert config.steps.min_steps == 1_000
@@ -383,7 +383,7 @@ def test_given_steps_take_the_place_of_default_episodes() -> None:
         make_plan(reinforce.Config(steps=both), "")
 
 
-def test_minibatches_contradict_a_given_size_alone() -> None:
+def test_minibatches_conflict_only_with_explicit_minibatch_size() -> None:
     config = ppo_recurrent.Config(steps=OnPolicySteps(minibatches=2))
     size = config.steps.minibatch_size
     assert make_plan(config, "").minibatches_in_epoch(make_plan(config, "").rows(1)) == 2

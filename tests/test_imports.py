@@ -71,18 +71,18 @@ def floor(module: str) -> int:
 
 
 # ---------------------------------------------------------------------- rooms
-def test_at_most_six_files_are_in_no_room():
+def test_package_root_has_at_most_six_modules():
     assert len(list((ROOT / "kit").glob("*.py"))) <= 6
 
 
 # ---------------------------------------------------------------------- direction
-def test_every_module_has_a_floor():
+def test_every_module_has_assigned_layer():
     assert all(floor(name) >= 0 for name in modules())
     there = {name.split(".")[1] for name in modules() if name.startswith("kit.")}
     assert there | {"recipes"} == set().union(*FLOORS)
 
 
-def test_imports_run_downwards():
+def test_imports_point_to_lower_layers():
     upwards = {
         f"{name} imports {other}"
         for name, others in imports().items()
@@ -92,7 +92,7 @@ def test_imports_run_downwards():
     assert upwards == set()
 
 
-def test_the_counting_imports_nothing_of_ours_but_itself():
+def test_steps_package_imports_only_itself():
     outside = {
         f"{name} imports {other}"
         for name, others in imports().items()
@@ -106,7 +106,7 @@ DIALECTS = "kit.dialects."
 USERS_OF_DIALECTS = ("kit.experiment", "kit.runs.", "kit.cli.", "kit.testing.", "recipes.")
 
 
-def test_dialects_import_the_counting_alone_and_what_runs_imports_no_dialect():
+def test_dialects_import_only_steps_and_core_imports_no_dialect():
     for name, others in imports().items():
         if name.startswith(DIALECTS):
             below = (DIALECTS, "kit.steps.", "kit.lazy")
@@ -115,7 +115,7 @@ def test_dialects_import_the_counting_alone_and_what_runs_imports_no_dialect():
             assert not {o for o in others if o.startswith(DIALECTS)}, name
 
 
-def test_only_the_registry_names_modules_of_dialects():
+def test_only_registry_names_dialect_modules():
     """An import of a module by its name in a text is in no syntax tree."""
     named = [
         name
@@ -143,25 +143,25 @@ def packages_of(module: str) -> set[str]:
     return {".".join([*parts[:n], "__init__"]) for n in range(1, len(parts))}
 
 
-def test_imports_make_no_circle_not_even_in_functions_or_for_annotations():
+def test_imports_have_no_cycle():
     # A package and its own modules import each other; Python allows for that.
     graph = {name: others - packages_of(name) for name, others in imports().items()}
     assert circle(graph) == []
 
 
-def test_a_circle_for_annotations_alone_is_found():
+def test_cycle_check_finds_cycle():
     graph = {"hooks": {"trainer"}, "trainer": {"journal"}, "journal": {"hooks"}, "steps": set()}
     assert set(circle(graph)) == {"hooks", "trainer", "journal"}
 
 
-def test_nobody_imports_recipes_or_conformance_suites():
+def test_other_modules_do_not_import_recipes_or_testing():
     for name, others in imports().items():
         for package in ("recipes", "kit.testing"):
             if not name.startswith(package):
                 assert not [other for other in others if other.startswith(package)], name
 
 
-def test_the_reader_of_imports_sees_all_kinds_of_them():
+def test_imported_finds_every_kind_of_import():
     source = """
 import kit.evaluate
 from typing import TYPE_CHECKING
@@ -203,7 +203,7 @@ def loaded(code: str) -> set[str]:
     return set(ran.stdout.split())
 
 
-def test_importing_a_recipe_loads_torchrl_and_a_few_small_packages():
+def test_importing_recipes_loads_only_known_packages():
     # What these load in turn depends on which extras are installed, so they are asked.
     more = loaded("import recipes.ppo, recipes.sac") - loaded(f"{TORCHRL}, {BESIDES}")
     packages = {name.partition(".")[0] for name in more} - set(sys.stdlib_module_names)
@@ -220,7 +220,7 @@ NO_TORCH = [
 
 
 @pytest.mark.parametrize("module", NO_TORCH)
-def test_what_needs_no_torch_does_not_load_it(module):
+def test_importing_light_module_does_not_load_torch(module):
     assert not {"torch", "torchrl", "tensordict", "gymnasium"} & loaded(f"import {module}")
 
 

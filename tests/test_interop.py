@@ -120,7 +120,7 @@ class InTorchRL:
 
 
 @pytest.mark.parametrize("make", [*IN_PROCESS, asynchronous])
-def test_a_collector_of_the_kit_runs_in_torchrls_trainer(make):
+def test_collector_runs_in_torchrl_trainer(make):
     parts = InTorchRL(make)
     before = {name: value.clone() for name, value in parts.actor.state_dict().items()}
     trainer = TorchRLTrainer(
@@ -142,7 +142,7 @@ def test_a_collector_of_the_kit_runs_in_torchrls_trainer(make):
 @pytest.mark.parametrize(
     "make", [*IN_PROCESS, pytest.param(asynchronous, marks=pytest.mark.nightly)]
 )
-def test_a_collector_of_the_kit_runs_in_a_script_of_torchrl(make):
+def test_collector_runs_in_torchrl_script(make):
     parts = InTorchRL(make)
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(200), sampler=SamplerWithoutReplacement(), batch_size=8
@@ -164,7 +164,7 @@ def test_a_collector_of_the_kit_runs_in_a_script_of_torchrl(make):
     assert steps == sum(-(-size // 8) for size in parts.sizes)
 
 
-def test_a_collector_of_the_kit_runs_in_torchrls_ppo_trainer():
+def test_collector_runs_in_torchrl_ppo_trainer():
     parts = InTorchRL(vector)
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(16), sampler=SamplerWithoutReplacement(), batch_size=8
@@ -203,7 +203,7 @@ def dqn_update(**settings: Any) -> Update:
     return Update(loss, torch.optim.Adam(loss.parameters()), target_updater=target, **settings)
 
 
-def test_the_kits_update_tells_the_buffer_of_torchrls_trainer_the_errors():
+def test_update_sets_priorities_in_torchrl_trainer_buffer():
     trainer = in_torchrls_trainer(dqn_update())
     told = []
     trainer.register_op("post_loss", lambda batch: told.append((batch["index"], batch["td_error"])))
@@ -215,7 +215,7 @@ def test_the_kits_update_tells_the_buffer_of_torchrls_trainer_the_errors():
     torch.testing.assert_close(priorities.float(), errors.flatten() + state["eps"])
 
 
-def test_what_torchrls_trainer_would_not_do_with_the_kits_update_is_refused():
+def test_update_rejects_unsupported_torchrl_trainer_settings():
     with raises_setting("clip_norm"):
         in_torchrls_trainer(dqn_update(), clip_norm=0.5)
     with raises_setting("clip_norm"):
@@ -225,7 +225,7 @@ def test_what_torchrls_trainer_would_not_do_with_the_kits_update_is_refused():
         in_torchrls_trainer(dqn_update(target_update_every="40 policy steps"))
 
 
-def test_random_frames_are_those_that_torchrls_trainer_waits_for():
+def test_torchrl_trainer_waits_for_init_random_frames():
     env = make_env(CARTPOLE, 2, seed=0)
     parts = InTorchRL(vector)
     collector = VectorCollector(
@@ -318,7 +318,7 @@ def noting_ends(trainer: Trainer) -> list[int]:
 @pytest.mark.parametrize(
     ("env", "num_envs"), [(gym_env, 1), (transformed, 1), (serial, 2), (kit_transformed, 2)]
 )
-def test_torchrls_collector_runs_in_the_kits_trainer(env, num_envs):
+def test_trainer_runs_torchrl_collector(env, num_envs):
     trainer = kit_trainer(
         lambda actor: Collector(env(), actor, frames_per_batch=16, total_frames=64), num_envs
     )
@@ -331,7 +331,7 @@ def test_torchrls_collector_runs_in_the_kits_trainer(env, num_envs):
 
 
 @pytest.mark.parametrize("env", [lambda: SerialEnv(2, gym_env), serial])
-def test_a_run_in_several_environments_of_torchrl_is_saved_when_these_are_closed(env, tmp_path):
+def test_trainer_saves_checkpoint_when_torchrl_envs_are_closed(env, tmp_path):
     trainer = kit_trainer(
         lambda actor: Collector(env(), actor, frames_per_batch=16, total_frames=64),
         folder=tmp_path, checkpoint_every=64,
@@ -340,7 +340,7 @@ def test_a_run_in_several_environments_of_torchrl_is_saved_when_these_are_closed
     assert trainer.last_checkpoint is not None
 
 
-def test_an_evaluation_without_the_normalisation_of_torchrls_collector_is_refused():
+def test_trainer_rejects_evaluator_without_collector_normalizer():
     env = make_env(CARTPOLE, 2, seed=0, normalize_observation=True)
 
     def collecting(actor: nn.Module) -> BaseCollector:
@@ -355,7 +355,7 @@ def test_an_evaluation_without_the_normalisation_of_torchrls_collector_is_refuse
     kit_trainer(collecting, evaluate=evaluator)
 
 
-def test_a_policy_of_torchrls_collector_that_the_update_does_not_train_is_refused():
+def test_trainer_rejects_collector_with_untrained_policy():
     def collecting(frozen: bool) -> Callable[[nn.Module], BaseCollector]:
         another, _ = torchrl_ppo()
         another.requires_grad_(not frozen)
@@ -373,14 +373,14 @@ def another_policy() -> nn.Module:
     return torchrl_ppo()[0]
 
 
-def test_a_policy_in_processes_that_the_update_does_not_train_is_refused():
+def test_trainer_rejects_multi_collector_with_untrained_policy():
     untrained = r"policy=.* of NotStarted shares no weights with the loss"
     refused_in_processes(untrained, policy=another_policy())
     never = r"policy_factory='another_policy' .* never receive the trained weights"
     refused_in_processes(never, policy_factory=another_policy)
 
 
-def test_returns_of_torchrls_episodes_are_in_the_rows():
+def test_rows_report_torchrl_episode_returns():
     rows = Rows()
     trainer = kit_trainer(
         lambda actor: Collector(transformed(), actor, frames_per_batch=16, total_frames=64),
@@ -392,7 +392,7 @@ def test_returns_of_torchrls_episodes_are_in_the_rows():
     assert row["episodes"] == 9
 
 
-def test_held_actions_of_torchrl_are_env_steps():
+def test_ledger_counts_frame_skip_as_env_steps():
     plan = off_policy_plan(action_repeat=2, learning_starts=20, steps_per_env=4)
     env = TransformedEnv(gym_env(), FrameSkipTransform(2))
     policy = QValueActor(MLP(in_features=4, out_features=2, num_cells=[8]), spec=env.action_spec)
@@ -426,7 +426,7 @@ def test_plan_rejects_another_action_repeat_in_processes(env):
 
 
 @pytest.mark.nightly
-def test_processes_of_torchrl_run_in_the_kits_trainer_with_the_newest_weights():
+def test_multi_sync_collector_acts_with_newest_weights():
     trainer = kit_trainer(
         lambda actor: MultiSyncCollector(
             [gym_env, gym_env], actor, frames_per_batch=16, total_frames=64, cat_results="stack"
@@ -466,7 +466,7 @@ def collecting(kind: type[BaseCollector] = Collector, **arguments: Any) -> Calla
     return lambda policy: kind(env, **{"policy": policy, **amounts})
 
 
-def test_a_run_with_torchrls_collector_resumes_with_its_counts(tmp_path):
+def test_run_resumes_counts_with_torchrl_collector(tmp_path):
     dqn_trainer(collecting(), folder=tmp_path, checkpoint_every=12).run()
     halfway = min((tmp_path / "checkpoints").iterdir())
     with pytest.warns(UserWarning, match="not bit-exact"):
@@ -476,7 +476,7 @@ def test_a_run_with_torchrls_collector_resumes_with_its_counts(tmp_path):
     assert (ledger.policy_steps, ledger.random_policy_steps, ledger.gradient_steps) == (40, 8, 36)
 
 
-def test_a_collector_of_torchrl_without_a_policy_acts_at_random():
+def test_ledger_counts_random_steps_of_collector_without_policy():
     with pytest.raises(SettingError, match=r"took 12 policy steps at random, .* plan has 8"):
         dqn_trainer(collecting(policy=None), log_every=12).run()
     plan = off_policy_plan(steps_per_env=4, learning_starts=8, random_steps=40)
@@ -486,7 +486,7 @@ def test_a_collector_of_torchrl_without_a_policy_acts_at_random():
 
 
 @pytest.mark.nightly
-def test_processes_of_torchrl_without_a_policy_act_at_random():
+def test_ledger_counts_random_steps_of_multi_collectors():
     plan = off_policy_plan(steps_per_env=4, learning_starts=8, random_steps=40)
     for kind in (MultiSyncCollector, MultiAsyncCollector):
         make = collecting(kind, policy=None, init_random_frames=0)
@@ -494,13 +494,13 @@ def test_processes_of_torchrl_without_a_policy_act_at_random():
 
 
 @pytest.mark.nightly
-def test_random_actions_that_cannot_be_counted_are_refused():
+def test_trainer_rejects_uncountable_random_frames():
     with raises_setting("init_random_frames"):
         dqn_trainer(collecting(MultiAsyncCollector))
 
 
 @pytest.mark.nightly
-def test_batches_of_workers_in_any_order_are_refused_where_steps_are_joined():
+def test_trainer_rejects_async_workers_with_n_step_buffer():
     def two(policy: nn.Module) -> BaseCollector:
         return MultiAsyncCollector([gym_env, gym_env], policy, frames_per_batch=4, total_frames=40)
 
@@ -508,7 +508,7 @@ def test_batches_of_workers_in_any_order_are_refused_where_steps_are_joined():
         dqn_trainer(two, buffer=make_replay_buffer(40, 4, n_step=3))
 
 
-def test_rows_that_are_not_those_of_environments_are_refused():
+def test_run_rejects_batch_with_mismatched_num_envs():
     def of_two(actor: nn.Module) -> BaseCollector:
         return Collector(SerialEnv(2, gym_env), actor, frames_per_batch=16, total_frames=64)
 
@@ -517,7 +517,7 @@ def test_rows_that_are_not_those_of_environments_are_refused():
 
 
 @pytest.mark.nightly
-def test_processes_that_are_joined_along_time_are_refused():
+def test_run_rejects_results_concatenated_along_time():
     def joined(actor: nn.Module) -> BaseCollector:
         return MultiSyncCollector(
             [gym_env, gym_env], actor, frames_per_batch=16, total_frames=64, cat_results=0
@@ -527,7 +527,7 @@ def test_processes_that_are_joined_along_time_are_refused():
         kit_trainer(joined).run()
 
 
-def test_episodes_that_go_on_are_not_said_to_have_ended():
+def test_trainer_rejects_set_truncated_without_reset():
     def cutting(**arguments: Any) -> Callable[[nn.Module], BaseCollector]:
         amounts = {"frames_per_batch": 16, "total_frames": 64, "set_truncated": True}
         return lambda actor: Collector(serial(), actor, **amounts, **arguments)
@@ -548,7 +548,7 @@ def test_episodes_that_go_on_are_not_said_to_have_ended():
         (lambda _, by: Collector(serial(), by, frames_per_batch=16, trajs_per_batch=3), None),
     ],
 )
-def test_other_episodes_than_planned_are_refused(make, refused):
+def test_trainer_rejects_mismatched_episode_amounts(make, refused):
     plan = on_policy_plan(steps_per_env=None, min_episodes=3)
     parts = ppo_parts(on_policy_plan())
     steps = parts["collector"]
@@ -560,7 +560,7 @@ def test_other_episodes_than_planned_are_refused(make, refused):
         Trainer(plan, **parts)
 
 
-def test_advantages_of_episodes_cut_in_pieces_are_refused():
+def test_trainer_rejects_advantages_of_split_trajectories():
     def split(actor: nn.Module, **arguments: Any) -> BaseCollector:
         amounts = {"frames_per_batch": 16, "total_frames": 64, "split_trajs": True}
         return Collector(serial(), actor, **amounts, **arguments)
@@ -573,7 +573,7 @@ def test_advantages_of_episodes_cut_in_pieces_are_refused():
 
 
 # ---------------------------------------------------------------------- TorchRL's environments
-def test_the_kits_collector_takes_torchrls_environments():
+def test_collector_accepts_torchrl_envs():
     plan = on_policy_plan()
     env = make_env(serial(), seed=0)
     parts = ppo_parts(plan)
@@ -638,13 +638,13 @@ def ends_of_an_agent() -> EnvBase:
         (ends_of_an_agent, "env.done_keys"),
     ],
 )
-def test_an_environment_of_torchrl_of_another_form_is_refused(make, field):
+def test_make_env_rejects_unsupported_torchrl_specs(make, field):
     with raises_setting(field):
         make_env(make())
 
 
 @pytest.mark.parametrize("random", [True, False], ids=["random", "actor"])
-def test_an_environment_of_torchrl_may_take_several_actions_in_a_group(random):
+def test_collector_supports_nested_torchrl_actions(random):
     env = make_env(Odd())
     policy = None if random else make_actor(env, (8,))
     batch = VectorCollector(env, policy, steps_per_env=40).collect()

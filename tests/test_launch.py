@@ -50,7 +50,7 @@ def settings_of(run: Path) -> dict:
     return yaml.safe_load((run / "config.yaml").read_text())
 
 
-def test_a_run_leaves_its_folder_with_everything():
+def test_run_folder_contains_every_file():
     ppo(*SHORT, "seed=3")
     (run,) = runs()
     assert run.parent == Path("runs/ppo/CartPole-v1")
@@ -63,7 +63,7 @@ def test_a_run_leaves_its_folder_with_everything():
 
 
 @pytest.mark.parametrize("form", ["{place}.{name}={value}", "{place}={{{name}: {value}}}"])
-def test_arguments_of_environment_and_collector_are_given_one_by_one_or_together(form):
+def test_overrides_set_dict_settings_by_key_or_as_mapping(form):
     inner = form.format(place="env.kwargs", name="sutton_barto_reward", value="true")
     outer = form.format(place="collector_kwargs", name="fast_policy", value="exact")
     ppo(*SHORT, inner, outer)
@@ -72,14 +72,14 @@ def test_arguments_of_environment_and_collector_are_given_one_by_one_or_together
     assert saved["collector_kwargs"] == {"fast_policy": "exact"}
 
 
-def test_several_loggers_are_given_with_a_comma():
+def test_logger_override_accepts_comma_separated_names():
     ppo(*SHORT, "logger=csv,tensorboard")
     (run,) = runs()
     assert (run / "metrics.csv").is_file()
     assert list(run.rglob("events.out.tfevents.*"))
 
 
-def test_a_sweep_makes_a_run_of_each_point_and_shows_them_side_by_side(capsys):
+def test_sweep_runs_every_point_and_prints_comparison(capsys):
     ppo(*SHORT, "progress=true", "--multirun", "seed=0,1", "learning_rate=0.1,0.01")
     made = [(s["seed"], s["learning_rate"]) for s in map(settings_of, runs())]
     assert sorted(made) == [(0, 0.01), (0, 0.1), (1, 0.01), (1, 0.1)]
@@ -99,7 +99,7 @@ def test_a_sweep_makes_a_run_of_each_point_and_shows_them_side_by_side(capsys):
     assert "total_policy_steps" not in last  # the same in all
 
 
-def test_all_runs_of_a_sweep_start_from_the_run_that_was_the_latest_before_it():
+def test_sweep_resolves_latest_run_before_it_starts():
     place = "it's here"
     given = f'log_dir="{place}"'
     ppo(*SHORT, given)
@@ -109,7 +109,7 @@ def test_all_runs_of_a_sweep_start_from_the_run_that_was_the_latest_before_it():
     assert [settings_of(run)["init_from"] for run in after] == [str(before)] * 2
 
 
-def test_what_hydra_writes_of_a_sweep_is_where_its_runs_are(tmp_path):
+def test_sweep_writes_hydra_files_under_log_dir(tmp_path):
     ppo(*SHORT, 'log_dir="here"', "--multirun", "seed=0,1")
     assert [path.name for path in tmp_path.iterdir()] == ["here"]
     assert len(list(tmp_path.glob("here/ppo/sweeps/*/multirun.yaml"))) == 1
@@ -130,7 +130,7 @@ def test_what_hydra_writes_of_a_sweep_is_where_its_runs_are(tmp_path):
          "This is run 0 of the sweep (seed=0); no run was started."),
     ],
 )  # fmt: skip
-def test_a_sweep_with_a_point_that_makes_no_sense_begins_none(swept, error, capsys):
+def test_sweep_starts_no_run_when_any_point_is_invalid(swept, error, capsys):
     with pytest.raises(SystemExit):
         ppo(*SHORT, "--multirun", *swept.split())
     out, err = capsys.readouterr()
@@ -138,7 +138,7 @@ def test_a_sweep_with_a_point_that_makes_no_sense_begins_none(swept, error, caps
     assert [*Path().iterdir()] == []
 
 
-def test_the_runs_of_a_sweep_do_not_share_one_run_of_wandb(capsys, monkeypatch):
+def test_sweep_rejects_shared_wandb_run_id(capsys, monkeypatch):
     monkeypatch.setenv("WANDB_RUN_ID", "chosen")
     with pytest.raises(SystemExit):
         ppo(*SHORT, "--multirun", "seed=0,1", "logger=wandb")
@@ -146,7 +146,7 @@ def test_the_runs_of_a_sweep_do_not_share_one_run_of_wandb(capsys, monkeypatch):
     assert capsys.readouterr().err.startswith(f"\nerror: {error}")
 
 
-def test_one_run_is_not_made_by_each_of_several_processes(capsys, monkeypatch):
+def test_main_rejects_multiple_torchrun_processes(capsys, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")  # as torchrun does
     monkeypatch.setattr(sys, "argv", ["ppo", *SHORT])
     with pytest.raises(SystemExit):
@@ -158,14 +158,14 @@ def test_one_run_is_not_made_by_each_of_several_processes(capsys, monkeypatch):
     assert len(runs()) == 1
 
 
-def test_settings_that_another_sweeper_chooses_are_checked_run_by_run(capsys):
+def test_basic_sweeper_checks_settings_per_run(capsys):
     with pytest.raises(SystemExit):
         ppo(*SHORT, "--multirun", "seed=0,-1", "hydra/sweeper=basic")
     assert capsys.readouterr().err == "\nerror: seed=-1: The value must be at least 0.\n"
     assert [settings_of(run)["seed"] for run in runs()] == [0]
 
 
-def test_a_run_of_a_sweep_that_fails_leaves_the_others_alone(capsys):
+def test_sweep_continues_after_failed_run(capsys):
     with pytest.raises(SystemExit):
         ppo(*SHORT, "--multirun", "env.id=Nowhere-v0,CartPole-v1")
     out, err = capsys.readouterr()
@@ -186,14 +186,14 @@ def test_a_run_of_a_sweep_that_fails_leaves_the_others_alone(capsys):
         ("learning_rate=${nowhere}", "Interpolation key 'nowhere' not found"),
     ],
 )
-def test_what_hydra_alone_can_read_of_a_sweep_it_refuses_itself(swept, why, capsys):
+def test_sweep_prints_hydra_error_in_one_line(swept, why, capsys):
     with pytest.raises(SystemExit):
         ppo(*SHORT, "--multirun", "seed=0,1", swept)
     assert why in one_line(capsys.readouterr().err)
     assert runs() == []
 
 
-def test_the_table_of_a_sweep_has_values_as_they_were_given(capsys):
+def test_sweep_table_shows_values_as_typed(capsys):
     module = "kit.testing.envs:kit/Recall-v0"
     ppo(*SHORT, "--multirun", f"env.id={module}", "env.kwargs.delay=1,2")
     (table,) = Path("runs").glob("ppo/sweeps/*/sweep.csv")
@@ -227,7 +227,7 @@ def settings_from(module: ModuleType, *arguments: str) -> Any:
 
 
 @pytest.mark.parametrize(("recipe", "name"), presets())
-def test_a_preset_sets_what_it_says_and_overrides_win(recipe, name):
+def test_preset_sets_its_values_and_overrides_take_precedence(recipe, name):
     module = importlib.import_module(f"recipes.{recipe}")
     config = settings_from(module, f"preset={name}", "seed=7")
     folder = Path(module.__file__).parent / "presets" / recipe
@@ -239,7 +239,7 @@ def test_a_preset_sets_what_it_says_and_overrides_win(recipe, name):
     assert {k: getattr(config.steps, k) for k in wanted["steps"]} == wanted["steps"]
 
 
-def test_pyrados_preset_is_what_its_words_mean():
+def test_pyrado_preset_matches_pyrado_dialect():
     config = settings_from(recipes.a2c, "preset=pyrado")
     assert map_fields(Pyrado(algo="a2c"), config, "a2c") == ({}, [])  # no default that does not act
     assert config.optimizer == "rmsprop"
@@ -271,7 +271,7 @@ def test_help_describes_recipe_and_runs_nothing(word, capsys):
         (["qqqq=1"], "List all settings with --help=all."),
     ],
 )
-def test_misspelled_words_are_answered_with_correct_ones(words, advice, capsys):
+def test_misspelled_argument_error_suggests_correction(words, advice, capsys):
     with pytest.raises(SystemExit):
         ppo(*words)
     assert one_line(capsys.readouterr().err).endswith(advice)
@@ -294,12 +294,12 @@ def test_run_ends_with_commands_for_its_folder(capsys):
     assert f"kit train ppo resume={stopped}\n" in capsys.readouterr().out
 
 
-def test_help_shows_the_settings_of_the_chosen_vocabulary(capsys):
+def test_help_shows_settings_of_chosen_dialect(capsys):
     ppo("--help", "steps=sb3")
     assert "steps.n_steps=" in capsys.readouterr().out
 
 
-def test_folders_in_quotation_marks_are_found_again():
+def test_resume_finds_quoted_folders():
     ppo(*SHORT, "log_dir='a,b'")
     (run,) = [path.parent for path in Path("a,b").rglob("config.yaml")]
     before = (run / "metrics.csv").read_bytes()
@@ -309,7 +309,7 @@ def test_folders_in_quotation_marks_are_found_again():
     assert [path.name for path in Path().iterdir()] == ["a,b"]
 
 
-def test_ctrl_c_before_a_run_begins_ends_in_one_line(capsys, monkeypatch):
+def test_ctrl_c_during_build_exits_with_one_line(capsys, monkeypatch):
     def interrupted(_):
         raise KeyboardInterrupt
 
@@ -327,7 +327,7 @@ def test_ctrl_c_before_a_run_begins_ends_in_one_line(capsys, monkeypatch):
         ("kit evaluate latest", "torch", 130, "\nstopped\n"),
     ],
 )
-def test_ctrl_c_while_a_command_imports_leaves_no_trace(words, module, code, said, tmp_path):
+def test_ctrl_c_during_import_prints_no_traceback(words, module, code, said, tmp_path):
     interrupted = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
     (tmp_path / f"{module}.py").write_text(interrupted)
     command = [sys.executable, "-W", "ignore", "-m", *words.split()]
@@ -343,7 +343,7 @@ def test_ctrl_c_while_a_command_imports_leaves_no_trace(words, module, code, sai
     assert ran.returncode == code
 
 
-def test_an_error_of_the_code_keeps_its_trace():
+def test_main_propagates_error_raised_in_build():
     def broken(_):
         raise ZeroDivisionError
 
@@ -351,7 +351,7 @@ def test_an_error_of_the_code_keeps_its_trace():
         main(recipes.ppo.Config, broken, SHORT)
 
 
-def test_the_command_looks_for_garbage_from_when_its_imports_are_done():
+def test_command_enables_gc_after_imports():
     code = """if True:
         import gc, sys
         sys.argv, sys.orig_argv = ["-m", "--help"], ["python", "-m", "recipes.ppo", "--help"]
@@ -373,7 +373,7 @@ def test_the_command_looks_for_garbage_from_when_its_imports_are_done():
 
 
 @pytest.mark.parametrize(("full", "trace"), [("0", False), ("1", True)])
-def test_an_error_of_a_library_is_one_line_unless_the_trace_is_asked_for(full, trace):
+def test_library_error_prints_traceback_only_on_request(full, trace):
     program = "import recipes.ppo as r; from kit.cli.launch import main"
     program += "; main(r.Config, lambda cfg: int('many'), [])"
     environment = {**os.environ, "HYDRA_FULL_ERROR": full}

@@ -38,7 +38,7 @@ AXES = ["policy_steps", "env_steps", "gradient_steps", "time/seconds"]
 
 
 # ---------------------------------------------------------------------- CSV
-def test_a_csv_file_has_a_line_for_each_row_and_exact_numbers(tmp_path):
+def test_csv_logger_writes_one_line_per_row_with_exact_values(tmp_path):
     logger = CsvLogger(tmp_path)
     logger.start()
     logger.log_row({"policy_steps": 8, "train/loss": 0.1, "time/seconds": 2.5})
@@ -49,7 +49,7 @@ def test_a_csv_file_has_a_line_for_each_row_and_exact_numbers(tmp_path):
     assert (tmp_path / "times.csv").read_text() == "policy_steps,time/seconds\n8,2.5\n16,5.0\n"
 
 
-def test_a_name_not_seen_before_becomes_a_column(tmp_path):
+def test_csv_logger_adds_column_for_new_name(tmp_path):
     logger = CsvLogger(tmp_path)
     logger.start()
     logger.log_row({"policy_steps": 8, "a": 1})
@@ -60,7 +60,7 @@ def test_a_name_not_seen_before_becomes_a_column(tmp_path):
     )
 
 
-def test_names_with_commas_and_quotes_come_back(tmp_path):
+def test_csv_logger_escapes_commas_and_quotes_in_names(tmp_path):
     logger = CsvLogger(tmp_path)
     logger.start()
     logger.log_row({'a "b", c': 1})
@@ -68,7 +68,7 @@ def test_names_with_commas_and_quotes_come_back(tmp_path):
         assert list(csv.DictReader(file)) == [{'a "b", c': "1"}]
 
 
-def test_rows_written_after_a_checkpoint_are_forgotten_when_it_is_loaded(tmp_path):
+def test_csv_logger_drops_rows_after_loaded_checkpoint(tmp_path):
     logger = CsvLogger(tmp_path)
     logger.start()
     logger.log_row({"policy_steps": 8, "a": 1})
@@ -87,7 +87,7 @@ def trainer_in(where: Path, **parts: Any) -> Any:
 
 
 @pytest.mark.parametrize("left", ["metrics.csv", "times.csv"])
-def test_a_new_run_does_not_write_over_the_rows_of_an_earlier_one(left, tmp_path):
+def test_run_rejects_folder_with_rows_of_earlier_run(left, tmp_path):
     trainer_in(tmp_path).run()
     for path in tmp_path.iterdir():
         if path.name != left:
@@ -98,20 +98,20 @@ def test_a_new_run_does_not_write_over_the_rows_of_an_earlier_one(left, tmp_path
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {left: before}
 
 
-def test_a_header_without_rows_is_no_earlier_run(tmp_path):
+def test_run_accepts_folder_with_header_but_no_rows(tmp_path):
     (tmp_path / "metrics.csv").write_text("policy_steps,loss\n")
     trainer_in(tmp_path).run()
     assert [row["policy_steps"] for row in read_rows(tmp_path)] == [16, 32, 48, 64]
 
 
-def test_a_finished_run_that_is_run_again_keeps_its_rows(tmp_path):
+def test_finished_run_keeps_rows_when_run_again(tmp_path):
     trainer = trainer_in(tmp_path)
     trainer.run()
     trainer.run()
     assert [row["policy_steps"] for row in read_rows(tmp_path)] == [16, 32, 48, 64]
 
 
-def test_a_run_resumed_from_before_its_first_row_drops_the_rows_that_are_there(tmp_path):
+def test_run_resumed_before_first_row_drops_existing_rows(tmp_path):
     first = trainer_in(tmp_path, folder=tmp_path, checkpoint_every=64)
     saved = first.save()
     first.run()
@@ -131,12 +131,12 @@ def test_a_run_resumed_from_before_its_first_row_drops_the_rows_that_are_there(t
         ("wandb,tensorboard,wandb", [CsvLogger, WandbLogger, TensorBoardLogger]),
     ],
 )
-def test_loggers_are_chosen_by_name_and_rows_are_always_in_a_file(names, kinds, tmp_path):
+def test_make_loggers_resolves_names_and_always_adds_csv(names, kinds, tmp_path):
     assert [type(logger) for logger in make_loggers(names, tmp_path)] == kinds
     assert not list(tmp_path.iterdir())  # nothing is written before the run begins
 
 
-def test_an_unknown_logger_names_the_nearest(tmp_path):
+def test_make_loggers_rejects_unknown_name(tmp_path):
     with raises_setting("logger"):
         make_loggers("csv,tensorbord", tmp_path)
 
@@ -216,7 +216,7 @@ def config(tmp_path: Path, **changes: Any) -> Config:
 
 
 @pytest.mark.usefixtures("nobody")
-def test_a_run_is_whole_in_csv_wandb_and_tensorboard_at_once(tmp_path):
+def test_csv_wandb_and_tensorboard_log_complete_run(tmp_path):
     trainer = build(config(tmp_path, logger="wandb,tensorboard"))
     ledger = trainer.run()
     run = trainer.folder
@@ -298,7 +298,7 @@ class Stops:
 
 
 @pytest.mark.usefixtures("nobody")
-def test_wandb_is_given_the_videos_of_a_run_at_their_steps(tmp_path):
+def test_wandb_logs_videos_at_their_steps(tmp_path):
     pytest.importorskip("pygame")
     pytest.importorskip("moviepy")
     trainer = build(config(tmp_path, logger="wandb", video_every=32))
@@ -313,7 +313,7 @@ def test_wandb_is_given_the_videos_of_a_run_at_their_steps(tmp_path):
 
 
 @pytest.mark.usefixtures("nobody")
-def test_wandb_keeps_the_policy_of_a_run_as_its_model(tmp_path):
+def test_wandb_logs_policy_as_model_artifact(tmp_path):
     trainer = build(config(tmp_path, logger="wandb", save_policy=True))
     trainer.run()
     found = records(trainer.folder)
@@ -331,7 +331,7 @@ def test_wandb_keeps_the_policy_of_a_run_as_its_model(tmp_path):
 
 
 @pytest.mark.usefixtures("nobody")
-def test_a_resumed_run_goes_on_in_the_same_wandb_run(tmp_path, monkeypatch):
+def test_resumed_run_continues_same_wandb_run(tmp_path, monkeypatch):
     begun: list[dict[str, Any]] = []
     import wandb
 
@@ -352,7 +352,7 @@ def test_a_resumed_run_goes_on_in_the_same_wandb_run(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("nobody")
-def test_a_logger_that_is_new_in_a_resumed_run_gets_the_earlier_rows(tmp_path):
+def test_logger_added_on_resume_receives_earlier_rows(tmp_path):
     first = build(config(tmp_path), hooks=[Stops()])
     with pytest.raises(RuntimeError, match="a power cut"):
         first.run()
@@ -368,7 +368,7 @@ def test_a_logger_that_is_new_in_a_resumed_run_gets_the_earlier_rows(tmp_path):
         assert row["time/seconds"] > 0
 
 
-def test_a_logger_that_changes_its_row_changes_no_other_s():
+def test_logger_that_mutates_row_does_not_affect_others():
     class Greedy(RowLogger):
         def log_row(self, row):
             row.clear()
@@ -381,7 +381,7 @@ def test_a_logger_that_changes_its_row_changes_no_other_s():
     assert [row["policy_steps"] for row in seen][-1] == 64
 
 
-def test_a_logger_that_is_new_in_a_resumed_run_is_told_settings_and_plan(tmp_path):
+def test_logger_added_on_resume_receives_settings_and_plan(tmp_path):
     before, new = MetricsRecorder([CsvLogger(tmp_path)]), Rows()
     before.start(0, {"lr": 1}, "a plan")
     resumed = MetricsRecorder([CsvLogger(tmp_path), new])
@@ -393,7 +393,7 @@ def test_a_logger_that_is_new_in_a_resumed_run_is_told_settings_and_plan(tmp_pat
 # ---------------------------------------------------------------------- W&B
 @pytest.mark.usefixtures("nobody")
 @pytest.mark.parametrize("logged_in", [True, False, "raises"])
-def test_wandb_is_online_only_for_somebody_who_is_logged_in(logged_in, monkeypatch, tmp_path):
+def test_wandb_is_online_only_when_logged_in(logged_in, monkeypatch, tmp_path):
     import wandb
 
     given: dict[str, Any] = {}
@@ -417,7 +417,7 @@ def test_wandb_is_online_only_for_somebody_who_is_logged_in(logged_in, monkeypat
 
 
 @pytest.mark.usefixtures("nobody")
-def test_metrics_of_an_offline_run_are_drawn_against_gradient_steps_by_wandb(tmp_path):
+def test_wandb_uses_recorder_step_counter_as_step_metric(tmp_path):
     logger = WandbLogger(tmp_path)
     MetricsRecorder([logger], "gradient_steps").start(0, {}, "")
     logger.close()
@@ -427,7 +427,7 @@ def test_metrics_of_an_offline_run_are_drawn_against_gradient_steps_by_wandb(tmp
 
 
 # ---------------------------------------------------------------------- TensorBoard
-def test_tensorboard_shows_each_row_of_a_resumed_run_once(tmp_path):
+def test_tensorboard_shows_rows_once_after_resume(tmp_path):
     first = build(config(tmp_path, logger="tensorboard"), hooks=[Stops(64)])
     with pytest.raises(RuntimeError, match="a power cut"):
         first.run()  # with a row of 48 policy steps, after the checkpoint of 32
@@ -437,7 +437,7 @@ def test_tensorboard_shows_each_row_of_a_resumed_run_once(tmp_path):
     assert [step for step, _ in scalars["policy_steps"]] == [16, 32, 48, 64]
 
 
-def test_tensorboard_shows_rows_once_of_a_run_that_went_on_without_it(tmp_path):
+def test_tensorboard_shows_rows_once_after_resume_without_it(tmp_path):
     stop = {"metric": "policy_steps"}
     hooks = [StopWhen(reached=16, **stop)], [StopWhen(reached=48, **stop)], []
     resume = None
@@ -465,14 +465,14 @@ class Broken(RowLogger):
 
 
 @pytest.mark.parametrize("call", ["log_row", "close"])
-def test_a_logger_that_raises_is_named(call):
+def test_error_names_logger_that_raises(call):
     why = r"^logger Broken raised ValueError: no such table \(test_loggers.py, line \d+\)$"
     with pytest.raises(LoggerError, match=why):
         ppo_trainer(logger=[Rows(), Broken(call), Rows()]).run()
 
 
 # ---------------------------------------------------------------------- TorchRL's
-def test_any_logger_of_torchrl_takes_rows(tmp_path):
+def test_torchrl_logger_receives_rows(tmp_path):
     from torchrl.record.loggers.csv import CSVLogger as TorchRLCsv
 
     theirs = TorchRLCsv("here", log_dir=str(tmp_path))
@@ -481,7 +481,7 @@ def test_any_logger_of_torchrl_takes_rows(tmp_path):
     assert logged == ["16,4.0", "32,8.0", "48,12.0", "64,16.0"]
 
 
-def test_tensorboard_on_a_full_disk_ends_with_an_error(tmp_path):
+def test_tensorboard_raises_logger_error_when_disk_is_full(tmp_path):
     """Its thread's error, raised again in each later call, must not be chained to itself."""
     logger = TensorBoardLogger(tmp_path)
     journal = MetricsRecorder([logger])

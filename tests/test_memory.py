@@ -47,7 +47,7 @@ def refused(recipe: Any, **settings: Any) -> SettingError:
 ROW = 2 * 12 + 4 + 4 + 3 + 16
 
 
-def test_a_replay_buffer_that_does_not_fit_is_refused_with_the_largest_that_does(machine):
+def test_build_rejects_oversized_buffer_and_suggests_largest(machine):
     machine(100 * MIB)
     error = refused(recipes.sac, buffer_size=10 * MIB)
     assert str(error).startswith(
@@ -59,17 +59,17 @@ def test_a_replay_buffer_that_does_not_fit_is_refused_with_the_largest_that_does
     assert refused(recipes.sac, buffer_size=largest + 1).field == "buffer_size"
 
 
-def test_a_replay_buffer_on_a_disk_needs_room_there_and_no_memory(machine, tmp_path, monkeypatch):
+def test_buffer_on_disk_needs_disk_space_instead_of_ram(machine, tmp_path, monkeypatch):
     machine(100 * MIB)
     on_disk = {"buffer_folder": str(tmp_path)}
     recipes.sac.build(recipes.sac.Config(log_dir=None, buffer_size=10 * MIB, **on_disk)).shutdown()
     free = SimpleNamespace(free=100 * MIB)
     monkeypatch.setattr(kit.config.memory.shutil, "disk_usage", lambda folder: free)
     error = refused(recipes.sac, buffer_size=10 * MIB, **on_disk)
-    assert f"0.1 GiB of free space in {tmp_path}" in str(error)
+    assert f"0.1 GiB, the free space in {tmp_path}" in str(error)
 
 
-def test_latents_that_the_replay_keeps_count(machine):
+def test_memory_estimate_includes_stored_latents(machine):
     machine(100 * MIB)
     without = {"stored_latents": False, "buffer_size": MIB}
     recipes.dreamerv3.build(recipes.dreamerv3.Config(log_dir=None, **without)).shutdown()
@@ -78,7 +78,7 @@ def test_latents_that_the_replay_keeps_count(machine):
     assert refused(recipes.dreamerv3, buffer_size=MIB).field == "buffer_size"
 
 
-def test_a_batch_that_does_not_fit_is_refused(machine):
+def test_build_rejects_oversized_batch(machine):
     machine(100 * MIB)
     steps = OnPolicySteps(total_policy_steps=8 * 10**6, steps_per_env=10**6)
     assert refused(recipes.ppo, steps=steps).field == "steps.steps_per_env"
@@ -89,19 +89,19 @@ def test_a_batch_that_does_not_fit_is_refused(machine):
     assert refused(recipes.ppo, env=env, steps=steps).field == "env.num_envs"
 
 
-def test_where_nothing_works_no_value_is_named():
+def test_check_memory_names_setting_with_largest_estimate():
     needs = [MemoryEstimate("big", 10, 11), MemoryEstimate("small", 1, 50)]
     with raises_setting("big"):
         check_memory(needs, 60, "memory of this machine")
     check_memory(needs, 160, "memory of this machine")
 
 
-def test_this_machine_has_memory():
+def test_memory_of_machine_returns_size():
     size, words = memory_of_machine()
     assert size > 100 * MIB
     assert "memory" in words
 
 
-def test_the_limit_of_a_container_counts(monkeypatch):
+def test_memory_of_machine_respects_container_limit(monkeypatch):
     monkeypatch.setattr("kit.config.memory._control_groups", lambda: iter(["max", str(5 * MIB)]))
     assert memory_of_machine() == (5 * MIB, "memory that this process may use")

@@ -125,13 +125,13 @@ OBSERVERS: dict[str, Observers] = {
 
 @both_families
 @pytest.mark.parametrize("name", list(OBSERVERS))
-def test_an_observer_changes_nothing(name, family, alone, tmp_path, monkeypatch):
+def test_observer_leaves_training_unchanged(name, family, alone, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     assert_same(run(family, **OBSERVERS[name](tmp_path)), alone(family))
 
 
 @both_families
-def test_looking_at_every_batch_and_minibatch_changes_nothing(family, alone):
+def test_read_only_hooks_leave_training_unchanged(family, alone):
     # A hook inside the gradient step has the loss run eagerly, which is bitwise the same.
     watching = Watching()
     assert_same(run(family, hooks=[watching], log_every=1), alone(family))
@@ -139,7 +139,7 @@ def test_looking_at_every_batch_and_minibatch_changes_nothing(family, alone):
 
 
 @both_families
-def test_evaluation_changes_nothing(family, alone):
+def test_evaluation_leaves_training_unchanged(family, alone):
     plan, parts_of, env = FAMILIES[family]
     often = plan.replace(
         evaluation_every=8, initial_evaluations=2, final_evaluation=True, evaluation_episodes=2
@@ -153,7 +153,7 @@ def test_evaluation_changes_nothing(family, alone):
 
 
 @both_families
-def test_other_weights_would_have_been_noticed(family, alone):
+def test_comparison_detects_changed_weight(family, alone):
     def nudge(trainer: Trainer) -> None:
         if trainer.ledger.gradient_steps == 3:
             with torch.no_grad():
@@ -190,7 +190,7 @@ def sac_config(**changes: Any) -> recipes.sac.Config:
 @pytest.mark.parametrize(
     ("recipe", "config"), [(recipes.ppo, ppo_config), (recipes.sac, sac_config)]
 )
-def test_a_recipe_with_everything_on_trains_as_one_with_everything_off(
+def test_recipe_trains_alike_with_observers_on_or_off(
     recipe, config, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setenv("WANDB_MODE", "offline")

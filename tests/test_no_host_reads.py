@@ -116,7 +116,7 @@ PPO: dict[str, dict[str, Any]] = {
 
 @pytest.mark.usefixtures("as_on_a_device")
 @pytest.mark.parametrize("name", list(PPO))
-def test_ppo_collects_and_trains_without_reading(name):
+def test_ppo_trains_without_host_reads(name):
     trainer = guarded(ppo(**PPO[name]))
     assert trainer.ledger.iterations == 10
     assert trainer.update.plain_reason == ""
@@ -124,14 +124,14 @@ def test_ppo_collects_and_trains_without_reading(name):
 
 @pytest.mark.usefixtures("as_on_a_device")
 @pytest.mark.parametrize("ratio", [1, "1/4", 2.5])
-def test_sac_collects_stores_samples_and_trains_without_reading(ratio):
+def test_sac_trains_without_host_reads(ratio):
     trainer = guarded(sac(replay_ratio=ratio), first=6)  # learning starts in the third
     assert trainer.ledger.iterations == 10
     assert trainer.update.plain_reason == ""
 
 
 @pytest.mark.usefixtures("as_on_a_device")
-def test_a_full_buffer_is_written_over_without_reading():
+def test_full_buffer_overwrites_rows_without_host_reads():
     trainer = sac()
     trainer.buffer = make_replay_buffer(10, 4)  # batches of 4: one of them goes over the end
     guarded(trainer, first=6)
@@ -141,7 +141,7 @@ def test_a_full_buffer_is_written_over_without_reading():
 @pytest.mark.usefixtures("as_on_a_device")
 @pytest.mark.parametrize("make", [ppo, sac])
 @pytest.mark.parametrize("open_to_hooks", [False, True])
-def test_eager_gradient_steps_read_only_where_losses_of_torchrl_do(make, open_to_hooks):
+def test_eager_steps_read_host_only_in_torchrl_losses(make, open_to_hooks):
     trainer = make(compile="auto" if open_to_hooks else False)
     if open_to_hooks:
         trainer.register_op("process_loss", lambda minibatch, losses: None)
@@ -160,7 +160,7 @@ def test_eager_gradient_steps_read_only_where_losses_of_torchrl_do(make, open_to
 
 
 @pytest.mark.usefixtures("as_on_a_device")
-def test_metrics_of_hooks_stay_where_they_are_until_a_row_is_written():
+def test_hook_metrics_stay_on_device_until_row_is_written():
     trainer = ppo()
     metrics: list[Any] = []
     trainer.register_op("post_optim_complete_log", lambda steps, means: metrics.append(means))
@@ -196,7 +196,7 @@ def run_guarded_from(
         (off_policy_plan(), sac_parts, 15),
     ],
 )
-def test_with_environments_on_the_host_nothing_is_read_after_collection(plan, parts_of, first):
+def test_host_env_training_reads_nothing_after_collection(plan, parts_of, first):
     parts = parts_of(plan)
     own = parts["update"]
     optimizer = torch.optim.Adam(own.loss_module.parameters(), fused=True)
@@ -209,7 +209,7 @@ def test_with_environments_on_the_host_nothing_is_read_after_collection(plan, pa
 
 @pytest.mark.usefixtures("as_on_a_device")
 @pytest.mark.parametrize("exact", [True, False])
-def test_collection_brings_actions_to_the_host_and_nothing_else(exact):
+def test_collection_reads_only_actions_on_host(exact):
     plan = on_policy_plan(total_policy_steps=160)
     fast = "exact" if exact else "auto"
     trainer = Trainer(plan, **ppo_parts(plan, fast_policy=fast), log_every=160)
@@ -243,7 +243,7 @@ SLIPPED_IN: dict[str, Callable[[torch.Tensor], Any]] = {
 
 @pytest.mark.usefixtures("as_on_a_device")
 @pytest.mark.parametrize("how", list(SLIPPED_IN))
-def test_a_read_that_is_slipped_in_is_found(how):
+def test_host_reads_detects_read_in_hook(how):
     trainer = ppo()
     read = SLIPPED_IN[how]
 
@@ -257,13 +257,13 @@ def test_a_read_that_is_slipped_in_is_found(how):
 
 
 @pytest.mark.usefixtures("as_on_a_device")
-def test_a_penalty_on_the_divergence_is_adapted_without_a_read():
+def test_kl_penalty_adapts_without_host_reads():
     trainer = guarded(ppo(KLPENPPOLoss))
     assert not trainer.update.plain_reason
     assert float(trainer.loss_module.beta) != 1.0
 
 
-def test_what_stays_on_the_device_is_no_read():
+def test_host_reads_ignores_device_operations():
     values, index = torch.arange(6.0), torch.tensor([1, 2])
     with host_reads() as reads:
         values[index] = values[index] * 2

@@ -35,7 +35,7 @@ def built(collector: str = "vector", log_dir: str | None = None, steps: Any = ()
 @pytest.mark.parametrize(
     "collector", ["vector", "tensor", pytest.param("async", marks=pytest.mark.nightly)]
 )
-def test_they_are_counted_as_random_steps_and_their_statistics_stay(collector):
+def test_normalization_steps_count_as_random_and_fix_statistics(collector):
     trainer = built(collector)
     seen = []
     trainer.register_op("pre_steps_log", lambda batch: seen.append(batch.clone()) or {})
@@ -48,7 +48,7 @@ def test_they_are_counted_as_random_steps_and_their_statistics_stay(collector):
     assert [tuple(batch.shape) for batch in seen] == [(4, 10)] + [(4, 16)] * 4
 
 
-def test_statistics_are_those_of_the_first_observations_alone():
+def test_statistics_use_only_first_observations():
     env = make_env("CartPole-v1", 2, normalize_observation=True, normalization_steps=6)
     normalizer = env.normalizer
     leaves, raw = env.observation_leaves, torch.randn(7, 2, 4, dtype=torch.float64)
@@ -65,7 +65,7 @@ def test_statistics_are_those_of_the_first_observations_alone():
         assert float(moments.count) == pytest.approx(1e-4 + 8)
 
 
-def test_a_resumed_run_ends_as_if_it_had_not_been_interrupted(tmp_path):
+def test_resumed_run_matches_uninterrupted_run(tmp_path):
     whole = built()
     whole.run()
     broken = built(log_dir=str(tmp_path))
@@ -96,6 +96,6 @@ def test_a_resumed_run_ends_as_if_it_had_not_been_interrupted(tmp_path):
         ({"steps": {"total_policy_steps": 300, "rounding": "error"}}, "steps.total_policy_steps"),
     ],
 )
-def test_what_does_not_fit_is_refused(changes, message):
+def test_build_rejects_incompatible_normalization_steps(changes, message):
     with raises_setting(message):
         built(**changes)

@@ -58,7 +58,7 @@ def built(name: str, folder: Path | None = None, **changes: Any) -> Trainer:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_what_follows_n_rewards_is_discounted_n_times(name):
+def test_loss_discounts_next_value_by_joined_step_count(name):
     trainer = built(name, n_step=3)
     trainer.run()
     loss, rows = trainer.loss_module, trainer.replay_buffer.sample()
@@ -72,20 +72,20 @@ def test_what_follows_n_rewards_is_discounted_n_times(name):
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
 
 
-def test_build_warns_if_learning_starts_is_the_whole_run():
+def test_build_warns_when_learning_starts_equals_run_length():
     steps = OffPolicySteps(total_policy_steps=120, learning_starts=120, minibatch_size=8)
     with pytest.warns(UserWarning, match="is the length of .* 1 gradient step at the end"):
         built("sac", steps=steps)
 
 
-def test_the_temperature_of_redqs_loss_is_that_of_the_settings_in_other_recipes_too():
+def test_redq_loss_uses_initial_alpha_in_sac_recipe():
     trainer = built("sac", loss="kit.losses:REDQLoss", initial_alpha=0.03, fixed_alpha=True)
     trainer.run()
     assert trainer.journal.latest["train/alpha"] == pytest.approx(0.03)
 
 
 @pytest.mark.parametrize("initial", [0.03, 20.0])
-def test_a_temperature_beyond_the_bounds_of_a_loss_is_refused(initial):
+def test_build_rejects_initial_alpha_outside_loss_bounds(initial):
     with raises_setting("initial_alpha"):
         built("sac", loss="REDQLoss", initial_alpha=initial)
 
@@ -105,7 +105,7 @@ def prioritized(name: str, beta: float, **changes: Any) -> Trainer:
 
 
 @pytest.mark.parametrize("name", sorted({*RECIPES} - {"rainbow"}))
-def test_all_losses_are_means_by_the_importance_weights_of_priorities(name):
+def test_losses_are_means_weighted_by_priority_weight(name):
     trainer = prioritized(name, beta=0.4)
     trainer.run()
     loss, rows = trainer.loss_module, trainer.replay_buffer.sample()
@@ -122,7 +122,7 @@ def test_all_losses_are_means_by_the_importance_weights_of_priorities(name):
 
 
 @pytest.mark.parametrize(("name", "torchrls"), [("redq", "REDQLoss"), ("td3", "TD3Loss")])
-def test_priorities_are_absolute_errors_where_torchrl_writes_their_squares(name, torchrls):
+def test_td_error_is_absolute_when_torchrl_writes_squares(name, torchrls):
     trainer, other = built(name), built(name, loss=torchrls)
     trainer.run()
     other.loss_module.load_state_dict(trainer.loss_module.state_dict())
@@ -135,7 +135,7 @@ def test_priorities_are_absolute_errors_where_torchrl_writes_their_squares(name,
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_recipe_samples_by_priority_on_demand(name):
+def test_per_alpha_enables_prioritized_sampling(name):
     trainer = built(name, per_alpha=0.6)
     sampler = trainer.replay_buffer.sampler
     squares = name in ("dqn", "ddpg")  # half the exponent of a square is the same
@@ -145,12 +145,12 @@ def test_every_recipe_samples_by_priority_on_demand(name):
 
 
 @pytest.mark.parametrize(("name", "loss"), [("td3", "TD3BCLoss"), ("dqn", "DiscreteCQLLoss")])
-def test_the_exponent_is_that_of_errors_for_losses_of_data_sets_too(name, loss):
+def test_sampler_halves_alpha_for_torchrl_offline_losses(name, loss):
     trainer = built(name, loss=loss, per_alpha=0.6, per_beta=0.0)
     assert trainer.replay_buffer.sampler._alpha == 0.3  # TorchRL's write the square
 
 
-def test_the_exponent_is_that_of_errors_for_a_loss_of_ones_own_on_a_known_one():
+def test_sampler_adapts_alpha_to_base_of_custom_loss():
     class OnTorchRLs(objectives.DQNLoss):
         pass
 
@@ -163,13 +163,13 @@ def test_the_exponent_is_that_of_errors_for_a_loss_of_ones_own_on_a_known_one():
         assert trainer.replay_buffer.sampler._alpha == alpha
 
 
-def test_priorities_of_sequences_are_refused_by_the_setting_that_asks_for_them():
+def test_build_rejects_per_alpha_with_sequences():
     steps = OffPolicySteps(total_policy_steps=120, learning_starts=40, sequence_length=2)
     with raises_setting("per_alpha"):
         built("sac", steps=steps, per_alpha=0.6)
 
 
-def test_importance_weights_are_left_out_on_demand_and_refused_without_priorities():
+def test_per_beta_reaches_sampler_and_requires_per_alpha():
     trainer = built("sac", per_alpha=0.6, per_beta=0.0)
     trainer.run()
     assert trainer.replay_buffer.sampler.beta == 0
@@ -177,14 +177,14 @@ def test_importance_weights_are_left_out_on_demand_and_refused_without_prioritie
         built("sac", per_beta=1.0)
 
 
-def test_a_loss_that_does_not_read_importance_weights_is_refused_with_them():
+def test_build_rejects_beta_when_loss_ignores_weights():
     with raises_setting("beta"):
         prioritized("crossq", beta=0.4, loss="CrossQLoss")
     assert prioritized("crossq", beta=0.0, loss="CrossQLoss").run().gradient_steps
 
 
 @pytest.mark.parametrize("noisy", [True, False])
-def test_rainbow_has_noise_on_its_weights_or_explores_at_random(noisy):
+def test_rainbow_uses_noisy_weights_or_epsilon_greedy(noisy):
     trainer = built("rainbow", noisy=noisy)
     assert any("weight_sigma" in name for name in trainer.loss_module.state_dict()) == noisy
     random = [m for m in trainer.collector.policy.modules() if isinstance(m, EpsilonGreedy)]
@@ -200,7 +200,7 @@ def uneven():
 
 
 @pytest.mark.parametrize("name", ["td3", "ddpg"])
-def test_noise_is_in_units_of_half_the_range_of_each_dimension_of_actions(name, uneven):
+def test_noise_scales_with_half_range_of_each_action_dimension(name, uneven):
     env = EnvConfig(id=uneven, num_envs=2)
     settings = {"env": env, "hidden_sizes": [8], "exploration_noise": 0.5}
     fast, plain = (built(name, **settings, compile=compile) for compile in ("exact", False))
@@ -216,7 +216,7 @@ def test_noise_is_in_units_of_half_the_range_of_each_dimension_of_actions(name, 
     assert_equal(weights(fast), weights(plain))
 
 
-def test_td3_trains_its_actor_and_moves_its_targets_every_few_gradient_steps():
+def test_td3_delays_actor_and_target_updates():
     trainer = built("td3", policy_delay=3)
     state, moved = trainer.loss_module.state_dict(), []
     before = {name: value.clone() for name, value in state.items()}
@@ -234,7 +234,7 @@ def test_td3_trains_its_actor_and_moves_its_targets_every_few_gradient_steps():
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_statistics_of_crossqs_actor_are_of_the_minibatches_that_train_it(precision):
+def test_crossq_actor_statistics_count_only_actor_updates(precision):
     trainer = built("crossq", renorm_actor=True, policy_delay=3, precision=precision)
     trainer.run()
     state = trainer.loss_module.actor_network_params.flatten_keys(".")
@@ -249,7 +249,7 @@ PARTS = {
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_gradient_steps_are_bitwise_those_of_eager_pytorch(name):
+def test_gradient_steps_match_eager_pytorch_bitwise(name):
     fast = built(name)
     ledger = fast.run()
     assert (ledger.policy_steps, ledger.gradient_steps, ledger.samples) == (120, 121, 121 * 8)
@@ -273,7 +273,7 @@ def test_gradient_steps_are_bitwise_those_of_eager_pytorch(name):
     ],
     ids=str,
 )
-def test_each_extension_of_rainbow_can_be_left_out(extensions):
+def test_rainbow_runs_without_each_extension(extensions):
     trainer = built("rainbow", **extensions)
     ledger = trainer.run()
     assert ledger.compare(trainer.plan) == []
@@ -281,7 +281,7 @@ def test_each_extension_of_rainbow_can_be_left_out(extensions):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_resumed_run_ends_as_if_it_had_not_been_interrupted(name, tmp_path):
+def test_resumed_run_matches_uninterrupted_run(name, tmp_path):
     whole = built(name)
     whole.run()
     broken = built(name, tmp_path)
@@ -322,12 +322,12 @@ def test_a_resumed_run_ends_as_if_it_had_not_been_interrupted(name, tmp_path):
         ("sac_discrete", {"target_entropy": 2.0}, "target_entropy=2.0: The value must be"),
     ],
 )
-def test_what_an_algorithm_cannot_do_is_refused(name, settings, message):
+def test_build_rejects_invalid_algorithm_settings(name, settings, message):
     with pytest.raises((SettingError, TypeError), match=message):
         built(name, **settings)
 
 
-def test_a_tiny_task_of_images_is_learnt_from_frames_that_are_stored_once():
+def test_dqn_pixels_learns_from_frames_stored_once():
     steps = OffPolicySteps(
         total_policy_steps=3_000, steps_per_env=2, learning_starts=200, replay_ratio="1/2",
         minibatch_size=32, evaluation_every=None,
@@ -344,7 +344,7 @@ def test_a_tiny_task_of_images_is_learnt_from_frames_that_are_stored_once():
     assert trainer.journal.latest["evaluation/return"] > 7.0
 
 
-def test_rewards_are_learned_from_by_their_signs_and_reported_as_they_are():
+def test_clip_reward_limits_sampled_rewards_to_sign():
     trainers = [
         built(
             "dqn_pixels", env=EnvConfig("kit.testing.envs:kit/Glimpse-v0", 1), preprocess="none",
@@ -360,7 +360,7 @@ def test_rewards_are_learned_from_by_their_signs_and_reported_as_they_are():
 
 
 @pytest.mark.parametrize("name", ["dqn", "rainbow"])
-def test_a_share_of_the_run_in_which_no_epsilon_falls_is_refused(name):
+def test_build_rejects_exploration_share_of_constant_epsilon(name):
     how = {"noisy": False} if name == "rainbow" else {}
     with raises_setting("exploration_share"):
         built(name, epsilon_start=0.5, epsilon_end=0.5, exploration_share=0.5, **how)
@@ -372,7 +372,7 @@ def with_own_epsilon(**settings: Any) -> tuple[Trainer, EpsilonGreedy]:
     return trainer.add(Anneal(noise, "eps", Piecewise([60], [0.5, 0.25]))), noise
 
 
-def test_a_schedule_of_ones_own_sets_an_epsilon_that_does_not_fall():
+def test_custom_schedule_sets_only_constant_epsilon():
     trainer, noise = with_own_epsilon(epsilon_start=0.5, epsilon_end=0.5)
     trainer.run()
     assert float(noise.eps) == 0.25
@@ -402,12 +402,12 @@ class SharedEncoder:
         return experiment.trainer(env, actor, buffer=buffer, update=update)
 
 
-def test_a_loss_that_copies_the_weights_that_actor_and_critics_share_is_refused():
+def test_build_rejects_loss_that_copies_shared_weights():
     with raises_setting("make_loss"):
         built("sac", make=SharedEncoder())
 
 
-def test_a_network_that_actor_and_critics_share_is_one_and_resumes_exactly(tmp_path):
+def test_shared_encoder_stays_shared_and_resumes_exactly(tmp_path):
     make = SharedEncoder(separate_losses=True)
     whole = built("sac", tmp_path, make=make)
     whole.run()
@@ -425,13 +425,13 @@ def test_a_network_that_actor_and_critics_share_is_one_and_resumes_exactly(tmp_p
         assert torch.equal(one, other)
 
 
-def test_the_sign_of_a_sum_of_rewards_is_not_learned_from():
+def test_build_rejects_clip_reward_with_n_step():
     with raises_setting("clip_reward"):
         built("dqn_pixels", env=EnvConfig("kit.testing.envs:kit/Glimpse-v0", 1),
               preprocess="none", stacked_frames=1, convolutions=[[8, 3, 2]], n_step=3)  # fmt: skip
 
 
-def test_rewards_of_which_the_sign_is_learned_from_are_not_normalised():
+def test_build_rejects_clip_reward_with_normalize_reward():
     env = EnvConfig("kit.testing.envs:kit/Glimpse-v0", 1, normalize_reward=True)
     with raises_setting("env.normalize_reward"):
         built("dqn_pixels", env=env, preprocess="none", stacked_frames=1, convolutions=[[8, 3, 2]])
@@ -440,7 +440,7 @@ def test_rewards_of_which_the_sign_is_learned_from_are_not_normalised():
 # ---------------------------------------------------------------------- as they come
 @pytest.mark.nightly
 @pytest.mark.parametrize(("name", "seed"), [("ddpg", 2), ("droq", 0)])
-def test_recipes_swing_the_pendulum_up_with_their_defaults(name, seed):
+def test_recipe_solves_pendulum_with_defaults(name, seed):
     recipe = importlib.import_module(f"recipes.{name}")
     config = recipe.Config(log_dir=None, progress=False, seed=seed)
     config.steps.evaluation_every, config.steps.evaluation_episodes = None, 100
@@ -466,7 +466,7 @@ STORED: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("stored", STORED, ids=str)
 @pytest.mark.parametrize(("name", "env"), [("dqn", "CartPole-v1"), ("td3", "Pendulum-v1")])
-def test_what_is_learned_does_not_depend_on_what_is_stored_of_observations(name, env, stored):
+def test_observation_storage_leaves_training_unchanged(name, env, stored):
     how = {"env": EnvConfig(id=env, num_envs=2, kwargs=STACK), "n_step": 1}
     trainers = [built(name, **how, **more) for more in ({}, stored)]
     for trainer in trainers:
@@ -477,7 +477,7 @@ def test_what_is_learned_does_not_depend_on_what_is_stored_of_observations(name,
 
 
 @pytest.mark.parametrize("words", [ONCE, NEWEST])
-def test_tianshous_three_fields_act_in_its_words(words):
+def test_tianshou_buffer_fields_configure_observation_storage(words):
     def trained(**words: Any) -> Trainer:
         steps = Tianshou(
             num_epochs=1, step_per_epoch=100, step_per_collect=2, num_train_envs=2,
@@ -494,7 +494,7 @@ def test_tianshous_three_fields_act_in_its_words(words):
 
 
 @pytest.mark.parametrize("stored", STORED[1:], ids=str)
-def test_a_run_resumes_bit_for_bit_whatever_its_buffer_stores(stored, tmp_path):
+def test_run_resumes_bitwise_with_every_observation_storage(stored, tmp_path):
     how: Any = {"env": EnvConfig(num_envs=2, kwargs=STACK), "n_step": 1, **stored}
     whole = built("dqn", **how)
     whole.run()

@@ -59,7 +59,7 @@ def iql_parts(seed: int = 0) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------------- counting
-def test_plan_and_ledger_agree_without_a_single_policy_step():
+def test_ledger_matches_plan_without_policy_steps():
     plan = offline_plan(pretrain_steps=3)
     trainer = Trainer(plan, **iql_parts())
     before = weights(trainer)
@@ -71,7 +71,7 @@ def test_plan_and_ledger_agree_without_a_single_policy_step():
     assert any(not torch.equal(after[name], before[name]) for name in before)
 
 
-def test_rows_checkpoints_and_evaluations_come_by_gradient_steps(tmp_path):
+def test_rows_checkpoints_and_evaluations_follow_gradient_steps(tmp_path):
     plan, rows, parts = (
         offline_plan(evaluation_every=20, evaluation_episodes=1),
         Rows(),
@@ -96,7 +96,7 @@ def test_rows_checkpoints_and_evaluations_come_by_gradient_steps(tmp_path):
     assert "50" in trainer.last_checkpoint.name
 
 
-def test_a_schedule_of_steps_follows_gradient_steps_and_policy_steps_that_are_none_are_refused():
+def test_schedule_counts_gradient_steps_and_rejects_policy_steps():
     parts = iql_parts()
     (optimizer,) = parts["update"].optimizers.values()
     falling = Linear(1.0, 0.0, 100)
@@ -110,7 +110,7 @@ def test_a_schedule_of_steps_follows_gradient_steps_and_policy_steps_that_are_no
 
 
 # ---------------------------------------------------------------------- what is shown
-def test_the_axis_of_loggers_and_of_the_curve_is_gradient_steps(tmp_path, monkeypatch):
+def test_loggers_and_curve_use_gradient_steps_as_axis(tmp_path, monkeypatch):
     drawn: list[Axes] = []
     subplots = Figure.subplots
     monkeypatch.setattr(Figure, "subplots", lambda self: drawn.append(subplots(self)) or drawn[-1])
@@ -134,7 +134,7 @@ def test_the_axis_of_loggers_and_of_the_curve_is_gradient_steps(tmp_path, monkey
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_progress_is_told_in_gradient_steps(terminal):
+def test_console_reports_progress_in_gradient_steps(terminal):
     console, stream = Console(), io.StringIO()
     console.console = RichConsole(file=stream, force_terminal=terminal, width=200, soft_wrap=True)
     Trainer(offline_plan(), **iql_parts(), hooks=[console], log_every=10).run()
@@ -150,13 +150,13 @@ def test_progress_is_told_in_gradient_steps(terminal):
 
 
 # ---------------------------------------------------------------------- what is refused
-def test_a_plan_that_collects_needs_a_collector():
+def test_trainer_requires_collector_when_plan_collects():
     online = on_policy_plan()
     collecting = ppo_parts(online)
     with raises_setting("collector"):
         Trainer(online, **{**collecting, "collector": None})
 
 
-def test_hooks_of_collected_batches_are_refused():
+def test_trainer_rejects_hook_on_collected_batches():
     with raises_setting("stage"):
         Trainer(offline_plan(), **iql_parts(), hooks=[LogScalar(("next", "reward"))])

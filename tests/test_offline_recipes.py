@@ -80,7 +80,7 @@ def built(name: str, max_episode_steps: int = 15, **changes: Any) -> Trainer:
 
 @pytest.mark.usefixtures("stored")
 @pytest.mark.parametrize("name", CONTINUOUS)
-def test_gradient_steps_are_bitwise_those_of_eager_pytorch(name):
+def test_gradient_steps_match_eager_pytorch_bitwise(name):
     fast = built(name)
     ledger = fast.run()
     assert (ledger.policy_steps, ledger.gradient_steps, ledger.samples) == (0, 60, 480)
@@ -93,7 +93,7 @@ def test_gradient_steps_are_bitwise_those_of_eager_pytorch(name):
 
 @pytest.mark.usefixtures("stored")
 @pytest.mark.parametrize("name", CONTINUOUS)
-def test_a_resumed_run_ends_as_if_it_had_not_been_interrupted(name, tmp_path):
+def test_resumed_run_matches_uninterrupted_run(name, tmp_path):
     whole = built(name)
     whole.run()
     broken = built(name, log_dir=str(tmp_path))
@@ -108,7 +108,7 @@ def test_a_resumed_run_ends_as_if_it_had_not_been_interrupted(name, tmp_path):
     assert_equal(weights(resumed), weights(whole))
 
 
-def test_choices_are_cloned_by_their_likelihood(monkeypatch):
+def test_bc_learns_discrete_actions(monkeypatch):
     collector = VectorCollector(make_env("CartPole-v1", 1, seed=3), None, frames_per_batch=300)
     rows = next(iter(collector))[0].exclude("collector")
     collector.shutdown()
@@ -121,7 +121,7 @@ def test_choices_are_cloned_by_their_likelihood(monkeypatch):
     assert float(trainer.last_metrics["loss_bc"]) < 0.1
 
 
-def test_the_statistics_of_the_data_normalise_data_and_evaluation(stored):
+def test_dataset_statistics_normalize_data_and_evaluation(stored):
     trainer = built("iql")
     moments = trainer.evaluate.env.normalizer.observation["observation"]
     mean = stored["observation"].double().mean(0)
@@ -137,9 +137,7 @@ def test_the_statistics_of_the_data_normalise_data_and_evaluation(stored):
     assert torch.equal(raw.replay_buffer[:]["observation"], stored["observation"])
 
 
-def test_data_are_normalised_as_what_the_weights_of_another_run_were_learnt_from(
-    stored, monkeypatch, tmp_path
-):
+def test_init_from_reuses_statistics_of_source_run(stored, monkeypatch, tmp_path):
     first = built("bc", log_dir=str(tmp_path))
     first.run()
     rows = given(monkeypatch, stored, observation=lambda seen: seen / 2 + 1)
@@ -155,7 +153,7 @@ def test_data_are_normalised_as_what_the_weights_of_another_run_were_learnt_from
 
 @pytest.mark.parametrize("theirs", [True, False])
 @pytest.mark.usefixtures("stored")
-def test_weights_learnt_from_data_on_another_scale_are_refused(theirs, tmp_path):
+def test_init_from_rejects_mismatched_normalize_data(theirs, tmp_path):
     built("bc", log_dir=str(tmp_path), normalize_data=theirs).run()
     with raises_setting("normalize_data") as refused:
         built("bc", log_dir=str(tmp_path), normalize_data=not theirs, init_from="latest")
@@ -165,7 +163,7 @@ def test_weights_learnt_from_data_on_another_scale_are_refused(theirs, tmp_path)
 # ---------------------------------------------------------------------- played without its data
 @pytest.mark.parametrize("best", [False, True])
 @pytest.mark.parametrize("name", CONTINUOUS)
-def test_a_saved_run_is_played_where_its_data_set_is_not(name, best, stored, monkeypatch, tmp_path):
+def test_saved_run_evaluates_without_its_dataset(name, best, stored, monkeypatch, tmp_path):
     trainer = built(name, log_dir=str(tmp_path / "runs"), dataset=["elsewhere"])
     trainer.run()
     moved = (tmp_path / "moved").resolve()
@@ -185,7 +183,7 @@ def test_a_saved_run_is_played_where_its_data_set_is_not(name, best, stored, mon
     saved.close()
 
 
-def test_a_trainer_without_its_data_set_is_not_trained(stored, tmp_path):
+def test_saved_trainer_rejects_training_without_dataset(stored, tmp_path):
     trainer = built("bc", log_dir=str(tmp_path))
     trainer.run()
     with raises_setting("learning_starts"):
@@ -193,7 +191,7 @@ def test_a_trainer_without_its_data_set_is_not_trained(stored, tmp_path):
 
 
 # ---------------------------------------------------------------------- the losses of IQL and CQL
-def test_what_iql_tells_of_stored_actions_is_no_entropy():
+def test_iql_reports_negative_log_likelihood_not_entropy():
     loss, rows = built_loss("iql"), transitions(16)
     told = loss(rows.clone())
     with loss.actor_network_params.to_module(loss.actor_network):
@@ -216,7 +214,7 @@ def penalty_of(num_random: int, *outputs: float) -> torch.Tensor:
     return loss.cql_loss(rows)[0]
 
 
-def test_the_penalty_of_cql_is_that_of_the_paper_within_any_bounds():
+def test_cql_penalty_matches_paper_within_action_bounds():
     """With Q-values that are zero it estimates the logarithm of the volume of the actions."""
     # A deviation of 1 before the tanh, so that all actions are likely.
     penalty = penalty_of(4_000, 0.0, 0.458)
@@ -225,14 +223,14 @@ def test_the_penalty_of_cql_is_that_of_the_paper_within_any_bounds():
     torch.testing.assert_close(penalty, expected, atol=0.05, rtol=0)
 
 
-def test_actions_at_the_bounds_have_in_the_penalty_of_cql_the_density_with_which_they_were_drawn():
+def test_cql_penalty_uses_sampling_density_at_action_bounds():
     """It cannot be computed back from them; one that is too small would outweigh all others."""
     penalty = penalty_of(100, 12.0, -5.0)  # the largest torque, almost surely
     expected = 2 * torch.log(torch.tensor(4.0 * 100))  # of uniform actions, in [-2, 2]
     torch.testing.assert_close(penalty, expected)
 
 
-def test_the_penalty_of_cql_is_that_of_all_numbers_of_an_action_whatever_its_shape():
+def test_cql_penalty_is_independent_of_action_shape():
     penalties = []
     for shape in ((6,), (2, 3)):
         torch.manual_seed(0)
@@ -249,7 +247,7 @@ def test_the_penalty_of_cql_is_that_of_all_numbers_of_an_action_whatever_its_sha
 @pytest.mark.parametrize(
     ("name", "torchrls"), [("iql", objectives.IQLLoss), ("cql", objectives.CQLLoss)]
 )
-def test_priorities_are_absolute_errors_and_their_weights_are_refused_as_torchrls(name, torchrls):
+def test_loss_writes_absolute_td_error_and_rejects_beta(name, torchrls):
     loss, rows = built_loss(name), transitions(16)
     torch.manual_seed(0)
     loss(rows)
@@ -271,7 +269,7 @@ def built_loss(name: str) -> Any:
 
 
 # ---------------------------------------------------------------------- what is refused
-def test_bad_data_sets_and_counts_are_refused(stored, monkeypatch):
+def test_build_rejects_invalid_dataset_or_step_counts(stored, monkeypatch):
     with raises_setting("steps.gradient_steps"):
         built("bc", steps=OfflineSteps(gradient_steps=25, gradient_steps_per_iteration=10))
     with raises_setting("dataset"):
@@ -286,7 +284,7 @@ def test_bad_data_sets_and_counts_are_refused(stored, monkeypatch):
 
 
 @pytest.mark.usefixtures("stored")
-def test_a_run_continues_with_its_data_set_where_that_has_moved(tmp_path):
+def test_resume_accepts_moved_dataset(tmp_path):
     first = built("bc", log_dir=str(tmp_path), dataset=["before"])
     first.run()
     settings = {"log_dir": str(tmp_path), "resume": str(first.folder)}
@@ -298,7 +296,7 @@ def test_a_run_continues_with_its_data_set_where_that_has_moved(tmp_path):
         built("bc", dataset=["after"], **settings)
 
 
-def test_a_run_does_not_continue_with_another_data_set(stored, monkeypatch, tmp_path):
+def test_resume_rejects_different_dataset(stored, monkeypatch, tmp_path):
     first = built("bc", log_dir=str(tmp_path))
     first.run()
     monkeypatch.setattr("kit.experiment.read_datasets", lambda folders: stored[:100].clone())
@@ -329,7 +327,7 @@ def given(monkeypatch, rows: Any, **changes: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", CONTINUOUS)
-def test_a_data_set_of_mujoco_s_float64_is_learnt_from(name, stored, monkeypatch):
+def test_recipe_casts_float64_dataset_to_float32(name, stored, monkeypatch):
     given(monkeypatch, stored, observation=torch.Tensor.double, action=torch.Tensor.double)
     trainer = built(name)
     sampled = trainer.replay_buffer[:]
@@ -338,14 +336,14 @@ def test_a_data_set_of_mujoco_s_float64_is_learnt_from(name, stored, monkeypatch
 
 
 @pytest.mark.parametrize("key", ["observation", "action"])
-def test_a_data_set_of_another_kind_of_numbers_is_refused(stored, monkeypatch, key):
+def test_build_rejects_integer_dataset(stored, monkeypatch, key):
     given(monkeypatch, stored, **{key: torch.Tensor.long})
     with raises_setting("dataset") as refused:
         built("bc", dataset=["here"])
     assert "\n" not in str(refused.value)
 
 
-def test_a_given_buffer_is_not_trained_on_as_it_is_by_a_policy_that_is_played_normalised(stored):
+def test_build_rejects_custom_buffer_with_normalize_data(stored):
     recipe = importlib.import_module("recipes.bc")
     own = make_replay_buffer(200, None)
     own.extend(stored)
@@ -356,7 +354,7 @@ def test_a_given_buffer_is_not_trained_on_as_it_is_by_a_policy_that_is_played_no
     assert recipe.build(config, buffer=own).buffer is own
 
 
-def test_actions_beyond_the_bounds_of_the_environment_are_refused(stored, monkeypatch):
+def test_build_rejects_dataset_actions_outside_bounds(stored, monkeypatch):
     widest = float(stored["action"].abs().max())
     given(monkeypatch, stored, action=lambda action: action * 2.5 / widest)
     with raises_setting("dataset"):
@@ -364,7 +362,7 @@ def test_actions_beyond_the_bounds_of_the_environment_are_refused(stored, monkey
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int64])
-def test_whole_numbers_at_their_bounds_are_not_beyond_them(dtype):
+def test_check_dataset_accepts_integer_actions_at_bounds(dtype):
     """A difference of bytes is a byte."""
     low, high = (0, 255) if dtype is np.uint8 else (-128, 127)
     env = make_env(lambda: Guess(spaces.Box(low, high, (2,), dtype)), 1)
@@ -378,7 +376,7 @@ def test_whole_numbers_at_their_bounds_are_not_beyond_them(dtype):
             check_dataset(env, rows, ["here"])
 
 
-def test_actions_that_rounding_led_beyond_the_bounds_are_the_bounds(stored, monkeypatch):
+def test_build_clamps_actions_slightly_outside_bounds(stored, monkeypatch):
     widest = float(stored["action"].abs().max())
     rows = given(monkeypatch, stored, action=lambda action: action * 2.0001 / widest)
     sampled = built("bc").replay_buffer[:]
@@ -417,7 +415,7 @@ def answers(monkeypatch, rows: Any, first: int, question: int = 5) -> Any:
     return given(monkeypatch, rows, **changes)
 
 
-def test_choices_of_a_data_set_are_counted_from_0(stored, monkeypatch, guess):
+def test_build_shifts_discrete_dataset_values_to_zero(stored, monkeypatch, guess):
     rows = answers(monkeypatch, stored, first=1)
     settings = {"env": EnvConfig(id=guess, num_envs=1), "normalize_data": False}
     trainer = built("bc", **settings)
@@ -429,7 +427,7 @@ def test_choices_of_a_data_set_are_counted_from_0(stored, monkeypatch, guess):
 
 
 @pytest.mark.parametrize(("first", "question"), [(0, 5), (2, 5), (1, 4)])
-def test_choices_that_the_environment_does_not_have_are_refused(
+def test_build_rejects_discrete_values_outside_env_spaces(
     stored, monkeypatch, guess, first, question
 ):
     answers(monkeypatch, stored, first, question)
@@ -437,7 +435,7 @@ def test_choices_that_the_environment_does_not_have_are_refused(
         built("bc", env=EnvConfig(id=guess, num_envs=1), normalize_data=False)
 
 
-def test_observations_that_are_not_normalised_are_refused_by_the_name_of_the_setting(guess):
+def test_build_rejects_normalize_data_with_discrete_observations(guess):
     with raises_setting("normalize_data"):
         built("bc", env=EnvConfig(id=guess, num_envs=1))
 
@@ -480,7 +478,7 @@ def an_episode(actions: Any, observations: Any) -> dict[str, Any]:
     return {"observations": observations, "actions": actions, "rewards": rewards, **flags}
 
 
-def test_real_numbers_are_read_as_float32_and_choices_as_they_are(tmp_path):
+def test_read_datasets_casts_reals_and_keeps_discrete_actions(tmp_path):
     seen = np.linspace(0, 1, 12).reshape(4, 3)
     real, choice = tmp_path / "real-v0", tmp_path / "choice-v0"
     force = np.linspace(-1, 1, 3)[:, None]
@@ -493,7 +491,7 @@ def test_real_numbers_are_read_as_float32_and_choices_as_they_are(tmp_path):
     assert kit.buffers.datasets.read_datasets([str(choice)])["action"].tolist() == [1, 3, 2]
 
 
-def test_an_episode_ends_with_its_last_transition_also_where_no_flag_says_so(tmp_path):
+def test_read_datasets_truncates_episode_without_end_flag(tmp_path):
     folder, force = tmp_path / "cut-v0", np.zeros((3, 1), np.float32)
     seen = np.ones((4, 2), np.float32)
     cut = an_episode(force, seen) | {"terminations": np.zeros(3, bool)}
@@ -517,7 +515,7 @@ def test_an_episode_ends_with_its_last_transition_also_where_no_flag_says_so(tmp
         {"rewards": np.ones((3, 1))},
     ],
 )
-def test_episodes_that_are_not_whole_or_not_finite_are_refused(tmp_path, changes):
+def test_read_datasets_rejects_malformed_or_infinite_episodes(tmp_path, changes):
     folder, force = tmp_path / "few-v0", np.zeros((3, 1), np.float32)
     episode = an_episode(force, np.ones((4, 2))) | changes
     written_by_minari(folder, episode, spaces.Box(-1, 1, (1,), np.float32))
@@ -525,7 +523,7 @@ def test_episodes_that_are_not_whole_or_not_finite_are_refused(tmp_path, changes
         kit.buffers.datasets.read_datasets([str(folder)])
 
 
-def test_a_data_set_of_several_arrays_is_refused(tmp_path):
+def test_read_datasets_rejects_dict_observations(tmp_path):
     folder, box = tmp_path / "few-v0", spaces.Box(-1, 1, (1,))
     one = np.zeros((4, 1), np.float32)
     episode = an_episode(one[1:], {"here": one, "there": one})
@@ -534,7 +532,7 @@ def test_a_data_set_of_several_arrays_is_refused(tmp_path):
         kit.buffers.datasets.read_datasets([str(folder)])
 
 
-def test_read_datasets_takes_an_installed_data_set_by_its_id(tmp_path, monkeypatch):
+def test_read_datasets_loads_installed_dataset_by_id(tmp_path, monkeypatch):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     with pytest.raises(SettingError, match=r"here/few-v0'.* contains no readable dataset"):
         kit.buffers.datasets.read_datasets(["minari:here/few-v0"])
@@ -549,7 +547,7 @@ def write(folder: Path, rows: Any, env: Any) -> int:
         return writer.write(rows, "random")
 
 
-def test_a_data_set_is_read_as_it_was_written(tmp_path):
+def test_read_datasets_returns_written_transitions(tmp_path):
     needs_minari()
     rows, folder = transitions(110, ends=20), tmp_path / "pendulum-random-v0"
     env = make_env("Pendulum-v1", 1)
@@ -566,14 +564,14 @@ def test_a_data_set_is_read_as_it_was_written(tmp_path):
         kit.buffers.datasets.read_datasets([str(tmp_path)])
 
 
-def test_the_folder_of_other_data_sets_stays_as_it_is(tmp_path, monkeypatch):
+def test_dataset_writer_restores_minari_path_variable(tmp_path, monkeypatch):
     needs_minari()
     monkeypatch.setenv("MINARI_DATASETS_PATH", "elsewhere")
     write(tmp_path / "few-v0", transitions(20, ends=20), make_env("Pendulum-v1", 1))
     assert os.environ["MINARI_DATASETS_PATH"] == "elsewhere"
 
 
-def test_a_data_set_of_an_environment_that_is_none_of_gymnasiums_names_none(tmp_path):
+def test_dataset_has_no_env_spec_for_tensor_env(tmp_path):
     needs_minari()
     env = make_env("Pendulum-v1", 1, vectorization="tensor")
     write(tmp_path / "tensor-v0", transitions(20, ends=20), env)
@@ -584,7 +582,7 @@ def metadata(folder: Path) -> Any:
     return needs_minari().MinariDataset(folder / "data")
 
 
-def test_a_data_set_names_the_environment_that_was_play(tmp_path):
+def test_dataset_env_spec_recovers_recorded_env(tmp_path):
     needs_minari()
     env = make_env("Pendulum-v1", 1, max_episode_steps=7, g=5.0)
     write(tmp_path / "light-v0", transitions(20), env)
@@ -598,7 +596,7 @@ def test_a_data_set_names_the_environment_that_was_play(tmp_path):
     assert [again.step(np.zeros(1))[3] for _ in range(7)] == [False] * 6 + [True]
 
 
-def test_a_data_set_has_the_spaces_and_the_numbers_of_its_environment(tmp_path):
+def test_dataset_stores_spaces_and_values_of_env(tmp_path):
     needs_minari()
     env = make_env(Answers, 1)
     batch = VectorCollector(env, None, frames_per_batch=8, seed=1).collect()[0]
@@ -616,7 +614,7 @@ def test_a_data_set_has_the_spaces_and_the_numbers_of_its_environment(tmp_path):
     assert torch.equal(read["next", "observation"], rows["next", "observation"])
 
 
-def test_actions_are_written_as_they_were_play(tmp_path):
+def test_dataset_writer_clamps_actions_to_bounds(tmp_path):
     needs_minari()
     rows = transitions(20)
     rows["action"] = rows["action"] * 10
@@ -625,7 +623,7 @@ def test_actions_are_written_as_they_were_play(tmp_path):
     assert np.array_equal(episode.actions, rows["action"].clamp(-2, 2).numpy())
 
 
-def test_pictures_are_not_changed(tmp_path):
+def test_dataset_round_trip_preserves_images(tmp_path):
     needs_minari()
     env = make_env(Pictures, 1)
     batch = VectorCollector(env, None, frames_per_batch=8, seed=1).collect()[0]
@@ -656,14 +654,14 @@ class Pictures(Guess):
         ("v1.2-v0", "v1-2-v0-v0"),
     ],
 )
-def test_a_name_that_minari_does_not_take_is_refused(tmp_path, name, works):
+def test_dataset_writer_rejects_invalid_minari_name(tmp_path, name, works):
     env = make_env("Pendulum-v1", 1)
     with raises_setting("to") as refused:
         DatasetWriter(tmp_path / name, env)
     assert refused.value.works == [str(tmp_path / works)]
 
 
-def test_an_environment_registered_by_its_class_is_named_by_where_it_is(tmp_path, monkeypatch):
+def test_dataset_writer_names_entry_point_of_class_env(tmp_path, monkeypatch):
     monkeypatch.setitem(gym.registry, "Fixed-v0", EnvSpec("Fixed-v0", FixedCartPole))
     wrapped = make_env("Fixed-v0", 1, max_episode_steps=9, action_repeat=2)
     found = DatasetWriter(tmp_path / "few-v0", wrapped)._spec
@@ -675,7 +673,7 @@ class FixedCartPole(CartPoleEnv):
     """Registered as a class."""
 
 
-def test_environments_that_a_data_set_cannot_describe_are_refused(tmp_path, guess):
+def test_dataset_writer_rejects_unsupported_envs(tmp_path, guess):
     folder = tmp_path / "few-v0"
     with raises_setting("env.id"):
         DatasetWriter(folder, make_env(guess, 1))
@@ -686,14 +684,14 @@ def test_environments_that_a_data_set_cannot_describe_are_refused(tmp_path, gues
 
 
 @pytest.mark.parametrize("package", ["minari", "h5py"])
-def test_a_missing_package_is_named(tmp_path, monkeypatch, package):
+def test_dataset_writer_rejects_missing_package(tmp_path, monkeypatch, package):
     pytest.importorskip("minari")
     monkeypatch.setitem(sys.modules, package, None)
     with raises_setting("to"):
         DatasetWriter(tmp_path / "few-v0", make_env("Pendulum-v1", 1))
 
 
-def test_nothing_is_left_of_a_data_set_that_was_half_written(tmp_path, monkeypatch):
+def test_failed_dataset_write_leaves_no_files(tmp_path, monkeypatch):
     minari = needs_minari()
 
     def full(*_: object, **__: object) -> None:
@@ -706,7 +704,7 @@ def test_nothing_is_left_of_a_data_set_that_was_half_written(tmp_path, monkeypat
     assert [*tmp_path.iterdir()] == []
 
 
-def test_the_command_refuses_in_one_line_before_it_plays(stored, tmp_path, monkeypatch, capsys):
+def test_record_rejects_invalid_arguments_before_playing(stored, tmp_path, monkeypatch, capsys):
     run = built("bc", log_dir=str(tmp_path), normalize_data=False)
     run.run()
     monkeypatch.setattr("kit.cli.record._play", lambda *_: pytest.fail("it was played"))
@@ -724,9 +722,7 @@ def test_the_command_refuses_in_one_line_before_it_plays(stored, tmp_path, monke
 
 
 @pytest.mark.parametrize("kind", ["data", "running"])
-def test_raw_observations_are_recorded_of_a_policy_that_sees_them_normalized(
-    kind, stored, tmp_path
-):
+def test_record_stores_raw_observations_of_normalized_policy(kind, stored, tmp_path):
     needs_minari()
     if kind == "data":
         trainer = built("iql", log_dir=str(tmp_path))
@@ -751,7 +747,7 @@ def test_raw_observations_are_recorded_of_a_policy_that_sees_them_normalized(
 
 # ---------------------------------------------------------------------- what is played
 @pytest.mark.parametrize("random", [0.0, 0.5, 1.0])
-def test_a_share_of_actions_is_random_without_a_warning(tmp_path, random):
+def test_record_randomizes_requested_share_of_actions(tmp_path, random):
     run = sac_run(tmp_path, 20, hidden_sizes=[8])
     env = make_env("Pendulum-v1", 1, max_episode_steps=30, seed=1)
     with warnings.catch_warnings():
@@ -766,7 +762,7 @@ def test_a_share_of_actions_is_random_without_a_warning(tmp_path, random):
 
 
 @pytest.mark.parametrize("kind", ["DETERMINISTIC", "RANDOM"])
-def test_actions_are_sampled_where_evaluations_sample_them(kind):
+def test_record_follows_exploration_type_of_evaluator(kind):
     env = make_env("Pendulum-v1", 1, max_episode_steps=30, seed=1)
     policy = make_actor(env, (8,), continuous="tanh_normal")
     evaluator = Evaluator(env.make_again(), policy, exploration_type=ExplorationType[kind])
@@ -776,7 +772,7 @@ def test_actions_are_sampled_where_evaluations_sample_them(kind):
     assert torch.allclose(rows["action"], likeliest, atol=1e-4) == (kind == "DETERMINISTIC")
 
 
-def test_a_world_model_remembers_the_random_action_that_was_executed():
+def test_world_model_stores_executed_random_action():
     env = make_env("CartPole-v1", 20)
     model = make_world_model(env, "nano")
     player = Player(model, LatentActor(model.code, model.features, model.size))
@@ -785,7 +781,7 @@ def test_a_world_model_remembers_the_random_action_that_was_executed():
     assert torch.equal(rows["next", player.ACTION].argmax(-1), rows["action"])
 
 
-def test_rewards_are_recorded_as_the_environment_gives_them(tmp_path):
+def test_record_stores_unnormalized_rewards(tmp_path):
     needs_minari()
     env = EnvConfig(id="Pendulum-v1", num_envs=1, normalize_reward=True)
     run, folder = sac_run(tmp_path, 20, env=env, hidden_sizes=[8]), tmp_path / "few-v0"
@@ -807,7 +803,7 @@ def sac_run(folder: Path, policy_steps: int, **settings: Any) -> Any:
     return SavedRun(trainer.folder)
 
 
-def test_whole_episodes_of_a_saved_run_are_recorded(tmp_path, capsys):
+def test_record_writes_complete_episodes(tmp_path, capsys):
     needs_minari()
     run, folder = sac_run(tmp_path, 20, hidden_sizes=[8]), tmp_path / "few-v0"
     run.close()
@@ -820,7 +816,7 @@ def test_whole_episodes_of_a_saved_run_are_recorded(tmp_path, capsys):
 
 
 @pytest.mark.nightly
-def test_they_beat_behaviour_cloning_on_a_mixed_data_set(tmp_path):
+def test_offline_recipes_beat_bc_on_mixed_dataset(tmp_path):
     needs_minari()
     run, folders = sac_run(tmp_path, 5_000), []
     for number, random in enumerate([0.1, 0.5, 1.0]):

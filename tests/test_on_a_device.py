@@ -56,7 +56,7 @@ def runs(names):
     [pytest.param(name, GUARDS, marks=pytest.mark.guard) for name in GUARDS]
     + [pytest.param(name, OTHERS, marks=pytest.mark.nightly) for name in OTHERS],
 )
-def test_a_recipe_trains_on_a_device_and_its_loss_stays_there(name, names):
+def test_recipe_on_simulated_gpu_syncs_only_between_batches(name, names):
     gradient_steps, crossed = runs(names)[name]
     assert gradient_steps > 0
     elsewhere = {one for one in crossed if not any(place in one for place in BETWEEN_BATCHES)}
@@ -78,7 +78,7 @@ def test_a_recipe_trains_on_a_device_and_its_loss_stays_there(name, names):
         "metrics",
     ],
 )
-def test_parts_go_together_on_a_device(name):
+def test_parts_work_together_on_simulated_gpu(name):
     command = [sys.executable, "-m", "tests.parts_on_a_device", name]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)

@@ -100,7 +100,7 @@ def _data_sets_in_memory(monkeypatch):
 
 
 @pytest.mark.parametrize("name", list(RUNS))
-def test_programs_compute_what_eager_steps_do(name):
+def test_traced_run_matches_eager_run(name):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         ours = built(name, compile="exact")
@@ -114,7 +114,7 @@ def test_programs_compute_what_eager_steps_do(name):
     assert all(value.is_cuda for value in weights(ours).values())
 
 
-def test_the_critics_of_redq_are_drawn_in_a_graph():
+def test_redq_update_runs_as_cuda_graph():
     trainer, found = built("redq"), set()
 
     def note() -> None:
@@ -126,7 +126,7 @@ def test_the_critics_of_redq_are_drawn_in_a_graph():
 
 
 @pytest.mark.parametrize("name", list(RUNS))
-def test_a_run_that_is_cut_off_goes_on_as_if_it_had_not_been(name, tmp_path):
+def test_interrupted_run_resumes_exactly(name, tmp_path):
     whole = built(name, log_dir=str(tmp_path / "whole"), checkpoint_every=16)
     whole.run()
     iterations = whole.ledger.iterations
@@ -148,7 +148,7 @@ def test_a_run_that_is_cut_off_goes_on_as_if_it_had_not_been(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["ppo", "sac", "dqn_pixels", "dreamerv3", "iql"])
-def test_a_run_of_a_gpu_is_evaluated(name, tmp_path, capsys):
+def test_evaluate_plays_policy_of_gpu_run(name, tmp_path, capsys):
     trainer = built(name, log_dir=str(tmp_path), checkpoint_every=16)
     trainer.run()
     (folder,) = (config.parent for config in tmp_path.glob("**/config.yaml"))
@@ -166,6 +166,6 @@ def test_a_run_of_a_gpu_is_evaluated(name, tmp_path, capsys):
     ],
     ids=str,
 )
-def test_other_collectors_and_backends_bring_their_batches_to_the_gpu(changes):
+def test_impala_trains_on_gpu_with_other_collectors_and_backends(changes):
     trainer = built("impala", **changes)
     assert trainer.run().compare(trainer.plan) == []

@@ -93,7 +93,7 @@ def test_trpo_passes_its_settings_to_the_trust_region():
 
 
 @names
-def test_gradient_steps_are_bitwise_those_of_eager_pytorch(name):
+def test_traced_run_matches_eager_run_bitwise(name):
     fast = built(name)
     ledger = fast.run()
     epochs = fast.plan.update_epochs
@@ -110,7 +110,7 @@ def test_gradient_steps_are_bitwise_those_of_eager_pytorch(name):
 
 
 @names
-def test_a_resumed_run_ends_as_if_it_had_not_been_interrupted(name, tmp_path):
+def test_interrupted_run_resumes_exactly(name, tmp_path):
     whole = built(name)
     whole.run()
     resumed = interrupted(name, tmp_path)
@@ -131,7 +131,7 @@ def interrupted(name: str, folder: Path, **changes: Any) -> Trainer:
 
 
 # ---------------------------------------------------------------------- outputs of policies
-def test_a2c_collects_what_its_loss_reads_and_learns_the_same(monkeypatch):
+def test_a2c_omits_unread_policy_outputs_and_trains_identically(monkeypatch):
     lean = built("a2c")
     assert set(lean.collector.collect().keys()) == {"action", "collector", "next", "observation"}
     lean = built("a2c")
@@ -143,13 +143,13 @@ def test_a2c_collects_what_its_loss_reads_and_learns_the_same(monkeypatch):
 
 
 @pytest.mark.parametrize("loss", ["ClipPPOLoss", "kit.losses:KLPENPPOLoss"])
-def test_another_loss_in_a2c_has_every_output_of_the_policy(loss):
+def test_a2c_collects_all_policy_outputs_for_other_losses(loss):
     batch = built("a2c", loss=loss).collector.collect()
     assert {"action", "action_log_prob", "logits"} <= set(batch.keys())
 
 
 # ---------------------------------------------------------------------- a penalty on the divergence
-def test_the_gradient_of_the_penalty_has_the_weight_that_the_loss_has():
+def test_kl_penalty_gradient_uses_current_beta():
     """The weight changes in each gradient step: that of a changed one is for the next."""
     trainer = built(
         "ppo", loss="kit.losses:KLPENPPOLoss", learning_rate=0.05, lr_schedule="constant"
@@ -184,7 +184,7 @@ def test_the_gradient_of_the_penalty_has_the_weight_that_the_loss_has():
 
 
 # ---------------------------------------------------------------------- IMPALA
-def test_impala_corrects_the_staleness_of_the_asynchronous_collector(tmp_path):
+def test_impala_corrects_staleness_of_async_collector(tmp_path):
     asynchronous = {"collector": "async", "collector_kwargs": {"max_staleness": 2}}
     whole = built("impala", **asynchronous)
     ratios: list[float] = []
@@ -203,7 +203,7 @@ def test_impala_corrects_the_staleness_of_the_asynchronous_collector(tmp_path):
     assert_equal(weights(interrupted("impala", tmp_path, **asynchronous)), weights(whole))
 
 
-def test_an_update_of_a_class_of_its_own_is_given_whole_minibatches(monkeypatch):
+def test_custom_update_receives_complete_minibatches(monkeypatch):
     class Looking(Update):
         reads_minibatches = True
 
@@ -218,7 +218,7 @@ def test_an_update_of_a_class_of_its_own_is_given_whole_minibatches(monkeypatch)
 
 
 # ---------------------------------------------------------------------- shared bodies
-def test_a_shared_body_has_the_gradients_of_torchrls_loss():
+def test_shared_backbone_gradients_match_torchrl_loss():
     for name in ("ppo, shared body", "ppo_pixels", "ppo_recurrent"):
         trainer = built(name)
         loss = trainer.loss_module
@@ -241,7 +241,7 @@ def test_a_shared_body_has_the_gradients_of_torchrls_loss():
 
 
 @pytest.mark.parametrize("burn_in", [0, 3])
-def test_what_is_told_of_a_minibatch_is_of_all_steps_of_its_sequences(burn_in):
+def test_recurrent_loss_metrics_cover_all_sequence_steps(burn_in):
     """Of one sequence alone each time step is a single row, all of whose variance is explained."""
     trainer = built("ppo_recurrent", burn_in=burn_in)
     batch = trainer.advantage(trainer.collector.collect().clone())
@@ -272,7 +272,7 @@ def with_two_outputs(loss):
     return with_shared_backbone(loss, (actor, critic)), env, actor, critic
 
 
-def test_all_that_a_shared_body_writes_is_learnt_from():
+def test_shared_backbone_trains_every_output():
     loss, env, actor, critic = with_two_outputs(ClipPPOLoss)
     assert isinstance(loss, SharedBackbone)
     batch = VectorCollector(env, actor, steps_per_env=8).collect()
@@ -286,7 +286,7 @@ def test_all_that_a_shared_body_writes_is_learnt_from():
     assert expected.abs().sum() > 0
 
 
-def test_a_setting_of_a_loss_with_a_shared_body_is_that_of_the_loss():
+def test_shared_backbone_forwards_settings_to_loss():
     class Scaled(ClipPPOLoss):
         scale = 1.0
 
@@ -297,7 +297,7 @@ def test_a_setting_of_a_loss_with_a_shared_body_is_that_of_the_loss():
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_hidden_layers_have_a_learning_rate_of_their_own(shared):
+def test_backbone_lr_scale_sets_learning_rate_of_hidden_layers(shared):
     trainer = built("ppo", shared_backbone=shared, backbone_lr_scale=0.25, lr_schedule="constant")
     trainer.run()
     heads, body = trainer.optimizer.param_groups
@@ -308,7 +308,7 @@ def test_hidden_layers_have_a_learning_rate_of_their_own(shared):
     assert len(body["params"]) == (2 if shared else 4)
 
 
-def test_a_factor_of_hidden_layers_is_refused_where_there_are_none():
+def test_build_rejects_backbone_lr_scale_without_hidden_layers():
     with raises_setting("backbone_lr_scale"):
         built("ppo", hidden_sizes=[], backbone_lr_scale=0.25)
     built("ppo", hidden_sizes=[], critic_hidden_sizes=[8], backbone_lr_scale=0.25)
@@ -335,9 +335,7 @@ def test_coefficients_follow_their_schedules():
 @pytest.mark.parametrize(
     ("clip_value", "last"), [(True, 0.2 / 8), (0.5, 0.5)], ids=["as clip_epsilon", "its own"]
 )
-def test_values_are_clipped_in_the_annealed_range_of_the_policy_unless_they_have_their_own(
-    clip_value, last
-):
+def test_clip_value_follows_clip_schedule_unless_set(clip_value, last):
     trainer = built("ppo", clip_value=clip_value, clip_schedule="linear")
     seen: list[float] = []
     trainer.register_op(
@@ -352,7 +350,7 @@ def test_values_are_clipped_in_the_annealed_range_of_the_policy_unless_they_have
 @pytest.mark.parametrize(
     ("recipe", "settings"), [("a2c", {"critic_epochs": 1}), ("reinforce", {"baseline": False})]
 )
-def test_a_critic_that_is_fitted_alone_or_not_at_all_is_in_no_loss_by_name(recipe, settings, loss):
+def test_named_loss_omits_separately_fitted_or_absent_critic(recipe, settings, loss):
     trainer = built(recipe, loss=loss, **settings)
     trainer.run()
     assert "train/loss_objective" in trainer.journal.latest
@@ -362,20 +360,20 @@ def test_a_critic_that_is_fitted_alone_or_not_at_all_is_in_no_loss_by_name(recip
 @pytest.mark.parametrize(
     ("recipe", "settings"), [("ppo", {"critic_epochs": 1}), ("reinforce", {"baseline": False})]
 )
-def test_a_loss_that_cannot_leave_out_a_critic_is_refused_where_none_is_in_it(recipe, settings):
+def test_build_rejects_loss_that_cannot_omit_critic(recipe, settings):
     with raises_setting("critic_coeff"):
         built(recipe, loss="ReinforceLoss", **settings)
     built(recipe, loss="ReinforceLoss")
 
 
 @pytest.mark.parametrize("shared_backbone", [False, True])
-def test_a_loss_by_name_begins_as_it_was_made(shared_backbone):
+def test_build_preserves_initial_beta_of_named_loss(shared_backbone):
     loss = built("ppo", loss="kit.losses:KLPENPPOLoss", shared_backbone=shared_backbone).loss_module
     assert float(loss.beta) == 1.0, "not the next one of the batch on which it was tried"
 
 
 @pytest.mark.parametrize("loss", ["PPOLoss", "kit.losses:KLPENPPOLoss"])
-def test_a_loss_by_name_is_tried_on_sequences_that_go_on_after_the_burn_in(loss):
+def test_named_loss_trains_on_sequences_with_burn_in(loss):
     env = EnvConfig("Pendulum-v1", 4)
     ledger = built("ppo_recurrent", env=env, loss=loss, burn_in=3).run()
     assert ledger.gradient_steps == 8 * 2 * 4
@@ -418,13 +416,13 @@ def test_a_loss_by_name_is_tried_on_sequences_that_go_on_after_the_burn_in(loss)
         ),
     ],
 )
-def test_what_an_algorithm_cannot_do_is_refused(name, settings, message):
+def test_build_rejects_settings_unsupported_by_algorithm(name, settings, message):
     with raises_setting(message):
         built(name, **settings)
 
 
 # ---------------------------------------------------------------------- as they learn
-def test_a_tiny_task_of_images_is_learnt():
+def test_ppo_pixels_learns_tiny_image_task():
     steps = OnPolicySteps(
         total_policy_steps=4_096, steps_per_env=32, update_epochs=4, minibatch_size=64,
         evaluation_every=None,
@@ -450,7 +448,7 @@ def test_a_tiny_task_of_images_is_learnt():
         ("trpo", {}),
     ],
 )
-def test_recipes_balance_the_pole_within_100_000_policy_steps(name, settings):
+def test_recipes_solve_cartpole_within_100_000_policy_steps(name, settings):
     module = importlib.import_module(f"recipes.{name}")
     config = module.Config(log_dir=None, progress=False, **settings)
     config.steps.evaluation_every, config.steps.evaluation_episodes = None, 100
@@ -461,7 +459,7 @@ def test_recipes_balance_the_pole_within_100_000_policy_steps(name, settings):
     assert trainer.journal.latest["evaluation/return"] >= 475.0
 
 
-def test_reinforce_without_baseline_weighs_actions_by_returns_alone():
+def test_reinforce_without_baseline_uses_reward_to_go():
     advantage = built("reinforce without baseline").advantage
     assert isinstance(advantage, RewardToGo)
     assert isinstance(built("reinforce").advantage, GAE)

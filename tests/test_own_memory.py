@@ -28,7 +28,7 @@ def with_memory(function, *inputs):
     return recording, other, expected
 
 
-def test_memory_of_its_own_is_taken_apart_once():
+def test_split_of_preallocated_buffer_is_computed_once():
     def function(x):
         first, second = torch.split(x * 2, [3, 5])
         return [first + 1, second.sum()]
@@ -39,7 +39,7 @@ def test_memory_of_its_own_is_taken_apart_once():
     assert "aten.split_with_sizes.default" not in other.operations
 
 
-def test_what_a_program_returns_is_new_in_every_call():
+def test_outputs_are_new_tensors_in_every_call():
     def function(given):
         twice = given * 2
         return [twice, twice.sum(0).view(2, 2)]
@@ -52,7 +52,7 @@ def test_what_a_program_returns_is_new_in_every_call():
     assert all(map(torch.equal, first, before))
 
 
-def test_results_of_chance_are_left_alone():
+def test_random_results_are_not_preallocated():
     def function(given):
         return [torch.rand_like(given).exp().sum()]
 
@@ -61,13 +61,13 @@ def test_results_of_chance_are_left_alone():
 
 
 @pytest.mark.parametrize(("rows", "keeps"), [(SMALL // 8, True), (SMALL // 8 + 1, False)])
-def test_a_program_with_a_large_result_keeps_no_memory(rows, keeps):
+def test_large_result_disables_preallocation(rows, keeps):
     with torch.no_grad():
         recording, _ = record(lambda given: [(given.cos() + 1).sum()], [numbers(rows, 2)])
     assert (with_own_memory(recording.graph, recording.constants) is not None) == keeps
 
 
-def test_memory_that_nothing_reads_any_more_is_used_again():
+def test_buffers_are_reused_after_last_read():
     def function(given):
         for _ in range(9):
             given = given.cos()
@@ -79,7 +79,7 @@ def test_memory_that_nothing_reads_any_more_is_used_again():
     assert torch.equal(EXECUTORS["interpreter"](other)(numbers(10))[0], expected[0])
 
 
-def test_writing_to_a_view_of_its_memory_is_seen_by_what_follows():
+def test_writes_to_buffer_views_reach_later_operations():
     def function(given):
         sums = given.cumsum(0)
         sums[0].fill_(5.0)
@@ -92,7 +92,7 @@ def test_writing_to_a_view_of_its_memory_is_seen_by_what_follows():
     assert len(other.operations) < len(recording.operations)
 
 
-def test_memory_whose_shape_is_changed_in_place_is_left_alone():
+def test_results_reshaped_in_place_are_not_preallocated():
     def function(given):
         return [(given * 2).unsqueeze_(0).add_(1).sum(0) + given.exp()]
 
@@ -102,7 +102,7 @@ def test_memory_whose_shape_is_changed_in_place_is_left_alone():
     assert {"aten.mul.Tensor", "aten.exp.out"} <= {*other.operations}
 
 
-def test_a_program_whose_memory_makes_a_difference_does_without(monkeypatch):
+def test_traced_drops_preallocation_when_results_differ(monkeypatch):
     def wrong(graph, constants):
         copy, own = with_own_memory(graph, constants)
         doubled = next(node for node in copy.nodes if str(node.target) == "aten.mul.out")

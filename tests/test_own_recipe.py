@@ -79,11 +79,11 @@ def last_row(run: Path) -> dict[str, str]:
         return list(csv.DictReader(rows))[-1]
 
 
-def test_it_is_documented_whole_and_short():
+def test_documented_recipe_has_at_most_60_lines():
     assert len(documented().splitlines()) <= 60
 
 
-def test_it_trains_and_its_run_says_where_it_is(command, file):
+def test_custom_recipe_trains_and_saves_its_path(command, file):
     command(*SHORT, "learning_rate=0.01")
     (run,) = runs()
     assert run.parent == Path("runs/my_a2c/CartPole-v1")
@@ -92,7 +92,7 @@ def test_it_trains_and_its_run_says_where_it_is(command, file):
     assert (last_row(run)["policy_steps"], last_row(run)["gradient_steps"]) == ("64", "4")
 
 
-def test_guide_recipe_trains_on_discrete_and_real_actions(tmp_path, monkeypatch):
+def test_guide_recipe_trains_on_discrete_and_continuous_actions(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("my_spo.py").write_text(documented("guides/own-algorithm.md"))
     for number, env in enumerate(("CartPole-v1", "Pendulum-v1")):
@@ -105,7 +105,7 @@ def test_guide_recipe_trains_on_discrete_and_real_actions(tmp_path, monkeypatch)
         assert float(last_row(run)["train/ratio_distance"]) > 0
 
 
-def test_its_help_has_its_settings(command, file, capsys):
+def test_help_lists_settings_of_custom_recipe(command, file, capsys):
     command("--help")
     text = capsys.readouterr().out
     assert f"usage: python {file} [setting=value ...]\n" in text
@@ -113,9 +113,7 @@ def test_its_help_has_its_settings(command, file, capsys):
     assert "steps.total_policy_steps=" in text
 
 
-def test_a_mapping_of_its_own_is_set_by_name_in_a_preset_and_in_a_sweep(
-    command, preset, file, capsys
-):
+def test_mapping_setting_accepts_keys_from_cli_preset_and_sweep(command, preset, file, capsys):
     text = file.read_text()
     rate = "    learning_rate: PositiveFloat = 7e-4\n"
     assert rate in text
@@ -144,16 +142,14 @@ def test_a_mapping_of_its_own_is_set_by_name_in_a_preset_and_in_a_sweep(
         ("env: {grvity: 9}", "env.grvity=9 is not a setting of EnvConfig. Try: id"),
     ],
 )
-def test_a_preset_that_cannot_be_used_is_refused_in_one_line(
-    text, message, command, preset, capsys
-):
+def test_invalid_preset_exits_with_one_line_error(text, message, command, preset, capsys):
     preset("heavy", text)
     with pytest.raises(SystemExit):
         command("preset=heavy")
     assert message in one_line(capsys.readouterr().err)
 
 
-def test_the_steps_of_a_preset_are_not_lost_to_another_vocabulary(command, preset, capsys):
+def test_cli_rejects_sb3_steps_when_preset_sets_steps(command, preset, capsys):
     preset("heavy", "steps: {steps_per_env: 16}\n")
     with pytest.raises(SystemExit):
         command("preset=heavy", "steps=sb3")
@@ -161,7 +157,7 @@ def test_the_steps_of_a_preset_are_not_lost_to_another_vocabulary(command, prese
     assert one_line(capsys.readouterr().err).startswith(message)
 
 
-def test_it_is_resumed(command, tmp_path):
+def test_custom_recipe_resumes_exactly(command, tmp_path):
     command(*SHORT, "checkpoint_every=16")
     (run,) = runs()
     whole = (run / "metrics.csv").read_bytes()
@@ -172,7 +168,7 @@ def test_it_is_resumed(command, tmp_path):
     assert (run / "metrics.csv").read_bytes() == whole
 
 
-def test_it_is_evaluated_from_any_folder(command, capsys, tmp_path, monkeypatch):
+def test_evaluate_finds_custom_recipe_from_another_folder(command, capsys, tmp_path, monkeypatch):
     command(*SHORT, "env.normalize_observation=true")
     (run,) = [path.resolve() for path in runs()]
     monkeypatch.chdir(tmp_path)
@@ -188,7 +184,7 @@ def in_a_shell(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
 
-def test_a_script_leaves_what_it_imported_to_the_end_of_the_process(file):
+def test_script_freezes_imported_objects_in_gc(file):
     text = file.read_text() + "\n    import gc\n    print(gc.isenabled(), gc.get_freeze_count())\n"
     file.write_text(text)
     ran = in_a_shell(str(file), *SHORT)
@@ -197,7 +193,7 @@ def test_a_script_leaves_what_it_imported_to_the_end_of_the_process(file):
     assert int(frozen) > 100_000
 
 
-def test_a_launcher_of_processes_runs_every_point_and_says_what_failed(file):
+def test_joblib_launcher_runs_all_points_and_reports_failures(file):
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     launcher = ["--multirun", "hydra/launcher=joblib", "hydra.launcher.n_jobs=1"]
     ran = in_a_shell(str(file), *SHORT, *launcher, "learning_rate=0.1,0.01", "device=cpu,gpu")
@@ -210,7 +206,7 @@ def test_a_launcher_of_processes_runs_every_point_and_says_what_failed(file):
 # ---------------------------------------------------------------------- where a recipe is
 
 
-def test_a_recipe_in_a_file_is_found_by_its_path_and_loaded_once(file):
+def test_recipe_loads_file_by_path_once(file):
     recipe = Recipe(str(file))
     module = recipe.load()
     assert Recipe.of(module.Config) == recipe
@@ -218,7 +214,7 @@ def test_a_recipe_in_a_file_is_found_by_its_path_and_loaded_once(file):
     assert recipe.load() is module
 
 
-def test_a_recipe_that_is_gone_is_one_line(command, file, capsys):
+def test_evaluate_reports_missing_recipe_file_in_one_line(command, file, capsys):
     command(*SHORT)
     capsys.readouterr()
     file.unlink()

@@ -23,7 +23,7 @@ PUBLIC = [("kit", name) for name in kit.__all__]
 PUBLIC += [(package, name) for package, names in PACKAGES.items() for name in names]
 
 
-def test_no_name_is_exported_by_two_packages():
+def test_packages_export_disjoint_names():
     counts = Counter(name for names in PACKAGES.values() for name in names)
     assert [name for name, count in counts.items() if count > 1] == []
 

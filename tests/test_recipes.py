@@ -91,12 +91,12 @@ SHORT = {
 @pytest.mark.parametrize(
     "world", ["Guess-v0", "GuessFromDict-v0", "GuessSeveral-v0", "GuessSeveralFromDict-v0"]
 )
-def test_ppo_learns_choices(ppo, world):
+def test_ppo_learns_discrete_actions(ppo, world):
     assert learnt(ppo(world, **SHORT)) == BEST
 
 
 @pytest.mark.parametrize("world", ["GuessNumber-v0", "GuessDict-v0"])
-def test_ppo_learns_numbers(ppo, world):
+def test_ppo_learns_continuous_actions(ppo, world):
     settings = {**SHORT, "total_policy_steps": 12_288, "initial_log_std": -1.0}
     assert learnt(ppo(world, **settings)) > 0.92 * BEST
 
@@ -119,12 +119,12 @@ def test_ppo_learns_with_other_settings(ppo, change):
     assert learnt(ppo("Guess-v0", **{**SHORT, **change})) == BEST
 
 
-def test_ppo_learns_with_other_kinds_of_batches(ppo):
+def test_ppo_learns_with_min_steps_batches(ppo):
     episodes = {"steps_per_env": None, "min_steps": 256}
     assert learnt(ppo("Guess-v0", **{**SHORT, **episodes})) == BEST
 
 
-def test_ppo_balances_a_pole(ppo):
+def test_ppo_balances_cartpole(ppo):
     pole = EnvConfig("CartPole-v1", 8, vectorization="tensor", normalize_observation=True)
     # Rounding differs between processors: after 24,576 policy steps it decides about the median.
     returns = [learnt(ppo(pole, total_policy_steps=40_960, seed=seed)) for seed in range(3)]
@@ -132,7 +132,7 @@ def test_ppo_balances_a_pole(ppo):
 
 
 # ---------------------------------------------------------------------- PPO does what it says
-def test_a_shared_body_is_one_object(ppo):
+def test_shared_backbone_stores_parameters_once(ppo):
     def count(shared: bool) -> int:
         loss = ppo("Guess-v0", **SHORT, shared_backbone=shared).loss_module
         return sum(parameter.numel() for parameter in loss.parameters())
@@ -150,7 +150,7 @@ def test_a_shared_body_is_one_object(ppo):
         ("cosine", [1.0, 0.8535533905932737, 0.5, 0.14644660940672627]),
     ],
 )
-def test_the_learning_rate_is_annealed_iteration_by_iteration(ppo, lr_schedule, rates):
+def test_lr_schedule_updates_learning_rate_every_iteration(ppo, lr_schedule, rates):
     trainer = ppo("Guess-v0", **{**SHORT, "total_policy_steps": 1_024}, lr_schedule=lr_schedule)
     used: list[float] = []
     trainer.register_op(
@@ -160,7 +160,7 @@ def test_the_learning_rate_is_annealed_iteration_by_iteration(ppo, lr_schedule, 
     assert used == pytest.approx([5e-3 * rate for rate in rates], rel=1e-6)
 
 
-def test_a_small_target_kl_skips_gradient_steps_and_counts_them(ppo):
+def test_small_target_kl_skips_and_counts_gradient_steps(ppo):
     trainer = ppo("Guess-v0", **{**SHORT, "total_policy_steps": 1_024}, target_kl=1e-6)
     ledger = trainer.run()
     assert ledger.skipped_gradient_steps > 0
@@ -186,7 +186,7 @@ SMALL = {
 
 
 @pytest.mark.parametrize("n_step", [1, 3])
-def test_sac_learns_numbers(sac, n_step):
+def test_sac_learns_continuous_actions(sac, n_step):
     trainer = sac(
         "GuessNumber-v0", total_policy_steps=700, learning_starts=100, minibatch_size=64,
         hidden_sizes=[32], learning_rate=5e-3, gamma=0.5, n_step=n_step,
@@ -198,7 +198,7 @@ def test_sac_learns_numbers(sac, n_step):
     ("ratio", "pretrain"),
     [(0.25, 0), (0.25, 3), (1, 0), (1, 17), (2.5, 0), (2.5, 1), ("1/3", 0), ("0.0625", 0)],
 )
-def test_a_replay_ratio_is_kept_exactly(sac, ratio, pretrain):
+def test_replay_ratio_sets_exact_gradient_step_count(sac, ratio, pretrain):
     trainer = sac("GuessNumber-v0", **SMALL, replay_ratio=ratio, pretrain_steps=pretrain)
     ledger = trainer.run()
     training_steps = 140 - 39  # learning starts with the fortieth policy step
@@ -210,7 +210,7 @@ def test_a_replay_ratio_is_kept_exactly(sac, ratio, pretrain):
 
 
 @pytest.mark.parametrize("n_step", [2, 5])
-def test_rewards_of_several_steps_are_summed_within_their_episode(sac, n_step):
+def test_n_step_rewards_sum_within_episode(sac, n_step):
     single, several = (
         sac("GuessNumber-v0", **SMALL, n_step=n, gamma=0.9, loss="torchrl.objectives:SACLoss")
         for n in (1, n_step)
@@ -226,7 +226,7 @@ def test_rewards_of_several_steps_are_summed_within_their_episode(sac, n_step):
         torch.testing.assert_close(stored[step], expected)
 
 
-def test_several_copies_share_the_replay_ratio(sac):
+def test_parallel_envs_share_replay_ratio(sac):
     env = EnvConfig(id="GuessNumber-v0", num_envs=4)
     trainer = sac(env, **SMALL, replay_ratio="3/8")
     ledger = trainer.run()
@@ -237,7 +237,7 @@ def test_several_copies_share_the_replay_ratio(sac):
 # ---------------------------------------------------------------------- as they come
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(5))
-def test_ppo_with_its_defaults_solves_cartpole(seed, tmp_path):
+def test_ppo_defaults_solve_cartpole(seed, tmp_path):
     trainer = recipes.ppo.build(
         recipes.ppo.Config(seed=seed, log_dir=str(tmp_path), progress=False)
     )
@@ -247,7 +247,7 @@ def test_ppo_with_its_defaults_solves_cartpole(seed, tmp_path):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(3))
-def test_sac_with_its_defaults_swings_the_pendulum_up(seed, tmp_path):
+def test_sac_defaults_swing_up_pendulum(seed, tmp_path):
     trainer = recipes.sac.build(
         recipes.sac.Config(seed=seed, log_dir=str(tmp_path), progress=False)
     )
@@ -258,7 +258,7 @@ def test_sac_with_its_defaults_swings_the_pendulum_up(seed, tmp_path):
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", ["a2c", "reinforce", "ppo_recurrent"])
-def test_policy_gradients_with_their_defaults_solve_cartpole(name, seed):
+def test_policy_gradient_defaults_solve_cartpole(name, seed):
     recipe = importlib.import_module(f"recipes.{name}")
     config = recipe.Config(seed=seed, log_dir=None, progress=False)
     config.steps.evaluation_episodes = 100
@@ -268,7 +268,7 @@ def test_policy_gradients_with_their_defaults_solve_cartpole(name, seed):
 
 
 @pytest.mark.parametrize("recipe", [recipes.a2c, recipes.reinforce], ids=["a2c", "reinforce"])
-def test_policy_gradients_use_each_batch_once_and_whole(recipe):
+def test_policy_gradients_use_each_complete_batch_once(recipe):
     config = recipe.Config(log_dir=None, progress=False, hidden_sizes=[8])
     steps = config.steps
     steps.total_policy_steps, steps.evaluation_every, steps.evaluation_episodes = 400, None, 1
@@ -279,7 +279,7 @@ def test_policy_gradients_use_each_batch_once_and_whole(recipe):
 
 
 @pytest.mark.nightly
-def test_dqn_with_its_defaults_solves_cartpole_and_keeps_the_policy_that_did(tmp_path):
+def test_dqn_defaults_solve_cartpole_and_save_best_policy(tmp_path):
     # One run of six or so unlearns it, with all settings that were tried.
     last, best = [], []
     for seed in range(5):
@@ -298,7 +298,7 @@ def test_dqn_with_its_defaults_solves_cartpole_and_keeps_the_policy_that_did(tmp
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(3))
-def test_td3_with_its_defaults_swings_the_pendulum_up(seed, tmp_path):
+def test_td3_defaults_swing_up_pendulum(seed, tmp_path):
     assert hundred_episodes(recipes.td3, seed, tmp_path) >= -180.0
 
 
@@ -317,7 +317,7 @@ def hundred_episodes(recipe: Any, seed: int, folder: Path) -> float:
         ({"target_update_every": 50, "tau": 0.1}, 0.9),
     ],
 )
-def test_a_target_network_of_dqn_that_is_updated_rarely_is_replaced(given, kept):
+def test_dqn_target_update_uses_tau_or_full_copy(given, kept):
     config = recipes.dqn.Config(log_dir=None, progress=False, **given)
     trainer = recipes.dqn.build(config)
     loss = trainer.loss_module
@@ -327,7 +327,7 @@ def test_a_target_network_of_dqn_that_is_updated_rarely_is_replaced(given, kept)
     torch.testing.assert_close(target.to_dict(), online.mul(1.0 - kept).to_dict())
 
 
-def test_dqn_bootstraps_after_several_steps_with_as_many_discounts():
+def test_dqn_discounts_bootstrap_by_number_of_steps():
     """The return is R + gamma**m Q: m steps, fewer at the end of an episode; 0 Q after a fall."""
 
     def collected(n_step: int) -> Trainer:
@@ -379,16 +379,14 @@ def test_dqn_bootstraps_after_several_steps_with_as_many_discounts():
         (recipes.sac_discrete, "GuessSeveral-v0", r"not discrete .*MultiDiscrete"),
     ],
 )
-def test_actions_that_an_algorithm_cannot_choose_are_refused_with_a_recipe_that_can(
-    recipe, env, others, tmp_path
-):
+def test_build_rejects_unsupported_action_space(recipe, env, others, tmp_path):
     config = recipe.Config(env=EnvConfig(id=env, num_envs=1), log_dir=str(tmp_path), progress=False)
     with raises_setting("env.id"):
         recipe.build(config)
 
 
 @pytest.mark.parametrize("recipe", [recipes.dqn, recipes.td3])
-def test_short_runs_count_exactly_and_stay_on_the_fast_path(recipe, tmp_path):
+def test_short_runs_count_exactly_and_use_traced_update(recipe, tmp_path):
     config = recipe.Config(log_dir=str(tmp_path), progress=False, buffer_size=1_000)
     config.steps = OffPolicySteps(
         total_policy_steps=400, learning_starts=100, replay_ratio="1/2", minibatch_size=8,

@@ -60,25 +60,25 @@ def weights(trainer: Trainer) -> list[torch.Tensor]:
 
 # ---------------------------------------------------------------------- optimizers
 @pytest.mark.parametrize("optimizer", [SGD, "SGD", lambda weights: SGD(weights, lr=5e-4)])
-def test_build_uses_the_given_optimizer(optimizer):
+def test_build_uses_passed_optimizer(optimizer):
     trainer = recipes.ppo.build(ppo(), optimizer=optimizer)
     assert optimizers_of(trainer) == [SGD]
     assert trainer.optimizer.param_groups[0]["lr"] == 5e-4  # the recipe's, or the function's
     trainer.shutdown()
 
 
-def test_named_optimizer_equals_the_recipes_bitwise():
+def test_optimizer_name_matches_recipe_default_bitwise():
     named = weights(recipes.sac.build(off(recipes.sac), optimizer="Adam"))
     assert all(map(torch.equal, named, weights(recipes.sac.build(off(recipes.sac)))))
 
 
-def test_optimizer_replaces_each_of_several():
+def test_optimizer_class_replaces_every_optimizer():
     trainer = recipes.td3.build(off(recipes.td3), optimizer=RMSprop)
     assert optimizers_of(trainer) == [RMSprop, RMSprop]
     trainer.shutdown()
 
 
-def test_optimizer_instance_acts_if_it_holds_all_parameters():
+def test_optimizer_instance_must_hold_all_parameters():
     env = make_env("CartPole-v1", 2)
     actor, critic = make_actor(env, (8,)), make_value(env, (8,))
     networks = {"make_actor": lambda env: actor, "make_critic": lambda env: critic}
@@ -96,7 +96,7 @@ def test_build_rejects_an_optimizer_of_other_parameters():
         recipes.ppo.build(ppo(), optimizer=lambda weights: Adam([nn.Parameter(torch.zeros(1))]))
 
 
-def test_build_rejects_settings_that_the_given_optimizer_ignores():
+def test_build_rejects_settings_ignored_by_passed_optimizer():
     with raises_setting("learning_rate"):
         recipes.ppo.build(ppo(learning_rate=0.1), optimizer=lambda weights: SGD(weights))
     recipes.ppo.build(ppo(learning_rate=0.1), optimizer=SGD).shutdown()
@@ -106,7 +106,7 @@ def test_build_rejects_settings_that_the_given_optimizer_ignores():
 
 
 # ---------------------------------------------------------------------- networks
-def test_build_trains_and_acts_with_the_given_networks():
+def test_build_trains_and_acts_with_passed_networks():
     made: dict[str, nn.Module] = {}
 
     def factory(name: str, make: Any) -> Any:
@@ -127,7 +127,7 @@ def test_build_trains_and_acts_with_the_given_networks():
     assert not all(map(torch.equal, before, made["critic"].parameters()))
 
 
-def test_one_network_is_replaced_and_settings_of_the_other_act():
+def test_build_replaces_critic_and_rejects_its_settings():
     trainer = recipes.ppo.build(ppo(), make_critic=lambda env: make_value(env, (4,)))
     shapes = {tuple(one.shape) for one in trainer.loss_module.parameters()}
     assert {(8, 4), (4, 4)} <= shapes  # of the recipe's actor and of the caller's critic
@@ -152,7 +152,7 @@ def test_one_network_is_replaced_and_settings_of_the_other_act():
         ("svpg", "make_actor", make_actor),
     ],
 )
-def test_recipes_use_the_given_network(name, network, make):
+def test_recipes_use_passed_network(name, network, make):
     recipe, calls = importlib.import_module(f"recipes.{name}"), []
 
     def counted(env: Any) -> Any:
@@ -185,7 +185,7 @@ def test_build_rejects_an_optimizer_next_to_an_update():
         recipes.ppo.build(ppo(), update=update, optimizer=SGD)
 
 
-def test_build_passes_loss_and_optimizer_to_a_stepper_of_torchrl():
+def test_build_passes_loss_and_optimizer_to_torchrl_stepper():
     env = make_env("CartPole-v1", 2)
     actor, critic = make_actor(env), make_value(env)
     loss = ClipPPOLoss(actor, critic)
@@ -232,7 +232,7 @@ def test_trainer_rejects_a_replay_buffer_with_another_discount(set_by):
         Trainer(plan, **parts)
 
 
-def test_state_without_an_estimator_loads():
+def test_loss_loads_state_without_value_estimator():
     trainer = recipes.ppo.build(ppo(gamma=0.9))
     state = trainer.loss_module.state_dict()
     old = {name: one for name, one in state.items() if "_value_estimator" not in name}

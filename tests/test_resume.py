@@ -124,7 +124,7 @@ def assert_resumes_exactly(arguments: list[str], folder: Path, kills: int) -> No
 
 @pytest.mark.guard
 @pytest.mark.parametrize("arguments", [PPO_CARTPOLE, SAC_PENDULUM], ids=["ppo", "sac"])
-def test_killed_and_resumed_equals_uninterrupted(arguments: list[str], tmp_path: Path) -> None:
+def test_killed_run_resumes_exactly(arguments: list[str], tmp_path: Path) -> None:
     assert_resumes_exactly(arguments, tmp_path, kills=1)
 
 
@@ -134,11 +134,11 @@ def test_killed_and_resumed_equals_uninterrupted(arguments: list[str], tmp_path:
     [PPO_CARTPOLE, SAC_PENDULUM, PPO_TENSOR, PPO_CHEETAH, SAC_N_STEP, SAC_CHEETAH],
     ids=["ppo", "sac", "ppo-tensor", "ppo-halfcheetah", "sac-n-step", "sac-halfcheetah"],
 )
-def test_killed_three_times_equals_uninterrupted(arguments: list[str], tmp_path: Path) -> None:
+def test_run_killed_three_times_resumes_exactly(arguments: list[str], tmp_path: Path) -> None:
     assert_resumes_exactly(arguments, tmp_path, kills=3)
 
 
-def test_a_collector_of_torchrl_does_not_save_episodes_and_the_run_says_so(tmp_path: Path) -> None:
+def test_torchrl_collector_warns_that_it_does_not_save_episodes(tmp_path: Path) -> None:
     why = "TorchRL's collectors do not save it. A resumed run ends their open episodes"
     settings = {"collector": "torchrl", "checkpoint_every": 32}
     with pytest.warns(UserWarning, match=why):

@@ -58,9 +58,7 @@ def _same_second(monkeypatch):
 
 # ---------------------------------------------------------------------- names
 @pytest.mark.parametrize("stage", ["post_steps", "before it begins"])
-def test_a_run_stays_in_its_folder_where_the_working_directory_changes(
-    stage, tmp_path, monkeypatch
-):
+def test_run_keeps_folder_when_working_directory_changes(stage, tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     trainer = build(tiny_config(Path("tüb [1]")))
@@ -76,19 +74,19 @@ def test_a_run_stays_in_its_folder_where_the_working_directory_changes(
 
 
 @pytest.mark.usefixtures("_same_second")
-def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(tmp_path):
+def test_runs_built_in_same_second_have_distinct_folders(tmp_path):
     trainers = [build(tiny_config(tmp_path)) for _ in range(3)]  # and none has begun
     names = [trainer.folder.name for trainer in trainers]
     assert names == ["20250102-030405-s0", "20250102-030405-s0-2", "20250102-030405-s0-3"]
 
 
 @pytest.mark.usefixtures("_same_second")
-def test_so_have_sweeps(tmp_path):
+def test_sweeps_created_in_same_second_have_distinct_folders(tmp_path):
     names = [new_sweep(tmp_path, "ppo").name for _ in range(2)]
     assert names == ["20250102-030405", "20250102-030405-2"]
 
 
-def test_a_run_that_never_begins_leaves_nothing(tmp_path):
+def test_unstarted_run_leaves_no_folder(tmp_path):
     trainer = build(tiny_config(tmp_path))
     assert trainer.folder.is_dir()
     del trainer
@@ -96,20 +94,20 @@ def test_a_run_that_never_begins_leaves_nothing(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_run_to_resume_that_is_shut_down_before_it_begins_stays_as_it_was(tmp_path):
+def test_resume_leaves_files_unchanged_when_shut_down_early(tmp_path):
     run = stopped_run(tmp_path)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     build(tiny_config(tmp_path, resume=str(run))).shutdown()
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
-def test_a_folder_that_cannot_be_made_is_said(tmp_path):
+def test_build_raises_write_error_when_folder_cannot_be_created(tmp_path):
     (tmp_path / "runs").write_text("a file")
     with pytest.raises(WriteError, match="cannot be written"):
         build(tiny_config(tmp_path))
 
 
-def test_a_link_that_leads_nowhere_is_no_folder_of_runs(tmp_path):
+def test_make_new_rejects_dangling_link(tmp_path):
     (tmp_path / "CartPole-v1").symlink_to(tmp_path / "nowhere")
     with pytest.raises(WriteError, match="CartPole-v1 cannot be written: File exists"):
         make_new(tmp_path / "CartPole-v1" / "first")
@@ -131,14 +129,14 @@ def begun(runs: Path, name: str, at: int = 1) -> Path:
         (["baseline", "-s0", "~copy", "99-seeds"], "-s0"),  # other names are older
     ],
 )
-def test_the_latest_run_is_found_by_its_name(names, latest, tmp_path):
+def test_find_run_selects_latest_by_name(names, latest, tmp_path):
     for name in names:
         begun(tmp_path, f"20250101-000000{name}" if name.startswith("-") else name)
     for recipe in ("ppo", None):
         assert find_run("latest", tmp_path, recipe).name == f"20250101-000000{latest}"
 
 
-def test_the_latest_of_runs_of_one_second_is_the_one_that_began_last(tmp_path):
+def test_find_run_selects_last_started_within_same_second(tmp_path):
     for began, name in enumerate(("000000-s7", "000000-s0", "000001-s1")):
         folder = begun(tmp_path, f"20250101-{name}", at=began % 2)
     assert find_run("latest", tmp_path, "ppo") == folder
@@ -146,7 +144,7 @@ def test_the_latest_of_runs_of_one_second_is_the_one_that_began_last(tmp_path):
     assert find_run("latest", tmp_path, "ppo").name == "20250101-000000-s0"
 
 
-def test_a_config_below_a_run_folder_is_no_run(tmp_path):
+def test_find_run_ignores_config_inside_run_folder(tmp_path):
     run = begun(tmp_path, "20250101-000000-s0")
     begun(run, "below")
     assert find_run("latest", tmp_path, "ppo") == run
@@ -181,7 +179,7 @@ def locked_by(run: Path, **changes: object) -> Path:
     return lock
 
 
-def test_a_run_that_is_running_is_not_resumed_and_its_process_is_named(tmp_path):
+def test_resume_rejects_running_run_and_names_process(tmp_path):
     run = stopped_run(tmp_path)
     rows = (run / "metrics.csv").read_bytes()
     lock = locked_by(run, pid=12345)
@@ -200,7 +198,7 @@ def test_a_run_that_is_running_is_not_resumed_and_its_process_is_named(tmp_path)
     assert (run / "metrics.csv").read_bytes() == rows
 
 
-def test_a_disk_without_room_for_the_lock_is_said(tmp_path, monkeypatch):
+def test_build_raises_write_error_when_disk_is_full(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -209,7 +207,7 @@ def test_a_disk_without_room_for_the_lock_is_said(tmp_path, monkeypatch):
         build(tiny_config(tmp_path))
 
 
-def test_the_lock_of_a_dead_process_is_taken_over(tmp_path):
+def test_resume_takes_over_lock_of_dead_process(tmp_path):
     run = stopped_run(tmp_path)
     lock = locked_by(run)  # of a process that had the number of one that lives
     resumed = build(tiny_config(tmp_path, resume=str(run)))
@@ -225,7 +223,7 @@ def removed(lock: RunLock) -> None:
     (lock.folder / RunLock.FILE).unlink()
 
 
-def test_lock_that_another_process_takes_ends_the_run(tmp_path):
+def test_lock_check_rejects_lock_held_by_another_process(tmp_path):
     lock = RunLock(tmp_path)
     lock.begin()
     removed(lock)
@@ -251,14 +249,14 @@ class RemovesLock(Hook):
         removed(RunLock._of_this_process[self.trainer.folder.resolve()])
 
 
-def test_run_goes_on_when_its_lock_is_removed(tmp_path):
+def test_run_continues_when_lock_is_removed(tmp_path):
     trainer = build(tiny_config(tmp_path), hooks=[RemovesLock()])
     trainer.run()
     assert policy_steps_in(the_run(tmp_path)) == [16, 32, 48, 64]
     assert not (the_run(tmp_path) / RunLock.NAME).exists()
 
 
-def test_the_lock_of_another_machine_is_refused_with_what_to_do(tmp_path):
+def test_resume_rejects_lock_of_another_machine(tmp_path):
     run = stopped_run(tmp_path)
     lock = locked_by(run, host="elsewhere", pid=7)
     with pytest.raises(SettingError) as refused:
@@ -274,13 +272,13 @@ def test_the_lock_of_another_machine_is_refused_with_what_to_do(tmp_path):
 @pytest.mark.parametrize(
     "text", ["", "[]", '{"pid": 7}', '{"host": "x", "pid": "1; x", "started": "7"}']
 )
-def test_a_lock_that_says_nothing_is_taken_over(text, tmp_path):
+def test_resume_takes_over_invalid_lock(text, tmp_path):
     run = stopped_run(tmp_path)
     (run / RunLock.NAME).write_text(text)
     build(tiny_config(tmp_path, resume=str(run))).run()
 
 
-def test_a_run_that_was_built_and_not_begun_gives_way_to_the_next(tmp_path):
+def test_unstarted_run_releases_lock_to_next_build(tmp_path):
     run = stopped_run(tmp_path)
     one, other = (build(tiny_config(tmp_path, resume=str(run))) for _ in range(2))
     with pytest.raises(HookError, match="is in use by process"):
@@ -290,7 +288,7 @@ def test_a_run_that_was_built_and_not_begun_gives_way_to_the_next(tmp_path):
 
 
 # ---------------------------------------------------------------------- what goes wrong
-def test_a_checkpoint_before_the_run_has_begun_is_an_error_that_says_so(tmp_path):
+def test_save_raises_write_error_before_run_starts(tmp_path):
     with pytest.raises(WriteError, match="or the run has not started"):
         build(tiny_config(tmp_path)).save()
 
@@ -306,14 +304,14 @@ class Removes(Hook):
 
 
 @pytest.mark.parametrize("log_every", [16, 64])
-def test_a_folder_that_is_removed_while_its_run_runs_is_an_error(log_every, tmp_path):
+def test_run_raises_write_error_when_folder_is_removed(log_every, tmp_path):
     config = tiny_config(tmp_path, log_every=log_every)
     with pytest.raises(WriteError, match="was removed"):
         build(config, hooks=[Removes()]).run()
     assert not list((tmp_path / "runs").rglob("checkpoint-*"))
 
 
-def test_what_a_kill_left_half_written_is_removed_when_the_run_is_resumed(tmp_path):
+def test_resume_removes_partial_files_of_killed_run(tmp_path):
     run = stopped_run(tmp_path)
     for name in ("metrics.csv.new", "curve.png.new", "checkpoints/.checkpoint-x/new/components/a"):
         (run / name).parent.mkdir(parents=True, exist_ok=True)
@@ -323,7 +321,7 @@ def test_what_a_kill_left_half_written_is_removed_when_the_run_is_resumed(tmp_pa
     assert not list((run / "checkpoints").glob(".*"))
 
 
-def test_a_checkpoint_that_a_kill_did_not_let_drop_is_removed_when_the_run_is_resumed(tmp_path):
+def test_resume_removes_outdated_checkpoint_of_killed_run(tmp_path):
     run = stopped_run(tmp_path)
     checkpoints = run / "checkpoints"
     names = sorted(path.name for path in checkpoints.iterdir())
@@ -333,13 +331,13 @@ def test_a_checkpoint_that_a_kill_did_not_let_drop_is_removed_when_the_run_is_re
     assert sorted(path.name for path in checkpoints.iterdir()) == names
 
 
-def test_how_a_run_is_watched_may_differ_when_it_is_resumed(tmp_path):
+def test_resume_allows_changed_monitoring_settings(tmp_path):
     run, changes = stopped_run(tmp_path), {"progress": True, "time_limit": 1e6, "logger": "none"}
     build(tiny_config(tmp_path, resume=str(run), **changes)).run()
     assert policy_steps_in(run) == [16, 32, 48, 64]
 
 
-def test_rows_do_not_depend_on_when_checkpoints_are_written(tmp_path):
+def test_rows_do_not_depend_on_checkpoint_interval(tmp_path):
     rows = []
     for number, every in enumerate((16, 48)):
         config = tiny_config(tmp_path / str(number), checkpoint_every=every, log_every=32)
@@ -348,7 +346,7 @@ def test_rows_do_not_depend_on_when_checkpoints_are_written(tmp_path):
     assert rows[0] == rows[1]
 
 
-def test_a_folder_without_readable_checkpoints_is_not_begun_again(tmp_path, monkeypatch):
+def test_resume_rejects_unreadable_checkpoints_folder(tmp_path, monkeypatch):
     run, listed = stopped_run(tmp_path), os.listdir
     rows = (run / "metrics.csv").read_bytes()
 
@@ -363,7 +361,7 @@ def test_a_folder_without_readable_checkpoints_is_not_begun_again(tmp_path, monk
     assert (run / "metrics.csv").read_bytes() == rows
 
 
-def test_settings_that_are_not_utf_8_are_said_in_one_line(tmp_path):
+def test_resume_rejects_config_that_is_not_utf_8(tmp_path):
     run = stopped_run(tmp_path)
     (run / "config.yaml").write_bytes(b"recipe: caf\xe9")
     with raises_setting("resume"):
@@ -372,7 +370,7 @@ def test_settings_that_are_not_utf_8_are_said_in_one_line(tmp_path):
 
 # ---------------------------------------------------------------------- weights of another run
 @pytest.mark.parametrize("recipe", [recipes.ppo, recipes.sac])
-def test_a_run_starts_from_the_weights_and_the_normalisation_of_another(recipe, tmp_path):
+def test_init_from_copies_weights_and_normalization(recipe, tmp_path):
     """Its first evaluation is the last one of the other run."""
     env = EnvConfig(
         id="CartPole-v1" if recipe is recipes.ppo else "Pendulum-v1",
@@ -408,7 +406,7 @@ def test_a_run_starts_from_the_weights_and_the_normalisation_of_another(recipe, 
         resumed.shutdown()
 
 
-def test_resume_takes_defaults_for_settings_that_an_older_version_lacks(tmp_path, monkeypatch):
+def test_resume_uses_defaults_for_settings_missing_in_old_config(tmp_path, monkeypatch):
     plain = kit.runs.run_folder.to_plain
 
     def older(config):
@@ -422,7 +420,7 @@ def test_resume_takes_defaults_for_settings_that_an_older_version_lacks(tmp_path
         build(tiny_config(tmp_path, resume="latest", squash_actions=True))
 
 
-def test_a_run_that_is_resumed_does_not_start_from_another_than_it_did(tmp_path):
+def test_resume_rejects_changed_init_from(tmp_path):
     build(tiny_config(tmp_path)).run()
     first = str(the_run(tmp_path))
     second = build(tiny_config(tmp_path, init_from=first))
@@ -439,9 +437,7 @@ def test_a_run_that_is_resumed_does_not_start_from_another_than_it_did(tmp_path)
         ("logger: csv", "logger: none", True),
     ],
 )
-def test_settings_in_the_folder_are_those_that_its_checkpoint_was_written_with(
-    before, after, fits, tmp_path
-):
+def test_resume_compares_edited_config_with_checkpoint(before, after, fits, tmp_path):
     build(tiny_config(tmp_path)).run()
     folder = the_run(tmp_path)
     text = (folder / "config.yaml").read_text()
@@ -457,7 +453,7 @@ def test_settings_in_the_folder_are_those_that_its_checkpoint_was_written_with(
         build(config)
 
 
-def test_a_run_that_was_killed_at_once_starts_again_from_the_same_weights(tmp_path):
+def test_resume_without_checkpoint_restores_initial_weights(tmp_path):
     build(tiny_config(tmp_path)).run()
     second = build(tiny_config(tmp_path, init_from=str(the_run(tmp_path)), seed=1))
     wanted = {name: value.clone() for name, value in weights(second).items()}
@@ -467,7 +463,7 @@ def test_a_run_that_was_killed_at_once_starts_again_from_the_same_weights(tmp_pa
     assert_equal(wanted, weights(build(again)))
 
 
-def test_weights_that_do_not_fit_are_refused(tmp_path):
+def test_init_from_rejects_missing_or_incompatible_run(tmp_path):
     steps = OnPolicySteps(total_policy_steps=64, steps_per_env=8, minibatch_size=32)
     settings = {"steps": steps, "log_dir": str(tmp_path), "progress": False}
     first = recipes.ppo.build(recipes.ppo.Config(hidden_sizes=[8], **settings))
@@ -481,7 +477,7 @@ def test_weights_that_do_not_fit_are_refused(tmp_path):
         recipes.ppo.build(recipes.ppo.Config(collector="async", **same))
 
 
-def test_a_run_without_a_checkpoint_gives_no_weights(tmp_path):
+def test_init_from_rejects_run_without_checkpoint(tmp_path):
     build(tiny_config(tmp_path)).run()
     shutil.rmtree(the_run(tmp_path) / "checkpoints")
     with raises_setting("init_from") as refused:
@@ -511,7 +507,7 @@ gym.register("kit/Numbers-v0", Numbers)
 @pytest.mark.parametrize(
     ("theirs", "mine"), [({"chosen": 1}, {"chosen": 2}), ({"seen": 1}, {"seen": 3})]
 )
-def test_weights_are_not_repeated_for_more_numbers(theirs, mine, tmp_path):
+def test_init_from_rejects_weights_that_would_broadcast(theirs, mine, tmp_path):
     """TensorDict copies one row of weights into two."""
     build(tiny_config(tmp_path, env=EnvConfig("kit/Numbers-v0", num_envs=2, kwargs=theirs))).run()
     env = EnvConfig("kit/Numbers-v0", num_envs=2, kwargs=mine)
@@ -531,14 +527,14 @@ def rainbow(tmp_path: Path, **changes: Any) -> Trainer:
     return recipes.rainbow.build(config)
 
 
-def test_weights_of_other_names_are_refused(tmp_path):
+def test_init_from_rejects_weights_with_other_names(tmp_path):
     """TensorDict passes over names that it does not have: the networks would stay untrained."""
     rainbow(tmp_path, noisy=True).run()
     with raises_setting("init_from"):
         rainbow(tmp_path, noisy=False, init_from="latest")
 
 
-def test_bounds_of_actions_are_those_of_the_environment_that_is_played(tmp_path):
+def test_init_from_uses_action_bounds_of_new_env(tmp_path):
     settings: dict[str, Any] = {
         "hidden_sizes": [8], "log_dir": str(tmp_path), "progress": False,
         "steps": OffPolicySteps(total_policy_steps=40, learning_starts=20, minibatch_size=8),
@@ -551,7 +547,7 @@ def test_bounds_of_actions_are_those_of_the_environment_that_is_played(tmp_path)
     assert actor(rows)["action"].abs() == 0.5
 
 
-def test_bounds_of_actions_that_a_world_model_reads_are_those_of_the_environment(tmp_path):
+def test_world_model_uses_action_bounds_of_new_env(tmp_path):
     recipe = recipes.dreamerv3
     first, second = (EnvConfig("kit/Numbers-v0", 1, kwargs={"high": high}) for high in (2.0, 0.5))
     worlds.build(recipe, tmp_path, env=first).run()
@@ -562,7 +558,7 @@ def test_bounds_of_actions_that_a_world_model_reads_are_those_of_the_environment
     assert torch.equal(code.decode(code.encode(action)), action)
 
 
-def test_settings_of_a_run_that_starts_from_another_are_its_own(tmp_path):
+def test_init_from_does_not_copy_loss_coefficients(tmp_path):
     """TorchRL keeps coefficients of losses beside their weights; an annealed one would be 0."""
     steps = OnPolicySteps(total_policy_steps=64, steps_per_env=8, minibatch_size=32)
     settings = {"steps": steps, "log_dir": str(tmp_path), "progress": False, "hidden_sizes": [8]}
@@ -581,7 +577,7 @@ def test_settings_of_a_run_that_starts_from_another_are_its_own(tmp_path):
     assert float(loss.log_alpha.exp()) == pytest.approx(0.5)
 
 
-def test_a_beginning_of_what_the_run_before_has_learnt_is_refused(tmp_path):
+def test_init_from_rejects_changed_initial_alpha(tmp_path):
     """A run of the same words goes on: what was its beginning there is its default."""
     recipe, name = recipes.sac, "initial_alpha"
     steps = OffPolicySteps(total_policy_steps=60, learning_starts=30, minibatch_size=16)
@@ -595,7 +591,7 @@ def test_a_beginning_of_what_the_run_before_has_learnt_is_refused(tmp_path):
         recipe.build(recipe.Config(**{name: 0.25}, init_from="latest", **settings))
 
 
-def test_weights_of_networks_with_another_activation_are_refused(tmp_path):
+def test_init_from_rejects_different_activation(tmp_path):
     build(tiny_config(tmp_path, activation="relu")).run()
     with raises_setting("activation"):
         build(tiny_config(tmp_path, init_from="latest"))
@@ -603,7 +599,7 @@ def test_weights_of_networks_with_another_activation_are_refused(tmp_path):
     build(tiny_config(tmp_path, init_from="latest", activation="sigmoid_tanh")).shutdown()
 
 
-def test_weights_of_networks_whose_atoms_stand_for_other_returns_are_refused(tmp_path):
+def test_init_from_rejects_different_support_or_head(tmp_path):
     rainbow(tmp_path, support=[-1.0, 5.0]).run()
     for name, mine in (("support", [0.0, 200.0]), ("head", "quantile")):
         with raises_setting(name):
@@ -629,9 +625,7 @@ def test_weights_of_networks_whose_atoms_stand_for_other_returns_are_refused(tmp
         ((False, False), (False, True), "reward=True: The run .* does not use normalisation"),
     ],
 )
-def test_observations_and_rewards_are_normalised_as_in_the_run_before(
-    theirs, mine, message, tmp_path
-):
+def test_init_from_rejects_different_normalization(theirs, mine, message, tmp_path):
     names = ("normalize_observation", "normalize_reward")
     theirs, mine = (EnvConfig(num_envs=2, **dict(zip(names, values))) for values in (theirs, mine))
     build(tiny_config(tmp_path, env=theirs)).run()
@@ -639,7 +633,7 @@ def test_observations_and_rewards_are_normalised_as_in_the_run_before(
         build(tiny_config(tmp_path, env=mine, init_from="latest"))
 
 
-def test_a_run_goes_on_without_the_normalisation_of_rewards(tmp_path):
+def test_init_from_allows_disabling_reward_normalization(tmp_path):
     names = ("normalize_observation", "normalize_reward")
     theirs, mine = (EnvConfig(num_envs=2, **dict(zip(names, [True, on]))) for on in (True, False))
     first = build(tiny_config(tmp_path, env=theirs))

@@ -96,7 +96,7 @@ def resume(run: Path, *words: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(WAYS))
-def test_a_module_from_elsewhere_needs_trust_to_be_imported(name, attack, capsys):
+def test_saved_run_imports_external_module_only_with_trust(name, attack, capsys):
     run, trap = attack(**WAYS[name])
     (value,) = WAYS[name].values()
     reason = (
@@ -122,7 +122,7 @@ def test_a_module_from_elsewhere_needs_trust_to_be_imported(name, attack, capsys
 
 
 @pytest.mark.parametrize("name", ["loss", "id"])
-def test_a_name_behind_an_interpolation_is_refused(name, attack, capsys):
+def test_saved_run_rejects_interpolated_module_names(name, attack, capsys):
     """Names in ``env.kwargs`` are not looked at, as they are only passed on."""
     run, trap = attack(**{name: "${env.kwargs.x}"})
     config = yaml.safe_load((run / "config.yaml").read_text())
@@ -148,7 +148,7 @@ LINKS = (
     ("name", "kind"),
     [*((name, "file") for name in LINKS), ("checkpoints", "folder"), ("lock", "dangling")],
 )
-def test_resume_refuses_links_at_every_depth(name, kind, attack, tmp_path, capsys):
+def test_resume_rejects_links_at_every_depth(name, kind, attack, tmp_path, capsys):
     run, _ = attack()
     outside = tmp_path / "outside"
     if kind == "folder":
@@ -187,7 +187,7 @@ def config_of(run: Path, **changes: Any) -> Any:
     return tiny_config(run.parents[3], resume=str(run), **changes)
 
 
-def test_resume_removes_only_files_that_the_kit_writes(attack):
+def test_resume_removes_only_its_own_temporary_files(attack):
     run, _ = attack()
     for name in ("checkpoints/.cache", "checkpoints/.checkpoint-half"):
         (run / name).mkdir()
@@ -201,7 +201,7 @@ def test_resume_removes_only_files_that_the_kit_writes(attack):
     assert not (run / "metrics.csv.new").exists()
 
 
-def test_lock_never_truncates_a_file_of_others(tmp_path):
+def test_lock_never_truncates_hard_linked_file(tmp_path):
     mine, run = tmp_path / "mine", tmp_path / "run"
     run.mkdir()
     mine.write_text("mine")
@@ -219,7 +219,7 @@ def test_lock_never_truncates_a_file_of_others(tmp_path):
 
 
 @pytest.mark.parametrize("rows", [0, 1])
-def test_rows_are_not_appended_to_a_file_that_has_another_name(rows, tmp_path):
+def test_csv_logger_does_not_append_to_hard_linked_file(rows, tmp_path):
     mine = tmp_path / "mine"
     mine.write_text("policy_steps\n8\n")
     os.link(mine, tmp_path / "metrics.csv")
@@ -305,7 +305,7 @@ def change(run: Path, name: str, value: Any) -> None:
 
 @pytest.mark.parametrize("setting", ["loss", "id", "recipe"])
 @pytest.mark.parametrize("case", PLACED)
-def test_modules_that_came_with_a_run_are_not_imported(case, setting, placed):
+def test_saved_run_rejects_modules_copied_with_run(case, setting, placed):
     run, module, file, here = PLACED[case]
     value = {"loss": f"{module}:Evil", "id": f"{module}:CartPole-v1", "recipe": module}[setting]
     place, trap = placed(run, file, here, **{setting: value})
@@ -318,7 +318,7 @@ def test_modules_that_came_with_a_run_are_not_imported(case, setting, placed):
 @pytest.mark.parametrize(
     "module", ["os", "builtins", "sys", "__main__", "..", "", "evil.", ".evil", "evil..x", "a b"]
 )
-def test_modules_of_python_and_odd_names_are_not_imported(module, setting, placed):
+def test_saved_run_rejects_builtin_and_malformed_module_names(module, setting, placed):
     run, trap = placed(RUN, "elsewhere/evil.py", "elsewhere", **{setting: f"{module}:x"})
     with pytest.raises(SettingError, match="outside the project"):
         SavedRun(run)
@@ -328,7 +328,7 @@ def test_modules_of_python_and_odd_names_are_not_imported(module, setting, place
 @pytest.mark.parametrize(
     "file", ["runs/ppo/CartPole-v1/X/evil.py", "runs/evil.py", "../evil.py", "a/../runs/evil.py"]
 )
-def test_files_that_came_with_a_run_are_not_imported_as_recipes(file, placed):
+def test_saved_run_rejects_recipe_files_copied_with_run(file, placed):
     run, trap = placed(RUN, file.replace("a/../", ""), ".", recipe=file)
     with raises_setting("recipe"):
         SavedRun(run)
@@ -336,7 +336,7 @@ def test_files_that_came_with_a_run_are_not_imported_as_recipes(file, placed):
 
 
 @pytest.mark.parametrize("way", ["to the run", "to the folder of runs", "over the run"])
-def test_links_to_a_run_do_not_hide_where_a_module_is(way, placed, tmp_path):
+def test_links_to_run_do_not_hide_module_location(way, placed, tmp_path):
     run, trap = placed(RUN, f"{RUN}/evil.py", ".")
     link = tmp_path / "project" / "link"
     link.symlink_to(run if way != "to the folder of runs" else run.parents[2])
@@ -347,7 +347,7 @@ def test_links_to_a_run_do_not_hide_where_a_module_is(way, placed, tmp_path):
     assert not trap.exists()
 
 
-def test_trust_is_by_whole_names(placed, monkeypatch):
+def test_trust_matches_complete_module_names(placed, monkeypatch):
     # Tests of world models have a module `runs` in their folder.
     monkeypatch.delitem(sys.modules, "runs", raising=False)
     others = [folder for folder in sys.path if not Path(folder, "runs.py").exists()]
@@ -362,7 +362,7 @@ def test_trust_is_by_whole_names(placed, monkeypatch):
 
 
 @pytest.mark.parametrize("layout", ["exp/runs/ppo/CartPole-v1/X", "runs/ppo/CartPole-v1/X"])
-def test_modules_of_a_package_that_has_runs_are_trusted_beside_its_recipe(layout, placed):
+def test_check_names_trusts_modules_in_package_of_recipe(layout, placed):
     run, trap = placed(layout, "exp/evil.py", ".", loss="exp.evil:Evil")
     config = yaml.safe_load((run / "config.yaml").read_text())
     check_names(config, run, [], "trust=", Path("exp/train.py").absolute())
@@ -370,7 +370,7 @@ def test_modules_of_a_package_that_has_runs_are_trusted_beside_its_recipe(layout
 
 
 @pytest.mark.parametrize("kind", ["module", "file"])
-def test_a_recipe_from_elsewhere_needs_trust_to_be_imported(kind, attack, tmp_path):
+def test_saved_run_imports_external_recipe_only_with_trust(kind, attack, tmp_path):
     file = tmp_path / "elsewhere" / "evil_module.py"
     source = str(file) if kind == "file" else "evil_module"
     run, trap = attack(recipe=source)
@@ -383,9 +383,7 @@ def test_a_recipe_from_elsewhere_needs_trust_to_be_imported(kind, attack, tmp_pa
 
 @pytest.mark.parametrize("place", ["runs/ppo/CartPole-v1/copied", "runs/helpers", "runs"])
 @pytest.mark.parametrize("kind", ["loss", "module", "file"])
-def test_modules_that_come_with_run_folders_are_not_those_of_the_project(
-    place, kind, attack, tmp_path
-):
+def test_saved_run_rejects_modules_inside_run_folders(place, kind, attack, tmp_path):
     where = tmp_path / "project" / place
     file = {"recipe": str(where / "evil_module.py")}
     ways = {"loss": WAYS["loss"], "module": {"recipe": "evil_module"}, "file": file}
@@ -395,7 +393,7 @@ def test_modules_that_come_with_run_folders_are_not_those_of_the_project(
     assert not trap.exists()
 
 
-def test_what_is_installed_below_the_working_folder_is_from_elsewhere(attack, tmp_path):
+def test_saved_run_rejects_modules_in_local_site_packages(attack, tmp_path):
     where = tmp_path / "project" / ".venv" / "lib" / "site-packages"
     run, trap = attack(where, **WAYS["loss"])
     with raises_setting("loss"):
@@ -404,20 +402,20 @@ def test_what_is_installed_below_the_working_folder_is_from_elsewhere(attack, tm
 
 
 @pytest.mark.parametrize("way", [*WAYS.values(), {"recipe": "evil_module"}])
-def test_modules_of_the_project_are_trusted(way, attack, tmp_path):
+def test_saved_run_trusts_modules_of_project(way, attack, tmp_path):
     run, trap = attack(tmp_path / "project", **way)
     SavedRun(run).close()
     assert trap.exists()
 
 
 @pytest.mark.parametrize("module", ["nowhere_at_all", "__main__", ".."])
-def test_modules_that_are_found_nowhere_are_not_of_the_project(module, attack):
+def test_saved_run_rejects_modules_that_cannot_be_found(module, attack):
     run, _ = attack(loss=f"{module}:Loss", recipe="recipes.ppo")
     with raises_setting("loss"):
         SavedRun(run)
 
 
-def test_modules_beside_the_recipe_are_trusted(attack, tmp_path, monkeypatch):
+def test_saved_run_trusts_modules_next_to_recipe(attack, tmp_path, monkeypatch):
     """One's own recipe, and a loss beside it, run from another folder."""
     run, _ = attack(tmp_path / "mine", **WAYS["loss"])
     (tmp_path / "mine" / "ppo.py").write_text(
@@ -542,7 +540,7 @@ STATES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", STATES)
-def test_states_of_environments_hold_no_code(case):
+def test_restore_rejects_code_in_env_state(case):
     env, other = Gadgets(), Gadgets()
     state = capture(other)
     state["layers"][0]["attributes"] |= STATES[case]
@@ -556,7 +554,7 @@ def test_states_of_environments_hold_no_code(case):
     assert env.function()[0] == env.up
 
 
-def test_states_of_environments_restore_what_the_environment_has():
+def test_restore_recovers_attributes_and_methods_of_env():
     env, other = Gadgets(), Gadgets()
     other.count, other.since = 3, 1.5
     other.part.level = 2
@@ -585,7 +583,7 @@ def wandb_settings(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["wandb", ".wandb"])
 @pytest.mark.parametrize("here", [".", "checkpoints", "elsewhere", "another run"])
-def test_wandb_reads_no_settings_of_a_run_folder(here, name, attack, wandb_settings, tmp_path):
+def test_wandb_logger_rejects_settings_in_run_folder(here, name, attack, wandb_settings, tmp_path):
     run, _ = attack()
     given = run
     if here == "another run":
@@ -601,7 +599,7 @@ def test_wandb_reads_no_settings_of_a_run_folder(here, name, attack, wandb_setti
 
 
 @pytest.mark.parametrize("where", ["project", "run"])
-def test_settings_of_wandb_are_those_of_the_project(where, attack, wandb_settings, monkeypatch):
+def test_wandb_reads_settings_of_project_only(where, attack, wandb_settings, monkeypatch):
     """The installed W&B reads settings of the working folder, and none of the run folder."""
     run, _ = attack()
     project = run.parents[3]
@@ -616,18 +614,18 @@ def test_settings_of_wandb_are_those_of_the_project(where, attack, wandb_setting
     assert (found.strip() == "http://127.0.0.1:9") == (where == "project")
 
 
-def test_the_colon_of_a_device_or_of_a_folder_names_no_module(attack):
+def test_saved_run_allows_colons_in_device_and_paths(attack):
     run, _ = attack(device="cpu:0", log_dir="a:b", init_from="c:d")
     SavedRun(run).close()
 
 
-def test_environments_of_installed_packages_are_trusted(attack):
+def test_saved_run_trusts_envs_of_installed_packages(attack):
     run, _ = attack(id="gymnasium.envs.classic_control:CartPole-v1")
     SavedRun(run).close()
 
 
 @pytest.mark.parametrize("missing", ["observation_space", "action_space"])
-def test_a_data_set_imports_no_environment(missing, attack, tmp_path):
+def test_read_datasets_does_not_import_env(missing, attack, tmp_path):
     """Minari makes the environment of a data set whose spaces are missing."""
     _, trap = attack()
     spec = json.dumps({"id": "Evil-v0", "entry_point": "evil_module:Evil"})
@@ -641,7 +639,7 @@ def test_a_data_set_imports_no_environment(missing, attack, tmp_path):
     assert not trap.exists()
 
 
-def test_yaml_makes_no_objects(attack):
+def test_saved_run_rejects_yaml_object_tags(attack):
     run, trap = attack()
     text = f"recipe: !!python/object/apply:builtins.open ['{trap}', w]\n"
     yaml.unsafe_load(text)["recipe"].close()

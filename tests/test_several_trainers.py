@@ -55,7 +55,7 @@ def alone(build: Any, seed: int) -> dict[str, torch.Tensor]:
 
 
 @RECIPES
-def test_a_run_does_not_depend_on_what_was_built_or_drawn_in_between(build):
+def test_run_does_not_depend_on_other_builds_or_global_rng(build):
     expected = alone(build, 1), alone(build, 2)
     one, other = build(1), build(2)
     torch.manual_seed(77)
@@ -85,7 +85,7 @@ def begin_and_take_turns(*trainers: Trainer) -> None:
 
 
 @RECIPES
-def test_runs_can_take_turns_and_run_within_each_other(build):
+def test_interleaved_and_nested_runs_match_separate_runs(build):
     expected = alone(build, 1), alone(build, 2)
     trainers = build(1), build(2)
     with contextlib.ExitStack() as running:
@@ -104,7 +104,7 @@ def test_runs_can_take_turns_and_run_within_each_other(build):
 
 @RECIPES
 @pytest.mark.parametrize("continues_episodes", [False, True])
-def test_a_loop_of_ones_own_is_the_run_with_its_hooks_and_rows(build, continues_episodes, tmp_path):
+def test_custom_loop_matches_run_with_hooks_and_rows(build, continues_episodes, tmp_path):
     if build is ppo:
         build = functools.partial(ppo, lr_schedule="linear")  # a hook with a beginning
     runs = {"log_dir": str(tmp_path), "logger": "csv", "checkpoint_every": 16}
@@ -145,7 +145,7 @@ def stores(number: int, buffer: Any, sequence_length: int | None = None, **parts
     return made
 
 
-def test_steps_of_trainers_that_take_turns_with_one_buffer_are_not_joined():
+def test_shared_n_step_buffer_does_not_join_steps_of_trainers():
     buffer = make_replay_buffer(100, 4, n_step=3, gamma=0.9)
     begin_and_take_turns(stores(1, buffer), stores(2, buffer))
     rows = buffer.buffer[:]
@@ -154,7 +154,7 @@ def test_steps_of_trainers_that_take_turns_with_one_buffer_are_not_joined():
 
 
 @pytest.mark.parametrize("wrapped", ["once", "by each trainer"])
-def test_sequences_of_trainers_that_take_turns_with_one_buffer_are_separate(wrapped):
+def test_shared_buffer_separates_sequences_of_trainers(wrapped):
     buffer = make_replay_buffer(100, 4, sequence_length=3)
     other = buffer if wrapped == "once" else ReplayMinibatches(buffer.buffer)
     begin_and_take_turns(stores(1, buffer, sequence_length=3), stores(2, other, sequence_length=3))
@@ -164,7 +164,7 @@ def test_sequences_of_trainers_that_take_turns_with_one_buffer_are_separate(wrap
     assert rows["next", "done"][:-1][changes].all()
 
 
-def test_a_run_that_is_resumed_with_the_buffer_of_another_goes_on_with_its_own_steps(tmp_path):
+def test_resume_replaces_contents_of_used_buffer(tmp_path):
     def run(buffer: Any, **parts: Any) -> Any:
         trainer = stores(1, buffer, checkpoint_every=12, **parts)
         trainer.run()
@@ -177,7 +177,7 @@ def test_a_run_that_is_resumed_with_the_buffer_of_another_goes_on_with_its_own_s
     assert_equal(run(used, resume_from=checkpoint), whole)
 
 
-def test_steps_of_a_trainer_that_has_its_buffer_alone_go_on():
+def test_separate_buffers_do_not_truncate_episodes():
     buffer = make_replay_buffer(100, 4, n_step=3, gamma=0.9)
     begin_and_take_turns(
         stores(1, buffer), stores(2, make_replay_buffer(100, 4, n_step=3, gamma=0.9))
@@ -186,7 +186,7 @@ def test_steps_of_a_trainer_that_has_its_buffer_alone_go_on():
     assert (rows["next", "terminated"] == rows["next", "done"]).all()
 
 
-def test_a_run_beside_that_of_another_thread_is_refused():
+def test_trainer_rejects_run_concurrent_with_another_thread():
     one, other, refused = ppo(1), ppo(2), []
 
     def run_beside():
@@ -228,7 +228,7 @@ def of_the_process() -> dict[str, Any]:
 
 
 @RECIPES
-def test_nothing_global_is_changed_by_a_build_and_a_run(build):
+def test_build_and_run_leave_process_state_unchanged(build):
     alone(build, 0)  # what is imported and initialised once is there
     before = of_the_process()
     trainer = build(3, threads=2 if torch.get_num_threads() == 1 else 1)
@@ -239,7 +239,7 @@ def test_nothing_global_is_changed_by_a_build_and_a_run(build):
 
 @RECIPES
 @pytest.mark.parametrize("wrong", [{"gamma": 2.0}, {"collector": "no such"}])
-def test_nothing_global_is_changed_by_a_build_that_is_refused(build, wrong):
+def test_failed_build_leaves_process_state_unchanged(build, wrong):
     alone(build, 0)
     before = of_the_process()
     with pytest.raises(SettingError):
@@ -247,7 +247,7 @@ def test_nothing_global_is_changed_by_a_build_that_is_refused(build, wrong):
     assert of_the_process() == before
 
 
-def test_threads_are_those_of_the_run_within_it():
+def test_run_sets_and_restores_thread_count():
     trainer, seen = ppo(1, threads=1), []
     trainer.register_op("post_steps", lambda: seen.append(torch.get_num_threads()))
     before = torch.get_num_threads()
@@ -259,7 +259,7 @@ def test_threads_are_those_of_the_run_within_it():
 
 
 @pytest.mark.gpu
-def test_evaluation_on_a_gpu_does_not_move_the_numbers_of_training():
+def test_gpu_evaluation_leaves_training_rng_unchanged():
     trainer = sac(1, device="cuda")
     evaluate = trainer.evaluate
     assert isinstance(evaluate, Evaluator)

@@ -56,9 +56,7 @@ def _handlers_stay_as_they_were():
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_run_that_is_stopped_is_saved_and_goes_on_as_if_it_had_not_been(
-    number, code, tmp_path, capfd
-):
+def test_signal_saves_run_that_resumes_exactly(number, code, tmp_path, capfd):
     ppo(tmp_path / "whole", *RUN)
     capfd.readouterr()
     with pytest.raises(SystemExit) as stopped:
@@ -118,7 +116,7 @@ def test_sigusr1_before_a_run_saves_its_first_iteration(when, tmp_path):
 
 
 @pytest.mark.parametrize(("command", "holds"), [("recipes.ppo", True), ("kit.evaluate", False)])
-def test_sigusr1_waits_from_the_first_import_of_a_recipe(command, holds, monkeypatch):
+def test_recipe_command_blocks_sigusr1_from_first_import(command, holds, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["-m"])
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", command])
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ()), signal.getsignal(signal.SIGINT)
@@ -141,7 +139,7 @@ class SendsAtFirst(Hook):
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_a_run_that_is_stopped_before_its_first_iteration_begins_anew(tmp_path, capfd):
+def test_run_stopped_before_first_iteration_restarts_on_resume(tmp_path, capfd):
     def build(config):
         return recipes.ppo.build(config, hooks=[SendsAtFirst()])
 
@@ -158,21 +156,21 @@ def test_a_run_that_is_stopped_before_its_first_iteration_begins_anew(tmp_path, 
     assert policy_steps_in(run)[-1] == 64
 
 
-def test_sigusr1_saves_and_the_run_goes_on(tmp_path):
+def test_sigusr1_saves_checkpoint_and_run_continues(tmp_path):
     ppo(tmp_path, *RUN, number=signal.SIGUSR1)
     saved = sorted(path.name for path in (the_run(tmp_path) / "checkpoints").iterdir())
     assert saved == ["checkpoint-000000000032", "checkpoint-000000000064"]
     assert policy_steps_in(the_run(tmp_path)) == [16, 32, 48, 64]
 
 
-def test_a_sweep_ends_with_the_run_that_is_stopped(tmp_path):
+def test_sigterm_ends_sweep_with_current_run(tmp_path):
     with pytest.raises(SystemExit) as stopped:
         ppo(tmp_path, *RUN, "--multirun", "seed=0,1", number=signal.SIGTERM)
     assert stopped.value.code == 143
     assert the_run(tmp_path).name.endswith("-0-s0")
 
 
-def test_without_a_run_folder_it_is_said_that_nothing_was_saved(tmp_path, capfd):
+def test_signal_reports_nothing_saved_without_log_dir(tmp_path, capfd):
     def build(config):
         return recipes.ppo.build(config, hooks=[Sends(signal.SIGTERM)])
 
@@ -183,7 +181,7 @@ def test_without_a_run_folder_it_is_said_that_nothing_was_saved(tmp_path, capfd)
     )
 
 
-def test_a_keyboard_interrupt_without_a_signal_is_not_taken_for_one(tmp_path):
+def test_keyboard_interrupt_without_signal_propagates(tmp_path):
     class Interrupts(Sends):
         def send(self) -> None:
             raise KeyboardInterrupt
@@ -204,7 +202,7 @@ def test_a_keyboard_interrupt_without_a_signal_is_not_taken_for_one(tmp_path):
     ],
     ids=["in this process", "in workers", "in the process that collects"],
 )
-def test_ctrl_c_does_not_wait_for_an_environment_that_hangs(words, tmp_path, capfd):
+def test_ctrl_c_does_not_wait_for_hanging_env(words, tmp_path, capfd):
     with pytest.raises(SystemExit) as stopped:
         ppo(tmp_path, *RUN, "env.id=tests.hanging:Hangs-v0", "env.kwargs.hangs_in=20", *words)
     assert stopped.value.code == 130
@@ -229,7 +227,7 @@ main(recipes.ppo.Config, lambda config: recipes.ppo.build(config, hooks=[Twice()
 """
 
 
-def test_a_second_signal_ends_the_run_at_once(tmp_path):
+def test_second_signal_ends_run_immediately(tmp_path):
     command = [sys.executable, "-W", "ignore", "-c", SECOND, *RUN, f"log_dir={tmp_path}/runs"]
     ran = subprocess.run(command, check=False, capture_output=True, text=True)
     assert (ran.returncode, ran.stdout) == (-signal.SIGTERM, "")
@@ -266,7 +264,7 @@ main(recipes.ppo.Config, recipes.ppo.build, sys.argv[1:])
     ("to", "number"),
     [("launcher", signal.SIGKILL), ("all", signal.SIGTERM)],
 )
-def test_a_run_in_a_process_of_a_launcher_is_saved_when_the_launcher_ends(to, number, tmp_path):
+def test_launched_run_saves_checkpoint_when_launcher_ends(to, number, tmp_path):
     words = [
         *RUN,
         "steps.total_policy_steps=1_000_000",

@@ -52,6 +52,6 @@ def test_killed_run_resumes_to_its_end(tmp_path: Path) -> None:
     assert policy_steps_in(the_run(tmp_path))[-1] == 16_384
 
 
-def test_steps_of_another_library_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
+def test_steps_explain_describes_sb3_settings(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["steps", "explain", "sb3", "train_freq=1", "gradient_steps=1", "n_envs=4"]) == 0
     assert "1/4" in capsys.readouterr().out

@@ -60,7 +60,7 @@ def listen(trainer: Trainer, stages: list[str], seen: list) -> None:
 
 
 # ---------------------------------------------------------------------- when they run
-def test_stages_are_those_of_torchrl_and_of_the_kit():
+def test_stages_extend_torchrl_stages():
     assert [name for name in STAGES if name not in KIT_STAGES] == TORCHRL_STAGES
     assert len(STAGES) == len(TORCHRL_STAGES) + len(KIT_STAGES)
     literal = TorchRLTrainer.register_op.__annotations__["dest"]
@@ -69,7 +69,7 @@ def test_stages_are_those_of_torchrl_and_of_the_kit():
     )
 
 
-def test_all_stages_run_in_the_order_of_the_loop():
+def test_stages_run_in_loop_order():
     plan = on_policy_plan(total_policy_steps=32)
     parts = ppo_parts(plan)
     trainer = Trainer(plan, **parts, log_every=16)
@@ -99,7 +99,7 @@ def test_all_stages_run_in_the_order_of_the_loop():
     assert [name for name, *_ in seen] == ["setup", *iteration * 2, "shutdown"]
 
 
-def test_each_stage_is_called_as_documented():
+def test_stages_pass_documented_arguments():
     trainer = ppo_trainer()
     seen: list = []
     listen(trainer, [name for name in STAGES if name not in ("optimizer", "process_loss")], seen)
@@ -125,7 +125,7 @@ def test_each_stage_is_called_as_documented():
         assert called[name] == []
 
 
-def test_a_hook_that_is_added_during_a_run_is_given_whole_minibatches():
+def test_hook_added_during_run_receives_complete_minibatches():
     """Before, entries that the loss does not read were left out."""
     trainer, seen = sac_trainer(off_policy_plan()), []
 
@@ -140,7 +140,7 @@ def test_a_hook_that_is_added_during_a_run_is_given_whole_minibatches():
         assert set(minibatch.keys(True, True)) >= set(trainer.buffer.buffer[:].keys(True, True))
 
 
-def test_keywords_given_at_registration_are_passed_with_every_call():
+def test_register_op_passes_keywords_to_every_call():
     trainer = ppo_trainer()
     seen = []
     trainer.register_op("post_steps", lambda *, factor: seen.append(factor), factor=3)
@@ -148,7 +148,7 @@ def test_keywords_given_at_registration_are_passed_with_every_call():
     assert seen == [3] * 4
 
 
-def test_without_due_gradient_steps_the_update_only_changes_what_is_stored():
+def test_update_runs_only_pre_epoch_without_due_gradient_steps():
     trainer = sac_trainer(off_policy_plan(total_policy_steps=12))
     seen: list = []
     update_stages = [n for n, s in STAGES.items() if s.needs == "update"]
@@ -163,7 +163,7 @@ def test_without_due_gradient_steps_the_update_only_changes_what_is_stored():
 
 
 # ---------------------------------------------------------------------- what they change
-def test_what_a_pipe_returns_goes_on_and_nothing_leaves_things_as_they_are():
+def test_batch_process_uses_returned_batch_and_ignores_none():
     trainer = ppo_trainer()
     rewards = []
     reward = ("next", "reward")
@@ -175,7 +175,7 @@ def test_what_a_pipe_returns_goes_on_and_nothing_leaves_things_as_they_are():
     assert rewards == [[3.0]] * 4
 
 
-def test_losses_can_be_changed_before_the_gradients():
+def test_process_loss_changes_losses_before_backward():
     plan = on_policy_plan()
     plain = Trainer(plan, **ppo_parts(plan))
     plain.run()
@@ -198,7 +198,7 @@ def test_losses_can_be_changed_before_the_gradients():
 
 
 @pytest.mark.parametrize("recipe", [recipes.td3, recipes.crossq])
-def test_looking_at_losses_changes_nothing_where_the_actor_is_not_due_in_every_step(recipe):
+def test_process_loss_observer_does_not_change_delayed_updates(recipe):
     runs = []
     for stages in ([], ["process_loss"]):
         trainer, rows = recipe.build(from_plain(recipe.Config, small_config(recipe.Config))), Rows()
@@ -212,7 +212,7 @@ def test_looking_at_losses_changes_nothing_where_the_actor_is_not_due_in_every_s
     assert plain_row == seen_row
 
 
-def test_accumulated_minibatches_all_pass_through_open_losses():
+def test_process_loss_receives_all_accumulated_minibatches():
     plan = on_policy_plan(minibatch_size=6, minibatches_per_gradient_step=2)
     closed = Trainer(plan, **ppo_parts(plan))
     closed.run()
@@ -249,7 +249,7 @@ def test_metrics_of_every_log_stage_reach_the_row():
     assert "log_pbar" not in row
 
 
-def test_floats_of_hooks_are_averaged_and_integers_replaced_between_rows():
+def test_rows_average_float_metrics_and_use_last_integer():
     plan, rows = on_policy_plan(), Rows()
     trainer = Trainer(plan, **ppo_parts(plan), logger=rows, log_every=32)
     count = iter(range(1, 5))
@@ -260,7 +260,7 @@ def test_floats_of_hooks_are_averaged_and_integers_replaced_between_rows():
     assert [(row["float"], row["whole"]) for row in rows.rows] == [(1.5, 2), (3.5, 4)]
 
 
-def test_a_tensor_in_which_a_hook_goes_on_counting_is_averaged_as_it_was_when_it_was_logged():
+def test_recorder_copies_tensor_metrics_updated_in_place():
     plan, rows = on_policy_plan(), Rows()
     trainer = Trainer(plan, **ppo_parts(plan), logger=rows, log_every=32)
     with torch.inference_mode():
@@ -275,7 +275,7 @@ def test_a_tensor_in_which_a_hook_goes_on_counting_is_averaged_as_it_was_when_it
     assert [row["count"] for row in rows.rows] == [1.5, 3.5]
 
 
-def test_of_a_metric_of_several_kinds_the_mean_of_all_is_written():
+def test_rows_average_metrics_of_mixed_types():
     plan, rows = on_policy_plan(), Rows()
     trainer = Trainer(plan, **ppo_parts(plan), logger=rows, log_every=64)
     given = iter([0, 0.5, torch.tensor(0.75), 1])
@@ -284,7 +284,7 @@ def test_of_a_metric_of_several_kinds_the_mean_of_all_is_written():
     assert [row["mixed"] for row in rows.rows] == [0.5625]
 
 
-def test_metrics_of_an_update_phase_are_means_over_its_own_gradient_steps():
+def test_update_phase_metrics_average_its_own_gradient_steps():
     trainer = ppo_trainer(log_every=64)
     steps: list[float] = []
     phases: list[tuple[float, float]] = []
@@ -300,7 +300,7 @@ def test_metrics_of_an_update_phase_are_means_over_its_own_gradient_steps():
 
 
 @pytest.mark.parametrize("values", [(np.inf, -np.inf), (1e308, 1e308)])
-def test_metrics_that_have_no_mean_are_no_number(values):
+def test_undefined_metric_means_become_nan(values):
     rows = Rows()
     trainer = ppo_trainer(on_policy_plan(total_policy_steps=32), logger=rows, log_every=32)
     given = iter(values)
@@ -375,7 +375,7 @@ def test_post_backward_hooks_that_read_change_nothing():
     assert len(norms) == trainer.ledger.gradient_steps
 
 
-def test_post_backward_hooks_can_leave_a_parameter_out():
+def test_post_backward_hooks_can_skip_parameter():
     trainer = ppo_trainer()
     first = next(trainer.loss_module.parameters())
     start = first.detach().clone()
@@ -384,7 +384,7 @@ def test_post_backward_hooks_can_leave_a_parameter_out():
     assert torch.equal(first, start)
 
 
-def test_post_backward_is_refused_where_a_hook_makes_the_step():
+def test_run_rejects_post_backward_with_optimizer_hook():
     trainer = ppo_trainer()
     trainer.register_op("post_backward", lambda: None)
     trainer.register_op("optimizer", lambda *arguments: None)
@@ -393,7 +393,7 @@ def test_post_backward_is_refused_where_a_hook_makes_the_step():
 
 
 # ---------------------------------------------------------------------- the kit's own stages
-def test_evaluation_hooks_are_given_the_result_and_the_best():
+def test_evaluation_hooks_receive_result_and_best_flag():
     plan = on_policy_plan(evaluation_every=16, evaluation_episodes=1, final_evaluation=True)
     returns, seen = iter([1.0, 3.0, float("nan"), 2.0, 3.0]), []
 
@@ -409,7 +409,7 @@ def test_evaluation_hooks_are_given_the_result_and_the_best():
     assert len(seen) >= 4
 
 
-def test_episodes_hooks_are_given_each_episode_once(tmp_path):
+def test_episodes_hooks_receive_each_episode_once(tmp_path):
     rows, seen = Rows(), []
     parts = {"logger": rows, "log_every": 48, "folder": tmp_path, "checkpoint_every": 32}
     trainer = ppo_trainer(on_policy_plan(total_policy_steps=96), **parts)
@@ -424,7 +424,7 @@ def test_episodes_hooks_are_given_each_episode_once(tmp_path):
     )
 
 
-def test_episodes_shown_before_a_checkpoint_are_in_the_next_row(tmp_path):
+def test_row_after_resume_includes_episodes_before_checkpoint(tmp_path):
     plan = on_policy_plan(total_policy_steps=96)
 
     def trained(folder, stops, **parts):
@@ -443,7 +443,7 @@ def test_episodes_shown_before_a_checkpoint_are_in_the_next_row(tmp_path):
     assert [plain[name] for name in names] == [again[name] for name in names]
 
 
-def test_load_and_save_hooks_are_given_the_checkpoint(tmp_path):
+def test_load_and_post_save_hooks_receive_checkpoint_path(tmp_path):
     plan, saved, loaded = on_policy_plan(), [], []
     trainer = ppo_trainer(plan, folder=tmp_path, checkpoint_every=16)
     trainer.register_op("load", loaded.append)
@@ -458,7 +458,7 @@ def test_load_and_save_hooks_are_given_the_checkpoint(tmp_path):
     assert loaded == ["setup", saved[-1][0]]
 
 
-def test_error_hooks_are_given_what_ended_the_run():
+def test_error_hooks_receive_error_that_ended_run():
     trainer, seen = ppo_trainer(), []
     trainer.register_op("post_steps", lambda: 1 / 0)
     trainer.register_op("error", seen.append)
@@ -474,7 +474,7 @@ def test_error_hooks_are_given_what_ended_the_run():
 @pytest.mark.parametrize(
     "stage", [name for name, stage in STAGES.items() if stage.needs == "update"]
 )
-def test_a_stage_of_the_update_is_refused_where_nothing_is_trained(stage):
+def test_register_op_rejects_update_stage_without_update(stage):
     plan = on_policy_plan(update_epochs=None, minibatch_size=None)
     parts = ppo_parts(plan)
     del parts["update"], parts["advantage"]
@@ -482,14 +482,14 @@ def test_a_stage_of_the_update_is_refused_where_nothing_is_trained(stage):
         Trainer(plan, **parts).register_op(stage, lambda *a: None)
 
 
-def test_setup_is_refused_once_the_run_has_begun():
+def test_register_op_rejects_setup_after_run_starts():
     trainer = ppo_trainer()
     trainer.register_op("post_steps", lambda: trainer.register_op("setup", lambda: None))
     with pytest.raises(HookError, match="stage='setup' never runs"):
         trainer.run()
 
 
-def test_a_hook_registered_during_setup_still_runs_in_it():
+def test_hook_registered_during_setup_runs_in_setup():
     trainer, seen = ppo_trainer(), []
     trainer.register_op("setup", lambda: trainer.register_op("setup", lambda: seen.append(1)))
     trainer.run()
@@ -497,7 +497,7 @@ def test_a_hook_registered_during_setup_still_runs_in_it():
 
 
 @pytest.mark.parametrize("stage", ["process_loss", "optimizer", "post_backward"])
-def test_stages_inside_a_gradient_step_are_refused_with_a_stepper_of_torchrl(stage):
+def test_run_rejects_gradient_step_stages_with_torchrl_stepper(stage):
     plan = on_policy_plan()
     parts = ppo_parts(plan)
     update = parts.pop("update")
@@ -524,17 +524,17 @@ def test_stages_inside_a_gradient_step_are_refused_with_a_stepper_of_torchrl(sta
         ("log_row", lambda: None),
     ],
 )
-def test_a_function_that_cannot_be_called_as_its_stage_does_is_refused(stage, function):
+def test_register_op_rejects_incompatible_signature(stage, function):
     with raises_setting("hook"):
         ppo_trainer().register_op(stage, function)
 
 
-def test_keywords_that_a_function_does_not_take_are_refused():
+def test_register_op_rejects_unexpected_keywords():
     with raises_setting("hook"):
         ppo_trainer().register_op("post_steps", lambda: None, factor=3)
 
 
-def test_a_name_used_twice_is_refused():
+def test_add_rejects_duplicate_hook_name():
     trainer = ppo_trainer(hooks=[TargetKL(0.1)])
     with raises_setting("hook"):
         trainer.add(TargetKL(0.2))

@@ -49,14 +49,14 @@ def by_hand(particles, scores, temperature):
 
 # ---------------------------------------------------------------------- the update
 @pytest.mark.parametrize("n", [2, 3, 4, 7])
-def test_directions_are_those_of_a_reference_by_hand(n):
+def test_directions_match_reference_implementation(n):
     numbers = torch.Generator().manual_seed(n)
     particles, scores = torch.randn(2, n, 11, generator=numbers, dtype=torch.float64)
     found = svpg_directions(particles, scores, temperature=0.3)
     torch.testing.assert_close(found, by_hand(particles, scores, 0.3), rtol=1e-12, atol=1e-12)
 
 
-def test_one_particle_follows_its_own_gradient_and_equal_ones_do_not_move_apart():
+def test_directions_do_not_repel_single_or_equal_particles():
     particle, score = torch.randn(2, 1, 6)
     torch.testing.assert_close(svpg_directions(particle, score, 1.0), score)
     scores = torch.randn(3, 6)
@@ -64,7 +64,7 @@ def test_one_particle_follows_its_own_gradient_and_equal_ones_do_not_move_apart(
     torch.testing.assert_close(found, scores.mean(0).expand(3, -1))
 
 
-def test_gradients_of_the_policy_are_coupled_and_those_of_critics_are_not():
+def test_stein_gradients_couple_policies_but_not_critics():
     networks = [nn.Linear(3, 2).double() for _ in range(4)]
     policy, critic = Particles(networks), Particles([nn.Linear(3, 1).double() for _ in range(4)])
     seen = torch.randn(8, 3, dtype=torch.float64)
@@ -95,7 +95,7 @@ def test_gradients_of_the_policy_are_coupled_and_those_of_critics_are_not():
 @pytest.mark.parametrize(
     "sizes", [[1] * 4, [2] * 4, [3, 2, 3, 2], [3, 2, 2, 2], [2, 1, 2, 1], [1, 1, 1, 0]], ids=str
 )
-def test_each_particle_answers_its_block_of_rows(sizes):
+def test_particles_process_separate_blocks_of_rows(sizes):
     networks = [nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)) for _ in range(4)]
     seen = torch.randn(sum(sizes), 6, 3)
     expected = [network(part) for network, part in zip(networks, seen.split(sizes))]
@@ -104,7 +104,7 @@ def test_each_particle_answers_its_block_of_rows(sizes):
 
 @pytest.mark.parametrize("id", ["CartPole-v1", "Pendulum-v1"])
 @pytest.mark.parametrize("shared", [False, True])
-def test_stacked_actors_and_critics_are_the_separate_ones(id, shared):
+def test_stacked_actors_and_critics_match_separate_networks(id, shared):
     env = make_env(id, 8)
     make = functools.partial(make_actor_critic, env, [8], shared_backbone=shared)
     with torch.random.fork_rng():
@@ -142,7 +142,7 @@ def built(log_dir=None, **changes):
     return svpg.build(svpg.Config(**{**settings, **changes}))
 
 
-def test_a_policy_step_is_one_action_of_one_particle():
+def test_policy_step_counts_one_action_of_one_particle():
     trainer = built()
     batches = []
     trainer.register_op("pre_steps_log", lambda batch: batches.append(batch.clone()) or {})
@@ -154,7 +154,7 @@ def test_a_policy_step_is_one_action_of_one_particle():
     assert sum(batch[:2].numel() for batch in batches) == 64
 
 
-def test_every_minibatch_has_the_same_share_of_each_particle():
+def test_minibatches_contain_equal_share_of_each_particle():
     steps = OnPolicySteps(
         total_policy_steps=256, steps_per_env=8, minibatch_size=16, update_epochs=10
     )
@@ -178,7 +178,7 @@ def test_every_minibatch_has_the_same_share_of_each_particle():
     assert sum(len(minibatch) for minibatch in seen[:4]) == 64
 
 
-def test_a_single_particle_is_the_learner_itself():
+def test_single_particle_matches_a2c():
     same = {
         "entropy_coeff": 0.0, "max_grad_norm": None, "learning_rate": 1e-2, "hidden_sizes": [8],
         "lr_schedule": "constant",
@@ -198,7 +198,7 @@ def test_a_single_particle_is_the_learner_itself():
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
-def test_each_particle_is_evaluated_and_the_best_is_named():
+def test_evaluation_reports_each_particle_and_best_return():
     trainer = built()
     columns = trainer.evaluate(0)  # 6 episodes of 4 particles
     returns = [columns[f"evaluation/return_particle_{n}"] for n in range(4)]
@@ -207,7 +207,7 @@ def test_each_particle_is_evaluated_and_the_best_is_named():
     assert columns["evaluation/return"] == pytest.approx(sum(every_row) / 6)
 
 
-def test_each_of_many_particles_of_a_saved_run_is_evaluated(tmp_path):
+def test_saved_run_evaluates_each_of_many_particles(tmp_path):
     steps = OnPolicySteps(33, steps_per_env=1, update_epochs=1, minibatch_size=None)
     env = EnvConfig("CartPole-v1", 33)
     trainer = built(str(tmp_path), num_particles=33, env=env, steps=steps)
@@ -218,7 +218,7 @@ def test_each_of_many_particles_of_a_saved_run_is_evaluated(tmp_path):
 
 # ---------------------------------------------------------------------- as they learn
 @pytest.mark.nightly
-def test_the_best_particle_balances_the_pole_within_102_400_policy_steps_of_its_own():
+def test_best_particle_solves_cartpole_in_102_400_policy_steps():
     config = svpg.Config(log_dir=None, progress=False)
     config.steps.evaluation_every, config.steps.evaluation_episodes = None, 100
     trainer = svpg.build(config)
@@ -246,12 +246,12 @@ STEPS = {"total_policy_steps": 256, "steps_per_env": 8}
         ),
     ],
 )
-def test_what_particles_cannot_share_is_refused(changes, field):
+def test_build_rejects_invalid_particle_settings(changes, field):
     with raises_setting(field):
         built(**changes)
 
 
-def test_recurrent_networks_are_refused():
+def test_make_particles_rejects_recurrent_networks():
     env = make_env("CartPole-v1", 8)
     make = {"shared_backbone": True, "recurrent": "gru"}
     with raises_setting("recurrent"):

@@ -19,7 +19,7 @@ KIT = [sys.executable, "-m", "kit", "steps"]
 
 
 @pytest.mark.parametrize("words", [["words", "sb3"], ["words"], ["explain", "sb3"]])
-def test_a_command_whose_reader_has_gone_ends_in_silence(words):
+def test_command_exits_silently_when_output_pipe_is_closed(words):
     reader, writer = os.pipe()
     os.close(reader)
     ran = subprocess.run([*KIT, *words], stdout=writer, stderr=subprocess.PIPE, check=False)
@@ -27,7 +27,7 @@ def test_a_command_whose_reader_has_gone_ends_in_silence(words):
     assert (ran.returncode, ran.stderr) == (141, b"")
 
 
-def test_a_run_whose_reader_has_gone_ends_in_silence(monkeypatch, capsys, tmp_path):
+def test_run_exits_silently_when_output_pipe_is_closed(monkeypatch, capsys, tmp_path):
     reader, writer = os.pipe()
     os.close(reader)
     with monkeypatch.context() as patched, os.fdopen(writer, "w") as stream:
@@ -39,7 +39,7 @@ def test_a_run_whose_reader_has_gone_ends_in_silence(monkeypatch, capsys, tmp_pa
     assert capsys.readouterr().err == ""
 
 
-def test_a_terminal_of_ascii_shows_question_marks(monkeypatch, tmp_path):
+def test_ascii_terminal_shows_question_marks(monkeypatch, tmp_path):
     shown = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", shown)
     words = [*SHORT["ppo"], *COMMON, "progress=true", f"log_dir={tmp_path}"]
@@ -79,7 +79,7 @@ LIMITS = {
 
 @pytest.mark.parametrize("case", LIMITS)
 @pytest.mark.parametrize("behind", [False, True])
-def test_terminal_reports_limits_of_the_system_in_one_line(case, behind, capsys):
+def test_terminal_reports_system_limits_in_one_line(case, behind, capsys):
     error, line = LIMITS[case]
     if behind:
         cause, error = error, KeyError("what could not be done")
@@ -90,6 +90,6 @@ def test_terminal_reports_limits_of_the_system_in_one_line(case, behind, capsys)
     assert capsys.readouterr().err == f"\nerror: {line}\n"
 
 
-def test_terminal_leaves_other_errors_as_they_are():
+def test_terminal_does_not_handle_other_errors():
     with pytest.raises(RuntimeError, match="28"), terminal():
         raise RuntimeError("a tensor of size (28)")

@@ -121,7 +121,7 @@ class WholeBatch:
 
 
 # ---------------------------------------------------------------------- all of them
-def test_every_hook_class_of_the_installed_torchrl_is_in_this_file():
+def test_file_covers_every_torchrl_hook_class():
     modules = {inspect.getmodule(cls) for _, cls in inspect.getmembers(algorithms, inspect.isclass)}
     classes = {
         cls
@@ -136,7 +136,7 @@ def test_every_hook_class_of_the_installed_torchrl_is_in_this_file():
 
 # ---------------------------------------------------------------------- batches and minibatches
 @runs(SelectKeys)
-def test_select_keys_leaves_only_these_keys_in_a_batch():
+def test_select_keys_drops_other_keys_from_batch():
     kept = ["observation", "action", "action_log_prob", "next"]
     trainer = ppo_trainer(hooks=[SelectKeys(kept)])
     seen = []
@@ -156,14 +156,14 @@ def test_batch_sub_sampler_cuts_the_minibatches():
     assert shapes == [(2, 4)] * 12
 
 
-def test_batch_sub_sampler_cannot_train_on_less_than_planned_unseen():
+def test_batch_sub_sampler_raises_error_when_samples_miss_plan():
     trainer = ppo_trainer(hooks=[BatchSubSampler(batch_size=4)])
     with pytest.raises(PlanMismatchError, match="samples: planned 128, counted 64"):
         trainer.run()
 
 
 @runs(RewardNormalizer)
-def test_reward_normalizer_centres_and_scales_rewards_of_minibatches():
+def test_reward_normalizer_standardizes_minibatch_rewards():
     hook = RewardNormalizer(decay=1.0, scale=2.0)
     trainer = sac_trainer(hooks=[hook])
     collected, pairs = [], []
@@ -182,7 +182,7 @@ def test_reward_normalizer_centres_and_scales_rewards_of_minibatches():
 
 
 @pytest.mark.parametrize("make", [RewardNormalizer, ScaleReward, SignReward])
-def test_rewards_that_are_changed_after_the_advantages_are_refused(make):
+def test_trainer_rejects_reward_hooks_after_advantages(make):
     with raises_setting("hook"):
         ppo_trainer(hooks=[make()])
     parts = ppo_parts(on_policy_plan())
@@ -192,7 +192,7 @@ def test_rewards_that_are_changed_after_the_advantages_are_refused(make):
 
 
 @runs(ReplayBufferTrainer)
-def test_replay_buffer_trainer_stores_batches_and_draws_minibatches():
+def test_replay_buffer_trainer_stores_and_samples_batches():
     plan = off_policy_plan()
     parts = {**sac_parts(plan), "buffer": None}
     buffer = transitions_buffer(batch_size=4)
@@ -202,7 +202,7 @@ def test_replay_buffer_trainer_stores_batches_and_draws_minibatches():
     assert ledger.samples == 31 * 4
 
 
-def test_replay_buffer_trainer_joins_no_steps_of_other_environments():
+def test_replay_buffer_trainer_rejects_sequences_of_several_envs():
     """It stores them one after the other; the kit's sequences are of those that write in turn."""
 
     def trainer(num_envs):
@@ -217,7 +217,7 @@ def test_replay_buffer_trainer_joins_no_steps_of_other_environments():
         trainer(2).run()
 
 
-def test_replay_buffer_trainer_tells_the_buffer_the_errors_of_every_minibatch():
+def test_replay_buffer_trainer_passes_all_td_errors_to_buffer():
     errors = []
 
     class Noting(TensorDictReplayBuffer):
@@ -233,7 +233,7 @@ def test_replay_buffer_trainer_tells_the_buffer_the_errors_of_every_minibatch():
     assert (torch.cat(errors) > 0).all()
 
 
-def test_a_pass_that_ends_in_replay_buffer_trainer_leaves_no_gradient_step_out():
+def test_replay_buffer_trainer_epoch_skips_no_gradient_step():
     plan = on_policy_plan(update_epochs=3)
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(16), sampler=SamplerWithoutReplacement(), batch_size=8
@@ -248,7 +248,7 @@ def test_a_pass_that_ends_in_replay_buffer_trainer_leaves_no_gradient_step_out()
 
 
 @runs(OfflineToOnlineReplayBufferHook, OfflineToOnlineAnnealHook)
-def test_offline_data_makes_place_for_online_data():
+def test_anneal_hook_lowers_offline_fraction_to_zero():
     plan = off_policy_plan(learning_starts=0)
     parts = {**sac_parts(plan), "buffer": None}
     offline = ReplayBuffer(storage=LazyTensorStorage(20))
@@ -270,7 +270,7 @@ def test_offline_data_makes_place_for_online_data():
 
 # ---------------------------------------------------------------------- what a batch needs
 @runs(ValueEstimatorHook)
-def test_value_estimator_hook_gives_the_advantages():
+def test_value_estimator_hook_computes_advantages():
     plan = on_policy_plan(update_epochs=1)
     own = ppo_trainer(plan)
     own.run()
@@ -281,7 +281,7 @@ def test_value_estimator_hook_gives_the_advantages():
     assert_equal(weights(own), weights(theirs))
 
 
-def test_value_estimator_hook_estimates_anew_in_every_epoch():
+def test_value_estimator_hook_recomputes_every_epoch():
     plan = on_policy_plan(update_epochs=3)
     parts = ppo_parts(plan)
     estimator = parts.pop("advantage")
@@ -294,7 +294,7 @@ def test_value_estimator_hook_estimates_anew_in_every_epoch():
 # ---------------------------------------------------------------------- gradient steps
 @runs(OptimizerHook)
 @pytest.mark.filterwarnings("ignore:OptimizerHook:FutureWarning")
-def test_optimizer_hook_makes_the_gradient_steps():
+def test_optimizer_hook_performs_gradient_steps():
     plan = on_policy_plan()
     own = ppo_trainer(plan)
     own.run()
@@ -325,7 +325,7 @@ def test_several_optimizer_hooks_share_the_losses():
 
 
 @runs(DefaultOptimizationStepper)
-def test_default_optimization_stepper_makes_the_gradient_steps():
+def test_default_optimization_stepper_performs_gradient_steps():
     plan = on_policy_plan()
     own = ppo_trainer(plan)
     own.run()
@@ -350,7 +350,7 @@ def test_mixed_precision_stepper_accumulates_as_planned():
 @pytest.mark.parametrize(
     ("own", "planned"), [(None, 2), (None, None), (1, 2), (2, 1), (3, 2), (2, None), (3, 3)]
 )
-def test_a_stepper_that_steps_after_other_minibatches_than_planned_is_refused(own, planned):
+def test_trainer_rejects_stepper_with_unplanned_accumulation(own, planned):
     plan = on_policy_plan(minibatch_size=4, minibatches_per_gradient_step=planned)
     parts = ppo_parts(plan)
     update, stepper = parts.pop("update"), DefaultOptimizationStepper()
@@ -363,7 +363,7 @@ def test_a_stepper_that_steps_after_other_minibatches_than_planned_is_refused(ow
 
 
 @runs(TD3OptimizationStepper)
-def test_td3_stepper_makes_the_gradient_steps():
+def test_td3_stepper_performs_gradient_steps():
     plan = off_policy_plan()
     env = make_env("Pendulum-v1", 1)
     policy = make_actor(env, (8,), continuous="deterministic")
@@ -386,7 +386,7 @@ def test_td3_stepper_makes_the_gradient_steps():
 
 
 @runs(TargetNetUpdaterHook)
-def test_target_net_updater_hook_updates_the_targets_after_each_iteration():
+def test_target_net_updater_hook_updates_target_networks():
     plan = off_policy_plan()
 
     def trained(*hook: type, tau: float = 0.5) -> dict[str, torch.Tensor]:
@@ -420,7 +420,7 @@ def test_trainer_rejects_target_networks_that_nothing_updates(has_updater):
     assert trainer.run().gradient_steps == 31
 
 
-def test_a_loss_declares_that_it_updates_its_targets():
+def test_trainer_accepts_loss_that_updates_its_targets():
     parts = sac_parts(plan := off_policy_plan())
     loss = parts["update"].loss_module
     loss.updates_targets = True
@@ -428,7 +428,7 @@ def test_a_loss_declares_that_it_updates_its_targets():
     assert Trainer(plan, **parts | {"update": update}).run().gradient_steps == 31
 
 
-def test_a_target_net_updater_hook_that_counts_goes_on_counting_in_a_resumed_run(tmp_path):
+def test_target_net_updater_hook_restores_counter_on_resume(tmp_path):
     def trainer(**arguments: Any) -> Trainer:
         parts = sac_parts(plan := off_policy_plan())
         loss = parts["update"].loss_module
@@ -493,7 +493,7 @@ def test_update_weights_finds_the_learners_weights_by_name():
     assert_equal(weights(own), weights(trainer))
 
 
-def test_weights_of_another_policy_are_refused():
+def test_update_weights_rejects_weights_of_another_policy():
     trainer = ppo_trainer()
     other = make_actor(trainer.collector.env, (9,))
     trainer.add(UpdateWeights(trainer.collector, 1, lambda: other))
@@ -523,7 +523,7 @@ def test_update_weights_keeps_its_interval(unit, interval, times):
 
 # ---------------------------------------------------------------------- metrics
 @runs(LogScalar)
-def test_log_scalar_is_in_the_rows():
+def test_log_scalar_adds_columns_to_rows():
     rows = Rows()
     observation = LogScalar("observation", logname="largest", reduction="max", include_std=False)
     trainer = ppo_trainer(hooks=[LogScalar(REWARD, logname="reward"), observation], logger=rows)
@@ -543,7 +543,7 @@ def test_count_frames_log_counts_policy_steps():
 
 
 @runs(LogTiming)
-def test_log_timing_tells_what_was_measured_with_timeit():
+def test_log_timing_logs_timeit_measurements():
     from torchrl._utils import timeit
 
     timeit.erase()
@@ -559,7 +559,7 @@ def test_log_timing_tells_what_was_measured_with_timeit():
 
 
 @runs(UTDRHook)
-def test_utdr_hook_finds_the_replay_buffer_and_the_gradient_steps():
+def test_utdr_hook_finds_replay_buffer_and_gradient_steps():
     rows = Rows()
     trainer = sac_trainer(logger=rows, log_every=1)
     trainer.add(UTDRHook(trainer))
@@ -621,13 +621,13 @@ def test_early_stopping_waits_for_the_first_row_with_its_column(monitor):
     assert began[0] == (64 if monitor == "evaluation/return" else 48)
 
 
-def test_early_stopping_names_a_metric_that_nobody_logs():
+def test_early_stopping_warns_of_metric_that_is_never_logged():
     late = ppo_trainer(hooks=[EarlyStopping(monitor="episode/retrun", wait_for=0)])
     with pytest.warns(UserWarning, match="EarlyStopping never found 'episode/retrun'.*iterations"):
         late.run()
 
 
-def test_two_hooks_that_set_a_learning_rate_are_refused():
+def test_run_rejects_two_hooks_that_set_learning_rate():
     def trainer_with(schedule: str, order: int) -> Trainer:
         trainer = ppo_trainer(on_policy_plan())
         optimizer = trainer.optimizer
@@ -674,7 +674,7 @@ def sac_with_hooks(**arguments: Any) -> Trainer:
     return trainer
 
 
-def test_what_hooks_know_is_in_the_checkpoint(tmp_path):
+def test_checkpoint_restores_hook_state(tmp_path):
     first = sac_with_hooks(folder=tmp_path)
     first.run()
     again = sac_with_hooks().load(first.last_checkpoint)
@@ -686,7 +686,7 @@ def test_what_hooks_know_is_in_the_checkpoint(tmp_path):
     assert again.registered_modules["count_frames_log"].frame_count == 40
 
 
-def test_a_run_with_hooks_that_is_resumed_ends_as_if_it_had_not_been_interrupted(tmp_path):
+def test_run_with_torchrl_hooks_resumes_exactly(tmp_path):
     whole = sac_with_hooks()
     whole.run()
     broken = sac_with_hooks(folder=tmp_path)

@@ -52,7 +52,7 @@ def _without_gradients():
 
 # ---------------------------------------------------------------------- the same results
 @pytest.mark.parametrize("executor", ON_THE_CPU)
-def test_every_call_is_the_eager_one_bit_for_bit(executor):
+def test_traced_call_matches_eager_call_bitwise(executor):
     ours, theirs = Noisy(), Noisy()
     call = traced(ours, executor=executor)
     for step in range(6):
@@ -68,7 +68,7 @@ def test_every_call_is_the_eager_one_bit_for_bit(executor):
 
 
 @pytest.mark.parametrize("executor", ON_THE_CPU)
-def test_inputs_that_are_written_to_are_changed_once_per_call(executor):
+def test_traced_call_writes_to_inputs_once(executor):
     def add(given):
         given["rows"][1].add_(given["x"])
         return {"sum": given["rows"].sum()}
@@ -80,7 +80,7 @@ def test_inputs_that_are_written_to_are_changed_once_per_call(executor):
 
 
 # ---------------------------------------------------------------------- inputs
-def test_inputs_that_are_not_read_may_come_and_go():
+def test_traced_ignores_added_or_removed_unread_inputs():
     call = traced(nn.Linear(3, 2))
     for extra in ({}, {"z": torch.ones(1)}, {"a": torch.ones(2)}, {}):
         call({"x": torch.ones(1, 3), **extra})
@@ -96,7 +96,7 @@ OPTIONAL = {
 
 
 @pytest.mark.parametrize("how", OPTIONAL)
-def test_an_optional_input_that_comes_later_is_read(how):
+def test_traced_reads_optional_input_added_later(how):
     def weighted(batch):
         weight = OPTIONAL[how](batch)
         return {"y": batch["x"] if weight is None else batch["x"] * weight}
@@ -110,7 +110,7 @@ def test_an_optional_input_that_comes_later_is_read(how):
     assert (call.programs, call.replays) == (2, True)
 
 
-def test_each_layout_has_a_program():
+def test_traced_records_one_graph_per_layout():
     def strided(given):
         x = given["x"]
         return {"flat": x.reshape(-1) * 1, "own": torch.as_strided(x, (2, 2), x.stride()) * 1}
@@ -124,7 +124,7 @@ def test_each_layout_has_a_program():
     assert (call.programs, call.replays) == (2, True)
 
 
-def test_a_tensordict_is_taken_and_left_as_it_is():
+def test_traced_call_leaves_input_tensordict_unchanged():
     def double(given):
         given["out"] = given["next", "x"] * 2
         return {"out": given["out"]}
@@ -137,7 +137,7 @@ def test_a_tensordict_is_taken_and_left_as_it_is():
     assert call.keys_read == [("next", "x")]
 
 
-def test_two_inputs_that_show_one_tensor_may_differ_later():
+def test_traced_accepts_aliased_inputs_that_later_differ():
     call = Traced(lambda given: {"d": given["a"] - given["b"]}, name="difference")
     same = torch.ones(2)
     for _ in range(3):
@@ -216,7 +216,7 @@ class Outside(Scaled):
     ],
     ids=["a number", "its mode", "a hook", "a parameter"],
 )
-def test_a_change_in_a_module_that_is_an_attribute_only_is_noticed(change):
+def test_refresh_detects_changes_in_unregistered_module(change):
     module = Outside()
     call = traced(module)
     for step in range(8):
@@ -239,7 +239,7 @@ class Hides(nn.Module):
 
 
 @pytest.mark.parametrize("kind", [lambda one: [one], lambda one: (one,), lambda one: {0: one}])
-def test_a_change_in_a_module_that_a_container_hides_is_noticed(kind):
+def test_refresh_detects_changes_in_module_inside_container(kind):
     dropout = nn.Dropout(0.5)
     module = Hides(kind(dropout))
     call = traced(module)
@@ -253,7 +253,7 @@ def test_a_change_in_a_module_that_a_container_hides_is_noticed(kind):
         assert torch.equal(found, module(x))
 
 
-def test_a_change_of_an_attribute_of_a_modules_class_is_noticed():
+def test_refresh_detects_changed_class_attribute():
     class Halves(nn.Module):
         share = 0.5
 
@@ -270,7 +270,7 @@ def test_a_change_of_an_attribute_of_a_modules_class_is_noticed():
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_is_noticed(change):
+def test_refresh_detects_changes_in_module(change):
     module = Scaled()
     call = traced(module)
     for step in range(8):
@@ -295,7 +295,7 @@ HOOKS = {
 
 
 @pytest.mark.parametrize("kind", HOOKS)
-def test_a_hook_is_called_each_time_as_no_program_would_call_it(kind):
+def test_traced_runs_eagerly_when_module_has_hooks(kind):
     module, calls, present = Scaled(), set(), [0]
 
     def gradient(given):
@@ -330,7 +330,7 @@ STATES = {
 
 
 @pytest.mark.parametrize("what", STATES)
-def test_a_change_of_the_state_of_any_parameter_is_noticed(what):
+def test_watch_detects_changed_optimizer_state(what):
     module = nn.Linear(3, 3)
     optimizer = torch.optim.Adam(module.parameters())
     module.weight.grad, module.bias.grad = torch.ones(3, 3), torch.ones(3)
@@ -343,7 +343,7 @@ def test_a_change_of_the_state_of_any_parameter_is_noticed(what):
     assert not watch.changed()
 
 
-def test_what_cannot_be_compared_is_a_change():
+def test_watch_reports_incomparable_values_as_changed():
     module = Scaled()
     module.factors = np.ones(2)
     watch = Watch(module)
@@ -351,7 +351,7 @@ def test_what_cannot_be_compared_is_a_change():
     assert watch.changed()
 
 
-def test_shapes_that_never_come_again_are_not_recorded():
+def test_traced_does_not_record_unrepeated_shapes():
     linear = nn.Linear(3, 2)
     run = traced(linear)
     for rows in range(1, 60):
@@ -364,7 +364,7 @@ def test_shapes_that_never_come_again_are_not_recorded():
 
 
 @pytest.mark.parametrize("faster", [False, True])
-def test_of_many_shapes_some_have_programs(faster, monkeypatch):
+def test_traced_records_at_most_32_shapes(faster, monkeypatch):
     monkeypatch.setattr("kit.fast.traced.are_faster", lambda: faster)
     linear = nn.Linear(3, 2)
     run = Traced(lambda x: {"y": linear(x["x"])}, linear, name="", fast_products=True)
@@ -378,7 +378,7 @@ def test_of_many_shapes_some_have_programs(faster, monkeypatch):
 
 
 @pytest.mark.parametrize("every", [1, 5])
-def test_what_changes_after_few_calls_is_not_recorded_for_ever(every):
+def test_traced_runs_eagerly_when_dependencies_keep_changing(every):
     module = Scaled()
     call = traced(module)
     with warnings.catch_warnings(record=True) as warned:
@@ -449,7 +449,7 @@ def deciding(given):
     return {"y": given["x"] if float(given["x"].sum()) > 0 else -given["x"]}
 
 
-def test_a_decision_on_the_host_is_eager_and_the_reason_says_where():
+def test_traced_reports_line_of_host_dependent_branch():
     call = Traced(deciding, name="the function")
     with pytest.warns(UserWarning, match=r"the function runs eagerly: .*test_traced.py:\d+"):
         assert float(call({"x": -torch.ones(())})["y"]) == 1.0
@@ -461,7 +461,7 @@ def test_a_decision_on_the_host_is_eager_and_the_reason_says_where():
     assert (call.replays, call.keys_read) == (False, [])
 
 
-def test_what_was_changed_before_the_decision_is_changed_once():
+def test_eager_fallback_applies_writes_once():
     total = torch.zeros(())
 
     def add_and_decide(given):
@@ -480,7 +480,7 @@ def test_what_was_changed_before_the_decision_is_changed_once():
     assert torch.equal(after, torch.get_rng_state())
 
 
-def test_a_function_that_does_not_repeat_itself_is_eager():
+def test_traced_runs_unrepeatable_function_eagerly():
     calls = []
 
     def count(given):
@@ -494,7 +494,7 @@ def test_a_function_that_does_not_repeat_itself_is_eager():
     assert float(call({"x": torch.ones(())})["y"]) == 3.0
 
 
-def test_one_that_differs_in_what_it_writes_alone_is_found_out_too():
+def test_traced_detects_functions_with_unrepeatable_writes():
     calls, total = [], torch.zeros(())
 
     def count(given):
@@ -546,7 +546,7 @@ class Exploring(nn.Module):
     "a buffer that counts", "an attribute that counts",
 ])  # fmt: skip
 @pytest.mark.filterwarnings("ignore:.*runs eagerly")
-def test_what_python_decides_in_every_call_is_not_recorded(decides):
+def test_traced_does_not_record_stateful_decisions(decides):
     ours, theirs = Exploring(decides), Exploring(decides)
     call, x = traced(ours), torch.ones(4)
     found = []
@@ -560,7 +560,7 @@ def test_what_python_decides_in_every_call_is_not_recorded(decides):
     assert (call.replays, bool(call.reason)) == (False, True)
 
 
-def test_what_is_made_in_the_first_call_is_recorded_in_the_second():
+def test_traced_records_second_call_after_lazy_initialization():
     class Lazy(nn.Module):
         scale = None
 
@@ -579,7 +579,7 @@ def test_what_is_made_in_the_first_call_is_recorded_in_the_second():
     assert program.recording.operations == ["aten.mul.Tensor"]
 
 
-def test_a_device_s_random_numbers_are_restored_to_verify(monkeypatch):
+def test_verification_restores_device_rng_state(monkeypatch):
     """A generator of its own stands for a device's, which no machine without one has."""
     library = torch.library.Library("device", "DEF")
     device = torch.Generator().manual_seed(0)
@@ -598,7 +598,7 @@ def test_a_device_s_random_numbers_are_restored_to_verify(monkeypatch):
 
 
 # ---------------------------------------------------------------------- executors
-def test_python_executes_where_there_is_no_interpreter(monkeypatch):
+def test_traced_uses_python_executor_without_interpreter(monkeypatch):
     monkeypatch.delattr(torch._C, "_create_function_from_graph")
     call = traced(nn.Linear(3, 2))
     for _ in range(3):
@@ -606,14 +606,14 @@ def test_python_executes_where_there_is_no_interpreter(monkeypatch):
     assert (call.replays, call.executor) == (True, "python")
 
 
-def test_the_interpreter_leaves_torchscript_s_settings_as_they_are():
+def test_interpreter_leaves_torchscript_settings_unchanged():
     call = traced(nn.Linear(3, 2))
     for _ in range(4):
         call({"x": torch.ones(1, 3)})
         assert torch._C._get_graph_executor_optimize()
 
 
-def test_results_that_nobody_uses_are_not_computed_but_random_numbers_are_drawn():
+def test_record_drops_unused_operations_except_random_draws():
     def function(x):
         x.exp()
         torch.randn(2)
@@ -637,23 +637,23 @@ def operations_of(function, *inputs):
     return [name.split(".")[1] for name in recording.operations]
 
 
-def test_what_is_computed_twice_is_computed_once():
+def test_record_merges_duplicate_operations():
     assert operations_of(lambda x: [x.exp() + x.exp()], torch.ones(2)) == ["exp", "add_"]
     both = operations_of(lambda x: [x.sort()[0] + x.sort()[1]], torch.randn(3))
     assert both == ["sort", "add_"]
 
 
-def test_numbers_of_two_kinds_are_two_numbers():
+def test_record_distinguishes_int_and_float_scalars():
     whole = torch.ones(2, dtype=torch.int64)
     assert operations_of(lambda x: [x * 1 + x * 1.0], whole) == ["mul", "mul", "add_"]
 
 
-def test_random_numbers_are_drawn_as_often_as_before():
+def test_record_does_not_merge_random_draws():
     twice = operations_of(lambda x: [x + torch.randn(2) + torch.randn(2)], torch.ones(2))
     assert twice.count("randn") == 2
 
 
-def test_what_never_differs_is_computed_when_recording():
+def test_record_folds_constants():
     def function(x):
         return [x * (torch.ones_like(x) / torch.full((2,), 4.0))]
 
@@ -661,7 +661,7 @@ def test_what_never_differs_is_computed_when_recording():
 
 
 # ---------------------------------------------------------------------- in place
-def test_results_take_the_place_of_what_is_read_for_the_last_time():
+def test_record_writes_in_place_after_last_read():
     def function(x, y):
         return [((x @ y) + x[0]).relu().tanh() * 2.0 - y]
 
@@ -693,7 +693,7 @@ KEPT = {
 
 
 @pytest.mark.parametrize("why", list(KEPT))
-def test_memory_that_is_needed_is_not_overwritten(why):
+def test_record_does_not_overwrite_needed_tensors(why):
     operations = operations_of(KEPT[why], torch.randn(3, 3))
     names = {"relu_", "neg_", "sub_"}
     if why in {"it is of another type", "it is of another shape"}:
@@ -702,7 +702,7 @@ def test_memory_that_is_needed_is_not_overwritten(why):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_number_in_front_is_rounded_in_half_precision_as_pytorch_rounds_it(dtype):
+def test_scalar_factor_rounds_like_eager_in_half_precision(dtype):
     factor, x = torch.tensor(-0.01), torch.linspace(-5, 5, 64, dtype=dtype)
     function = Traced(lambda given: {"y": factor * given["x"].exp()}, name="the product")
     for _ in range(4):  # recorded, verified, replayed, replayed
@@ -710,7 +710,7 @@ def test_a_number_in_front_is_rounded_in_half_precision_as_pytorch_rounds_it(dty
     assert function.reason == ""
 
 
-def test_products_of_what_is_written_to_in_between_are_left_as_they_are():
+def test_record_preserves_products_with_intermediate_writes():
     weights = torch.randn(64, 8)
 
     def of_gradients(x):
@@ -735,7 +735,7 @@ OTHER_PRODUCTS = {
 
 
 @pytest.mark.parametrize("kind", list(OTHER_PRODUCTS))
-def test_products_of_other_shapes_are_left_as_they_are(kind):
+def test_record_preserves_products_of_other_shapes(kind):
     operations_of(
         lambda x, w: [OTHER_PRODUCTS[kind](x, w) * 2], torch.ones(8, 5), torch.ones(16, 5)
     )
@@ -781,7 +781,7 @@ STEPS = {
     st.sets(st.integers(0, 12), max_size=3),
 )
 @settings(max_examples=150)
-def test_any_program_gives_what_its_function_gives(steps, returned):
+def test_random_traced_graphs_match_their_functions(steps, returned):
     def function(x, y):
         values = [x, y]
         for name, one, other in steps:
@@ -791,7 +791,7 @@ def test_any_program_gives_what_its_function_gives(steps, returned):
     operations_of(function, torch.randn(4, 4), torch.randn(4, 4))
 
 
-def test_what_pytorch_does_not_run_as_operations_alone_runs_eagerly():
+def test_traced_runs_lstm_gradient_eagerly():
     memory = nn.LSTM(3, 2, num_layers=2)
 
     def step(given):
@@ -807,7 +807,7 @@ def test_what_pytorch_does_not_run_as_operations_alone_runs_eagerly():
     assert all(torch.equal(found[name], value) for name, value in step(given).items())
 
 
-def test_a_program_that_is_not_compiled_says_what_its_compiler_lacks(monkeypatch, tmp_path):
+def test_traced_reports_missing_compiler_of_inductor(monkeypatch, tmp_path):
     config = pytest.importorskip("torch._inductor.config")
     monkeypatch.setattr(config.cpp, "cxx", ("/nonexistent",))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
@@ -819,7 +819,7 @@ def test_a_program_that_is_not_compiled_says_what_its_compiler_lacks(monkeypatch
 
 
 # ---------------------------------------------------------------------- layouts
-def test_the_gradient_of_an_attention_keeps_the_layout_of_which_it_makes_views():
+def test_attention_gradient_preserves_layout_of_views():
     attention = nn.MultiheadAttention(6, 2, batch_first=True)
 
     def function(x):
@@ -831,13 +831,13 @@ def test_the_gradient_of_an_attention_keeps_the_layout_of_which_it_makes_views()
 
 
 @pytest.mark.parametrize("members", [2, 10])
-def test_an_ensemble_of_one_input_has_its_outputs_in_their_own_layout(members):
+def test_ensemble_layer_does_not_clone_outputs(members):
     weights = torch.randn(members, 32, 8)
     layers = torch.func.vmap(torch.nn.functional.linear, in_dims=(None, 0))
     assert "clone" not in operations_of(lambda x: [layers(x, weights).relu()], torch.randn(16, 8))
 
 
-def test_outputs_are_made_anew_in_every_call_and_none_is_another():
+def test_outputs_are_distinct_new_tensors_in_every_call():
     def function(x):
         return [torch.zeros_like(x), x.exp(), x.exp(), torch.zeros_like(x)]
 
@@ -849,7 +849,7 @@ def test_outputs_are_made_anew_in_every_call_and_none_is_another():
     assert run(given)[0].tolist() == [0.0, 0.0]
 
 
-def test_outputs_are_tensors_as_an_eager_call_returns_them():
+def test_outputs_support_autograd_and_in_place_writes():
     module = Noisy()
     call = traced(module)
     for _ in range(4):
@@ -863,7 +863,7 @@ def test_outputs_are_tensors_as_an_eager_call_returns_them():
     assert torch.equal(weight.grad, found.sum(0))
 
 
-def test_what_is_written_to_in_between_is_computed_again():
+def test_record_recomputes_values_after_intermediate_writes():
     def function(x):
         before, own = x.exp(), torch.zeros_like(x)
         own.add_(x)
@@ -880,7 +880,7 @@ def test_what_is_written_to_in_between_is_computed_again():
 
 
 @pytest.mark.parametrize(("apart", "operation"), [(1, "add_"), (2, "_foreach_add_")])
-def test_elements_of_a_tensor_are_counted_at_once_if_no_others_stand_between_them(apart, operation):
+def test_record_merges_updates_of_adjacent_tensor_elements(apart, operation):
     counters = torch.zeros(3)
     elements = list(counters)[::apart]
 
@@ -899,14 +899,14 @@ def test_elements_of_a_tensor_are_counted_at_once_if_no_others_stand_between_the
     "function",
     [lambda x: x * True, lambda x: True * x.double() + False, lambda x: (x > False).long()],
 )
-def test_truth_values_are_taken_for_numbers(function):
+def test_traced_accepts_booleans_as_scalars(function):
     call = Traced(lambda given: {"y": function(given["x"])}, name="it")
     for x in torch.randn(4, 3):
         assert torch.equal(call({"x": x})["y"], function(x))
     assert call.replays
 
 
-def test_every_executor_has_the_lists_that_operations_return():
+def test_executors_support_operations_that_return_lists():
     def function(x, y):
         parts = torch.split(x, 2)
         values, order = torch.stack([parts[2], y]).sort(dim=1)
@@ -927,7 +927,7 @@ def checked(x):
 """
 
 
-def test_a_library_s_check_that_values_are_finite_is_left_out():
+def test_record_omits_finiteness_checks_of_libraries():
     library = {"__name__": "torchrl.objectives.own"}
     exec(CHECKED, library)
     assert record(library["checked"], [torch.ones(2)])[0].operations == ["aten.mul.Tensor"]
@@ -948,7 +948,7 @@ READS = {
 
 
 @pytest.mark.parametrize("what", READS)
-def test_what_reads_the_host_is_refused(what):
+def test_record_rejects_host_reads(what):
     with pytest.raises(TraceError, match=r"reads a tensor on the host at .*:\d+"):
         record(READS[what], [torch.ones(2)])
 
@@ -962,12 +962,12 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("what", SHAPES)
-def test_a_shape_that_depends_on_values_is_refused(what):
+def test_record_rejects_data_dependent_shapes(what):
     with pytest.raises(TraceError, match=r"a shape that depends on values at .*test_traced.py"):
         record(SHAPES[what], [torch.ones(2)])
 
 
-def test_shapes_that_depend_on_settings_alone_are_recorded():
+def test_record_allows_shapes_that_depend_on_constants():
     allowed, places = torch.tensor([True, False, True]), torch.tensor([2, 0])
     recording, _ = record(
         lambda x: [x[allowed] * 2, x[places], x * allowed.tolist()[0]], [torch.ones(3)]
@@ -979,7 +979,7 @@ def test_shapes_that_depend_on_settings_alone_are_recorded():
     assert not recording.is_valid()
 
 
-def test_a_setting_that_is_only_asked_whether_it_is_zero_may_change_otherwise():
+def test_recording_stays_valid_while_truthiness_is_unchanged():
     clip = torch.tensor(0.5)  # clip_value of TorchRL's PPO losses, which is annealed
     recording, _ = record(lambda x: [x.clamp(max=clip) if clip else x], [torch.ones(1)])
     run, _ = executors.executed(recording)
@@ -990,7 +990,7 @@ def test_a_setting_that_is_only_asked_whether_it_is_zero_may_change_otherwise():
     assert not recording.is_valid()
 
 
-def test_a_setting_of_which_more_is_read_is_known_by_its_value():
+def test_recording_becomes_invalid_when_read_value_changes():
     clip = torch.tensor(0.5)
     for decides in [lambda: clip > 0.1, lambda: bool(clip) and clip.item() > 0.1]:
         clip.fill_(0.5)
@@ -1015,7 +1015,7 @@ class Temperature:
 
 
 @pytest.mark.parametrize("kind", [Coefficients, Temperature, lambda: SimpleNamespace(beta=1.0)])
-def test_a_change_in_settings_of_an_object_is_noticed(kind):
+def test_refresh_detects_changes_in_settings_object(kind):
     module = nn.Linear(3, 1)
     module.settings = kind()
     scaled = Traced(
@@ -1031,7 +1031,7 @@ def test_a_change_in_settings_of_an_object_is_noticed(kind):
     assert_close(scaled({"x": x})["y"], first)
 
 
-def test_a_change_in_the_newest_of_a_few_values_is_noticed():
+def test_refresh_detects_changes_in_deque():
     module = nn.Identity()
     module.returns = collections.deque([1.0], maxlen=3)
     call = Traced(lambda given: {"y": given["x"] * sum(module.returns)}, module, name="y")

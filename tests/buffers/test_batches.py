@@ -84,7 +84,7 @@ def numbers(
 
 
 # ---------------------------------------------------------------------- passes
-def test_a_pass_sees_every_transition_once_in_a_new_order():
+def test_epoch_visits_each_transition_once_in_new_order():
     passes = RolloutMinibatches()
     passes.extend(batch_of(2, 8))
     first, second = (numbers(passes, on_policy_plan(minibatch_size=4)) for _ in range(2))
@@ -107,14 +107,14 @@ def test_a_pass_sees_every_transition_once_in_a_new_order():
         ({"minibatch_size": 6, "train_on_newest": 10}, [[6], [4]]),
     ],
 )
-def test_minibatches_are_cut_as_the_plan_says(settings, sizes):
+def test_minibatch_sizes_match_plan(settings, sizes):
     passes = RolloutMinibatches()
     passes.extend(batch_of(2, 8))
     groups = numbers(passes, on_policy_plan(**settings))
     assert [[len(m) for m in group] for group in groups] == sizes
 
 
-def test_a_minibatch_of_the_whole_batch_is_not_shuffled_and_draws_no_random_numbers():
+def test_full_batch_minibatch_is_unshuffled_and_keeps_rng_state():
     passes = RolloutMinibatches()
     passes.extend(batch_of(2, 8))
     torch.manual_seed(0)
@@ -123,14 +123,14 @@ def test_a_minibatch_of_the_whole_batch_is_not_shuffled_and_draws_no_random_numb
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_rows_are_shuffled_where_their_entries_are_also_where_nothing_says_so():
+def test_permutation_uses_device_of_entries_when_batch_has_none():
     rows = TensorDict({"number": torch.zeros(4, device="meta")}, [4])
     assert rows.device is None
     assert _permutation(4, rows).is_meta
 
 
 @pytest.mark.parametrize("minibatch_size", [None, 16, 8])
-def test_what_is_done_to_a_minibatch_is_not_seen_by_the_next_pass_nor_by_the_batch(minibatch_size):
+def test_minibatch_writes_do_not_affect_batch_or_next_epoch(minibatch_size):
     passes, plan = RolloutMinibatches(), on_policy_plan(minibatch_size=minibatch_size)
     batch = batch_of(2, 8)
     passes.extend(batch)
@@ -144,7 +144,7 @@ def test_what_is_done_to_a_minibatch_is_not_seen_by_the_next_pass_nor_by_the_bat
     assert (batch["next", "reward"] == 1).all()
 
 
-def test_rows_have_the_keys_that_are_read_whatever_their_depth():
+def test_valid_rows_selects_flat_and_nested_keys():
     batch = batch_of(2, 8)
     rows = valid_rows(batch, ["number", ("next", "reward"), "missing"])
     assert set(rows.keys(True, True)) == {"number", ("next", "reward")}
@@ -153,13 +153,13 @@ def test_rows_have_the_keys_that_are_read_whatever_their_depth():
         torch.testing.assert_close(value, batch.reshape(-1)[key])
 
 
-def test_a_pass_ends_when_no_more_gradient_steps_are_due():
+def test_epoch_stops_at_gradient_step_limit():
     passes = RolloutMinibatches()
     passes.extend(batch_of(2, 8))
     assert len(numbers(passes, on_policy_plan(minibatch_size=4), limit=3)) == 3
 
 
-def test_what_is_carried_over_goes_on_in_the_next_pass_and_after_a_resume():
+def test_carried_rows_enter_next_epoch_also_after_resume():
     plan = on_policy_plan(minibatch_size=6, last_minibatch="carry")
     passes = RolloutMinibatches()
     passes.extend(batch_of(2, 8))
@@ -175,7 +175,7 @@ def test_what_is_carried_over_goes_on_in_the_next_pass_and_after_a_resume():
     assert sorted(seen[:16]) == list(range(16))
 
 
-def test_the_newest_rows_are_as_many_of_each_environment():
+def test_train_on_newest_takes_equal_rows_from_each_env():
     passes = RolloutMinibatches()
     passes.extend(batch_of(2, 8))
     ((minibatch,),) = numbers(passes, on_policy_plan(train_on_newest=6, minibatch_size=None))
@@ -185,14 +185,14 @@ def test_the_newest_rows_are_as_many_of_each_environment():
     assert sorted(sequences) == [[4, 5], [6, 7], [12, 13], [14, 15]]
 
 
-def test_of_whole_episodes_the_newest_rows_are_the_last():
+def test_train_on_newest_takes_last_rows_of_complete_episodes():
     passes = RolloutMinibatches()
     passes.extend(episodes_of([2, 4, 3]))
     ((minibatch,),) = numbers(passes, on_policy_plan(train_on_newest=6, minibatch_size=None))
     assert minibatch == [5, 6, 7, 8, 9, 10]
 
 
-def test_sequences_are_pieces_of_one_copy_in_order_of_time():
+def test_rollout_sequences_are_consecutive_steps_of_one_env():
     passes = RolloutMinibatches()
     passes.extend(batch_of(2, 8))
     plan = on_policy_plan(sequence_length=4, minibatch_size=2)
@@ -200,7 +200,7 @@ def test_sequences_are_pieces_of_one_copy_in_order_of_time():
     assert sorted(sequences) == [list(range(n, n + 4)) for n in (0, 4, 8, 12)]
 
 
-def test_padding_is_no_transition():
+def test_padding_is_not_stored():
     batch = batch_of(2, 3)
     mask = torch.tensor([[True, True, False], [True, False, False]])
     batch.set(("collector", "mask"), mask)
@@ -214,14 +214,14 @@ def test_padding_is_no_transition():
 
 
 # ---------------------------------------------------------------------- replay
-def test_a_replay_buffer_holds_transitions_in_the_order_in_which_they_happened():
+def test_replay_buffer_stores_transitions_in_time_order():
     replay = make_replay_buffer(20, 4)
     replay.extend(batch_of(2, 3))
     replay.extend(batch_of(2, 1, start=100))
     assert replay.buffer[:]["number"].tolist() == [0, 3, 1, 4, 2, 5, 100, 101]
 
 
-def test_the_oldest_transitions_are_overwritten():
+def test_full_buffer_overwrites_oldest_transitions():
     replay = make_replay_buffer(4, 2)
     for start in range(0, 60, 10):
         replay.extend(batch_of(1, 1, start=start))
@@ -229,7 +229,7 @@ def test_the_oldest_transitions_are_overwritten():
 
 
 @pytest.mark.parametrize("per_step", [1, 3])
-def test_as_many_samples_are_drawn_as_gradient_steps_are_due(per_step):
+def test_replay_draws_one_sample_group_per_gradient_step(per_step):
     replay = make_replay_buffer(20, 4)
     replay.extend(batch_of(2, 3))
     plan = off_policy_plan(minibatches_per_gradient_step=per_step)
@@ -238,21 +238,21 @@ def test_as_many_samples_are_drawn_as_gradient_steps_are_due(per_step):
     assert {n for group in groups for m in group for n in m} <= set(range(6))
 
 
-def test_without_a_minibatch_size_a_sample_is_as_large_as_the_buffer():
+def test_sample_has_buffer_length_without_minibatch_size():
     replay = ReplayMinibatches(ReplayBuffer(storage=LazyTensorStorage(20)))
     replay.extend(batch_of(2, 3))
     plan = off_policy_plan(minibatch_size=None)
     assert [[len(m) for m in g] for g in numbers(replay, plan, limit=1)] == [[6]]
 
 
-def test_sampling_before_anything_was_stored_is_explained():
+def test_sampling_empty_buffer_raises_setting_error():
     replay = make_replay_buffer(20, 4, n_step=3)
     replay.extend(batch_of(1, 2))
     with raises_setting("learning_starts"):
         numbers(replay, off_policy_plan(), limit=1)
 
 
-def test_numbers_that_are_no_sizes_are_refused():
+def test_make_replay_buffer_rejects_invalid_sizes():
     for size in (0, -1, 1.5):
         with raises_setting("buffer_size"):
             make_replay_buffer(size, 1)
@@ -260,7 +260,7 @@ def test_numbers_that_are_no_sizes_are_refused():
         make_replay_buffer(4, 2, n_step=0)
 
 
-def test_any_buffer_of_torchrl_is_taken_as_it_is():
+def test_as_minibatches_wraps_torchrl_buffer_without_copy():
     buffer = ReplayBuffer(storage=LazyTensorStorage(20), batch_size=3)
     assert as_minibatches(buffer).buffer is buffer
     assert isinstance(as_minibatches(None), RolloutMinibatches)
@@ -268,7 +268,7 @@ def test_any_buffer_of_torchrl_is_taken_as_it_is():
     assert as_minibatches(own) is own
 
 
-def test_slices_of_environments_that_write_in_turn_are_refused():
+def test_slice_sampler_rejects_interleaved_envs():
     sampler = SliceSampler(slice_len=2, end_key=("next", "done"))
     replay = ReplayMinibatches(
         TensorDictReplayBuffer(storage=LazyTensorStorage(20), sampler=sampler)
@@ -281,7 +281,7 @@ def test_slices_of_environments_that_write_in_turn_are_refused():
 
 
 # ---------------------------------------------------------------------- several steps
-def test_steps_that_wait_for_others_stay_as_they_are_where_a_batch_is_written_to_again():
+def test_pending_n_steps_survive_batch_reuse():
     replay, shared = make_replay_buffer(100, 4, n_step=3), batch_of(2, 4)
     for start in (0, 8, 16):
         shared.copy_(batch_of(2, 4, start))  # as a collector with reuse does
@@ -306,7 +306,7 @@ def n_step_transitions(batches: list[TensorDict], n_step: int, gamma: float) -> 
     ends=st.sampled_from([0.0, 0.2, 0.6]),
     seed=st.integers(0, 1_000),
 )
-def test_transitions_of_several_steps_are_those_of_torchrl(envs, sizes, steps, ends, seed):
+def test_n_step_matches_torchrl(envs, sizes, steps, ends, seed):
     torch.manual_seed(seed)
     ours, theirs = NStep(steps, 0.9), MultiStepTransform(steps, 0.9, done_keys=[])
     for start, size in enumerate(sizes):
@@ -322,7 +322,7 @@ def test_transitions_of_several_steps_are_those_of_torchrl(envs, sizes, steps, e
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float32, torch.float64])
-def test_sums_of_rewards_are_no_wider_than_the_rewards(dtype):
+def test_n_step_reward_keeps_float_dtype(dtype):
     batch = batch_of(2, 6)
     batch["next", "reward"] = batch["next", "reward"].to(dtype)
     summed = NStep(3, 0.5)(batch)["next", "reward"]
@@ -331,7 +331,7 @@ def test_sums_of_rewards_are_no_wider_than_the_rewards(dtype):
 
 
 @pytest.mark.parametrize("change", [Tensor.requires_grad_, Tensor.bfloat16])
-def test_steps_that_wait_go_on_where_one_of_the_batches_is_nothing_for_numpy(change):
+def test_n_step_continues_after_batch_unsupported_by_numpy(change):
     batches = [batch_of(2, 4, start=start) for start in (0, 100, 200)]
     expected = n_step_transitions([one.clone() for one in batches], n_step=3, gamma=0.5)
     batches[1]["next", "observation"] = change(batches[1]["next", "observation"])
@@ -339,7 +339,7 @@ def test_steps_that_wait_go_on_where_one_of_the_batches_is_nothing_for_numpy(cha
     assert torch.equal(stored["next", "reward"], expected["next", "reward"])
 
 
-def test_rewards_of_several_steps_are_summed_within_whole_episodes_without_their_padding():
+def test_n_step_sums_rewards_within_padded_episodes():
     batches = [episodes_of([4, 2]), episodes_of([1, 4], start=100)]
     stored = n_step_transitions(batches, n_step=3, gamma=1.0)
     assert stored["number"].tolist() == [0, 1, 2, 3, 4, 5, 100, 104]
@@ -347,28 +347,28 @@ def test_rewards_of_several_steps_are_summed_within_whole_episodes_without_their
     assert stored["next", "observation"].flatten().tolist() == [3, 4, 4, 4, 6, 6, 101, 107]
 
 
-def test_rewards_of_several_steps_are_not_summed_over_pieces_of_episodes():
+def test_n_step_rejects_incomplete_padded_episodes():
     batch = episodes_of([4, 2])
     batch["next", "done"][0, 3] = False
     with raises_setting("n_step"):
         n_step_transitions([batch], n_step=3, gamma=1.0)
 
 
-def test_steps_that_wait_do_not_go_on_with_other_environments():
+def test_n_step_rejects_changed_num_envs():
     buffer = make_replay_buffer(100, 4, n_step=3)
     buffer.extend(batch_of(2, 2))
     with raises_setting("num_envs"):
         buffer.extend(batch_of(3, 2))
 
 
-def test_rewards_of_several_steps_are_not_summed_beside_what_is_no_tensor():
+def test_n_step_rejects_non_tensor_entry():
     buffer, batch = make_replay_buffer(100, 4, n_step=3), batch_of(2, 2)
     batch["next", "text"] = NonTensorData("left", batch_size=batch.shape)
     with raises_setting("entry"):
         buffer.extend(batch)
 
 
-def test_steps_that_wait_are_saved_and_go_on_after_a_resume():
+def test_pending_n_steps_are_restored_from_checkpoint():
     batches = [batch_of(2, 2, start=start) for start in (0, 100, 200, 300)]
     whole = make_replay_buffer(100, 4, n_step=3)
     first = make_replay_buffer(100, 4, n_step=3)
@@ -383,7 +383,7 @@ def test_steps_that_wait_are_saved_and_go_on_after_a_resume():
     assert (whole.buffer[:] == second.buffer[:]).all()
 
 
-def test_rows_are_saved_from_where_they_are_without_a_copy_of_the_memory():
+def test_state_dict_references_storage_without_copy():
     buffer = make_replay_buffer(100, 4)
     buffer.extend(batch_of(2, 5))
     stored = {value.data_ptr() for value in buffer.buffer.storage[:].values(True, True)}
@@ -429,7 +429,7 @@ def generator_of_its_own() -> ReplayMinibatches:
 BUFFERS = [flat_buffer, without_replacement, slices, sequences, prioritized, generator_of_its_own]
 
 
-def test_a_storage_of_two_dimensions_takes_batches_of_one_step():
+def test_two_dimensional_storage_accepts_one_step_batches():
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(20, ndim=2), batch_size=4)
     batches = ReplayMinibatches(buffer)
     for start, steps in enumerate((3, 1, 1)):  # a prefill, and batches of one step
@@ -442,7 +442,7 @@ def test_a_storage_of_two_dimensions_takes_batches_of_one_step():
 
 @pytest.mark.parametrize("make", BUFFERS)
 @pytest.mark.parametrize("batches", [0, 2, 7])
-def test_a_restored_buffer_holds_and_samples_the_same(make, batches):
+def test_restored_buffer_has_same_rows_and_samples(make, batches):
     plan = off_policy_plan(
         **({"sequence_length": 2, "minibatch_size": 2} if make in (slices, sequences) else {})
     )
@@ -468,7 +468,7 @@ def test_a_restored_buffer_holds_and_samples_the_same(make, batches):
     assert (after.buffer[:] == before.buffer[:]).all()
 
 
-def test_open_episodes_are_closed_where_environments_cannot_go_on():
+def test_close_open_episodes_truncates_last_transitions():
     replay = make_replay_buffer(10, 4)
     replay.extend(batch_of(2, 3))
     replay.close_open_episodes(2)
@@ -478,7 +478,7 @@ def test_open_episodes_are_closed_where_environments_cannot_go_on():
     assert not stored["next", "terminated"].any()
 
 
-def test_open_episodes_are_closed_across_the_end_of_a_full_buffer():
+def test_close_open_episodes_handles_wrapped_buffer():
     replay = make_replay_buffer(5, 4)
     replay.extend(batch_of(2, 3))
     replay.close_open_episodes(2)
@@ -487,7 +487,7 @@ def test_open_episodes_are_closed_across_the_end_of_a_full_buffer():
     assert sorted(closed.tolist()) == [2, 5]
 
 
-def test_open_episodes_are_closed_in_buffers_of_sequences():
+def test_close_open_episodes_handles_slice_buffer():
     replay = slices()
     batch = batch_of(2, 3)
     batch["copy"] = torch.arange(2).unsqueeze(-1).expand(2, 3).clone()
@@ -496,7 +496,7 @@ def test_open_episodes_are_closed_in_buffers_of_sequences():
     assert replay.buffer[:]["next", "done"].squeeze(-1).tolist() == [[False, False, True]] * 2
 
 
-def test_open_episodes_are_closed_in_the_steps_that_wait():
+def test_close_open_episodes_handles_pending_n_steps():
     replay = make_replay_buffer(100, 4, n_step=3, gamma=1.0)
     replay.extend(batch_of(1, 4))
     replay.close_open_episodes(1)
@@ -505,7 +505,7 @@ def test_open_episodes_are_closed_in_the_steps_that_wait():
     assert rewards == {0: 3.0, 1: 3.0, 2: 2.0, 3: 1.0, 50: 3.0, 51: 3.0, 52: 3.0}
 
 
-def test_an_episode_that_has_ended_by_itself_is_not_truncated_too():
+def test_close_open_episodes_skips_terminated_episode():
     replay = make_replay_buffer(10, 4)
     batch = batch_of(1, 2)
     batch["next", "done"][0, 1] = batch["next", "terminated"][0, 1] = True
@@ -514,7 +514,7 @@ def test_an_episode_that_has_ended_by_itself_is_not_truncated_too():
     assert not replay.buffer[:]["next", "truncated"].any()
 
 
-def test_no_row_is_truncated_where_the_writer_keeps_the_best_in_no_order():
+def test_close_open_episodes_skips_max_value_writer():
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(3),
         writer=TensorDictMaxValueWriter(rank_key=("next", "reward")),
@@ -530,7 +530,7 @@ def test_no_row_is_truncated_where_the_writer_keeps_the_best_in_no_order():
 
 
 # ---------------------------------------------------------------------- in the loop
-def test_a_prioritized_sampler_is_told_the_errors_of_every_minibatch():
+def test_prioritized_sampler_receives_errors_of_each_minibatch():
     plan = off_policy_plan()
     parts = sac_parts(plan)
     sampler = PrioritizedSampler(100, alpha=1.0, beta=0.5, eps=0.0)
@@ -561,7 +561,7 @@ class Knowing(RandomSampler):
 
 
 @pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
-def test_a_sampler_of_a_class_of_its_own_is_told_the_errors_too(storage):
+def test_custom_sampler_receives_td_errors(storage):
     plan = off_policy_plan()
     sampler = Knowing()
     buffer = TensorDictReplayBuffer(
@@ -575,7 +575,7 @@ def test_a_sampler_of_a_class_of_its_own_is_told_the_errors_too(storage):
     assert sampler.errors
 
 
-def test_priorities_do_not_depend_on_whether_the_loss_is_traced():
+def test_priorities_are_equal_with_and_without_compile():
     plan = off_policy_plan()
     states = []
     for compile in ("auto", False):
@@ -596,7 +596,7 @@ def test_priorities_do_not_depend_on_whether_the_loss_is_traced():
 
 # ---------------------------------------------------------------------- writing
 @pytest.mark.parametrize("sizes", [[3], [10], [4, 4, 4, 4], [7, 7, 1, 10, 2], [12, 3], [25, 1, 8]])
-def test_slices_are_written_where_torchrl_writes(sizes):
+def test_slice_writer_matches_torchrl_writer(sizes):
     ours = TensorDictReplayBuffer(storage=LazyTensorStorage(10), writer=SliceWriter(), batch_size=4)
     theirs = TensorDictReplayBuffer(storage=LazyTensorStorage(10), batch_size=4)
     start = 0
@@ -615,7 +615,7 @@ def test_slices_are_written_where_torchrl_writes(sizes):
 
 # ---------------------------------------------------------------------- parts of TorchRL's buffers
 @pytest.mark.parametrize("transform", [MultiStepTransform(3, 0.9), Reward2GoTransform()])
-def test_a_transform_that_joins_steps_is_refused_where_environments_write_in_turn(transform):
+def test_extend_rejects_step_joining_transform_with_several_envs(transform):
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(100), transform=transform)
     replay = ReplayMinibatches(buffer)
     with raises_setting("transform"):
@@ -623,7 +623,7 @@ def test_a_transform_that_joins_steps_is_refused_where_environments_write_in_tur
     assert replay.joins_steps
 
 
-def test_what_a_transform_holds_back_is_said_to_be_lost():
+def test_load_warns_about_unsaved_transform_steps():
     def made():
         buffer = TensorDictReplayBuffer(
             storage=LazyTensorStorage(100), transform=MultiStepTransform(3, 0.9)
@@ -637,7 +637,7 @@ def test_what_a_transform_holds_back_is_said_to_be_lost():
 
 
 @pytest.mark.parametrize("size", [5, 20])
-def test_rows_of_a_buffer_of_another_size_are_refused(size):
+def test_load_rejects_different_buffer_size(size):
     earlier, replay = make_replay_buffer(10, 4), make_replay_buffer(size, 4)
     earlier.extend(batch_of(1, 13))
     with raises_setting("buffer_size"):
@@ -646,7 +646,7 @@ def test_rows_of_a_buffer_of_another_size_are_refused(size):
 
 @pytest.mark.parametrize("n_step", [1, 3])
 @pytest.mark.parametrize("rows", [0, 6])
-def test_a_restored_buffer_has_the_rows_of_the_checkpoint_and_no_others(n_step, rows):
+def test_load_replaces_existing_rows(n_step, rows):
     """Whatever it held before: going back to an earlier checkpoint, or restoring twice."""
     earlier = make_replay_buffer(50, 4, n_step=n_step)
     if rows:
@@ -663,7 +663,7 @@ def test_a_restored_buffer_has_the_rows_of_the_checkpoint_and_no_others(n_step, 
     assert not [number for number in kept if 1_000 <= number < 2_000]
 
 
-def test_minibatches_that_threads_draw_ahead_are_refused():
+def test_replay_minibatches_rejects_prefetch():
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(100), batch_size=8, prefetch=2)
     with raises_setting("prefetch") as refused:
         ReplayMinibatches(buffer)
@@ -680,14 +680,14 @@ def used_up() -> ReplayMinibatches:
     )
 
 
-def test_a_buffer_whose_transitions_are_used_up_says_so():
+def test_epoch_raises_when_sampler_is_exhausted():
     replay, plan = used_up(), off_policy_plan(minibatch_size=4)
     replay.extend(batch_of(1, 8))
     with raises_setting("sampler"):
         list(replay.epoch(plan, 3))
 
 
-def test_a_buffer_whose_transitions_are_used_up_resumes_with_their_places():
+def test_consumed_buffer_resumes_with_same_write_positions():
     replay, restored, plan = used_up(), used_up(), off_policy_plan(minibatch_size=4)
     replay.extend(batch_of(1, 8))
     list(replay.epoch(plan, 2))
@@ -701,7 +701,7 @@ def test_a_buffer_whose_transitions_are_used_up_resumes_with_their_places():
     assert drawn[0] == drawn[1]
 
 
-def test_priorities_that_no_checkpoint_would_hold_are_refused():
+def test_replay_minibatches_rejects_torchrl_prioritized_sampler():
     class Compiled(torchrl.data.PrioritizedSampler):
         def _init(self) -> None:
             """Makes no trees: TorchRL's extension may be that of another release of PyTorch."""
@@ -713,7 +713,7 @@ def test_priorities_that_no_checkpoint_would_hold_are_refused():
     assert refused.value.works == "Use kit.buffers.PrioritizedSampler with the same arguments"
 
 
-def test_a_sample_unit_of_the_buffer_acts():
+def test_buffer_applies_sample_unit():
     units = pytest.importorskip("torchrl.data.replay_buffers.sample_units")
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(100), batch_size=8, sample_unit=units.Sequence(length=3)
@@ -726,7 +726,7 @@ def test_a_sample_unit_of_the_buffer_acts():
         replay.extend(batch_of(2, 8))
 
 
-def test_a_collate_function_of_the_buffer_acts():
+def test_buffer_applies_collate_fn():
     def halved(rows):
         return rows.set("observation", rows["observation"] / 2)
 
@@ -740,7 +740,7 @@ def test_a_collate_function_of_the_buffer_acts():
 
 @pytest.mark.parametrize("storage", [ListStorage, LazyMemmapStorage])
 @pytest.mark.parametrize("size", [100, 30])
-def test_lists_and_mapped_files_are_in_checkpoints(storage, size):
+def test_checkpoint_restores_list_and_memmap_storages(storage, size):
     def made():
         return ReplayMinibatches(TensorDictReplayBuffer(storage=storage(size), batch_size=4))
 

@@ -58,7 +58,7 @@ SAMPLERS = {
 
 @pytest.mark.parametrize("drawn", SAMPLERS)
 @pytest.mark.parametrize(("num_envs", "steps"), [(1, 1), (2, 3), (4, 1)])
-def test_what_is_stored_and_sampled_is_bitwise_torchrls(num_envs, steps, drawn):
+def test_storage_and_samples_are_bitwise_equal_to_torchrl(num_envs, steps, drawn):
     make_sampler = SAMPLERS[drawn]
     ours = make_replay_buffer(20, 8, sampler=make_sampler(num_envs))
     theirs = torchrls(20, 8, make_sampler(num_envs))
@@ -89,7 +89,7 @@ def test_what_is_stored_and_sampled_is_bitwise_torchrls(num_envs, steps, drawn):
     torch.testing.assert_close(*states, rtol=0, atol=0)
 
 
-def test_a_buffer_with_torchrls_writer_is_sampled_as_torchrl_samples_it():
+def test_sampling_matches_torchrl_with_torchrl_writer():
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(20), batch_size=8)
     replay = ReplayMinibatches(buffer)
     for number in range(5):
@@ -101,7 +101,7 @@ def test_a_buffer_with_torchrls_writer_is_sampled_as_torchrl_samples_it():
         assert (found == buffer.sample()).all()
 
 
-def test_errors_that_come_with_a_batch_are_its_first_priorities():
+def test_td_errors_in_batch_become_initial_priorities():
     sampler = PrioritizedSampler(20, alpha=1.0, beta=0.4, eps=0.0)
     buffer = make_replay_buffer(20, 4, sampler=sampler)
     for number in range(2):
@@ -110,7 +110,7 @@ def test_errors_that_come_with_a_batch_are_its_first_priorities():
     assert sampler.state_dict()["values"].tolist() == [1, 4, 2, 5, 3, 6, 7, 10, 8, 11, 9, 12]
 
 
-def test_other_buffers_of_the_same_storage_are_told_what_is_new():
+def test_buffers_sharing_storage_receive_new_rows():
     buffer = make_replay_buffer(20, 4)
     sampler = PrioritizedSampler(20, alpha=1.0, beta=0.4, eps=0.0)
     other = TensorDictReplayBuffer(storage=buffer.buffer.storage, sampler=sampler, batch_size=4)
@@ -121,7 +121,7 @@ def test_other_buffers_of_the_same_storage_are_told_what_is_new():
 
 @pytest.mark.parametrize("kind", ["uniformly", "in sequences", "observations once"])
 @pytest.mark.parametrize("each", [1, 2])
-def test_minibatches_that_are_drawn_at_once_are_those_of_single_draws(kind, each, monkeypatch):
+def test_batched_draws_match_single_draws(kind, each, monkeypatch):
     how = {"sequence_length": 2} if kind == "in sequences" else {}
     how |= {"store_next_observation": False} if kind == "observations once" else {}
     replay = make_replay_buffer(20, 4, **how)
@@ -148,7 +148,7 @@ def test_minibatches_that_are_drawn_at_once_are_those_of_single_draws(kind, each
     assert all((one == other).all() for one, other in zip(*found.values(), strict=True))
 
 
-def test_entries_that_are_not_read_are_not_drawn_and_the_others_are_the_same():
+def test_sampling_omits_unread_entries():
     found = []
     for keys in ((), ["action", ("next", "done")]):
         replay = make_replay_buffer(20, 4)
@@ -161,7 +161,7 @@ def test_entries_that_are_not_read_are_not_drawn_and_the_others_are_the_same():
     assert all(torch.equal(part[key], whole[key]) for key in part.keys(True, True))
 
 
-def test_batches_in_one_memory_are_stored_as_they_are_at_that_time():
+def test_extend_stores_current_values_of_reused_batch():
     replay, shared = make_replay_buffer(40, 4), batch(0)
     for number in range(4):
         shared.update_(batch(6 * number))
@@ -173,7 +173,7 @@ def test_batches_in_one_memory_are_stored_as_they_are_at_that_time():
     assert stored == torch.cat(expected).tolist()
 
 
-def test_minibatches_that_are_drawn_at_once_share_no_memory():
+def test_batched_draws_do_not_share_memory():
     replay = make_replay_buffer(20, 4)
     replay.extend(batch(0))
     for [minibatch] in replay.epoch(off_policy_plan(minibatch_size=4), 7):
@@ -181,7 +181,7 @@ def test_minibatches_that_are_drawn_at_once_share_no_memory():
         minibatch.apply_(lambda value: value.fill_(-1) if value.is_floating_point() else value)
 
 
-def test_by_priority_every_minibatch_is_drawn_after_the_priorities_of_the_one_before():
+def test_prioritized_draws_use_latest_priorities():
     sampler = PrioritizedSampler(20, alpha=1.0, beta=0.5, eps=0.0)
     replay = make_replay_buffer(20, 4, sampler=sampler)
     replay.extend(batch(0))
@@ -194,7 +194,7 @@ def test_by_priority_every_minibatch_is_drawn_after_the_priorities_of_the_one_be
     assert drawn == [[place] for place in range(6)]
 
 
-def test_the_batch_stays_as_it_is_and_a_sample_belongs_to_who_draws_it():
+def test_stored_rows_do_not_alias_batch_or_sample():
     buffer = make_replay_buffer(20, 4)
     for _ in range(2):
         new = batch(0)
@@ -205,7 +205,7 @@ def test_the_batch_stays_as_it_is_and_a_sample_belongs_to_who_draws_it():
     assert buffer.buffer.storage.get(range(12))["observation"].max() == 5
 
 
-def test_a_storage_that_does_not_say_where_it_is_is_written_to():
+def test_storage_without_device_is_writable():
     storage = LazyTensorStorage(20, device="auto")  # None: batches do not say it either
     buffer = TensorDictReplayBuffer(storage=storage, writer=SliceWriter(), batch_size=4)
     replay = ReplayMinibatches(buffer)
@@ -215,7 +215,7 @@ def test_a_storage_that_does_not_say_where_it_is_is_written_to():
 
 
 @pytest.mark.parametrize("buffer", [ReplayMinibatches(torchrls(6, 4)), make_replay_buffer(6, 4)])
-def test_an_entry_that_stored_transitions_do_not_have_is_refused(buffer):
+def test_extend_rejects_unknown_entry(buffer):
     buffer.extend(batch(0))
     with raises_setting("entry"):
         buffer.extend(batch(6).set("mask", torch.ones(2, 3)))
@@ -226,14 +226,14 @@ def test_an_entry_that_stored_transitions_do_not_have_is_refused(buffer):
 @pytest.mark.parametrize(
     "changed", [None, torch.full((2, 3), 0.5), torch.ones(2, 3, 1, dtype=torch.long)]
 )
-def test_what_would_leave_or_change_numbers_of_stored_transitions_is_refused(buffer, changed):
+def test_extend_rejects_missing_or_incompatible_entry(buffer, changed):
     buffer.extend(batch(0))
     other = batch(6).exclude("action")
     with raises_setting("entry"):
         buffer.extend(other if changed is None else other.set("action", changed))
 
 
-def test_a_missing_entry_is_refused_also_after_batches_of_one_environment():
+def test_extend_rejects_missing_entry_with_one_env():
     buffer = make_replay_buffer(6, 4)
     for number in range(2):
         buffer.extend(batch(3 * number, num_envs=1))
@@ -241,7 +241,7 @@ def test_a_missing_entry_is_refused_also_after_batches_of_one_environment():
         buffer.extend(batch(6, num_envs=1).exclude("action"))
 
 
-def test_a_buffer_may_hold_one_transition():
+def test_buffer_supports_size_one():
     for sampler in (None, PrioritizedSampler(1, alpha=0.6, beta=0.4)):
         buffer = make_replay_buffer(1, 4, sampler=sampler)
         for number in range(2):
@@ -249,7 +249,7 @@ def test_a_buffer_may_hold_one_transition():
         assert buffer._samples(4, 1)[0]["action"].tolist() == [1] * 4
 
 
-def test_entries_that_numpy_does_not_know_are_stored_and_sampled():
+def test_buffer_supports_bfloat16_entries():
     buffer = make_replay_buffer(20, 8)
     for number in range(4):
         new = batch(10 * number)
@@ -259,7 +259,7 @@ def test_entries_that_numpy_does_not_know_are_stored_and_sampled():
     assert torch.equal(found["features"], found["observation"].bfloat16())
 
 
-def test_an_observation_without_a_number_is_stored_beside_others():
+def test_buffer_supports_zero_size_entries():
     buffer = make_replay_buffer(20, 8)
     for number in range(2):
         buffer.extend(batch(10 * number).set("nothing", torch.zeros(2, 3, 0)))
@@ -268,7 +268,7 @@ def test_an_observation_without_a_number_is_stored_beside_others():
     assert found["observation"].unique().numel() > 4
 
 
-def test_a_transform_that_is_appended_later_is_applied():
+def test_sampling_applies_transform_appended_later():
     buffer = make_replay_buffer(20, 8)
     buffer.extend(batch(0))
     buffer.buffer.append_transform(RenameTransform(["observation"], ["seen"]))

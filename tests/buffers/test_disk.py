@@ -35,7 +35,7 @@ def anonymous_memory() -> int:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.uint8])
-def test_what_is_stored_and_drawn_is_what_memory_gives(kind, dtype, tmp_path):
+def test_disk_buffer_matches_in_memory_buffer(kind, dtype, tmp_path):
     in_memory = make_replay_buffer(20, 4, **KINDS[kind])
     on_disk = make_replay_buffer(20, 4, folder=tmp_path, **KINDS[kind])
     for number in range(9):
@@ -52,7 +52,7 @@ def test_what_is_stored_and_drawn_is_what_memory_gives(kind, dtype, tmp_path):
     assert (on_disk.buffer[:] == in_memory.buffer[:]).all()
 
 
-def test_priorities_are_in_memory_whatever_they_are_of(tmp_path):
+def test_disk_buffer_supports_prioritized_sampler(tmp_path):
     sampler = PrioritizedSampler(20, alpha=0.6, beta=0.4)
     replay = make_replay_buffer(20, 4, sampler=sampler, folder=tmp_path)
     for number in range(9):
@@ -63,7 +63,7 @@ def test_priorities_are_in_memory_whatever_they_are_of(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [{}, {"store_next_observation": False}], ids=str)
-def test_transitions_take_no_memory_and_leave_no_file(kind, tmp_path):
+def test_disk_buffer_uses_no_ram_and_leaves_no_files(kind, tmp_path):
     replay = make_replay_buffer(100_000, 4, folder=tmp_path, **kind)
     before = anonymous_memory()
     for number in range(1_000):
@@ -80,7 +80,7 @@ def test_transitions_take_no_memory_and_leave_no_file(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", [{}, {"store_next_observation": False}], ids=str)
-def test_a_state_that_torchrl_restores_is_on_the_disk(kind, tmp_path, monkeypatch):
+def test_torchrl_load_state_dict_restores_to_disk(kind, tmp_path, monkeypatch):
     made = []
     monkeypatch.setattr(
         disk, "zeros_on_disk", lambda *a: made.append(zeros_on_disk(*a)) or made[-1]
@@ -96,14 +96,12 @@ def test_a_state_that_torchrl_restores_is_on_the_disk(kind, tmp_path, monkeypatc
         assert torch.equal(restored[:9][key], saved[:9][key])
 
 
-def test_a_folder_that_cannot_hold_it_is_refused(tmp_path):
+def test_zeros_on_disk_raises_when_disk_space_is_insufficient(tmp_path):
     with pytest.raises(OSError, match=r"File too large|No space left"):
         zeros_on_disk((2**52,), torch.float32, tmp_path)
 
 
-def test_its_folder_is_the_one_that_was_named_where_the_working_directory_changes(
-    tmp_path, monkeypatch
-):
+def test_storage_folder_is_fixed_when_working_directory_changes(tmp_path, monkeypatch):
     (tmp_path / "scratch").mkdir()
     monkeypatch.chdir(tmp_path)
     storage = TransitionStorage(4, "scratch")
@@ -113,11 +111,11 @@ def test_its_folder_is_the_one_that_was_named_where_the_working_directory_change
 
 @pytest.mark.parametrize("shape", [(0, 3), (5, 3), ()])
 @pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.int64])
-def test_a_tensor_on_the_disk_is_one_of_zeros(shape, dtype, tmp_path):
+def test_zeros_on_disk_returns_zeros(shape, dtype, tmp_path):
     assert torch.equal(zeros_on_disk(shape, dtype, tmp_path), torch.zeros(shape, dtype=dtype))
 
 
-def test_a_saved_run_is_played_where_the_folder_of_its_buffer_is_not(tmp_path, monkeypatch):
+def test_saved_run_evaluates_without_buffer_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "scratch").mkdir()
     steps = OffPolicySteps(
@@ -132,7 +130,7 @@ def test_a_saved_run_is_played_where_the_folder_of_its_buffer_is_not(tmp_path, m
     run.close()
 
 
-def test_a_checkpoint_of_more_than_memory_holds_is_read_to_the_disk(tmp_path, monkeypatch):
+def test_large_checkpoint_is_loaded_to_disk(tmp_path, monkeypatch):
     large = torch.arange(2**24, dtype=torch.int32)
     path = Checkpoints(tmp_path, {"part": Part(large)}).save(1, {})
     before, other = anonymous_memory(), Part()

@@ -43,7 +43,7 @@ def configured(**changes):
 
 
 @pytest.mark.parametrize("make", [Reach, OneByOne])
-def test_goal_reward_is_that_of_the_environment_row_by_row(make):
+def test_goal_reward_matches_env_compute_reward(make):
     env = make()
     reward = GoalReward(make_env(make), "future")
     generator = torch.Generator().manual_seed(0)
@@ -58,7 +58,7 @@ def test_goal_reward_is_that_of_the_environment_row_by_row(make):
 
 
 @pytest.mark.parametrize("strategy", ["future", "final", "episode"])
-def test_sac_relabels_goals_with_the_rewards_of_the_environment(strategy):
+def test_sac_recomputes_rewards_of_relabeled_goals(strategy):
     trainer = recipes.sac.build(configured(hindsight=strategy))
     trainer.run()
     env = Reach()
@@ -75,32 +75,32 @@ def test_sac_relabels_goals_with_the_rewards_of_the_environment(strategy):
     "env",
     [EnvConfig(id="Pendulum-v1", num_envs=2), EnvConfig(id=REACH, num_envs=2, action_repeat=2)],
 )
-def test_hindsight_is_rejected_when_rewards_cannot_be_computed(env):
+def test_hindsight_rejects_env_without_computable_rewards(env):
     with raises_setting("hindsight"):
         recipes.sac.build(configured(env=env, hindsight="final"))
 
 
 @pytest.mark.parametrize("make", [Glimpse, lambda: Doubled(Reach())])
-def test_goal_reward_is_rejected_when_it_is_not_the_environments(make):
+def test_goal_reward_rejects_missing_or_altered_env_reward(make):
     with raises_setting("hindsight") as refused:
         GoalReward(make_env(make), "future")
     assert refused.value.field == "hindsight"
 
 
-def test_goal_reward_is_computed_here_when_environments_are_elsewhere():
+def test_goal_reward_is_computed_locally_for_async_envs():
     env = make_env(Reach, 1, vectorization="async", num_workers=1, step_timeout=30.0)
     assert GoalReward(env, "future").compute(np.zeros(3), np.ones(3), {}) == -1
     env.close()
 
 
-def test_hindsight_is_rejected_with_sequences():
+def test_hindsight_rejects_sequence_length():
     with raises_setting("hindsight"):
         make_replay_buffer(10, 2, sequence_length=2, strategy="future", reward_fn=lambda _: None)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", [0, 1])
-def test_sac_learns_to_reach_goals_with_hindsight_alone(seed):
+def test_sac_reaches_goals_only_with_hindsight(seed):
     returns = {}
     for hindsight in ("future", None):
         last = recipes.sac.build(

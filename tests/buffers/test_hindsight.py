@@ -85,7 +85,7 @@ BATCHES = st.lists(st.integers(1, 9), min_size=1, max_size=25)
 @pytest.mark.parametrize("strategy", ["future", "episode", "final"])
 @given(st.integers(1, 5), BATCHES, st.integers(20, 60), st.integers(0, 1_000))
 @settings(max_examples=25)
-def test_goals_are_of_the_same_episode(strategy, num_envs, batches, size, seed):
+def test_relabeled_goals_come_from_same_episode(strategy, num_envs, batches, size, seed):
     """Whatever the lengths of episodes and batches, also when old rows are overwritten."""
     torch.manual_seed(seed)
     episodes, replay = Episodes(num_envs, seed), replay_of(size, strategy)
@@ -94,7 +94,7 @@ def test_goals_are_of_the_same_episode(strategy, num_envs, batches, size, seed):
         check(replay, strategy)
 
 
-def test_goals_of_any_episode_are_drawn_where_the_strategy_is_random():
+def test_random_strategy_draws_goals_from_all_episodes():
     torch.manual_seed(0)
     replay, batch = replay_of(100, "random"), Episodes(2, 0).batch(4)
     replay.extend(batch)
@@ -102,7 +102,7 @@ def test_goals_of_any_episode_are_drawn_where_the_strategy_is_random():
     assert goals == {tuple(where) for where in batch["where"].flatten(0, 1).tolist()}
 
 
-def test_rows_that_are_added_one_by_one_are_those_that_are_stored_at_once():
+def test_add_matches_extend():
     batch, drawn = Episodes(1, 0).batch(9), []
     one_by_one, at_once = replay_of(20, "future"), replay_of(20, "future")
     for row in batch[0]:
@@ -114,7 +114,7 @@ def test_rows_that_are_added_one_by_one_are_those_that_are_stored_at_once():
     assert torch.equal(*drawn)
 
 
-def test_an_emptied_buffer_begins_again_also_with_other_environments():
+def test_emptied_buffer_accepts_different_num_envs():
     replay = replay_of(50, "future")
     replay.extend(Episodes(2, 0).batch(4))
     replay.buffer.empty()
@@ -123,7 +123,7 @@ def test_an_emptied_buffer_begins_again_also_with_other_environments():
     check(replay, "future")
 
 
-def test_rewards_stay_where_no_row_gets_another_goal():
+def test_rewards_are_unchanged_when_her_ratio_is_zero():
     replay = replay_of(50, "future")
     replay.buffer.her_ratio = 0.0
     replay.extend(Episodes(1, 0).batch(4))
@@ -133,7 +133,7 @@ def test_rewards_stay_where_no_row_gets_another_goal():
 
 
 @pytest.mark.parametrize("num_envs", [1, 3])
-def test_a_restored_buffer_draws_the_same_goals(num_envs):
+def test_restored_buffer_draws_same_goals(num_envs):
     episodes = Episodes(num_envs, 1)
     before, after = replay_of(50, "future"), replay_of(50, "future")
     for steps in (7, 1, 20, 4):
@@ -153,7 +153,7 @@ def test_a_restored_buffer_draws_the_same_goals(num_envs):
 
 
 @pytest.mark.parametrize("how", ["state_dict", "dumps"])
-def test_a_buffer_that_torchrl_saves_draws_the_same_goals(how, tmp_path):
+def test_torchrl_save_and_load_keep_goals_in_episode(how, tmp_path):
     episodes, before, after = Episodes(2, 1), replay_of(50, "future"), replay_of(50, "future")
     for steps in (7, 20, 4):
         before.extend(episodes.batch(steps))
@@ -166,7 +166,7 @@ def test_a_buffer_that_torchrl_saves_draws_the_same_goals(how, tmp_path):
     check(after, "future")
 
 
-def test_episodes_that_were_closed_are_not_continued_by_what_follows():
+def test_goals_do_not_cross_closed_episodes():
     """After a resume with environments that could not continue where they were."""
     torch.manual_seed(0)
     replay, episodes = replay_of(200, "future"), Episodes(2, 2)
@@ -178,7 +178,7 @@ def test_episodes_that_were_closed_are_not_continued_by_what_follows():
     check(replay, "future")
 
 
-def test_torchrls_buffer_is_taken_for_one_environment_and_refused_for_several():
+def test_torchrl_her_buffer_rejects_multiple_envs():
     def torchrls() -> ReplayMinibatches:
         return ReplayMinibatches(
             HERReplayBuffer(
@@ -191,7 +191,7 @@ def test_torchrls_buffer_is_taken_for_one_environment_and_refused_for_several():
         torchrls().extend(Episodes(2, 0).batch(4))
 
 
-def test_whole_episodes_of_different_lengths_are_refused():
+def test_extend_rejects_padded_episodes():
     batch = Episodes(2, 0).batch(4)
     batch["collector", "mask"] = torch.ones(2, 4, dtype=torch.bool)
     for replay in (replay_of(50, "future"), make_replay_buffer(50, 2, sequence_length=2)):
@@ -199,14 +199,14 @@ def test_whole_episodes_of_different_lengths_are_refused():
             replay.extend(batch)
 
 
-def test_environments_do_not_change_their_number():
+def test_extend_rejects_changed_num_envs():
     replay = replay_of(50, "future")
     replay.extend(Episodes(2, 0).batch(4))
     with raises_setting("num_envs"):
         replay.extend(Episodes(3, 0).batch(4))
 
 
-def test_rows_are_stored_of_all_environments_or_not_at_all():
+def test_buffer_rejects_rows_of_only_some_envs():
     buffer = replay_of(50, "future").buffer
     buffer.belong_to(2)
     rows = Episodes(1, 0).batch(3)[0]
@@ -218,7 +218,7 @@ def test_rows_are_stored_of_all_environments_or_not_at_all():
     assert len(buffer) == 0
 
 
-def test_several_steps_do_not_go_with_hindsight():
+def test_hindsight_rejects_n_step():
     n_step = make_replay_buffer(50, 2, n_step=3).n_step
     with raises_setting("n_step"):
         ReplayMinibatches(replay_of(50, "future").buffer, n_step)
@@ -260,7 +260,7 @@ gym.register("kit/Reaching-v0", entry_point=Reaching, max_episode_steps=5)
         {"normalize_observation": True, "kwargs": {"dtype": "int64"}},
     ],
 )
-def test_hindsight_compares_raw_goals_where_observations_are_normalised(env):
+def test_hindsight_compares_raw_goals_with_normalisation(env):
     """Each entry of an observation is normalised by its own statistics, after goals are chosen."""
     achieved, compared = ("next", "achieved_goal"), []
 
@@ -282,7 +282,7 @@ def test_hindsight_compares_raw_goals_where_observations_are_normalised(env):
     assert not torch.cat(compared).any(), "the point stays where it is"
 
 
-def test_goals_stay_in_their_episode_where_sequences_are_drawn():
+def test_sequence_sampler_keeps_goals_in_episode():
     buffer = HindsightReplayBuffer(
         lambda rows: torch.ones(len(rows), 1), her_ratio=1.0, strategy="future",
         batch_size=256, storage=LazyTensorStorage(300), sampler=SequenceSampler(4),
@@ -296,7 +296,7 @@ def test_goals_stay_in_their_episode_where_sequences_are_drawn():
 
 @pytest.mark.parametrize("strategy", ["future", "final", "episode"])
 @pytest.mark.parametrize("once", [False, True], ids=["both observations", "stored once"])
-def test_hindsight_goals_are_those_of_plain_loops(strategy, once):
+def test_hindsight_goals_match_reference_loop(strategy, once):
     """Goals are states reached after an action; each allowed one is drawn, and no other."""
     steps, num_envs, ends = 6, 2, {0: (2, 5), 1: (3,)}
     storage = ObservationStorage(20) if once else LazyTensorStorage(20)

@@ -75,7 +75,7 @@ def in_time(new):
     steps=st.lists(st.integers(1, 5), min_size=1, max_size=14),
     lengths=st.lists(st.integers(-6, 6).filter(bool), min_size=1, max_size=5),
 )
-def test_what_is_read_is_what_was_written(num_envs, frames, size, steps, lengths):
+def test_storage_returns_written_transitions(num_envs, frames, size, steps, lengths):
     """For any episodes, resets, number of environments and places where the memory wraps."""
     buffer = make_replay_buffer(size, 4, store_next_observation=False, stacked_frames=frames)
     players = [Player(number, frames, lengths[number:] + lengths) for number in range(num_envs)]
@@ -92,7 +92,7 @@ def test_what_is_read_is_what_was_written(num_envs, frames, size, steps, lengths
                 assert torch.equal(found[key][number % size], written[number][key])
 
 
-def test_all_rows_of_a_full_memory_are_read_and_the_memory_stays_as_it_is():
+def test_reading_full_storage_does_not_modify_it():
     buffer, players = make_replay_buffer(8, 4, **ONCE), [Player(0, 1, [5])]
     buffer.extend(batch(players, 8))
     for _ in range(2):
@@ -104,7 +104,7 @@ def test_all_rows_of_a_full_memory_are_read_and_the_memory_stays_as_it_is():
 
 @pytest.mark.parametrize("frames", [1, 4])
 @pytest.mark.parametrize("sampler", [RandomSampler, lambda: PrioritizedSampler(40, 0.6, 0.4)])
-def test_samples_are_those_of_a_buffer_of_both_observations(frames, sampler):
+def test_samples_match_buffer_storing_both_observations(frames, sampler):
     once = make_replay_buffer(40, 16, sampler=sampler(), stacked_frames=frames, **ONCE)
     both = make_replay_buffer(40, 16, sampler=sampler())
     players = [Player(number, frames, [5, 3, 7]) for number in range(2)]
@@ -135,7 +135,7 @@ def bytes_of(buffer):
     return found(buffer.state_dict())
 
 
-def test_bytes_are_those_of_one_frame_a_transition():
+def test_storage_holds_one_frame_or_stack_per_transition():
     """84 x 84 pixels in stacks of 4: an eighth of both observations, and of each end one more.
 
     A checkpoint has what was written, and what followed the newest.
@@ -162,7 +162,7 @@ def test_bytes_are_those_of_one_frame_a_transition():
     assert sizes["newest"] == (written + ends) * frame + (200 + 4) + 200 * 8 + flags
 
 
-def test_a_buffer_that_is_hardly_filled_has_a_small_checkpoint():
+def test_checkpoint_is_small_when_buffer_is_nearly_empty():
     buffer = make_replay_buffer(100_000, 4, **ONCE)
     players = [Player(number, 1, [5]) for number in range(2)]
     buffer.extend(batch(players, 3))
@@ -172,7 +172,7 @@ def test_a_buffer_that_is_hardly_filled_has_a_small_checkpoint():
 
 @pytest.mark.parametrize("frames", [1, 3])
 @pytest.mark.parametrize("before", [3, 8, 9, 13])
-def test_a_resumed_buffer_continues_as_if_nothing_had_happened(frames, before):
+def test_resumed_buffer_matches_uninterrupted_buffer(frames, before):
     """Whether it was full or not."""
 
     def made():
@@ -193,7 +193,7 @@ def test_a_resumed_buffer_continues_as_if_nothing_had_happened(frames, before):
 
 @pytest.mark.parametrize("before", [0, 5])
 @pytest.mark.parametrize("how", ["state_dict", "dumps", "add", "empty"])
-def test_torchrls_methods_of_a_buffer_keep_observations_and_rows_together(how, before, tmp_path):
+def test_torchrl_buffer_methods_keep_observations_aligned(how, before, tmp_path):
     """Those that save it, empty it and store one row, into a buffer that held other rows."""
     players = [Player(0, 1, [4, 3])]
     old, *rest = (in_time(batch(players, n)) for n in (max(before, 1), 7, 6, 3))
@@ -218,7 +218,7 @@ def test_torchrls_methods_of_a_buffer_keep_observations_and_rows_together(how, b
         assert torch.equal(found[key][order], written[key])
 
 
-def test_episodes_that_are_closed_at_a_resume_keep_their_last_observation():
+def test_closed_episodes_keep_last_observation():
     buffer = make_replay_buffer(20, 4, **ONCE)
     players = [Player(number, 1, [100]) for number in range(2)]
     new = batch(players, 3)
@@ -233,7 +233,7 @@ def test_episodes_that_are_closed_at_a_resume_keep_their_last_observation():
 
 
 @pytest.mark.parametrize("frames", [1, 3])
-def test_an_episode_that_a_fault_ended_has_its_last_observation_again(frames):
+def test_failed_episode_repeats_last_observation(frames):
     """It is that of before the fault, whole: no frame follows in a stack."""
     buffer = make_replay_buffer(8, 4, store_next_observation=False, stacked_frames=frames)
     players = [Player(0, frames, [2]), Player(1, frames, [100])]
@@ -250,7 +250,7 @@ def test_an_episode_that_a_fault_ended_has_its_last_observation_again(frames):
 
 
 # ---------------------------------------------------------------------- refused
-def test_stacks_of_frames_that_are_not_consecutive_are_refused():
+def test_extend_rejects_non_consecutive_frame_stacks():
     buffer = make_replay_buffer(20, 4, stacked_frames=3)
     player = Player(0, 3, [9])
     buffer.extend(batch([player], 2))
@@ -260,7 +260,7 @@ def test_stacks_of_frames_that_are_not_consecutive_are_refused():
         buffer.extend(new)
 
 
-def test_they_stay_on_the_host_and_minibatches_go_to_the_device(monkeypatch):
+def test_observations_stay_on_host_and_samples_move_to_device(monkeypatch):
     monkeypatch.setattr(replay, "usable_device", lambda device: torch.device(device))
     buffer = make_replay_buffer(20, 4, **ONCE, device="meta")
     buffer.extend(batch([Player(0, 1, [9])], 5))
@@ -270,13 +270,13 @@ def test_they_stay_on_the_host_and_minibatches_go_to_the_device(monkeypatch):
 
 
 @pytest.mark.parametrize("given", [{"n_step": 3}, {"sequence_length": 4}])
-def test_what_needs_both_observations_is_refused(given):
+def test_single_observation_storage_rejects_n_step_and_sequences(given):
     with raises_setting(*given):
         make_replay_buffer(20, 4, **ONCE, **given)
 
 
 @pytest.mark.parametrize("first_has_it", [True, False])
-def test_an_observation_that_not_all_batches_have_is_refused(first_has_it):
+def test_extend_rejects_inconsistent_observation_keys(first_has_it):
     buffer = make_replay_buffer(20, 4, **ONCE)
     one, other = batch([Player(0, 1, [9])], 5), batch([Player(0, 1, [9])], 5)
     more = one if first_has_it else other
@@ -286,7 +286,7 @@ def test_an_observation_that_not_all_batches_have_is_refused(first_has_it):
         buffer.extend(other)
 
 
-def test_a_change_of_the_number_of_environments_is_refused():
+def test_extend_rejects_changed_num_envs():
     buffer = make_replay_buffer(20, 4, **ONCE)
     buffer.extend(batch([Player(n, 1, [5]) for n in range(2)], 1))
     with raises_setting("num_envs"):

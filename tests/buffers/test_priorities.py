@@ -100,7 +100,7 @@ def total(tree):
 
 # ---------------------------------------------------------------------- the tree
 @pytest.mark.parametrize("size", [1, 150, 20_000])
-def test_a_tree_knows_sum_and_smallest_value_after_any_changes(any_kind, size):
+def test_tree_tracks_sum_and_minimum_after_updates(any_kind, size):
     for seed in range(4):
         tree, values = filled_tree(size, seed, any_kind)
         assert torch.equal(tree.values, values)
@@ -110,7 +110,7 @@ def test_a_tree_knows_sum_and_smallest_value_after_any_changes(any_kind, size):
 
 
 @pytest.mark.parametrize("size", [5, 150, 3_000])
-def test_a_value_is_found_by_its_share_of_the_sum(any_kind, size):
+def test_tree_finds_value_by_share_of_sum(any_kind, size):
     for seed in range(4):
         tree, values = filled_tree(size, seed, any_kind)
         reached = values.cumsum(0)
@@ -122,7 +122,7 @@ def test_a_value_is_found_by_its_share_of_the_sum(any_kind, size):
 
 @settings(max_examples=50)
 @given(st.integers(0, 10_000), st.sampled_from([1e-300, 1e-12, 1.0, 1e12]))
-def test_the_ends_of_the_sum_lead_to_values_that_are_not_zero(seed, scale):
+def test_tree_finds_positive_values_at_both_ends_of_sum(seed, scale):
     for kind in KINDS.values():
         tree, values = filled_tree(300, seed, kind)
         if not values.any():
@@ -133,7 +133,7 @@ def test_the_ends_of_the_sum_lead_to_values_that_are_not_zero(seed, scale):
         assert ends.tolist() == [int(positive[0]), int(positive[-1])]
 
 
-def test_places_and_values_may_lie_apart_in_memory(kind):
+def test_tree_accepts_non_contiguous_indices_and_values(kind):
     tree = kind(8)
     places, values = (
         torch.tensor([[1, 7], [3, 7], [5, 7]]),
@@ -147,7 +147,7 @@ def test_places_and_values_may_lie_apart_in_memory(kind):
     assert found(tree, middles).tolist() == [0, 1, 2, 3, 5]
 
 
-def test_a_tree_can_be_copied(kind):
+def test_tree_copy_is_independent(kind):
     tree, values = filled_tree(3_000, 0, kind)
     other = pickle.loads(pickle.dumps(tree))
     write(tree, torch.arange(3_000), torch.zeros(3_000))
@@ -157,14 +157,14 @@ def test_a_tree_can_be_copied(kind):
 
 
 @pytest.mark.parametrize("value", [0.0, torch.inf, torch.nan])
-def test_what_does_not_add_up_to_a_positive_number_is_refused(kind, value):
+def test_tree_rejects_non_positive_or_non_finite_sum(kind, value):
     tree = kind(8)
     write(tree, torch.arange(8), torch.full((8,), value))
     with raises_setting("priorities"):
         found(tree, torch.tensor([0.0, 0.5], dtype=torch.float64))
 
 
-def test_a_tree_knows_the_limits_of_places_and_of_values_also_of_one_that_is_no_number(kind):
+def test_tree_limits_return_index_and_value_range_with_nan(kind):
     tree = kind(8)
     places, values = torch.tensor([4, -1, 7]), torch.tensor([0.5, 0.25, 2.0])
     least, most, lowest, highest = tree.limits(tree.array(places), tree.array(values))
@@ -174,7 +174,7 @@ def test_a_tree_knows_the_limits_of_places_and_of_values_also_of_one_that_is_no_
         assert np.isnan(float(tree.limits(tree.array(places), tree.array(one))[-1]))
 
 
-def test_a_sampler_read_from_a_checkpoint_draws_bitwise_what_the_first_does(any_tree):
+def test_restored_sampler_draws_are_bitwise_equal(any_tree):
     one, other = (PrioritizedSampler(5_000, alpha=0.6, beta=0.4) for _ in range(2))
     for _ in range(20):
         one.update_priority(torch.randint(5_000, (64,)).unique(), torch.rand(()) * 10)
@@ -185,7 +185,7 @@ def test_a_sampler_read_from_a_checkpoint_draws_bitwise_what_the_first_does(any_
     assert torch.equal(found(one._sum_tree, share), found(other._sum_tree, share))
 
 
-def test_all_trees_find_the_same_values_by_the_same_shares():
+def test_all_tree_kinds_find_same_indices():
     trees = [filled_tree(5_000, 0, kind)[0] for kind in KINDS.values()]
     share = torch.rand(10_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     first, *others = (found(tree, share) for tree in trees)
@@ -195,7 +195,7 @@ def test_all_trees_find_the_same_values_by_the_same_shares():
 @pytest.mark.skipif("Numba" not in KINDS, reason="there is no Numba")
 @settings(max_examples=60)
 @given(st.integers(1, 9) | st.integers(1, 3_000) | st.integers(1, 40_000), st.integers(0, 10_000))
-def test_numbas_tree_has_the_values_and_the_exact_sums_of_its_parts(size, seed):
+def test_numba_tree_matches_numpy_reference(size, seed):
     tree, values = KINDS["Numba"](size), np.zeros(size)
     random = np.random.default_rng(seed)
     for count in (size, 1, 7, 600, 3 * size):  # some places several times: the last value holds
@@ -211,7 +211,7 @@ def test_numbas_tree_has_the_values_and_the_exact_sums_of_its_parts(size, seed):
             assert np.array_equal(tree.find(share)[0], wanted)
 
 
-def test_numbas_tree_is_compiled_also_where_no_file_can_keep_it():
+def test_numba_tree_compiles_without_source_file():
     pytest.importorskip("numba")
     source = Path(priority_trees.__file__).with_name("numba_tree.py").read_text()
     module: dict = {}
@@ -221,7 +221,7 @@ def test_numbas_tree_is_compiled_also_where_no_file_can_keep_it():
     assert tree.sum == 7.0
 
 
-def test_without_numba_the_tree_on_the_host_is_that_of_tensors(monkeypatch):
+def test_make_priority_tree_uses_tensors_without_numba(monkeypatch):
     monkeypatch.setitem(sys.modules, "kit.buffers.numba_tree", None)
     assert type(make_priority_tree(10, torch.device("cpu"))) is PriorityTree
 
@@ -238,7 +238,7 @@ def buffer_of(sampler: PrioritizedSampler, size: int = 8) -> TensorDictReplayBuf
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(0.0, 0.5), (0.6, 0.4), (1.0, 1.0)])
-def test_transitions_are_drawn_and_weighted_as_in_the_paper(any_tree, alpha, beta):
+def test_sampling_and_weights_match_paper_formulas(any_tree, alpha, beta):
     errors = torch.tensor([0.5, 2.0, 0.0, 1.0, 4.0])
     buffer = buffer_of(PrioritizedSampler(8, alpha=alpha, beta=beta, eps=0.1))
     buffer.extend(rows(0, 5))
@@ -254,7 +254,7 @@ def test_transitions_are_drawn_and_weighted_as_in_the_paper(any_tree, alpha, bet
     torch.testing.assert_close(sample["priority_weight"], expected)
 
 
-def test_weights_are_normalized_by_the_buffer_not_the_minibatch(any_tree):
+def test_weights_are_normalized_over_buffer_not_minibatch(any_tree):
     """Schaul et al. 2016, section 3.4: the largest weight is that of the least likely row."""
     sampler = PrioritizedSampler(8, alpha=1.0, beta=0.5, eps=0.0)
     buffer = buffer_of(sampler)
@@ -265,7 +265,7 @@ def test_weights_are_normalized_by_the_buffer_not_the_minibatch(any_tree):
     torch.testing.assert_close(sample["priority_weight"], torch.full((4,), 1e-6))
 
 
-def test_the_higher_of_two_numbers_is_not_a_number_where_one_is_not(kind):
+def test_tree_higher_propagates_nan(kind):
     tree = kind(4)
     array = tree.array(torch.tensor([2.0, 3.0, 1.0, torch.nan]))
     highest = None
@@ -275,7 +275,7 @@ def test_the_higher_of_two_numbers_is_not_a_number_where_one_is_not(kind):
     assert tree.higher(highest, array[3]).isnan()
 
 
-def test_new_transitions_have_the_highest_priority_so_far_also_where_old_ones_were(any_tree):
+def test_new_transitions_get_highest_priority_so_far(any_tree):
     buffer = buffer_of(PrioritizedSampler(8, alpha=1.0, beta=0.5, eps=0.0))
     buffer.extend(rows(0, 3))
     tree = buffer.sampler._sum_tree
@@ -288,7 +288,7 @@ def test_new_transitions_have_the_highest_priority_so_far_also_where_old_ones_we
     assert tree.values.tolist() == [3, 3, 0.25, 0.25, 0.25, 0.25, 0.25, 3]
 
 
-def test_the_highest_priority_can_be_that_of_stored_transitions_alone(any_tree):
+def test_max_priority_within_buffer_uses_only_stored_rows(any_tree):
     sampler = PrioritizedSampler(4, alpha=0.5, beta=0.5, eps=0.0, max_priority_within_buffer=True)
     buffer = buffer_of(sampler, size=4)
     buffer.extend(rows(0, 4))
@@ -297,21 +297,21 @@ def test_the_highest_priority_can_be_that_of_stored_transitions_alone(any_tree):
     assert float(sampler.default_priority) == pytest.approx(4.0)
 
 
-def test_what_was_never_written_is_never_drawn(any_tree):
+def test_sampler_never_draws_unwritten_rows(any_tree):
     buffer = make_replay_buffer(1_000, 64, sampler=PrioritizedSampler(1_000, alpha=0.6, beta=0.4))
     buffer.buffer.extend(rows(0, 3))
     drawn = {int(n) for _ in range(20) for n in buffer.buffer.sample()["row"]}
     assert drawn == {0, 1, 2}
 
 
-def test_negative_places_are_left_out(any_tree):
+def test_update_priority_ignores_negative_indices(any_tree):
     sampler = PrioritizedSampler(4, alpha=1.0, beta=0.5, eps=0.0)
     sampler.update_priority(torch.tensor([1, -1, 3]), torch.tensor([2.0, 9.0, 4.0]))
     assert sampler._sum_tree.values.tolist() == [0, 2, 0, 4]
     assert float(sampler.default_priority) == 4.0
 
 
-def test_no_places_change_no_priorities(any_tree):
+def test_update_priority_accepts_empty_indices(any_tree):
     sampler = PrioritizedSampler(4, alpha=1.0, beta=0.5, eps=0.0)
     for places in (torch.tensor([], dtype=torch.long), torch.tensor([-1, -1])):
         sampler.update_priority(places, torch.full((len(places),), 9.0))
@@ -320,14 +320,14 @@ def test_no_places_change_no_priorities(any_tree):
 
 
 @pytest.mark.parametrize("place", [4, 10**12])
-def test_places_beyond_the_buffer_are_refused(any_tree, place):
+def test_update_priority_rejects_out_of_range_index(any_tree, place):
     sampler = PrioritizedSampler(4, alpha=1.0, beta=0.5)
     with pytest.raises(IndexError, match=f"index {place} is out of range 0 to 3"):
         sampler.update_priority(torch.tensor([1, place]), torch.tensor([2.0, 3.0]))
     assert sampler._sum_tree.values.tolist() == [0, 0, 0, 0]
 
 
-def test_a_storage_of_environments_and_steps_is_sampled_by_priority_too(any_tree):
+def test_sampler_supports_two_dimensional_storage(any_tree):
     sampler = PrioritizedSampler(12, alpha=1.0, beta=1.0, eps=0.0)
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(12, ndim=2), sampler=sampler, batch_size=3, dim_extend=0
@@ -341,7 +341,7 @@ def test_a_storage_of_environments_and_steps_is_sampled_by_priority_too(any_tree
     assert {int(n) for _ in range(20) for n in buffer.sample()["row"]} == {0, 7}
 
 
-def test_alpha_can_be_changed_while_priorities_are_stored(any_tree):
+def test_changing_alpha_rescales_stored_priorities(any_tree):
     sampler = PrioritizedSampler(4, alpha=1.0, beta=0.5, eps=0.0)
     sampler.update_priority(torch.arange(4), torch.tensor([1.0, 4.0, 9.0, 16.0]))
     sampler.alpha = 0.5
@@ -349,7 +349,7 @@ def test_alpha_can_be_changed_while_priorities_are_stored(any_tree):
     assert total(sampler._sum_tree) == 10.0
 
 
-def test_errors_with_their_sign_are_refused(any_tree):
+def test_update_priority_rejects_negative_errors(any_tree):
     sampler = PrioritizedSampler(4, alpha=0.6, beta=0.5)
     with raises_setting("td_error"):
         sampler.update_priority(torch.arange(3), torch.tensor([3.0, -2.0, 1.0]))
@@ -357,17 +357,17 @@ def test_errors_with_their_sign_are_refused(any_tree):
 
 
 @pytest.mark.parametrize(("name", "value"), [("alpha", -0.1), ("beta", 4), ("eps", -1)])
-def test_numbers_out_of_range_are_refused(name, value):
+def test_sampler_rejects_out_of_range_arguments(name, value):
     with raises_setting(name):
         PrioritizedSampler(**{"max_capacity": 4, "alpha": 1.0, "beta": 1.0, name: value})
 
 
 # ---------------------------------------------------------------------- in TorchRL and in the loop
-def test_it_is_torchrls_sampler():
+def test_sampler_is_torchrl_prioritized_sampler():
     assert isinstance(PrioritizedSampler(4, alpha=0.6, beta=0.4), TorchRLPrioritizedSampler)
 
 
-def test_it_is_written_to_a_folder_and_read_again(tmp_path):
+def test_sampler_dumps_and_loads(tmp_path):
     one, other = (PrioritizedSampler(50, alpha=0.6, beta=0.4) for _ in range(2))
     one.update_priority(torch.arange(30), torch.rand(30))
     one.dumps(tmp_path)
@@ -376,20 +376,20 @@ def test_it_is_written_to_a_folder_and_read_again(tmp_path):
     assert torch.equal(one.default_priority, other.default_priority)
 
 
-def test_exponents_are_restored_from_a_state():
+def test_load_state_dict_restores_exponents():
     saved, loaded = (PrioritizedSampler(4, *given) for given in ((0.7, 0.9, 0.1), (0.6, 0.4, 0.2)))
     loaded.load_state_dict(saved.state_dict())
     assert (loaded.alpha, loaded.beta, loaded._eps) == (0.7, 0.9, 0.1)
 
 
-def test_priorities_of_more_transitions_than_there_is_room_for_are_refused(any_tree):
+def test_load_state_dict_rejects_priorities_beyond_capacity(any_tree):
     large, small = (PrioritizedSampler(size, alpha=0.7, beta=0.5) for size in (12, 10))
     large.update_priority(torch.arange(12), torch.ones(12))
     with raises_setting("max_capacity"):
         small.load_state_dict(large.state_dict())
 
 
-def test_a_state_is_no_larger_than_what_was_written():
+def test_state_size_scales_with_written_priorities():
     sampler = PrioritizedSampler(1_000_000, alpha=0.6, beta=0.4)
     sampler.update_priority(torch.arange(30), torch.rand(30))
     file = io.BytesIO()
@@ -397,7 +397,7 @@ def test_a_state_is_no_larger_than_what_was_written():
     assert len(file.getvalue()) < 10_000
 
 
-def test_a_loss_that_writes_no_errors_is_refused():
+def test_trainer_rejects_loss_without_priority_key():
     plan = off_policy_plan()
     parts = sac_parts(plan)
     sampler = PrioritizedSampler(100, alpha=1.0, beta=0.5)
@@ -408,7 +408,7 @@ def test_a_loss_that_writes_no_errors_is_refused():
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_the_tree_is_where_the_storage_is():
+def test_priority_tree_is_on_gpu_with_storage():
     sampler = PrioritizedSampler(100, alpha=1.0, beta=0.5, eps=0.0)
     replay = make_replay_buffer(100, 4, sampler=sampler, device="cuda")
     replay.buffer.extend(rows(0, 10).to("cuda"))

@@ -146,7 +146,7 @@ PATHS: dict[str, Callable[[Any], ReplayMinibatches]] = {
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_minibatch_is_normalised_by_statistics_at_drawing(path, tmp_path):
+def test_minibatch_is_normalised_by_statistics_at_sampling_time(path, tmp_path):
     collector, told = played(path if path in ("stack", "dict") else "vector")
     normalizer, replay = collector.normalizer, PATHS[path](tmp_path)
     replay.normalize_by(normalizer)
@@ -171,7 +171,7 @@ def test_minibatch_is_normalised_by_statistics_at_drawing(path, tmp_path):
                 assert row["number"].tolist() == seen["number"].tolist()
 
 
-def test_records_are_normalised_by_statistics_at_drawing():
+def test_records_are_normalised_by_statistics_at_sampling_time():
     collector, told = played("dict")
     normalizer, replay = collector.normalizer, SequenceReplay(60, 4)
     replay.normalize_by(normalizer)
@@ -199,7 +199,7 @@ def test_records_are_normalised_by_statistics_at_drawing():
             assert_near(record["reward"], [rewarded(normalizer, reward)])
 
 
-def test_hindsight_normalises_goals_and_their_rewards_at_drawing():
+def test_hindsight_normalises_goals_and_rewards_at_sampling_time():
     collector, told = played("dict")
     achieved = ("next", "achieved_goal")
 
@@ -285,7 +285,7 @@ def test_collector_delivers_raw_batches_and_acts_on_normalised(name):
         assert not torch.equal(normalised["observation"], plain["observation"])
 
 
-def test_tensordicts_of_environment_stay_normalised_when_arrays_are_raw():
+def test_env_tensordicts_stay_normalised_when_arrays_are_raw():
     made = []
     for raw in (False, True):
         env = cartpole(**BOTH)
@@ -309,7 +309,7 @@ def normalised_run(**parts: Any) -> Any:
     return Trainer(plan, **{**own, **parts})
 
 
-def test_first_rewards_in_memory_have_the_scale_of_final_statistics():
+def test_first_rewards_are_scaled_by_current_statistics():
     """They were some hundred times too large: normalised by the first statistics."""
     trainer, plain = normalised_run(), sac_trainer()
     for one in (trainer, plain):
@@ -323,7 +323,7 @@ def test_first_rewards_in_memory_have_the_scale_of_final_statistics():
         assert_near(row["next", "reward"], [rewarded(normalizer, float(stored["next", "reward"]))])
 
 
-def test_normalised_run_resumes_with_raw_memory(tmp_path):
+def test_normalised_run_resumes_with_raw_buffer(tmp_path):
     whole = normalised_run()
     whole.run()
     plan = off_policy_plan()
@@ -340,7 +340,7 @@ def test_normalised_run_resumes_with_raw_memory(tmp_path):
 
 
 @pytest.mark.parametrize("replay", [make_replay_buffer(9, 2, n_step=2), SequenceReplay(9, 2)])
-def test_memory_of_earlier_version_stays_normalised(replay):
+def test_checkpoint_of_earlier_version_stays_normalised(replay):
     collector, _ = played()
     normalizer = collector.normalizer
     replay.normalize_by(normalizer)
@@ -354,7 +354,7 @@ def test_memory_of_earlier_version_stays_normalised(replay):
     assert not collector.env.raw
 
 
-def test_trainer_rejects_collector_that_normalises_for_a_memory():
+def test_trainer_rejects_normalising_collector_with_replay():
     env = make_env("Pendulum-v1", 1, **BOTH)
     policy = sac_parts(off_policy_plan())["collector"].policy
     counts = {"frames_per_batch": 1, "total_frames": 40, "init_random_frames": 10}
@@ -363,7 +363,7 @@ def test_trainer_rejects_collector_that_normalises_for_a_memory():
 
 
 @pytest.mark.parametrize(("statistics", "raw"), [(None, True), (object(), True), (None, False)])
-def test_statistics_of_another_process_alone_do_not_reach_a_memory(statistics, raw):
+def test_async_collector_delivers_raw_only_with_local_normalizer(statistics, raw):
     here: Any = SimpleNamespace(
         normalizer=statistics, normalized_by="Normalizer", _send=lambda _: None,
         _await=lambda _: True,

@@ -53,7 +53,7 @@ def filled(size: int, length: int, episodes: list[list[int]], parts: list[int]) 
     return replay
 
 
-def test_an_episode_of_three_steps_is_four_records():
+def test_three_step_episode_creates_four_records():
     replay = filled(4, 4, [[3]], [2, 1])
     (window,) = replay.sample(1)
     assert window["observation"].flatten().tolist() == [0, 1, 2, 3]
@@ -99,7 +99,7 @@ def world_records(lengths: list[int], steps: int) -> int:
     return steps + ended
 
 
-def test_every_window_is_equally_likely():
+def test_windows_are_drawn_uniformly():
     replay = filled(100, 3, [[4], [50]], [10])
     starts = replay.sample(30_000)["observation"][:, 0, 0]
     values, counts = starts.unique(return_counts=True)
@@ -107,7 +107,7 @@ def test_every_window_is_equally_likely():
     assert (counts.float() - 30_000 / 18).abs().max() < 5 * (30_000 / 18) ** 0.5
 
 
-def test_records_do_not_depend_on_how_steps_are_batched():
+def test_records_are_independent_of_batch_sizes():
     torch.manual_seed(0)
     one = filled(40, 4, [[3], [5]], [12]).sample(8)
     torch.manual_seed(0)
@@ -115,7 +115,7 @@ def test_records_do_not_depend_on_how_steps_are_batched():
     assert (one == other).all()
 
 
-def test_a_saved_memory_goes_on_as_it_would_have():
+def test_restored_replay_continues_identically():
     saved = filled(24, 3, [[3], [5]], [4, 5])
     resumed = SequenceReplay(24, 3)
     resumed.load_state_dict(saved.state_dict())
@@ -129,14 +129,14 @@ def test_a_saved_memory_goes_on_as_it_would_have():
 
 
 @pytest.mark.parametrize("size", [12, 240])
-def test_records_of_a_memory_of_another_size_are_refused(size):
+def test_load_rejects_different_buffer_size(size):
     """With them came their number: a larger memory forgot as early as that which was saved."""
     saved = filled(24, 3, [[3], [5]], [4, 5]).state_dict()
     with raises_setting("buffer_size"):
         SequenceReplay(size, 3).load_state_dict(saved)
 
 
-def test_an_episode_that_was_cut_off_ends_where_the_next_begins():
+def test_closed_episode_ends_before_next_episode():
     replay = filled(20, 5, [[100]], [3])
     replay.close_open_episodes(1)
     replay.extend(batch([World(5, [100])], 2))
@@ -147,7 +147,7 @@ def test_an_episode_that_was_cut_off_ends_where_the_next_begins():
     assert not window["terminated"].any(), "nobody knows that it ended"
 
 
-def test_bytes_stay_bytes():
+def test_uint8_observations_keep_dtype():
     data = batch([World(0, [3])], 4)
     pixels = torch.randint(256, (1, 4, 8, 8, 3), dtype=torch.uint8)
     data["observation"], data["next", "observation"] = pixels, pixels
@@ -156,7 +156,7 @@ def test_bytes_stay_bytes():
     assert replay.sample(2)["observation"].dtype == torch.uint8
 
 
-def test_what_holds_no_window_is_refused():
+def test_replay_rejects_sizes_below_one_window():
     with raises_setting("sequence_length"):
         SequenceReplay(5, None)
     with raises_setting("buffer_size"):
@@ -166,26 +166,26 @@ def test_what_holds_no_window_is_refused():
     assert refused.value.works == "Set steps.learning_starts to 16 or more"
 
 
-def test_environments_do_not_change_their_number():
+def test_extend_rejects_changed_num_envs():
     replay = filled(40, 4, [[3], [3]], [2])
     with raises_setting("num_envs") as refused:
         replay.extend(batch([World(number, [3]) for number in range(3)], 2))
     assert refused.value.works == [2]
 
 
-def test_its_length_is_the_number_of_records_that_are_held():
+def test_len_returns_stored_record_count():
     assert len(SequenceReplay(40, 4)) == 0
     assert len(filled(40, 4, [[3], [99]], [3])) == 4 + 3
     assert len(filled(16, 4, [[99], [99]], [10])) == 16
 
 
-def test_a_batch_without_steps_adds_nothing():
+def test_empty_batch_adds_no_records():
     replay = filled(40, 4, [[9]], [5])
     replay.extend(batch([World(0, [9])], 1)[:, :0])
     assert len(replay) == 5
 
 
-def test_a_memory_is_empty_again_that_restores_an_empty_one():
+def test_loading_empty_state_clears_replay():
     replay = filled(40, 4, [[9]], [5])
     replay.load_state_dict(SequenceReplay(40, 4).state_dict())
     assert len(replay) == 0
@@ -193,7 +193,7 @@ def test_a_memory_is_empty_again_that_restores_an_empty_one():
     assert len(replay) == 8
 
 
-def test_whole_episodes_follow_one_another():
+def test_complete_episodes_are_stored_consecutively():
     long, short = batch([World(0, [4])], 4)[0], batch([World(1, [2])], 2)[0]
     padded = torch.cat([short, torch.zeros_like(short)])
     episodes = torch.stack([long, padded])
@@ -205,7 +205,7 @@ def test_whole_episodes_follow_one_another():
     assert window["done"].flatten().nonzero().flatten().tolist() == [4, 7]
 
 
-def test_pieces_of_episodes_are_not_joined():
+def test_extend_rejects_incomplete_padded_episodes():
     piece = batch([World(0, [99])], 3).update({"collector": {"mask": torch.ones(1, 3).bool()}})
     with raises_setting("sequence_length"):
         SequenceReplay(8, 2).extend(piece)

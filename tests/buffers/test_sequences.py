@@ -27,9 +27,7 @@ def batch_of(num_envs: int, steps: int, start: int) -> TensorDict:
     st.integers(1, 6), st.integers(24, 60), st.integers(0, 1_000),
 )  # fmt: skip
 @settings(max_examples=60)
-def test_sequences_never_cross_the_write_head_or_change_the_environment(
-    num_envs, batches, length, size, seed
-):
+def test_sequences_stay_in_one_env_and_behind_write_head(num_envs, batches, length, size, seed):
     torch.manual_seed(seed)
     replay, time = make_replay_buffer(size, 4, sequence_length=length), 0
     for steps in batches:
@@ -47,7 +45,7 @@ def test_sequences_never_cross_the_write_head_or_change_the_environment(
         assert torch.equal(minibatch["is_init"], first.unsqueeze(-1))
 
 
-def test_every_sequence_is_drawn_as_often():
+def test_sequences_are_drawn_uniformly():
     torch.manual_seed(0)
     replay = make_replay_buffer(3_000, 1_000, sequence_length=3)
     replay.extend(batch_of(2, 5, 0))
@@ -58,7 +56,7 @@ def test_every_sequence_is_drawn_as_often():
     assert drawn.min() > 120
 
 
-def test_a_minibatch_before_a_sequence_is_stored_is_refused():
+def test_sampling_raises_before_first_full_sequence():
     replay = make_replay_buffer(50, 2, sequence_length=4)
     replay.extend(batch_of(2, 3, 0))
     plan = off_policy_plan(sequence_length=4, minibatch_size=2)
@@ -74,7 +72,7 @@ def test_a_minibatch_before_a_sequence_is_stored_is_refused():
         ({"sequence_length": 0}, "sequence_length"),
     ],
 )
-def test_what_does_not_go_with_sequences_is_refused(settings, message):
+def test_replay_buffer_rejects_incompatible_sequence_settings(settings, message):
     from torchrl.data.replay_buffers.samplers import RandomSampler
 
     if "sampler" in settings:
@@ -83,7 +81,7 @@ def test_what_does_not_go_with_sequences_is_refused(settings, message):
         make_replay_buffer(**{"size": 50, "minibatch_size": 4, "sequence_length": 4, **settings})
 
 
-def test_whole_episodes_can_be_stored_for_sequences_of_one_step_alone():
+def test_extend_accepts_padded_episodes_only_with_length_one():
     episodes = batch_of(2, 5, 0)
     episodes["collector", "mask"] = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
     replay = make_replay_buffer(50, 4, sequence_length=1)
@@ -97,7 +95,7 @@ def test_whole_episodes_can_be_stored_for_sequences_of_one_step_alone():
         make_replay_buffer(50, 4, sequence_length=2).extend(episodes)
 
 
-def test_environments_change_their_number_only_where_nothing_is_stored():
+def test_num_envs_can_change_only_when_buffer_is_empty():
     replay = make_replay_buffer(50, 4, sequence_length=2)
     replay.extend(batch_of(2, 5, 0))
     with raises_setting("num_envs") as refused:
@@ -108,7 +106,7 @@ def test_environments_change_their_number_only_where_nothing_is_stored():
     assert len(replay.buffer) == 15
 
 
-def test_a_sampler_is_written_to_a_folder_and_read_again(tmp_path):
+def test_sequence_sampler_dumps_and_loads(tmp_path):
     replay, again = (make_replay_buffer(8, 4, sequence_length=2).buffer for _ in range(2))
     replay.extend(batch_of(1, 11, 0)[0])
     replay.dumps(tmp_path)
@@ -120,11 +118,11 @@ def test_a_sampler_is_written_to_a_folder_and_read_again(tmp_path):
     assert torch.equal(*drawn)
 
 
-def test_a_buffer_is_allocated_when_it_is_first_used():
+def test_buffer_is_allocated_on_first_use():
     assert len(make_replay_buffer(10**15, 4).buffer) == 0
 
 
-def test_sequences_of_a_storage_that_another_buffer_fills_do_not_cross_the_write_head():
+def test_sequences_in_shared_storage_do_not_cross_write_head():
     torch.manual_seed(0)
     storage = LazyTensorStorage(30)
     writes = ReplayMinibatches(TensorDictReplayBuffer(storage=storage, batch_size=4))

@@ -45,7 +45,7 @@ def trained(replay: SequenceReplay, windows: int) -> set[float]:
     seed=st.integers(0, 99),
 )
 @settings(max_examples=60)
-def test_a_window_begins_with_the_newest_latent_of_the_record_before_it(
+def test_window_starts_from_newest_latent_of_previous_record(
     episodes, capacity, length, steps, seed
 ):
     torch.manual_seed(seed)
@@ -68,7 +68,7 @@ def test_a_window_begins_with_the_newest_latent_of_the_record_before_it(
             assert before["latent", "deter"] == number + WRITTEN * (number in written)
 
 
-def test_of_a_record_in_several_windows_the_last_latent_is_stored():
+def test_last_latent_wins_for_record_in_several_windows():
     replay = filled(8, 4, [[50]], 4)
     windows = replay.sample(3)
     assert torch.equal(windows["index"], torch.arange(4).expand(3, 4))
@@ -77,7 +77,7 @@ def test_of_a_record_in_several_windows_the_last_latent_is_stored():
     assert replay.sample(1)["latent", "deter"].flatten().tolist() == [8.0, 9.0, 10.0, 11.0]
 
 
-def test_a_latent_that_nobody_has_computed_begins_no_window():
+def test_window_starts_with_is_init_without_stored_latent():
     replay = SequenceReplay(8, 2, latents=LATENT)
     worlds = [World(0, [50])]
     replay.extend(batch(worlds, 3))  # of random actions
@@ -88,7 +88,7 @@ def test_a_latent_that_nobody_has_computed_begins_no_window():
     assert set(first.tolist()) == {0.0, 1.0, 2.0, 3.0, 4.0}
 
 
-def test_stored_latents_are_saved_and_restored():
+def test_stored_latents_are_restored_from_state_dict():
     replay = filled(24, 3, [[3], [5]], 9)
     trained(replay, 3)
     resumed = SequenceReplay(24, 3, latents=LATENT)
@@ -101,7 +101,7 @@ def test_stored_latents_are_saved_and_restored():
 
 
 @pytest.mark.parametrize("latents", [None, LATENT])
-def test_stored_latents_change_neither_windows_nor_what_is_counted(latents):
+def test_stored_latents_do_not_change_windows_or_counts(latents):
     replay = SequenceReplay(40, 4, latents=latents)
     for _ in range(3):
         replay.extend(batch([World(0, [3]), World(1, [5])], 6))

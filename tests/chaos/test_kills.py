@@ -120,7 +120,7 @@ def files_of(run: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_kills_at_any_moment_change_nothing(name: str, forks: Forks, folder: Path):
+def test_run_result_is_unchanged_by_kills_at_random_times(name: str, forks: Forks, folder: Path):
     arguments, whole = CONFIGURATIONS[name], folder / "whole"
     ended, rng, came = go_on(forks, arguments, whole), random.Random(name), 0
     for number in range(KILLED_TWICE):
@@ -134,7 +134,7 @@ def test_kills_at_any_moment_change_nothing(name: str, forks: Forks, folder: Pat
 
 
 @pytest.mark.parametrize("first", range(1, 5))
-def test_a_kill_at_every_operation_on_a_file_changes_nothing(
+def test_run_result_is_unchanged_by_kill_at_each_file_operation(
     first: int, forks: Forks, folder: Path
 ):
     arguments, whole, came = SEVERAL_CHECKPOINTS, folder / "whole", 0

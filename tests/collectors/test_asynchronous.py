@@ -65,7 +65,7 @@ def versions(collector, count, slow=False):
     return found
 
 
-def test_the_policy_of_a_batch_is_exactly_as_old_as_was_asked_for(asynchronous):
+def test_batch_policy_has_exact_staleness(asynchronous):
     max_staleness = 2
     collector = asynchronous(max_staleness=max_staleness)
     found, stale = [], []
@@ -76,7 +76,7 @@ def test_the_policy_of_a_batch_is_exactly_as_old_as_was_asked_for(asynchronous):
     assert stale == [min(batch, max_staleness) for batch in range(6)]
 
 
-def test_staleness_is_logged_as_the_mean_of_the_batches_since_the_last_row(asynchronous):
+def test_metrics_report_mean_staleness_since_last_call(asynchronous):
     collector = asynchronous(max_staleness=1)
     # A learner that takes its time gets the same versions as one that does not.
     assert versions(collector, 4, slow=True) == [0, 0, 1, 2]
@@ -86,7 +86,7 @@ def test_staleness_is_logged_as_the_mean_of_the_batches_since_the_last_row(async
     assert collector.metrics() == {"collector/staleness": 1.0}
 
 
-def test_weights_can_be_sent_before_the_next_batch_is_asked_for(asynchronous):
+def test_update_policy_weights_sends_weights_before_next_collect(asynchronous):
     collector = asynchronous(max_staleness=1)
     versions(collector, 2)  # the second version has been made
     collector.update_policy_weights_()
@@ -95,7 +95,7 @@ def test_weights_can_be_sent_before_the_next_batch_is_asked_for(asynchronous):
     assert int(collector.collect()["version"].max()) == 2
 
 
-def test_weights_of_another_policy_are_copied_before_they_are_sent(asynchronous):
+def test_update_policy_weights_copies_weights_of_other_policy(asynchronous):
     collector, other = asynchronous(max_staleness=0), policy()
     assert versions(collector, 1) == [0]
     with torch.no_grad():
@@ -104,7 +104,7 @@ def test_weights_of_another_policy_are_copied_before_they_are_sent(asynchronous)
     assert versions(collector, 2) == [7, 8]
 
 
-def test_it_knows_what_the_collector_in_the_process_knows(asynchronous):
+def test_async_collector_mirrors_counts_of_worker_collector(asynchronous):
     collector = asynchronous(total_frames=8, init_random_frames=4)
     assert (collector.num_envs, collector.frames_per_batch, len(collector)) == (2, 4, 2)
     batches = list(collector)
@@ -114,7 +114,7 @@ def test_it_knows_what_the_collector_in_the_process_knows(asynchronous):
     assert [(e.env, e.length) for e in collector.take_episodes()] == [(0, 3), (1, 3)]
 
 
-def test_with_reuse_a_batch_is_the_shared_memory_itself(asynchronous):
+def test_reused_batch_is_view_of_shared_memory(asynchronous):
     collector = asynchronous(max_staleness=0, reuse=True)
     first = collector.collect()
     kept = first["observation"].clone()
@@ -124,7 +124,7 @@ def test_with_reuse_a_batch_is_the_shared_memory_itself(asynchronous):
     assert not torch.equal(first["observation"], kept)
 
 
-def test_a_batch_takes_new_entries(asynchronous):
+def test_batch_accepts_new_entries(asynchronous):
     collector = asynchronous(max_staleness=0, reuse=True)
     for _ in range(3):
         batch = collector.collect()
@@ -132,7 +132,7 @@ def test_a_batch_takes_new_entries(asynchronous):
         batch["advantage"] = torch.zeros(2, 2, 1)
 
 
-def test_with_reuse_a_batch_stays_as_it_is_until_the_next_is_asked_for(asynchronous):
+def test_reused_batch_is_stable_until_next_collect(asynchronous):
     collector = asynchronous(max_staleness=0, reuse=True)
     batch = collector.collect()
     kept = batch.clone()
@@ -141,7 +141,7 @@ def test_with_reuse_a_batch_stays_as_it_is_until_the_next_is_asked_for(asynchron
     assert (batch == kept).all()
 
 
-def test_a_resume_with_batches_under_way_goes_on_with_the_same_versions(asynchronous):
+def test_resume_with_pending_batches_keeps_weight_versions(asynchronous):
     settings = {"max_staleness": 1, "total_frames": 24}
     saving, going_on = asynchronous(**settings), asynchronous(**settings)
     assert versions(saving, 3) == [0, 0, 1]
@@ -158,7 +158,7 @@ def test_a_resume_with_batches_under_way_goes_on_with_the_same_versions(asynchro
 
 
 @pytest.mark.parametrize("early", [False, True])
-def test_with_another_total_it_goes_on_with_the_weights_that_were_left_unused(asynchronous, early):
+def test_resume_with_larger_total_uses_unconsumed_weights(asynchronous, early):
     ended, longer = (asynchronous(max_staleness=2, total_frames=n) for n in (16, 32))
     assert versions(ended, 4) == [0, 0, 0, 1]
     if early:
@@ -177,7 +177,7 @@ class Opaque(Steps):
         self.held = (number for number in ())
 
 
-def test_where_episodes_begin_anew_after_a_resume_the_batches_under_way_are_the_end_of_the_old():
+def test_pending_batches_end_old_episodes_after_inexact_resume():
     saving, going_on = (
         AsyncCollector(make_env(Opaque, 2), policy(), frames_per_batch=4) for _ in range(2)
     )
@@ -193,14 +193,14 @@ def test_where_episodes_begin_anew_after_a_resume_the_batches_under_way_are_the_
     going_on.shutdown()
 
 
-def test_weights_older_than_those_that_were_kept_are_refused(asynchronous):
+def test_load_rejects_larger_max_staleness(asynchronous):
     saving, going_on = asynchronous(max_staleness=1), asynchronous(max_staleness=2)
     versions(saving, 3)
     with raises_setting("max_staleness"):
         going_on.load_state_dict(saving.state_dict())
 
 
-def test_batches_under_way_are_made_before_it_is_seeded_whoever_is_faster(asynchronous):
+def test_set_seed_applies_after_pending_batches(asynchronous):
     found = []
     for wait in (0.0, 0.3):
         collector = asynchronous(max_staleness=2)
@@ -212,7 +212,7 @@ def test_batches_under_way_are_made_before_it_is_seeded_whoever_is_faster(asynch
     assert found == [[[[2], [0]], [[1], [2]], [[0], [1]], [[0], [1]]]] * 2  # episodes have 3 steps
 
 
-def test_whole_episodes_of_different_lengths_go_through_shared_memory():
+def test_shared_memory_transfers_episodes_of_different_lengths():
     def make(kind, **settings):
         env = make_env(COUNTER, 2, seed=3)
         return kind(env, None, min_episodes=3, total_frames=30, seed=1, **settings)
@@ -227,12 +227,12 @@ def test_whole_episodes_of_different_lengths_go_through_shared_memory():
 
 
 # ---------------------------------------------------------------------- what is refused
-def test_a_negative_staleness_is_refused():
+def test_async_collector_rejects_negative_max_staleness():
     with raises_setting("max_staleness"):
         AsyncCollector(make_env(Steps, 2), None, frames_per_batch=4, max_staleness=-1)
 
 
-def test_what_the_collector_in_the_process_refuses_is_refused_here():
+def test_async_collector_forwards_setting_errors():
     with raises_setting("frames_per_batch") as caught:
         AsyncCollector(make_env(Steps, 2), None, frames_per_batch=5)
     assert caught.value.field == "frames_per_batch"
@@ -242,7 +242,7 @@ def no_environment():
     raise KeyError("nothing of this name")
 
 
-def test_what_fails_in_the_process_is_told_here_with_its_trace():
+def test_worker_failure_is_raised_with_traceback():
     message = r"^the collector's process failed: 'nothing of this name'\nTraceback (.|\n)*Key"
     with pytest.raises(RuntimeError, match=message):
         AsyncCollector(no_environment, None, frames_per_batch=4)
@@ -260,7 +260,7 @@ class Shifted(nn.Module):
         return torch.zeros(count, dtype=torch.int64), torch.full((count,), self.shift)
 
 
-def test_numbers_of_the_policy_that_are_no_tensors_are_as_old_as_its_weights():
+def test_non_tensor_policy_attributes_have_weight_staleness():
     module = TensorDictModule(Shifted(), ["observation"], ["action", "shift"])
     collector = AsyncCollector(make_env(Steps, 2), module, frames_per_batch=4, max_staleness=2)
     found = []
@@ -271,7 +271,7 @@ def test_numbers_of_the_policy_that_are_no_tensors_are_as_old_as_its_weights():
     assert found == [max(float(k - 2), 0.0) for k in range(6)]
 
 
-def test_an_exploration_policy_is_as_old_as_the_policy(asynchronous):
+def test_exploration_policy_has_same_staleness_as_policy(asynchronous):
     exploring = policy()
     collector = asynchronous(exploration_policy=exploring, exploration_frames=16, max_staleness=1)
     found = []
@@ -283,7 +283,7 @@ def test_an_exploration_policy_is_as_old_as_the_policy(asynchronous):
     assert found == [0, 0, -1, -2, 3, 4]
 
 
-def test_a_policy_with_other_weights_than_its_copy_is_refused():
+def test_collect_rejects_policy_with_changed_parameter_count():
     network = nn.Sequential(nn.Linear(1, 2), nn.Tanh(), nn.Linear(2, 2), nn.Flatten(), nn.Tanh())
     choice = nn.Sequential(network, nn.Softmax(-1))
     module = TensorDictSequential(
@@ -298,14 +298,14 @@ def test_a_policy_with_other_weights_than_its_copy_is_refused():
     collector.shutdown()
 
 
-def test_other_parameters_of_the_same_shape_take_the_place_of_those_before(asynchronous):
+def test_replaced_parameters_are_sent_to_worker(asynchronous):
     collector = asynchronous(max_staleness=0)
     collector.collect()
     collector.policy.module.version = nn.Parameter(torch.tensor(5.0))
     assert versions(collector, 1) == [5]
 
 
-def test_keyboard_interrupt_in_the_process_is_a_fault(tmp_path):
+def test_keyboard_interrupt_in_worker_raises_env_error(tmp_path):
     def make():
         return make_env(lambda: Raises((1,), str(tmp_path / "calls"), how="interrupt"), 1)
 

@@ -34,7 +34,7 @@ ONE_CASE = (CollectorCase(batches=3),)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in IN_PROCESSES])
-def test_a_kind_in_this_process_keeps_every_promise(kind):
+def test_in_process_collector_passes_all_checks(kind):
     assert check_collector(KINDS[kind]) == list(COLLECTOR_CHECKS)
 
 
@@ -54,22 +54,22 @@ def test_collector_calls_its_hooks(make):
 
 @pytest.mark.guard
 @pytest.mark.parametrize("kind", ["vector, sync", "vector, torch", "tensor", "episode"])
-def test_a_kind_keeps_every_promise_to_a_policy_with_a_memory(kind, monkeypatch):
+def test_collector_passes_all_checks_with_recurrent_policy(kind, monkeypatch):
     monkeypatch.setattr(kinds, "counter_policy", recurrent_policy)
     assert check_collector(KINDS[kind], cases=ONE_CASE) == list(COLLECTOR_CHECKS)
 
 
 @pytest.mark.parametrize("kind", list(CARTPOLE_KINDS))
-def test_a_kind_keeps_every_promise_in_cartpole(kind):
+def test_collector_passes_all_checks_on_cartpole(kind):
     assert check_collector(CARTPOLE_KINDS[kind], world=CARTPOLE) == list(COLLECTOR_CHECKS)
 
 
 @pytest.mark.parametrize("kind", list(REPEATING_KINDS))
-def test_a_kind_keeps_every_promise_where_actions_are_repeated(kind):
+def test_collector_passes_all_checks_with_action_repeat(kind):
     assert check_collector(REPEATING_KINDS[kind], world=REPEATING) == list(COLLECTOR_CHECKS)
 
 
-def test_the_asynchronous_kind_counts_where_actions_are_repeated():
+def test_async_collector_counts_steps_with_action_repeat():
     def make(case):
         return asynchronous(case, REPEATING.env(case))
 
@@ -78,7 +78,7 @@ def test_the_asynchronous_kind_counts_where_actions_are_repeated():
 
 
 @pytest.mark.parametrize("kind", list(ENVPOOL_KINDS))
-def test_a_kind_on_envpool_keeps_every_promise_but_that_a_saved_run_goes_on_exactly(kind):
+def test_envpool_collector_passes_all_checks_but_exact_resume(kind):
     pytest.importorskip("envpool")
     make = ENVPOOL_KINDS[kind]
     assert check_collector(make, world=CARTPOLE, exact_resume=False) == list(COLLECTOR_CHECKS)
@@ -87,18 +87,18 @@ def test_a_kind_on_envpool_keeps_every_promise_but_that_a_saved_run_goes_on_exac
 
 
 @pytest.mark.parametrize("kind", ["vector, async", "episode, async"])
-def test_a_kind_with_worker_processes_keeps_every_promise(kind):
+def test_collector_with_worker_processes_passes_all_checks(kind):
     assert check_collector(KINDS[kind], cases=ONE_CASE) == list(COLLECTOR_CHECKS)
 
 
 @pytest.mark.guard
-def test_the_asynchronous_kind_keeps_the_promises_that_are_hardest_for_it():
+def test_async_collector_passes_hardest_checks():
     promises = ["transitions", "checkpoint", "shutdown"]
     assert check_collector(asynchronous, promises=promises, cases=ONE_CASE) == promises
 
 
 @pytest.mark.nightly
-def test_the_asynchronous_kind_on_envpool_begins_anew_after_the_batches_that_were_under_way():
+def test_async_envpool_restarts_episodes_after_pending_batches():
     pytest.importorskip("envpool")
     cases, promises = CARTPOLE.cases[2:], ["counts", "checkpoint", "shutdown"]
     settings = {"world": CARTPOLE, "cases": cases, "promises": promises, "exact_resume": False}
@@ -107,17 +107,17 @@ def test_the_asynchronous_kind_on_envpool_begins_anew_after_the_batches_that_wer
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", IN_PROCESSES)
-def test_a_kind_in_processes_keeps_every_promise_at_all_sizes(kind):
+def test_multiprocess_collector_passes_all_checks_at_all_sizes(kind):
     assert check_collector(KINDS[kind]) == list(COLLECTOR_CHECKS)
 
 
 @pytest.mark.parametrize("kind", list(TORCHRL_KINDS))
-def test_a_collector_of_torchrl_keeps_the_promises_that_torchrl_makes(kind):
+def test_torchrl_collector_passes_torchrl_checks(kind):
     assert check_collector(TORCHRL_KINDS[kind], promises=TORCHRL_COLLECTOR_CHECKS)
 
 
 @pytest.mark.parametrize("make", [vector, tensor])
-def test_a_batch_can_be_a_single_policy_step_or_longer_than_many_episodes(make):
+def test_collector_passes_checks_with_extreme_batch_lengths(make):
     sizes = [
         CollectorCase(num_envs=5, steps_per_env=1),
         CollectorCase(num_envs=1, steps_per_env=50),
@@ -126,7 +126,7 @@ def test_a_batch_can_be_a_single_policy_step_or_longer_than_many_episodes(make):
 
 
 @pytest.mark.parametrize("layout", ["padded", "flat"])
-def test_exactly_n_episodes_keep_every_promise_but_the_number_of_steps(layout):
+def test_min_episodes_collector_passes_checks_but_step_counts(layout):
     def make(case):
         return episodes(case, min_episodes=5, layout=layout)
 

@@ -35,7 +35,7 @@ def collector_and_actor(kind, id):
 @pytest.mark.parametrize(
     ("id", "key"), [("Pendulum-v1", "action"), ("CartPole-v1", "action_log_prob")]
 )
-def test_a_policy_that_has_diverged_is_named_with_the_environment_and_the_step(kind, id, key):
+def test_policy_error_names_env_and_step_when_output_is_nan(kind, id, key):
     collector, actor = collector_and_actor(kind, id)
     first = collector.collect()
     taken = collector.policy_steps // 2
@@ -50,14 +50,14 @@ def test_a_policy_that_has_diverged_is_named_with_the_environment_and_the_step(k
     assert (collector.policy_steps, collector.env_steps, collector.episodes) == before
 
 
-def test_an_environment_that_returns_nan_is_not_blamed_on_the_policy():
+def test_nan_observation_raises_env_error():
     env = make_env(lambda: Returns(np.full(1, np.nan, np.float32)), 1)
     collector = VectorCollector(env, make_actor(env, (8,)), steps_per_env=8)
     with pytest.raises(EnvError, match="NaN"):
         collector.collect()
 
 
-def test_what_a_policy_writes_after_a_nan_observation_is_not_its_fault():
+def test_check_policy_ignores_nan_output_after_nan_observation():
     good, bad = torch.zeros(1, 3, 1), torch.tensor([[[0.0], [torch.nan], [0.0]]])
     written = {"action": torch.tensor([[[0.0], [torch.nan], [torch.nan]]])}
     check_policy(written, {"observation": bad}, ["action"], 0)
@@ -67,7 +67,7 @@ def test_what_a_policy_writes_after_a_nan_observation_is_not_its_fault():
     check_policy(infinite, {"observation": good}, ["action"], 0)
 
 
-def test_after_a_fault_the_policy_begins_new_episodes():
+def test_collector_starts_new_episodes_after_policy_error():
     collector, actor = collector_and_actor("vector", "Pendulum-v1")
     numbers = collector.collect()["collector", "traj_ids"].unique()
     good = next(actor.parameters()).clone()
@@ -82,7 +82,7 @@ def test_after_a_fault_the_policy_begins_new_episodes():
     assert [episode.length for episode in collector.take_episodes()] == [8] * 4
 
 
-def test_a_fault_can_be_sent_between_processes():
+def test_policy_error_is_picklable():
     fault = pickle.loads(pickle.dumps(PolicyError(("agents", "action"), 3, 17)))
     assert (fault.key, fault.env, fault.policy_step) == (("agents", "action"), 3, 17)
     assert "env 3, after 17 policy steps: its output agents.action is NaN" in str(fault)

@@ -30,7 +30,7 @@ def lengths(batch):
 
 # ---------------------------------------------------------------------- how much
 @pytest.mark.parametrize("num_envs", [1, 2, 5])
-def test_min_episodes_alone_is_exactly_that_many(num_envs):
+def test_min_episodes_collects_exact_episode_count(num_envs):
     collector = episodes(
         CASE, make_env("kit/Counter-v0", num_envs), min_episodes=7, total_frames=100
     )
@@ -40,42 +40,42 @@ def test_min_episodes_alone_is_exactly_that_many(num_envs):
 
 
 @pytest.mark.parametrize("num_envs", [1, 2, 3, 8])
-def test_episodes_of_known_length_are_exactly_as_many_as_are_needed(num_envs):
+def test_known_episode_length_gives_minimal_episode_count(num_envs):
     collector = of_length(4, num_envs, min_steps=10, episode_length=4)
     assert lengths(collector.collect()) == [4, 4, 4]
     assert (collector.policy_steps, collector.env_steps) == (12, 12)
 
 
-def test_both_minima_are_met():
+def test_batch_meets_min_steps_and_min_episodes():
     collector = of_length(4, 2, min_steps=10, min_episodes=5)
     assert lengths(collector.collect()) == [4] * 5
     collector = of_length(4, 2, min_steps=10, min_episodes=2)
     assert lengths(collector.collect()) == [4] * 3
 
 
-def test_the_first_batch_is_larger_where_nothing_is_known_of_the_length_yet():
+def test_first_batch_is_larger_when_episode_length_is_unknown():
     collector = of_length(4, 8, min_steps=8)
     assert [len(collector.collect()), len(collector.collect())] == [8, 2]
 
 
-def test_no_batch_begins_after_the_total():
+def test_collection_stops_after_total_frames():
     collector = of_length(4, 2, min_episodes=2, total_frames=20)
     assert [int(b["collector", "mask"].sum()) for b in collector] == [8, 8, 8]
 
 
-def test_a_prefill_is_a_first_batch_of_its_own():
+def test_prefill_is_separate_first_batch():
     collector = of_length(4, 1, min_episodes=1, prefill_frames=10, total_frames=24)
     assert [len(batch) for batch in collector] == [3, 1, 1, 1]
 
 
-def test_one_of_the_minima_must_be_given():
+def test_episode_collector_requires_min_steps_or_min_episodes():
     with raises_setting("min_episodes"):
         of_length(4)
 
 
 # ---------------------------------------------------------------------- without bias
 @pytest.mark.parametrize("vectorization", ["sync", "tensor"])
-def test_every_episode_that_begins_is_in_the_batch(vectorization):
+def test_batch_contains_every_started_episode(vectorization):
     """Dropping the episodes that are open when enough have ended would prefer short ones."""
     collector = episodes(CASE, counter_env(CASE, vectorization), min_episodes=6, total_frames=-1)
     for _ in range(4):
@@ -87,7 +87,7 @@ def test_every_episode_that_begins_is_in_the_batch(vectorization):
         assert int(batch["next", "done"].sum()) == 6
 
 
-def test_short_episodes_are_not_preferred():
+def test_batch_is_not_biased_to_short_episodes():
     """Copy 1 plays ten episodes while copy 0 plays one; exactly two begin, one in each."""
 
     made = []
@@ -101,7 +101,7 @@ def test_short_episodes_are_not_preferred():
 
 
 # ---------------------------------------------------------------------- layouts
-def test_padding_is_zero_where_the_mask_is_false():
+def test_padding_is_zero_outside_mask():
     batch = episodes(CASE, min_episodes=9).collect()
     mask = batch["collector", "mask"]
     assert mask.shape == batch.shape == (9, int(mask.sum(-1).max()))
@@ -110,7 +110,7 @@ def test_padding_is_zero_where_the_mask_is_false():
         assert batch[key][~mask].eq(0).all()
 
 
-def test_flat_batches_are_the_same_episodes_one_after_the_other():
+def test_flat_layout_concatenates_same_episodes():
     padded = episodes(CASE, min_episodes=9).collect()
     flat = episodes(CASE, min_episodes=9, layout="flat").collect()
     mask = padded["collector", "mask"]
@@ -119,19 +119,19 @@ def test_flat_batches_are_the_same_episodes_one_after_the_other():
         assert torch.equal(flat[key], padded[key][mask])
 
 
-def test_another_layout_is_refused():
+def test_episode_collector_rejects_unknown_layout():
     with raises_setting("layout"):
         of_length(4, min_episodes=1, layout="stacked")
 
 
 # ---------------------------------------------------------------------- copies that are free
-def test_free_copies_stand_still_where_they_can():
+def test_idle_envs_are_not_stepped():
     collector = of_length(4, 3, min_episodes=4)
     collector.collect()
     assert (collector.env_steps, collector.idle_env_steps) == (16, 0)
 
 
-def test_what_free_copies_do_where_they_cannot_stand_still_is_counted_apart():
+def test_idle_env_steps_are_counted_separately():
     env = make_env("CartPole-v1", 3, vectorization="native", max_episode_steps=5)
     collector = EpisodeCollector(env, min_episodes=4, episode_length=5)
     batch = collector.collect()
@@ -142,7 +142,7 @@ def test_what_free_copies_do_where_they_cannot_stand_still_is_counted_apart():
     assert collector.episodes == 8
 
 
-def test_memory_that_grows_keeps_long_episodes_whole():
+def test_growing_buffer_keeps_long_episodes_complete():
     batch = of_length(300, 2, min_episodes=2).collect()
     assert lengths(batch) == [300, 300]
     seen = batch["observation"][1].flatten().numpy()
@@ -173,7 +173,7 @@ def collected_twice(id, batches=4, num_envs=3, **kwargs):
     ],
 )
 @pytest.mark.parametrize("id", ["CartPole-v1", "Pendulum-v1"])
-def test_numpy_gives_the_episodes_that_pytorch_gives_and_draws_no_more_random_numbers(id, kwargs):
+def test_numpy_policy_matches_pytorch_episodes_and_rng(id, kwargs):
     (one, ours), (other, theirs) = collected_twice(id, **kwargs)
     for mine, wanted in zip(ours, theirs):
         assert mine.shape == wanted.shape
@@ -185,7 +185,7 @@ def test_numpy_gives_the_episodes_that_pytorch_gives_and_draws_no_more_random_nu
     assert one.random_policy_steps == other.random_policy_steps
 
 
-def test_who_goes_on_after_a_fault_gets_whole_episodes(tmp_path):
+def test_collector_returns_complete_episodes_after_env_error(tmp_path):
     raising = functools.partial(Raises, at=(6,), path=str(tmp_path / "calls"), length=4)
     collector = EpisodeCollector(make_env(raising, 2), min_episodes=2)
     with pytest.raises(EnvError):
@@ -197,7 +197,7 @@ def test_who_goes_on_after_a_fault_gets_whole_episodes(tmp_path):
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "native"])
-def test_normalisation_learns_from_steps_of_batches_alone(vectorization):
+def test_normalizer_ignores_idle_env_steps(vectorization):
     env = make_env("CartPole-v1", 4, vectorization=vectorization, normalize_observation=True)
     collector = EpisodeCollector(env, None, min_episodes=5)
     for _ in range(4):
@@ -209,7 +209,7 @@ def test_normalisation_learns_from_steps_of_batches_alone(vectorization):
 
 
 @pytest.mark.parametrize("vectorization", ["native", "tensor"])
-def test_episodes_begin_anew_where_a_copy_was_stepped_while_it_had_none(vectorization):
+def test_idle_stepped_env_is_reset_before_new_episode(vectorization):
     """Such copies cannot stand still, and one without an episode may get one in the same batch."""
     env = make_env("CartPole-v1", 3, vectorization=vectorization, seed=0)
     collector = EpisodeCollector(env, None, min_steps=60)

@@ -41,19 +41,19 @@ def whole(collector):
 
 
 # ---------------------------------------------------------------------- who acts
-def test_actions_are_random_until_init_random_frames_and_the_policys_from_then_on(kind):
+def test_actions_are_random_until_init_random_frames(kind):
     collector = kind(policy=always(1), init_random_frames=14, frames_per_batch=8, total_frames=32)
     who = whole(collector)["who"]
     assert who.tolist() == [[0.0] * 7 + [11.0] * 9] * 2
     assert (collector.policy_steps, collector.random_policy_steps) == (32, 14)
 
 
-def test_random_actions_are_drawn_from_the_whole_space(kind):
+def test_random_actions_cover_action_space(kind):
     batch = kind(policy=always(1), init_random_frames=64, frames_per_batch=64).collect()
     assert set(batch["action"].flatten().tolist()) == {0, 1}
 
 
-def test_the_exploration_policy_acts_between_random_actions_and_the_policy(kind):
+def test_exploration_policy_acts_after_random_and_before_policy(kind):
     collector = kind(
         policy=always(1),
         exploration_policy=always(0),
@@ -67,7 +67,7 @@ def test_the_exploration_policy_acts_between_random_actions_and_the_policy(kind)
     assert collector.random_policy_steps == 4
 
 
-def test_a_prefill_can_be_random_as_a_whole(kind):
+def test_prefill_can_be_entirely_random(kind):
     collector = kind(
         policy=always(1),
         prefill_frames=10,
@@ -80,13 +80,13 @@ def test_a_prefill_can_be_random_as_a_whole(kind):
     assert [batch.unique().tolist() for batch in batches] == [[0.0], [11.0], [11.0]]
 
 
-def test_without_a_policy_every_action_is_random(kind):
+def test_actions_are_random_without_policy(kind):
     collector = kind(frames_per_batch=8, total_frames=16)
     assert whole(collector)["action"].shape == (2, 8)
     assert collector.random_policy_steps == 16
 
 
-def test_a_prefill_of_whole_episodes_can_be_random_to_the_end_of_the_last_one():
+def test_episode_prefill_is_random_until_last_episode_ends():
     env = make_env(lambda: Steps(5), 2)
     collector = EpisodeCollector(
         env, always(1), min_episodes=2, prefill_frames=12, prefill_random=True
@@ -97,7 +97,7 @@ def test_a_prefill_of_whole_episodes_can_be_random_to_the_end_of_the_last_one():
     assert later["who"].unique().tolist() == [11.0]
 
 
-def test_whole_episodes_count_random_steps_to_the_step():
+def test_episode_collector_counts_random_steps_exactly():
     env = make_env(lambda: Steps(5), 2)
     collector = EpisodeCollector(env, always(1), min_episodes=2, init_random_frames=7)
     batch = collector.collect()
@@ -106,7 +106,7 @@ def test_whole_episodes_count_random_steps_to_the_step():
     assert (collector.policy_steps, collector.random_policy_steps) == (10, 7)
 
 
-def test_whole_episodes_know_the_exploration_policy_too():
+def test_episode_collector_supports_exploration_policy():
     env = make_env(lambda: Steps(4), 2)
     collector = EpisodeCollector(
         env, always(1), exploration_policy=always(0), exploration_frames=4, min_episodes=2
@@ -115,12 +115,12 @@ def test_whole_episodes_know_the_exploration_policy_too():
 
 
 @pytest.mark.parametrize("settings", [{"exploration_frames": 4}, {"exploration_policy": always(0)}])
-def test_exploration_policy_and_frames_go_together(settings):
+def test_exploration_policy_and_frames_require_each_other(settings):
     with raises_setting("exploration_frames"):
         VectorCollector(make_env(Steps, 2), always(1), frames_per_batch=4, **settings)
 
 
-def test_phases_go_on_where_they_were_after_a_resume(kind):
+def test_exploration_phases_continue_after_resume(kind):
     def make():
         return kind(
             policy=always(1),
@@ -155,7 +155,7 @@ def greedy(env, eps):
 
 @pytest.mark.filterwarnings("ignore:the policy runs eagerly")
 @pytest.mark.parametrize(("eps", "zeros"), [(0.0, (0, 0)), (1.0, (70, 130)), (0.5, (30, 70))])
-def test_epsilon_greedy_takes_random_actions_as_often_as_epsilon_says(eps, zeros):
+def test_epsilon_greedy_random_action_rate_matches_epsilon(eps, zeros):
     env = make_env(Steps, 4)
     actions = VectorCollector(env, greedy(env, eps), frames_per_batch=200).collect()["action"]
     least, most = zeros
@@ -163,7 +163,7 @@ def test_epsilon_greedy_takes_random_actions_as_often_as_epsilon_says(eps, zeros
 
 
 @pytest.mark.filterwarnings("ignore:the policy runs eagerly")
-def test_epsilon_that_is_annealed_is_seen_by_the_next_batch():
+def test_next_batch_uses_annealed_epsilon():
     env = make_env(Steps, 4)
     policy = greedy(env, 1.0)
     collector = VectorCollector(env, policy, frames_per_batch=80)
@@ -200,7 +200,7 @@ NOISES = [gaussian, ornstein_uhlenbeck]
 
 
 @pytest.mark.parametrize("noise", NOISES)
-def test_noise_is_on_the_fast_path_with_the_same_actions(noise):
+def test_noise_on_fast_path_matches_plain_path(noise):
     fast, plain = noisy(noise), noisy(noise, fast=False)
     for _ in range(3):
         assert torch.equal(fast.collect()["action"], plain.collect()["action"])
@@ -208,7 +208,7 @@ def test_noise_is_on_the_fast_path_with_the_same_actions(noise):
 
 
 @pytest.mark.parametrize("noise", NOISES)
-def test_noise_goes_on_where_it_was_after_a_resume(noise):
+def test_noise_continues_after_resume(noise):
     wanted = noisy(noise)
     wanted.collect()
     saving, going_on = noisy(noise), noisy(noise, seed=9)
@@ -218,7 +218,7 @@ def test_noise_goes_on_where_it_was_after_a_resume(noise):
         assert torch.equal(wanted.collect()["action"], going_on.collect()["action"])
 
 
-def test_ornstein_uhlenbeck_noise_remembers_within_an_episode_and_begins_anew_with_the_next():
+def test_ornstein_uhlenbeck_noise_resets_at_episode_start():
     batch = noisy(ornstein_uhlenbeck, frames_per_batch=40).collect()
     actions = batch["action"].squeeze(-1)
     # A process that has just begun is one step away from 0; later ones are further on average.

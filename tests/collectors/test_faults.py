@@ -47,9 +47,7 @@ def column(batch, key, copy=0):
 # ---------------------------------------------------------------------- a copy that raises
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 @pytest.mark.parametrize(("frames", "reuse"), [(1, False), (6, False), (6, True)])
-def test_the_episode_of_a_copy_that_raises_is_truncated_and_the_batch_stays_exact(
-    tmp_path, vectorization, frames, reuse
-):
+def test_env_error_truncates_episode_and_keeps_exact_counts(tmp_path, vectorization, frames, reuse):
     env = make_env(raising(tmp_path, 5, length=4), vectorization=vectorization, restart_on_error=1)
     collector = VectorCollector(env, frames_per_batch=frames, total_frames=12, reuse=reuse)
     batch = collected(collector)
@@ -64,7 +62,7 @@ def test_the_episode_of_a_copy_that_raises_is_truncated_and_the_batch_stays_exac
     assert lengths == [(4, 4.0, True), (1, 0.0, False), (4, 4.0, True)]
 
 
-def test_other_copies_do_not_notice_that_one_has_failed(tmp_path):
+def test_env_failure_does_not_affect_other_envs(tmp_path):
     env = make_env(raising(tmp_path, 4, length=4), 3, restart_on_error=1)  # copy 0, second step
     collector = vector(env)
     batch = collected(collector)
@@ -76,7 +74,7 @@ def test_other_copies_do_not_notice_that_one_has_failed(tmp_path):
     assert len(numbers.unique()) == 4 + 3 + 3
 
 
-def test_two_copies_that_fail_in_one_step_are_both_mended(tmp_path):
+def test_two_envs_failing_in_same_step_both_recover(tmp_path):
     env = make_env(raising(tmp_path, 4, 6, length=4), 3, restart_on_error=2)
     collector = vector(env)
     batch = collected(collector)
@@ -88,7 +86,7 @@ def test_two_copies_that_fail_in_one_step_are_both_mended(tmp_path):
     assert collector.environment_errors == 2
 
 
-def test_each_mended_fault_is_logged_with_its_number(tmp_path):
+def test_each_recovered_failure_is_logged_with_its_count(tmp_path):
     env = make_env(raising(tmp_path, 2, 4), restart_on_error=3)
     with pytest.warns(RuntimeWarning) as caught:
         next(iter(vector(env)))
@@ -98,9 +96,7 @@ def test_each_mended_fault_is_logged_with_its_number(tmp_path):
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_after_the_last_restart_the_run_stops_with_the_environments_own_message(
-    tmp_path, vectorization
-):
+def test_env_error_contains_env_message_after_last_restart(tmp_path, vectorization):
     env = make_env(raising(tmp_path, 2, 4, 9), vectorization=vectorization, restart_on_error=2)
     collector = vector(env)
     with pytest.warns(RuntimeWarning, match="2 of 2"):
@@ -112,7 +108,7 @@ def test_after_the_last_restart_the_run_stops_with_the_environments_own_message(
     assert (caught.value.env, caught.value.policy_step) == (0, 8)
 
 
-def test_without_restarts_the_first_fault_stops_the_run_and_counts_no_step_of_the_batch(tmp_path):
+def test_first_failure_counts_no_steps_without_restarts(tmp_path):
     collector = vector(make_env(raising(tmp_path, 9)))
     collector.collect()
     with pytest.raises(EnvError, match="after 8 policy steps"):
@@ -121,9 +117,7 @@ def test_without_restarts_the_first_fault_stops_the_run_and_counts_no_step_of_th
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_who_goes_on_after_a_fault_gets_new_episodes_and_not_the_rest_of_others(
-    tmp_path, vectorization
-):
+def test_collector_starts_new_episodes_after_env_error(tmp_path, vectorization):
     env = make_env(raising(tmp_path, 9, length=4), 2, vectorization=vectorization)
     collector = vector(env, steps_per_env=3)
     first = collector.collect()
@@ -141,7 +135,7 @@ def test_who_goes_on_after_a_fault_gets_new_episodes_and_not_the_rest_of_others(
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 @pytest.mark.parametrize("layout", ["padded", "flat"])
-def test_whole_episodes_end_where_their_environment_failed(tmp_path, vectorization, layout):
+def test_episode_collector_truncates_episode_at_env_failure(tmp_path, vectorization, layout):
     env = make_env(raising(tmp_path, 5), vectorization=vectorization, restart_on_error=1)
     collector = EpisodeCollector(env, min_episodes=3, total_frames=8, layout=layout)
     with pytest.warns(RuntimeWarning, match="1 of 1"):
@@ -154,7 +148,7 @@ def test_whole_episodes_end_where_their_environment_failed(tmp_path, vectorizati
     assert int(batch["next", "truncated"].sum()) == 1
 
 
-def test_the_number_of_faults_goes_on_after_a_resume(tmp_path):
+def test_failure_count_continues_after_resume(tmp_path):
     def make():
         return vector(make_env(raising(tmp_path, 2, 8), restart_on_error=1))
 
@@ -172,7 +166,7 @@ def workers_of(collector):
     return collector.env.backend._workers
 
 
-def test_a_worker_that_is_killed_between_batches_costs_its_episodes_and_no_step():
+def test_killed_worker_truncates_episodes_and_keeps_step_counts():
     collector = vector(make_env(Steps, 2, vectorization="async", num_workers=2, restart_on_error=1))
     first = collector.collect().clone()
     process = workers_of(collector)[1].process
@@ -189,7 +183,7 @@ def test_a_worker_that_is_killed_between_batches_costs_its_episodes_and_no_step(
     assert (collector.episodes, collector.environment_errors) == (8, 1)
 
 
-def test_a_simulator_that_ends_its_process_is_restarted(tmp_path):
+def test_worker_is_restarted_after_simulator_exit(tmp_path):
     env = make_env(raising(tmp_path, 3, 8, how="die"), vectorization="async", restart_on_error=2)
     collector = vector(env)
     batch = collected(collector)
@@ -198,7 +192,7 @@ def test_a_simulator_that_ends_its_process_is_restarted(tmp_path):
     assert collector.environment_errors == 2
 
 
-def test_when_processes_die_too_often_the_run_stops_and_says_how_they_died(tmp_path):
+def test_env_error_reports_exit_code_after_last_worker_restart(tmp_path):
     env = make_env(raising(tmp_path, 2, 4, how="die"), vectorization="async", restart_on_error=1)
     collector = vector(env)
     with (
@@ -245,7 +239,7 @@ def one_of_three(at, what):
 
 
 @pytest.mark.parametrize("what", ["observation", "reward"])
-def test_nan_is_reported_with_the_copy_and_the_step(what):
+def test_env_error_reports_env_and_step_of_nan(what):
     collector = vector(make_env(one_of_three(9, what), 3))
     collector.collect()
     with pytest.raises(EnvError) as caught:
@@ -254,7 +248,7 @@ def test_nan_is_reported_with_the_copy_and_the_step(what):
     assert f"returned NaN as {what}, 0 policy steps into its episode" in str(caught.value)
 
 
-def test_nan_of_a_reset_is_reported_with_the_copy_and_the_step():
+def test_env_error_reports_env_and_step_of_nan_in_reset():
     collector = vector(make_env(one_of_three(8, "reset"), 3))
     collector.collect()
     with pytest.raises(EnvError, match="NaN as observation when it was reset") as caught:
@@ -263,7 +257,7 @@ def test_nan_of_a_reset_is_reported_with_the_copy_and_the_step():
 
 
 @pytest.mark.parametrize("what", ["observation", "reward"])
-def test_nan_in_whole_episodes_is_reported_with_the_copy_and_the_step(what):
+def test_episode_collector_reports_env_and_step_of_nan(what):
     collector = EpisodeCollector(make_env(one_of_three(3, what), 3), min_episodes=3)
     with pytest.raises(EnvError) as caught:
         collector.collect()
@@ -280,13 +274,13 @@ class Huge(Steps):
 
 
 @pytest.mark.parametrize("length", [4, 99])
-def test_huge_numbers_are_not_taken_for_infinity(length):
+def test_large_finite_values_are_accepted(length):
     batch = vector(make_env(lambda: Huge(length), 3)).collect()
     assert (batch["next", "observation"] == torch.tensor(3e38)).all()
 
 
 # ---------------------------------------------------------------------- in another process
-def test_faults_in_the_process_of_an_asynchronous_collector_are_counted_and_logged(tmp_path, capfd):
+def test_async_collector_counts_and_logs_worker_failures(tmp_path, capfd):
     env = make_env(raising(tmp_path, 5, length=4), restart_on_error=1)
     collector = AsyncCollector(env, frames_per_batch=6, total_frames=12)
     batch = collected(collector)
@@ -295,7 +289,7 @@ def test_faults_in_the_process_of_an_asynchronous_collector_are_counted_and_logg
     assert "the simulator fell over" in capfd.readouterr().err
 
 
-def test_the_last_fault_in_another_process_arrives_as_it_is(tmp_path):
+def test_async_collector_forwards_env_error_unchanged(tmp_path):
     before = set(multiprocessing.active_children())
     env = make_env(raising(tmp_path, 9))
     collector = AsyncCollector(env, frames_per_batch=6, max_staleness=0)
@@ -307,7 +301,7 @@ def test_the_last_fault_in_another_process_arrives_as_it_is(tmp_path):
     assert set(multiprocessing.active_children()) == before
 
 
-def test_the_death_of_the_process_that_collects_is_a_fault_and_leaves_nothing():
+def test_killed_collector_process_raises_env_error():
     before = set(multiprocessing.active_children())
     collector = AsyncCollector(make_env(Steps), frames_per_batch=6)
     collector.collect()
@@ -340,7 +334,7 @@ class Choice(gym.Env):
 
 @pytest.mark.parametrize("at_random", [False, True])
 @pytest.mark.parametrize("kind", [VectorCollector, EpisodeCollector])
-def test_a_state_without_an_action_is_a_fault(kind, at_random):
+def test_state_without_allowed_action_raises_env_error(kind, at_random):
     env = make_env(Choice, 2)
     size = {"steps_per_env": 4} if kind is VectorCollector else {"min_episodes": 2}
     collector = kind(env, None if at_random else make_actor(env), **size)

@@ -64,7 +64,7 @@ def planned_and_counted(trainer):
 
 # ---------------------------------------------------------------------- by name
 @pytest.mark.parametrize("collector", OF_STEPS)
-def test_ppo_runs_as_planned_with_each_kind(collector, tmp_path):
+def test_ppo_counts_match_plan_with_each_collector(collector, tmp_path):
     trainer = run_ppo(collector, tmp_path)
     assert type(trainer.collector) is COLLECTORS[collector]
     planned, counted = planned_and_counted(trainer)
@@ -75,7 +75,7 @@ def test_ppo_runs_as_planned_with_each_kind(collector, tmp_path):
 
 
 @pytest.mark.parametrize("collector", ["vector", "tensor", "torchrl"])
-def test_ppo_runs_as_planned_with_continuous_actions(collector, tmp_path):
+def test_ppo_counts_match_plan_with_continuous_actions(collector, tmp_path):
     planned, counted = planned_and_counted(run_ppo(collector, tmp_path, id="Pendulum-v1"))
     assert planned == counted
 
@@ -84,7 +84,7 @@ def test_ppo_runs_as_planned_with_continuous_actions(collector, tmp_path):
     "collector",
     [pytest.param(n, marks=pytest.mark.nightly if n == "async" else ()) for n in OF_STEPS],
 )
-def test_sac_runs_as_planned_with_each_kind(collector, tmp_path):
+def test_sac_counts_match_plan_with_each_collector(collector, tmp_path):
     trainer = run_sac(collector, tmp_path)
     assert type(trainer.collector) is COLLECTORS[collector]
     planned, counted = planned_and_counted(trainer)
@@ -92,7 +92,7 @@ def test_sac_runs_as_planned_with_each_kind(collector, tmp_path):
     assert counted["gradient_steps"] == (96 - 32 + 2) // 4
 
 
-def test_arguments_of_the_collector_are_settings(tmp_path):
+def test_collector_kwargs_are_passed_to_collector(tmp_path):
     late = run_ppo("async", tmp_path, collector_kwargs={"max_staleness": 0}).collector
     assert (late.max_staleness, late.staleness) == (0, 0)
     exact = run_ppo("vector", tmp_path, collector_kwargs={"fast_policy": "exact"}).collector
@@ -101,7 +101,7 @@ def test_arguments_of_the_collector_are_settings(tmp_path):
 
 
 @pytest.mark.parametrize("collector", ["episode", None])
-def test_ppo_collects_whole_episodes_where_the_settings_say_so(collector, tmp_path):
+def test_ppo_collects_complete_episodes_when_configured(collector, tmp_path):
     steps = OnPolicySteps(total_policy_steps=200, steps_per_env=None, min_steps=50, min_episodes=4)
     trainer = run_ppo(collector, tmp_path, steps=steps)
     assert type(trainer.collector) is COLLECTORS["episode"]
@@ -110,13 +110,13 @@ def test_ppo_collects_whole_episodes_where_the_settings_say_so(collector, tmp_pa
     assert ledger.episodes >= 4 * ledger.iterations
 
 
-def test_sac_collects_whole_episodes_where_the_settings_say_so(tmp_path):
+def test_sac_collects_complete_episodes_when_configured(tmp_path):
     trainer = run_sac("episode", tmp_path, steps_per_env=None, min_episodes=1)
     assert trainer.ledger.policy_steps == trainer.ledger.env_steps == 100
     assert trainer.ledger.episodes == 5
 
 
-def test_the_evaluation_sees_the_statistics_of_a_collector_of_tensors(tmp_path):
+def test_evaluation_shares_normalizer_of_tensor_collector(tmp_path):
     trainer = run_ppo("tensor", tmp_path)
     assert trainer.evaluate.env.normalizer is trainer.collector.normalizer
     # A reset of 4 copies and 128 policy steps, on top of the first 1e-4.
@@ -125,13 +125,13 @@ def test_the_evaluation_sees_the_statistics_of_a_collector_of_tensors(tmp_path):
 
 
 # ---------------------------------------------------------------------- what does not fit
-def test_a_kind_that_does_not_exist_is_an_error_that_names_the_nearest(tmp_path):
+def test_recipe_rejects_unknown_collector_name(tmp_path):
     with raises_setting("collector"):
         run_ppo("tensors", tmp_path)
 
 
 # ---------------------------------------------------------------------- resumed, learning
-def test_a_run_on_tensors_that_was_stopped_goes_on_bit_by_bit(tmp_path):
+def test_tensor_collector_run_resumes_bitwise(tmp_path):
     class Stop:
         def register(self, trainer, name="stop"):
             trainer.register_op("post_steps", lambda: trainer.request_stop("for the test"))
@@ -147,7 +147,7 @@ def test_a_run_on_tensors_that_was_stopped_goes_on_bit_by_bit(tmp_path):
     assert resumed.collector.normalizer.state_dict() == whole.collector.normalizer.state_dict()
 
 
-def test_ppo_learns_cartpole_on_tensors(tmp_path):
+def test_ppo_learns_cartpole_with_tensor_collector(tmp_path):
     steps = OnPolicySteps(total_policy_steps=15_360, evaluation_every=None)
     returns = []
     for seed in range(5):

@@ -108,14 +108,14 @@ def left(numbers: list[int]) -> list[str]:
     return [f.name for f in Path("/dev/shm").iterdir() if f.name.startswith(tuple(names))]
 
 
-def test_nothing_is_left_after_shutdown_or_the_end_of_the_script(tmp_path):
+def test_no_resources_remain_after_shutdown_or_script_end(tmp_path):
     process, numbers = start("shutdown", tmp_path)
     out, err = end(process, tmp_path)
     assert out.split() == ["after", "0", "0", "end"]
     assert (process.returncode, err, left(numbers)) == (0, "", [])
 
 
-def test_nothing_is_left_after_an_exception_that_nobody_caught(tmp_path):
+def test_no_resources_remain_after_uncaught_exception(tmp_path):
     process, numbers = start("exception", tmp_path)
     out, err = end(process, tmp_path)
     assert (process.returncode, out) == (1, "")
@@ -123,7 +123,7 @@ def test_nothing_is_left_after_an_exception_that_nobody_caught(tmp_path):
     assert left(numbers) == []
 
 
-def test_nothing_is_left_after_control_c_which_reaches_every_process(tmp_path):
+def test_no_resources_remain_after_interrupt_of_process_group(tmp_path):
     process, numbers = start("interrupt", tmp_path)
     os.killpg(process.pid, signal.SIGINT)
     out, err = end(process, tmp_path)
@@ -133,7 +133,7 @@ def test_nothing_is_left_after_control_c_which_reaches_every_process(tmp_path):
     assert left(numbers) == []
 
 
-def test_nothing_is_left_after_the_script_was_killed(tmp_path):
+def test_no_resources_remain_after_script_is_killed(tmp_path):
     process, numbers = start("kill", tmp_path)
     process.kill()
     end(process, tmp_path)

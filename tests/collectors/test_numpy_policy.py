@@ -88,7 +88,7 @@ def assert_close(one, other):
 # ---------------------------------------------------------------------- the same numbers
 @pytest.mark.parametrize("kind", [*ACTORS, *EXPLORING])
 @pytest.mark.parametrize("steps_per_env", [1, 32])
-def test_batches_are_those_of_the_module_but_for_rounding(kind, steps_per_env):
+def test_numpy_batches_match_module_up_to_rounding(kind, steps_per_env):
     ours, exact = pair(kind, steps_per_env=steps_per_env)
     for _ in range(128 // steps_per_env):  # random numbers are drawn for 128 time steps
         assert_close(ours.collect(), exact.collect())
@@ -100,7 +100,7 @@ def test_batches_are_those_of_the_module_but_for_rounding(kind, steps_per_env):
 
 @pytest.mark.parametrize("num_envs", [1, 3, 40])
 @pytest.mark.parametrize("kind", list(EXPLORING))
-def test_exploration_is_that_of_the_module_for_any_number_of_environments(kind, num_envs):
+def test_exploration_matches_module_for_any_num_envs(kind, num_envs):
     ours, exact = pair(kind, num_envs=num_envs, steps_per_env=7)
     for _ in range(3):
         assert_close(ours.collect(), exact.collect())
@@ -110,7 +110,7 @@ def test_exploration_is_that_of_the_module_for_any_number_of_environments(kind, 
 @pytest.mark.parametrize(
     ("kind", "name"), [("epsilon-greedy", "eps"), ("deterministic with noise", "sigma")]
 )
-def test_exploration_that_is_annealed_is_seen(kind, name):
+def test_annealed_exploration_is_applied(kind, name):
     ours, exact = pair(kind, steps_per_env=16)
     for value in (0.5, 0.0, 1.0, 0.2):
         for collector in (ours, exact):
@@ -120,7 +120,7 @@ def test_exploration_that_is_annealed_is_seen(kind, name):
 
 @pytest.mark.parametrize("choices", [2, 3, 18])
 @pytest.mark.parametrize("num_envs", [1, 3, 16])
-def test_chances_and_choices_of_many_steps_are_those_that_each_step_draws(num_envs, choices):
+def test_epsilon_greedy_noise_matches_step_by_step_draws(num_envs, choices):
     sampler = EpsilonGreedySampler(None, num_envs, choices)
     torch.manual_seed(choices)
     drawn = torch.from_numpy(sampler.noise(50))
@@ -134,26 +134,26 @@ def test_chances_and_choices_of_many_steps_are_those_that_each_step_draws(num_en
 
 
 @pytest.mark.parametrize("kind", ["categorical", "normal", "tanh-normal", *EXPLORING])
-def test_the_likeliest_actions_are_those_of_the_module(kind):
+def test_deterministic_actions_match_module(kind):
     ours, exact = pair(kind, steps_per_env=8, exploration_type=ExplorationType.DETERMINISTIC)
     assert_close(ours.collect(), exact.collect())
     assert ours.policy_path.name == "numpy"
 
 
-def test_random_actions_come_first_and_other_random_numbers_do_not_move():
+def test_initial_random_actions_keep_rng_aligned_with_module():
     ours, exact = pair("normal", steps_per_env=8, init_random_frames=15)
     for _ in range(3):
         assert_close(ours.collect(), exact.collect())
     assert ours.random_policy_steps == exact.random_policy_steps == 15
 
 
-def test_many_rows_draw_the_random_numbers_of_pytorch():
+def test_many_envs_draw_same_noise_as_pytorch():
     ours, exact = pair("normal", num_envs=40, steps_per_env=3)  # PyTorch draws 16 and more at once
     assert_close(ours.collect(), exact.collect())
 
 
 # ---------------------------------------------------------------------- the learner
-def test_what_the_learner_changes_is_seen_without_being_sent():
+def test_in_place_weight_updates_are_applied():
     ours, exact = pair("categorical", steps_per_env=6)
     for _ in range(3):
         for collector in (ours, exact):
@@ -163,7 +163,7 @@ def test_what_the_learner_changes_is_seen_without_being_sent():
     assert ours.policy_path.name == "numpy"
 
 
-def test_parameters_that_are_replaced_are_noticed():
+def test_replaced_parameters_are_applied():
     ours, exact = pair("categorical", steps_per_env=6)
     assert_close(ours.collect(), exact.collect())
     for collector in (ours, exact):
@@ -184,7 +184,7 @@ def first_action_always(policy):
 
 
 @pytest.mark.parametrize("batches", [0, 1])
-def test_a_forward_that_is_replaced_is_called(batches):
+def test_replaced_forward_is_called(batches):
     ours, _ = pair("categorical", steps_per_env=6)
     for _ in range(batches):
         ours.collect()
@@ -194,7 +194,7 @@ def test_a_forward_that_is_replaced_is_called(batches):
     assert ours.policy_path.reason == "FlattenMLP.forward was replaced"
 
 
-def test_a_forward_that_was_replaced_before_is_called():
+def test_forward_replaced_before_construction_is_called():
     env = make_env("CartPole-v1", 3)
     actor = make_actor(env, (8,))
     first_action_always(actor)
@@ -202,7 +202,7 @@ def test_a_forward_that_was_replaced_before_is_called():
     assert collector.collect()["action"].tolist() == [[0] * 6] * 3
 
 
-def test_hooks_of_all_modules_are_called():
+def test_global_module_forward_hooks_are_called():
     ours, _ = pair("categorical", steps_per_env=6)
     ours.collect()
     certain = torch.tensor([50.0, 0.0])
@@ -215,7 +215,7 @@ def test_hooks_of_all_modules_are_called():
         hook.remove()
 
 
-def test_whole_numbers_are_observed_by_pytorch():
+def test_integer_observations_use_pytorch_path():
     class Counting(gym.Env):
         observation_space = gym.spaces.Box(0, 9, (2,), np.int64)
         action_space = gym.spaces.Discrete(2)
@@ -233,7 +233,7 @@ def test_whole_numbers_are_observed_by_pytorch():
 
 
 @pytest.mark.parametrize("kind", ["tanh-normal", *EXPLORING])
-def test_a_run_that_is_resumed_rounds_as_the_one_that_was_saved(kind):
+def test_resumed_run_is_bitwise_equal_to_uninterrupted_run(kind):
     whole, _ = pair(kind, steps_per_env=1, init_random_frames=6)
     saving, _ = pair(kind, steps_per_env=1, init_random_frames=6)
     resumed, _ = pair(kind, steps_per_env=1, init_random_frames=6)
@@ -336,7 +336,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("exploration_type", ["RANDOM", "DETERMINISTIC"])
 @pytest.mark.parametrize("kind", list(OTHERS))
-def test_other_policies_stay_with_pytorch_and_the_reason_is_known(kind, exploration_type):
+def test_unsupported_policies_use_pytorch_and_report_reason(kind, exploration_type):
     env = make_env("CartPole-v1", 2)
     how = ExplorationType[exploration_type]
     collector = VectorCollector(env, OTHERS[kind](env), steps_per_env=4, exploration_type=how)
@@ -345,14 +345,14 @@ def test_other_policies_stay_with_pytorch_and_the_reason_is_known(kind, explorat
     assert collector.policy_path.reason
 
 
-def test_deviations_that_are_clipped_stay_with_pytorch():
+def test_clipped_standard_deviations_use_pytorch():
     env = make_env("Pendulum-v1", 2)
     collector = VectorCollector(env, make_actor(env, continuous="clipped_tanh_normal"))
     collector.collect()
     assert collector.policy_path == ("program", "the policy's log standard deviations are clipped")
 
 
-def test_one_step_batches_are_never_written_again():
+def test_one_step_batches_are_never_overwritten():
     ours, _ = pair("normal", steps_per_env=1)
     batches = [ours.collect() for _ in range(140)]  # more than one allocation
     kept = [batch.clone() for batch in batches]

@@ -83,14 +83,14 @@ def counting(env):
 # ---------------------------------------------------------------------- the same
 @pytest.mark.parametrize("kind", list(ACTIONS))
 @pytest.mark.parametrize("dict_observation", [False, True])
-def test_fast_and_plain_policies_write_the_same_for_all_kinds_of_actions(kind, dict_observation):
+def test_fast_path_matches_plain_path_for_all_action_kinds(kind, dict_observation):
     fast, plain = fast_and_plain(lambda: guess(kind, 3, dict_observation), make_actor)
     assert_same_batches(fast, plain)
     assert runner_of(fast).replays
     assert not runner_of(plain).replays
 
 
-def test_squashed_actions_and_their_log_probabilities_are_the_same():
+def test_fast_path_matches_plain_path_for_squashed_actions():
     def actor(env):
         return make_actor(env, continuous="tanh_normal")
 
@@ -99,7 +99,7 @@ def test_squashed_actions_and_their_log_probabilities_are_the_same():
     assert runner_of(fast).replays
 
 
-def test_without_exploration_both_take_the_likeliest_action():
+def test_deterministic_fast_path_takes_most_likely_action():
     deterministic = ExplorationType.DETERMINISTIC
     fast, plain = fast_and_plain(guess, make_actor, exploration_type=deterministic)
     assert_same_batches(fast, plain, 2)
@@ -107,13 +107,13 @@ def test_without_exploration_both_take_the_likeliest_action():
     assert torch.equal(batch["action"], batch["logits"].argmax(-1))
 
 
-def test_both_round_alike_wherever_in_memory_an_observation_begins():
+def test_fast_path_rounding_is_independent_of_memory_alignment():
     """Three rows of six numbers do so at 72 bytes, where MKL adds in another order than at 64."""
     acrobots = partial(make_env, "Acrobot-v1", 3)
     assert_same_batches(*fast_and_plain(acrobots, lambda env: make_actor(env, (64,))))
 
 
-def test_what_the_learner_changes_is_seen_without_being_sent():
+def test_in_place_weight_updates_are_applied():
     fast, plain = fast_and_plain(guess, make_actor)
     for _ in range(3):
         assert_same_batches(fast, plain, 1)
@@ -123,7 +123,7 @@ def test_what_the_learner_changes_is_seen_without_being_sent():
     assert runner_of(fast).replays
 
 
-def test_a_layer_that_is_replaced_is_noticed():
+def test_replaced_layer_weights_are_applied():
     fast, plain = fast_and_plain(guess, make_actor)
     assert_same_batches(fast, plain, 2)
     for collector in (fast, plain):
@@ -135,7 +135,7 @@ def test_a_layer_that_is_replaced_is_noticed():
     assert runner_of(fast).replays
 
 
-def test_a_module_that_is_put_into_another_mode_is_noticed():
+def test_eval_mode_change_is_applied():
     fast, plain = fast_and_plain(guess, dropping)
     assert_same_batches(fast, plain, 2)
     for collector in (fast, plain):
@@ -147,13 +147,13 @@ def test_a_module_that_is_put_into_another_mode_is_noticed():
         assert len(same["logits"][asked == number].unique(dim=0)) <= 1
 
 
-def test_buffers_that_a_policy_changes_are_changed_once_for_each_call():
+def test_policy_buffers_are_updated_once_per_call():
     fast, plain = fast_and_plain(guess, counting)
     assert_same_batches(fast, plain, 2)
     assert fast.collect()["calls"][0].tolist() == [11, 12, 13, 14, 15]
 
 
-def test_a_plain_function_of_tensordicts_is_a_policy():
+def test_policy_can_be_plain_function():
     def answer(tensordict):
         return tensordict.set("action", tensordict["observation"].argmax(-1))
 
@@ -162,7 +162,7 @@ def test_a_plain_function_of_tensordicts_is_a_policy():
     assert collector.collect()["next", "reward"].eq(1).all()
 
 
-def test_an_actor_reads_and_chooses_in_spaces_of_all_kinds_on_the_fast_path():
+def test_fast_path_supports_all_kinds_of_spaces():
     class Repeats(ManySpaces):
         def reset(self, *, seed=None, options=None):
             return super().reset(seed=7 if seed is None else seed)
@@ -185,7 +185,7 @@ def deciding(env):
     return TensorDictModule(choose, ["observation"], ["action"])
 
 
-def test_a_policy_that_decides_on_the_host_runs_as_a_module_and_the_reason_is_told_once():
+def test_host_dependent_policy_runs_as_module_and_warns_once():
     fast, plain = fast_and_plain(guess, deciding)
     with pytest.warns(UserWarning, match="runs eagerly: it reads a tensor on the host at"):
         assert_same_batches(fast, plain, 1)
@@ -196,7 +196,7 @@ def test_a_policy_that_decides_on_the_host_runs_as_a_module_and_the_reason_is_to
     assert not runner_of(fast).replays
 
 
-def test_a_plain_module_of_tensordicts_that_decides_on_the_host_runs_as_a_module():
+def test_host_dependent_plain_module_runs_as_module():
     class Deciding(nn.Module):
         def forward(self, tensordict):
             best = tensordict["observation"].argmax(-1)
@@ -208,7 +208,7 @@ def test_a_plain_module_of_tensordicts_that_decides_on_the_host_runs_as_a_module
     assert fast.policy_path.name == "module"
 
 
-def test_a_policy_that_changes_from_call_to_call_runs_as_a_module():
+def test_stateful_policy_runs_as_module():
     def changing(env):
         calls = []
 
@@ -225,7 +225,7 @@ def test_a_policy_that_changes_from_call_to_call_runs_as_a_module():
     assert (numbers[1:] - numbers[:-1]).remainder(3).eq(1).all()
 
 
-def test_a_function_acts_by_what_it_encloses_now():
+def test_policy_function_uses_current_closure_values():
     chosen = {"action": 0}
 
     def choose(tensordict):
@@ -239,7 +239,7 @@ def test_a_function_acts_by_what_it_encloses_now():
     assert collector.policy_path.name == "program"
 
 
-def test_a_policy_that_writes_more_than_it_declares_is_resumed():
+def test_policy_with_undeclared_outputs_resumes():
     class Scored(TensorDictModuleBase):
         in_keys, out_keys = ("observation",), ("action",)
 
@@ -253,7 +253,7 @@ def test_a_policy_that_writes_more_than_it_declares_is_resumed():
     assert_same_batches(resumed, whole)
 
 
-def test_a_policy_that_was_asked_to_run_as_a_module_does_so_without_a_word():
+def test_policy_runs_as_module_without_warning_when_requested():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         collector = VectorCollector(guess(), deciding(None), steps_per_env=4, fast_policy=False)
@@ -262,7 +262,7 @@ def test_a_policy_that_was_asked_to_run_as_a_module_does_so_without_a_word():
 
 
 # ---------------------------------------------------------------------- looking without acting
-def test_peeking_at_what_a_policy_would_write_changes_nothing():
+def test_policy_runner_peek_has_no_side_effects():
     env = guess()
     runner = PolicyRunner(make_actor(env), ["observation"], 3)
     seen = {"observation": torch.rand(3, 3)}
@@ -275,7 +275,7 @@ def test_peeking_at_what_a_policy_would_write_changes_nothing():
 
 
 # ---------------------------------------------------------------------- what is no policy
-def test_an_error_of_a_policys_own_is_told_as_it_is():
+def test_policy_exception_is_raised_unchanged():
     def fails(tensordict):
         raise RuntimeError("no more film")
 
@@ -283,12 +283,12 @@ def test_an_error_of_a_policys_own_is_told_as_it_is():
         VectorCollector(guess(), fails, steps_per_env=2).collect()
 
 
-def test_random_actions_are_called_by_no_program():
+def test_random_actions_use_module_path():
     path = VectorCollector(guess(), None, steps_per_env=2).policy_path
     assert path == ("module", "actions are random")
 
 
-def test_a_policy_that_writes_an_observation_is_refused():
+def test_collector_rejects_policy_with_observation_out_key():
     env = make_env("CartPole-v1", 2)
     scaled = TensorDictModule(nn.Identity(), in_keys=["observation"], out_keys=["observation"])
     policy = TensorDictSequential(scaled, make_actor(env))
@@ -319,7 +319,7 @@ def acting(**written):
     ],
 )
 @pytest.mark.parametrize("declares", [True, False])
-def test_a_policy_that_writes_in_the_place_of_the_environment_is_refused(written, declares):
+def test_collector_rejects_policy_writing_env_entries(written, declares):
     policy = acting(**written)
     if declares:
         names = [tuple(one.split("_", 1)) if "_" in one else one for one in written]
@@ -328,7 +328,7 @@ def test_a_policy_that_writes_in_the_place_of_the_environment_is_refused(written
         VectorCollector(guess(), policy, steps_per_env=2).collect()
 
 
-def test_a_policy_that_changes_an_observation_in_place_is_refused():
+def test_collector_rejects_in_place_observation_change():
     def policy(tensordict):
         tensordict["observation"].mul_(2)
         return acting()(tensordict)
@@ -337,7 +337,7 @@ def test_a_policy_that_changes_an_observation_in_place_is_refused():
         VectorCollector(guess(), policy, steps_per_env=2).collect()
 
 
-def test_a_log_probability_of_half_the_digits_is_taken():
+def test_collector_accepts_bfloat16_log_prob():
     network = nn.Sequential(nn.Linear(3, 2), Coarse())
     action = TensorDictModule(nn.Linear(3, 2), in_keys=["observation"], out_keys=["action"])
     log_prob = TensorDictModule(network, in_keys=["observation"], out_keys=["action_log_prob"])
@@ -351,6 +351,6 @@ class Coarse(nn.Module):
         return x.to(torch.bfloat16)
 
 
-def test_a_policy_may_write_what_is_its_own():
+def test_policy_may_write_custom_next_entry():
     batch = VectorCollector(guess(), acting(next_guess=torch.ones(3, 1)), steps_per_env=2).collect()
     assert (batch["next", "guess"] == 1).all()

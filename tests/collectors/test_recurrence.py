@@ -104,7 +104,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:the policy runs eagerly")
 
 @pytest.mark.parametrize("make", [vector, tensor])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_recurrent_policy_does_what_it_does_in_a_plain_loop(make, kind):
+def test_recurrent_policy_matches_plain_loop(make, kind):
     collector = make(kind)
     batch = whole(collector)
     wanted = replayed(recurrent(None, kind), batch, "logits")
@@ -114,20 +114,20 @@ def test_a_recurrent_policy_does_what_it_does_in_a_plain_loop(make, kind):
 
 @pytest.mark.parametrize("make", [vector, tensor])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_fast_path_remembers_what_the_plain_one_does(make, kind):
+def test_recurrent_fast_path_matches_plain_path(make, kind):
     fast, plain = whole(make(kind)), whole(make(kind, fast_policy=False))
     assert set(fast.keys(True, True)) == set(plain.keys(True, True))
     assert [k for k in fast.keys(True, True) if not torch.equal(fast[k], plain[k])] == []
 
 
-def test_a_recurrence_of_tensor_operations_is_on_the_fast_path():
+def test_recurrent_cell_of_tensor_ops_uses_fast_path():
     for make in (vector, tensor):
         collector = make("cell")
         whole(collector)
         assert collector._actor.runner.replays
 
 
-def test_a_recurrent_module_of_torchrl_runs_as_a_module_and_says_why():
+def test_torchrl_gru_runs_as_module_and_warns():
     with pytest.warns(
         UserWarning, match=r"reads a tensor on the host at torchrl/.*is_init.any\(\)"
     ):
@@ -135,7 +135,7 @@ def test_a_recurrent_module_of_torchrl_runs_as_a_module_and_says_why():
 
 
 @pytest.mark.parametrize("make", [vector, tensor])
-def test_batches_have_the_hidden_state_before_and_after_each_step_as_torchrl_has_them(make):
+def test_batches_contain_hidden_state_before_and_after_each_step(make):
     batch = whole(make())
     for name in ("h", "c"):
         before, after = batch[name], batch["next", name]
@@ -147,7 +147,7 @@ def test_batches_have_the_hidden_state_before_and_after_each_step_as_torchrl_has
 
 
 @pytest.mark.parametrize("make", [vector, tensor])
-def test_is_init_marks_the_first_step_of_each_episode(make):
+def test_is_init_marks_first_step_of_each_episode(make):
     batch = whole(make())
     starts, done = batch["is_init"], batch["next", "done"]
     assert starts[:, 0].all()
@@ -169,9 +169,7 @@ def states_at_the_end(make, collected):
 
 @pytest.mark.parametrize("collected", range(5))
 @pytest.mark.parametrize("random_steps", [0, 4])
-def test_a_policy_without_memory_has_the_same_state_after_a_resume_whenever_it_is_saved(
-    collected, random_steps
-):
+def test_feedforward_policy_state_is_equal_after_resume(collected, random_steps):
     def make():
         env = counter_env(CASE)
         torch.manual_seed(3)
@@ -188,15 +186,13 @@ def test_a_policy_without_memory_has_the_same_state_after_a_resume_whenever_it_i
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("collected", range(5))
-def test_a_policy_with_memory_has_the_same_state_after_a_resume_whenever_it_is_saved(
-    collected, kind
-):
+def test_recurrent_policy_state_is_equal_after_resume(collected, kind):
     wanted, found = states_at_the_end(lambda: vector(kind, steps_per_env=1), collected)
     assert_same(found, wanted)
 
 
 @pytest.mark.parametrize("make", [vector, tensor])
-def test_nothing_is_remembered_after_all_copies_have_begun_anew(make):
+def test_hidden_state_is_zero_after_reset_at_each_iter(make):
     collector = make(reset_at_each_iter=True)
     for _ in range(3):
         batch = collector.collect()
@@ -205,7 +201,7 @@ def test_nothing_is_remembered_after_all_copies_have_begun_anew(make):
 
 
 @pytest.mark.parametrize("make", [vector, tensor])
-def test_a_policy_that_takes_over_in_the_middle_of_an_episode_remembers_nothing(make):
+def test_hidden_state_is_zero_when_policy_starts_mid_episode(make):
     batch = whole(make(init_random_frames=6))
     assert batch["h"][:, :3].eq(0).all()
     started = batch["next", "done"][:, :2].any(1).squeeze(-1)
@@ -214,7 +210,7 @@ def test_a_policy_that_takes_over_in_the_middle_of_an_episode_remembers_nothing(
 
 
 @pytest.mark.parametrize("layout", ["padded", "flat"])
-def test_whole_episodes_begin_with_nothing_remembered(layout):
+def test_episode_collector_starts_with_zero_hidden_state(layout):
     env = counter_env(CASE)
     collector = EpisodeCollector(env, recurrent(env), min_episodes=7, seed=2, layout=layout)
     for _ in range(2):
@@ -229,7 +225,7 @@ def test_whole_episodes_begin_with_nothing_remembered(layout):
         assert torch.equal(rows["h"][1:][follows], rows["next", "h"][:-1][follows])
 
 
-def test_a_recurrent_policy_remembers_in_another_process_what_it_does_in_this_one():
+def test_async_collector_matches_local_recurrent_policy():
     env = counter_env(CASE)
     settings = {"steps_per_env": 7, "seed": 2, "max_staleness": 0}
     collector = AsyncCollector(env, recurrent(env), **settings)
@@ -239,7 +235,7 @@ def test_a_recurrent_policy_remembers_in_another_process_what_it_does_in_this_on
         assert torch.equal(found[key], wanted[key])
 
 
-def test_a_recurrent_policy_is_recorded_once_where_batches_have_one_step(monkeypatch):
+def test_recurrent_policy_is_traced_once_with_one_step_batches(monkeypatch):
     policy = recurrent(None, "cell")
     collector = VectorCollector(counter_env(CASE), policy, steps_per_env=1)
     calls, forward = [], type(policy).forward

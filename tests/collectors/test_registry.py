@@ -22,14 +22,14 @@ def made(name, plan, **kwargs):
 
 
 @pytest.mark.parametrize("name", ["vector", "tensor", "torchrl"])
-def test_a_name_makes_a_collector_of_the_plans_batches(name):
+def test_make_collector_builds_named_collector_from_plan(name):
     collector = made(name, plan())
     assert type(collector) is COLLECTORS[name]
     assert [batch.shape for batch in collector] == [(2, 8)] * 3
     collector.shutdown()
 
 
-def test_a_plan_of_whole_episodes_makes_a_collector_of_them():
+def test_make_collector_builds_episode_collector_from_plan():
     episodes = plan(steps_per_env=None, total_policy_steps=None, iterations=2, min_episodes=3)
     collector = made("episode", episodes)
     assert isinstance(collector, EpisodeCollector)
@@ -39,13 +39,13 @@ def test_a_plan_of_whole_episodes_makes_a_collector_of_them():
 @pytest.mark.parametrize(
     ("name", "settings"), [("vectors", {}), ("tensor", {"id": "HalfCheetah-v5"})]
 )
-def test_a_collector_that_does_not_fit_is_refused(name, settings):
+def test_make_collector_rejects_unknown_name_or_unsupported_env(name, settings):
     env = make_env(settings.get("id", "CartPole-v1"), 2)
     with raises_setting("collector"):
         make_collector(name, env, None, plan())
 
 
-def test_an_environment_that_is_written_in_torch_already_is_taken_as_it_is():
+def test_make_collector_uses_tensor_env_unchanged():
     env = make_env("CartPole-v1", 2, vectorization="tensor")
     collector = make_collector("tensor", env, None, plan())
     assert collector.env is env.backend.env

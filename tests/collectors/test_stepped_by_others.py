@@ -34,7 +34,7 @@ def numbers(batch):
 
 @KINDS
 @pytest.mark.parametrize("collector_first", [False, True])
-def test_episodes_begin_with_the_first_batch(kind, collector_first):
+def test_first_batch_starts_new_episodes_after_external_rollout(kind, collector_first):
     env = environment(kind)
     collector = made(kind, env) if collector_first else None
     env.rollout(7)
@@ -47,7 +47,7 @@ def test_episodes_begin_with_the_first_batch(kind, collector_first):
 @KINDS
 @MEDDLE
 @pytest.mark.parametrize("steps", [1, 6])
-def test_episodes_begin_anew_after_others_stepped(kind, meddle, steps):
+def test_next_batch_starts_new_episodes_after_external_steps(kind, meddle, steps):
     env = environment(kind)
     collector = made(kind, env, steps)
     before = [collector.collect() for _ in range(6 // steps)][-1]
@@ -62,7 +62,7 @@ def test_episodes_begin_anew_after_others_stepped(kind, meddle, steps):
 
 
 @pytest.mark.parametrize("kind", [VectorCollector, EpisodeCollector])
-def test_episodes_begin_anew_after_others_reset_some(kind):
+def test_next_batch_starts_new_episodes_after_partial_reset(kind):
     env = environment(kind)
     collector = made(kind, env)
     collector.collect()
@@ -75,7 +75,7 @@ def test_episodes_begin_anew_after_others_reset_some(kind):
 
 @MEDDLE
 @pytest.mark.parametrize("kind", [VectorCollector, EpisodeCollector])
-def test_transforms_do_not_hide_what_others_do(kind, meddle):
+def test_external_steps_are_detected_through_transforms(kind, meddle):
     env = TransformedEnv(environment(kind), StepCounter())
     collector = made(kind, env)
     collector.collect()
@@ -89,7 +89,7 @@ def test_transforms_do_not_hide_what_others_do(kind, meddle):
 
 @KINDS
 @MEDDLE
-def test_a_resumed_collector_begins_them_as_well(kind, meddle):
+def test_resumed_collector_resets_after_external_steps(kind, meddle):
     env = environment(kind)
     collector, resumed = made(kind, env), made(kind, environment(kind))
     collector.collect()
@@ -103,7 +103,7 @@ def test_a_resumed_collector_begins_them_as_well(kind, meddle):
 
 
 @pytest.mark.parametrize("kind", [VectorCollector, TensorCollector, AsyncCollector])
-def test_episodes_do_not_go_on_after_a_new_seed(kind):
+def test_set_seed_starts_new_episodes(kind):
     more = {"max_staleness": 0} if kind is AsyncCollector else {}
     collector = kind(environment(kind), steps_per_env=6, **more)
     try:

@@ -76,7 +76,7 @@ def trained(learner: str, collector: str) -> Any:
     "collector",
     [pytest.param(n, marks=pytest.mark.nightly if n == "async" else ()) for n in COLLECTORS],
 )
-def test_a_loss_learns_from_a_collector_or_is_refused(learner, collector):
+def test_loss_trains_with_collector_or_raises_setting_error(learner, collector):
     if (learner, collector) not in REFUSED:
         trained(learner, collector)
         return

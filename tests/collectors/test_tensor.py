@@ -24,7 +24,7 @@ def same(one, other):
 
 
 @pytest.mark.parametrize("id", ["CartPole-v1", "MountainCarContinuous-v0"])
-def test_every_step_is_one_that_the_environment_makes(id):
+def test_collected_steps_match_env_transition(id):
     env = make_tensor_env(id, 3, max_episode_steps=5, seed=4)
     collector = TensorCollector(env, counter_policy(env), steps_per_env=9, seed=2)
     for _ in range(3):
@@ -40,13 +40,13 @@ def test_every_step_is_one_that_the_environment_makes(id):
 
 
 @pytest.mark.parametrize("block", [1, 2, 7, 16])
-def test_the_size_of_blocks_changes_nothing(block):
+def test_block_size_does_not_change_batches(block):
     wanted = list(tensor(CASE, fast_policy=False))
     for one, other in zip(wanted, tensor(CASE, block=block), strict=True):
         assert same(one, other) == []
 
 
-def test_weights_policy_and_environment_draw_different_numbers_from_one_seed():
+def test_weights_policy_and_env_use_different_rng_streams():
     env = make_env("Pendulum-v1", 2, vectorization="tensor", seed=7)
     collector = TensorCollector(env, None, steps_per_env=1, seed=7)
     weights = torch.Generator().manual_seed(7)
@@ -59,7 +59,7 @@ def test_weights_policy_and_environment_draw_different_numbers_from_one_seed():
         collector.set_seed(7)
 
 
-def test_a_change_of_the_policys_weights_is_seen_by_the_next_batch():
+def test_next_batch_uses_updated_policy_weights():
     fast, plain = tensor(CASE), tensor(CASE, fast_policy=False)
     for _ in range(4):
         assert same(fast.collect(), plain.collect()) == []
@@ -68,7 +68,7 @@ def test_a_change_of_the_policys_weights_is_seen_by_the_next_batch():
                 parameter.data.add_(0.5)
 
 
-def test_a_policy_may_use_the_memory_of_its_outputs_again():
+def test_policy_may_reuse_output_buffer():
     env = make_tensor_env("Pendulum-v1", 3, seed=0)
     memory = torch.zeros(3, 1)
 
@@ -83,7 +83,7 @@ def test_a_policy_may_use_the_memory_of_its_outputs_again():
             assert torch.equal(batch["action"], batch["observation"][..., 2:] * 0.1)
 
 
-def test_a_change_of_the_environment_or_its_normaliser_is_seen_by_the_next_batch():
+def test_next_batch_uses_updated_env_and_normalizer_settings():
     fast, plain = (
         TensorCollector(
             make_env("MountainCar-v0", 4, vectorization="tensor", normalize_reward=True, seed=0),
@@ -99,7 +99,7 @@ def test_a_change_of_the_environment_or_its_normaliser_is_seen_by_the_next_batch
         assert bool(one["next", "truncated"].any()) == (batch > 0)
 
 
-def test_all_copies_begin_anew_with_each_batch_where_that_is_asked_for():
+def test_reset_at_each_iter_resets_all_envs():
     env = make_env("CartPole-v1", 2, vectorization="tensor", max_episode_steps=4)
     collector = TensorCollector(env, steps_per_env=6, reset_at_each_iter=True)
     for _ in range(2):
@@ -109,18 +109,18 @@ def test_all_copies_begin_anew_with_each_batch_where_that_is_asked_for():
     assert [e.length for e in collector.take_episodes()] == [4] * 4
 
 
-def test_a_plain_torch_environment_is_taken_too():
+def test_tensor_collector_accepts_plain_torch_env():
     env = make_tensor_env("CartPole-v1", 4)
     assert TensorCollector(env, steps_per_env=3).collect().shape == (4, 3)
     assert TensorCollector(lambda: env, steps_per_env=3).collect().shape == (4, 3)
 
 
-def test_an_environment_that_is_not_written_in_torch_is_refused():
+def test_tensor_collector_rejects_non_torch_env():
     with raises_setting("collector"):
         TensorCollector(make_env("CartPole-v1", 2), steps_per_env=3)
 
 
-def test_nan_is_reported_with_the_copy_and_the_step():
+def test_env_error_reports_env_and_step_of_nan():
     env = make_tensor_env("Pendulum-v1", 3)
     collector = TensorCollector(env, steps_per_env=4)
     collector.collect()
@@ -130,7 +130,7 @@ def test_nan_is_reported_with_the_copy_and_the_step():
     assert (caught.value.env, caught.value.policy_step) == (1, 4)
 
 
-def test_an_action_that_the_environment_does_not_have_is_refused():
+def test_collect_rejects_out_of_range_action():
     env, highest = make_tensor_env("CartPole-v1", 3, seed=0), [1]
 
     def policy(td):
@@ -143,13 +143,13 @@ def test_an_action_that_the_environment_does_not_have_is_refused():
         collector.collect()
 
 
-def test_a_fraction_is_no_choice():
+def test_step_tensors_rejects_float_discrete_action():
     env = make_tensor_env("CartPole-v1", 3, seed=0)
     with raises_setting("action.dtype"):
         env.step_tensors(torch.tensor([0.0, 0.7, 1.0]))
 
 
-def test_an_env_that_stands_still_needs_no_action():
+def test_unstepped_env_may_have_invalid_action():
     env = make_tensor_env("CartPole-v1", 3, seed=0)
     td = env.reset()
     td["action"], td["_step"] = torch.tensor([0, 7, 1]), torch.tensor([True, False, True])

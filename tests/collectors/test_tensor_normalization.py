@@ -64,7 +64,7 @@ def assert_same(ours, theirs):
         ("Pendulum-v1", {"normalize_reward": True}),
     ],
 )
-def test_batches_and_statistics_are_those_of_the_vector_path(id, normalize):
+def test_batches_and_statistics_match_vector_collector(id, normalize):
     tensor, vector = (made(k, id, normalize=normalize) for k in (TensorCollector, VectorCollector))
     assert_same(collected(tensor), collected(vector))
     # Actions agree to the rounding of float32, and so does what they lead to.
@@ -72,7 +72,7 @@ def test_batches_and_statistics_are_those_of_the_vector_path(id, normalize):
     torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
 
 
-def test_new_episodes_with_each_batch_are_taken_in_as_on_the_vector_path():
+def test_statistics_match_vector_path_with_reset_at_each_iter():
     tensor, vector = (
         made(k, reset_at_each_iter=True, init_random_frames=0)
         for k in (TensorCollector, VectorCollector)
@@ -82,7 +82,7 @@ def test_new_episodes_with_each_batch_are_taken_in_as_on_the_vector_path():
     assert tensor.normalizer.observation["observation"].count == pytest.approx(420.0001)
 
 
-def test_a_new_seed_begins_new_episodes_which_are_taken_in():
+def test_statistics_include_episodes_started_by_set_seed():
     collector = made(TensorCollector)
     collector.collect()
     collector.set_seed(7)
@@ -91,7 +91,7 @@ def test_a_new_seed_begins_new_episodes_which_are_taken_in():
     assert collector.normalizer.reward.count == pytest.approx(200.0001)
 
 
-def test_an_environment_that_was_reset_before_is_not_taken_in_twice():
+def test_statistics_do_not_count_earlier_reset_twice():
     tensor, vector = made(TensorCollector), made(VectorCollector)
     env = make_env(
         "CartPole-v1", COPIES, vectorization="tensor", max_episode_steps=13, gamma=0.9, **BOTH
@@ -101,13 +101,13 @@ def test_an_environment_that_was_reset_before_is_not_taken_in_twice():
     assert_same(collected(late), collected(vector))
 
 
-def test_blocks_give_bitwise_what_single_steps_give():
+def test_blocks_are_bitwise_equal_to_single_steps():
     blocks, steps = made(TensorCollector, block=7), made(TensorCollector, fast_policy=False)
     for one, other in zip(collected(blocks), collected(steps)):
         assert all(torch.equal(one.get(key), other.get(key)) for key in one.keys(True, True))
 
 
-def test_finished_episodes_report_the_rewards_of_the_environment():
+def test_finished_episodes_report_raw_rewards():
     collector = made(TensorCollector)
     collected(collector)
     episodes = collector.take_episodes()
@@ -115,7 +115,7 @@ def test_finished_episodes_report_the_rewards_of_the_environment():
     assert all(episode.episode_return == episode.length for episode in episodes)
 
 
-def test_without_normalisation_nothing_of_it_is_computed():
+def test_traced_program_omits_normalization_ops_when_disabled():
     computed = []
     for normalize in ({}, BOTH):
         collector = made(TensorCollector, normalize=normalize, block=STEPS)
@@ -128,7 +128,7 @@ def test_without_normalisation_nothing_of_it_is_computed():
 
 
 # ---------------------------------------------------------------------- frozen and shared
-def test_in_evaluation_mode_statistics_are_used_and_stay():
+def test_eval_mode_applies_statistics_without_updating_them():
     collector = made(TensorCollector)
     collected(collector)
     before = statistics(collector.normalizer)
@@ -141,7 +141,7 @@ def test_in_evaluation_mode_statistics_are_used_and_stay():
     assert not torch.equal(before[-1], statistics(collector.normalizer)[-1])
 
 
-def test_an_evaluator_uses_the_statistics_of_the_moment_without_changing_them():
+def test_evaluator_uses_current_statistics_without_updating_them():
     tensor, vector = made(TensorCollector), made(VectorCollector)
     returns = []
     for collector in (tensor, vector):
@@ -155,14 +155,14 @@ def test_an_evaluator_uses_the_statistics_of_the_moment_without_changing_them():
     assert returns[0] == returns[1]
 
 
-def test_statistics_alone_can_be_loaded_into_a_collector():
+def test_normalizer_state_can_be_loaded_into_new_collector():
     trained, fresh = made(TensorCollector), made(TensorCollector, seed=1)
     collected(trained)
     fresh.normalizer.load_state_dict(trained.normalizer.state_dict())
     assert fresh.normalizer.state_dict() == trained.normalizer.state_dict()
 
 
-def test_a_second_collector_of_an_environment_goes_on_from_its_statistics():
+def test_second_collector_of_env_continues_statistics():
     first = made(TensorCollector)
     collected(first)
     second = TensorCollector(first._outer, first.policy, steps_per_env=STEPS)
@@ -171,7 +171,7 @@ def test_a_second_collector_of_an_environment_goes_on_from_its_statistics():
 
 
 # ---------------------------------------------------------------------- saved
-def test_a_collector_goes_on_from_the_middle_of_episodes_bit_by_bit():
+def test_collector_resumes_bitwise_mid_episode():
     whole, saving, going_on = (
         made(TensorCollector),
         made(TensorCollector),
@@ -192,7 +192,7 @@ def test_a_collector_goes_on_from_the_middle_of_episodes_bit_by_bit():
 
 # ---------------------------------------------------------------------- faults
 @pytest.mark.parametrize("kind", [TensorCollector, VectorCollector])
-def test_a_nan_is_found_in_the_copy_that_returned_it(kind):
+def test_env_error_names_env_that_returned_nan(kind):
     collector = made(kind)
     collector.collect()
     env = collector.env if kind is TensorCollector else collector.env.backend.env
@@ -215,7 +215,7 @@ def normalized(case, **changes):
     )
 
 
-def test_statistics_that_change_nothing_keep_every_promise():
+def test_collector_passes_all_checks_with_identity_statistics():
     def frozen(case):
         collector = normalized(case)
         collector._outer.eval()
@@ -228,7 +228,7 @@ def test_statistics_that_change_nothing_keep_every_promise():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_a_gpu_a_graph_gives_what_single_steps_give_and_follows_the_host():
+def test_cuda_graph_matches_single_steps():
     batches, known = [], []
     for fast in (True, False):
         env = make_env("CartPole-v1", 64, vectorization="tensor", device="cuda", **BOTH)

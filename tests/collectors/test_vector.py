@@ -32,7 +32,7 @@ def steps(num_envs=2, **kwargs):
 
 
 # ---------------------------------------------------------------------- how much
-def test_it_is_a_collector_of_torchrl_with_the_keys_of_torchrl():
+def test_vector_collector_is_base_collector_with_torchrl_keys():
     collector = vector(CASE)
     assert isinstance(collector, BaseCollector)
     keys = {"observation", "action", "action_log_prob", "logits", ("collector", "traj_ids")}
@@ -43,23 +43,23 @@ def test_it_is_a_collector_of_torchrl_with_the_keys_of_torchrl():
         assert batch["next", name].shape == (3, 5, 1)
 
 
-def test_frames_per_batch_and_steps_per_env_say_the_same():
+def test_frames_per_batch_and_steps_per_env_are_equivalent():
     assert steps(frames_per_batch=6).steps_per_env == 3
     assert steps(steps_per_env=3).frames_per_batch == 6
 
 
-def test_it_knows_how_many_batches_there_will_be_and_ends_after_them():
+def test_len_matches_number_of_collected_batches():
     collector = steps(frames_per_batch=6, total_frames=18)
     assert len(collector) == len(list(collector)) == 3
     assert collector.policy_steps == 18
 
 
-def test_a_collector_without_end_has_no_length():
+def test_len_raises_type_error_without_total_frames():
     with pytest.raises(TypeError):
         len(steps(frames_per_batch=6))
 
 
-def test_a_prefill_is_a_batch_of_its_own_before_the_others():
+def test_prefill_is_separate_first_batch():
     collector = steps(frames_per_batch=6, prefill_frames=10, total_frames=28)
     assert [batch.shape[1] for batch in collector] == [5, 3, 3, 3]
 
@@ -74,11 +74,11 @@ def test_a_prefill_is_a_batch_of_its_own_before_the_others():
         ({"frames_per_batch": 6, "total_frames": 3}, "total_frames", ["6"]),
         ({"frames_per_batch": 6, "init_random_frames": 5}, "init_random_frames", ["4", "6"]),
         ({"frames_per_batch": 6, "prefill_frames": 3}, "prefill_frames", ["2", "4"]),
-        ({"frames_per_batch": 0}, "frames_per_batch", ["1"]),
+        ({"frames_per_batch": 0}, "frames_per_batch", []),
         ({"frames_per_batch": 6.5}, "frames_per_batch", []),
     ],
 )
-def test_counts_that_cannot_be_reached_are_refused_with_the_nearest_ones(settings, field, nearest):
+def test_unreachable_counts_raise_error_with_nearest_values(settings, field, nearest):
     with pytest.raises(SettingError) as caught:
         steps(**settings)
     assert caught.value.field == field
@@ -87,12 +87,12 @@ def test_counts_that_cannot_be_reached_are_refused_with_the_nearest_ones(setting
 
 
 # ---------------------------------------------------------------------- what it steps
-def test_an_environment_can_be_given_as_a_function_that_makes_it():
+def test_collector_accepts_env_factory():
     collector = VectorCollector(lambda: make_env(Steps, 2), steps_per_env=3)
     assert collector.collect().shape == (2, 3)
 
 
-def test_env_steps_are_those_that_were_made_where_an_episode_ends_inside_a_repeat():
+def test_env_steps_are_exact_when_episode_ends_inside_repeat():
     # Episodes of three env steps: repeats of two make two and one.
     collector = VectorCollector(make_env(Steps, 2, action_repeat=2), steps_per_env=5)
     batch = collector.collect()
@@ -102,7 +102,7 @@ def test_env_steps_are_those_that_were_made_where_an_episode_ends_inside_a_repea
     assert found == [(2, 3, 3.0)] * 4
 
 
-def test_all_copies_begin_new_episodes_with_each_batch_where_that_is_asked_for():
+def test_reset_at_each_iter_starts_new_episodes():
     collector = steps(steps_per_env=4, reset_at_each_iter=True, total_frames=16)
     for batch in collector:
         assert batch["observation"][0].flatten().tolist() == [0, 1, 2, 0]
@@ -112,7 +112,7 @@ def test_all_copies_begin_new_episodes_with_each_batch_where_that_is_asked_for()
 
 # ---------------------------------------------------------------------- memory and seeds
 @pytest.mark.parametrize("steps_per_env", [1, 2, 5])
-def test_what_becomes_of_a_batch_does_not_change_what_is_counted(steps_per_env):
+def test_batch_modifications_do_not_change_counts(steps_per_env):
     ours, other = (steps(steps_per_env=steps_per_env) for _ in range(2))
     for _ in range(12):
         batch, wanted = ours.collect(), other.collect()
@@ -148,7 +148,7 @@ class Spoils(Remembers):
 
 @pytest.mark.parametrize("fast_policy", ["auto", "exact"])
 @pytest.mark.parametrize("steps_per_env", [1, 3])
-def test_an_environment_may_keep_the_action_it_was_given_or_change_it(steps_per_env, fast_policy):
+def test_env_may_store_or_modify_action(steps_per_env, fast_policy):
     found = []
     for kind in (Remembers, Spoils):
         env = make_env(kind, 2)
@@ -186,7 +186,7 @@ class RemembersWhatItSaw(TensorDictModuleBase):
 
 @pytest.mark.parametrize("reads_it", [True, False])
 @pytest.mark.parametrize("steps_per_env", [1, 3])
-def test_a_policy_may_keep_the_observation_it_was_given(steps_per_env, reads_it):
+def test_policy_may_store_observation(steps_per_env, reads_it):
     policy = RemembersWhatItSaw(reads_it)
     collector = VectorCollector(make_env("CartPole-v1", 2), policy, steps_per_env=steps_per_env)
     batch = torch.cat([collector.collect() for _ in range(24 // steps_per_env)], dim=1)
@@ -195,7 +195,7 @@ def test_a_policy_may_keep_the_observation_it_was_given(steps_per_env, reads_it)
     assert torch.equal(batch["previous"][:, 1:][going_on], wanted)
 
 
-def test_an_observation_may_be_called_as_the_collector_s_own_entries():
+def test_observation_key_may_equal_collector_entry_name():
     class Named(gym.Env):
         observation_space = gym.spaces.Dict(traj_ids=gym.spaces.Box(0, 99, (1,)))
         action_space = gym.spaces.Discrete(2)
@@ -213,7 +213,7 @@ def test_an_observation_may_be_called_as_the_collector_s_own_entries():
     assert seen == [0, 1, 2, 3, 4]
 
 
-def test_a_collector_that_was_used_continues_from_the_state_of_another():
+def test_used_collector_continues_from_loaded_state():
     def made():
         env = make_env("CartPole-v1", 2, max_episode_steps=5)
         torch.manual_seed(0)
@@ -230,7 +230,7 @@ def test_a_collector_that_was_used_continues_from_the_state_of_another():
 
 
 @pytest.mark.parametrize("steps_per_env", [1, 7])
-def test_returns_do_not_depend_on_when_they_are_asked_for(steps_per_env):
+def test_episode_returns_do_not_depend_on_query_time(steps_per_env):
     asked, other = (
         VectorCollector(
             make_env("Pendulum-v1", 2, max_episode_steps=21), steps_per_env=steps_per_env
@@ -247,7 +247,7 @@ def test_returns_do_not_depend_on_when_they_are_asked_for(steps_per_env):
     assert asked.take_episodes() == found
 
 
-def test_memory_of_large_batches_is_given_away_and_not_written_again(monkeypatch):
+def test_large_batches_are_never_overwritten(monkeypatch):
     monkeypatch.setattr("kit.collectors.rollout.SMALL", 0)
     given, copied = steps(steps_per_env=4), steps(steps_per_env=4)
     batches = [given.collect() for _ in range(3)]
@@ -258,7 +258,7 @@ def test_memory_of_large_batches_is_given_away_and_not_written_again(monkeypatch
     assert given.take_episodes() == copied.take_episodes()
 
 
-def test_who_keeps_an_entry_of_a_large_batch_keeps_no_other(monkeypatch):
+def test_retained_entry_does_not_retain_other_entries(monkeypatch):
     for module in ("rollout", "rollout_buffer"):
         monkeypatch.setattr(f"kit.collectors.{module}.SMALL", 0)
     collector = steps(steps_per_env=4)
@@ -270,13 +270,13 @@ def test_who_keeps_an_entry_of_a_large_batch_keeps_no_other(monkeypatch):
     assert kept.shape == (2, 4, 1)
 
 
-def test_arrays_of_a_batch_begin_at_multiples_of_16_bytes():
+def test_rollout_buffer_arrays_are_aligned_to_16_bytes():
     buffer = RolloutBuffer(make_env("Pendulum-v1", 3), 5)
     arrays = [*buffer.acted_on.values(), *buffer.whole.next_observation.values()]
     assert [array.ctypes.data % 16 for array in (*arrays, buffer.whole.reward)] == [0, 0, 0]
 
 
-def test_with_reuse_each_batch_overwrites_the_one_before():
+def test_reuse_overwrites_previous_batch():
     collector = steps(steps_per_env=2, reuse=True)
     first, second = collector.collect(), collector.collect()
     assert first["observation"].data_ptr() == second["observation"].data_ptr()
@@ -285,7 +285,7 @@ def test_with_reuse_each_batch_overwrites_the_one_before():
 
 @pytest.mark.parametrize("steps_per_env", [1, 3])
 @pytest.mark.parametrize("exact", [False, True])
-def test_reused_memory_holds_what_a_copy_would(steps_per_env, exact):
+def test_reused_batches_match_copied_batches(steps_per_env, exact):
     collectors = []
     for reuse in (False, True):
         torch.manual_seed(0)
@@ -306,7 +306,7 @@ def test_reused_memory_holds_what_a_copy_would(steps_per_env, exact):
     assert copied.episodes == shared.episodes > 10
 
 
-def test_an_entry_replaced_in_a_batch_is_not_in_the_next():
+def test_replaced_entry_does_not_affect_next_batch():
     collector, copied = steps(steps_per_env=2, reuse=True), steps(steps_per_env=2)
     for _ in range(3):
         batch = collector.collect()
@@ -315,7 +315,7 @@ def test_an_entry_replaced_in_a_batch_is_not_in_the_next():
         batch["note"] = batch["observation"]
 
 
-def test_the_last_batch_of_shared_memory_stays_once_it_is_not_shared():
+def test_last_reused_batch_is_stable_after_reuse_is_disabled():
     collector = steps(steps_per_env=2, reuse=True)
     collector.collect()
     last = collector.collect()
@@ -325,7 +325,7 @@ def test_the_last_batch_of_shared_memory_stays_once_it_is_not_shared():
     assert_same(last.to_dict(), before.to_dict())
 
 
-def test_what_a_receiver_writes_is_in_no_later_batch():
+def test_batch_writes_do_not_affect_later_batches():
     collector, copied = steps(1, steps_per_env=1), steps(1, steps_per_env=1)
     for number in range(12):
         collector.reuse = number % 4 > 0
@@ -337,7 +337,7 @@ def test_what_a_receiver_writes_is_in_no_later_batch():
     assert collector.env_steps == copied.env_steps == 12
 
 
-def test_every_batch_draws_new_random_numbers():
+def test_each_batch_draws_new_policy_noise():
     def noise(observation):
         return torch.rand(observation.shape[0], 1)
 
@@ -349,7 +349,7 @@ def test_every_batch_draws_new_random_numbers():
     collector.shutdown()
 
 
-def test_seeding_it_again_gives_the_same_batches_and_the_next_seed():
+def test_set_seed_reproduces_batches_and_returns_next_seed():
     collector = vector(CASE, total_frames=-1)
     found = []
     for _ in range(2):
@@ -360,7 +360,7 @@ def test_seeding_it_again_gives_the_same_batches_and_the_next_seed():
     assert collector.set_seed(7, static_seed=True) == 7
 
 
-def test_episodes_that_are_cut_by_a_seed_are_not_reported():
+def test_episodes_interrupted_by_set_seed_are_not_reported():
     collector = steps(steps_per_env=2)
     collector.collect()
     collector.set_seed(1)
@@ -370,14 +370,14 @@ def test_episodes_that_are_cut_by_a_seed_are_not_reported():
 
 
 # ---------------------------------------------------------------------- in and out
-def test_a_closed_collector_says_so():
+def test_collect_raises_after_shutdown():
     collector = vector(CASE)
     collector.shutdown()
     with pytest.raises(RuntimeError, match="was shut down"):
         collector.collect()
 
 
-def test_the_environment_can_outlive_the_collector():
+def test_shutdown_can_leave_env_open():
     env = counter_env(CASE)
     collector = VectorCollector(env, steps_per_env=2)
     collector.collect()
@@ -385,7 +385,7 @@ def test_the_environment_can_outlive_the_collector():
     assert VectorCollector(env, steps_per_env=2).collect().shape == (3, 2)
 
 
-def test_where_an_environment_cannot_give_its_state_its_episodes_are_closed_and_it_says_so():
+def test_env_without_state_starts_new_episodes_after_resume():
     class Opaque(Steps):
         """Holds something that is no plain value."""
 

@@ -83,7 +83,7 @@ def test_every_field_has_exactly_one_use(name):
 
 
 @every_dialect
-def test_what_acts_everywhere_or_is_refused_is_part_of_no_count(name):
+def test_non_counting_fields_do_not_change_plan(name):
     """But for a buffer too small for what is collected, and a run that ends at a known return."""
     cls, draw, changes = dialect(name), random.Random(name), 0
     carried = {n for n, use in uses(cls).items() if getattr(use, "family", None) is None}
@@ -127,7 +127,7 @@ def test_what_acts_everywhere_or_is_refused_is_part_of_no_count(name):
     ],
     ids=str,
 )
-def test_a_field_sets_the_recipes_setting_of_its_meaning(given, values):
+def test_map_fields_sets_equivalent_recipe_settings(given, values):
     carried, _ = map_fields(given, Recipe())
     assert carried == pytest.approx(values) if "target_kl" in values else carried == values
 
@@ -150,7 +150,7 @@ def test_a_field_sets_the_recipes_setting_of_its_meaning(given, values):
     ],
     ids=str,
 )
-def test_replay_and_targets_act_in_an_off_policy_recipe(given, values):
+def test_map_fields_sets_replay_and_target_settings(given, values):
     assert map_fields(given, OffPolicyRecipe())[0] == values
 
 
@@ -161,18 +161,18 @@ def test_replay_and_targets_act_in_an_off_policy_recipe(given, values):
         ({"replay_buffer_save_only_last_obs": True}, "replay_buffer_save_only_last_obs"),
     ],
 )
-def test_stacks_that_were_not_acted_on_are_refused(given, message):
+def test_map_fields_rejects_unused_frame_stack_settings(given, message):
     with raises_setting(message):
         map_fields(Tianshou(algo="dqn", **given), OffPolicyRecipe())
 
 
 @pytest.mark.parametrize("deviation", [0.0, -1.0])
-def test_a_deviation_that_has_no_logarithm_is_refused(deviation):
+def test_map_fields_rejects_non_positive_std_init(deviation):
     with raises_setting("std_init"):
         map_fields(Pyrado(algo="ppo", std_init=deviation), ppo.Config(), "ppo")
 
 
-def test_pyrados_running_standardizer_normalises_over_all_batches():
+def test_pyrado_standardizer_maps_to_running_advantage_norm():
     critic = {"standardizer": "RunningStandardizer"}
     given = Pyrado(algo="ppo", critic=critic, min_steps=9, env_max_steps=9)
     assert map_fields(given, ppo.Config(), "ppo")[0] == {"advantage_norm": "running"}
@@ -181,7 +181,7 @@ def test_pyrados_running_standardizer_normalises_over_all_batches():
         map_fields(Pyrado(algo="ppo", critic=PyradoGAE(standardizer="Mine")), ppo.Config(), "ppo")
 
 
-def test_pyrados_sac_has_a_learning_rate_of_its_own():
+def test_pyrado_sac_has_separate_default_learning_rate():
     assert (Pyrado(algo="sac").resolved().lr, Pyrado(algo="ppo").resolved().lr) == (3e-4, 5e-4)
     assert map_fields(Pyrado(algo="sac", lr=5e-4), sac.Config())[0] == {"learning_rate": 5e-4}
     assert (
@@ -189,7 +189,7 @@ def test_pyrados_sac_has_a_learning_rate_of_its_own():
     )
 
 
-def test_pyrados_rewards_and_temperature_act_in_sac():
+def test_pyrado_reward_and_temperature_settings_map_to_sac():
     given = Pyrado(algo="sac", standardize_rew=False, rew_scale=0.1, learn_ent_coeff=False)
     expected = {"standardize_reward": False, "reward_scale": 0.1, "fixed_alpha": True}
     assert map_fields(given, sac.Config())[0] == expected
@@ -205,11 +205,11 @@ def test_pyrados_rewards_and_temperature_act_in_sac():
     ],
     ids=["sac", "a2c", "ppo2"],
 )
-def test_whose_gradients_pyrado_clips_is_told_where_recipes_clip_those_of_others(given, whose):
+def test_pyrado_notes_name_networks_with_clipped_gradients(given, whose):
     assert f"max_grad_norm=5 clips the gradients of {whose} alone" in " ".join(given.notes())
 
 
-def test_the_largest_norms_of_pyrados_policy_and_critic_act_if_they_are_the_same():
+def test_pyrado_max_grad_norm_must_match_for_policy_and_critic():
     both = Pyrado(algo="ppo", max_grad_norm=1.0, critic=PyradoGAE(max_grad_norm=1.0))
     assert map_fields(both, ppo.Config(), "ppo")[0] == {"max_grad_norm": 1.0, "critic_epochs": 10}
     assert map_fields(Pyrado(algo="dql", max_grad_norm=1.0), dqn.Config())[0] == {
@@ -222,7 +222,7 @@ def test_the_largest_norms_of_pyrados_policy_and_critic_act_if_they_are_the_same
         map_fields(unused, a2c.Config(), "a2c")
 
 
-def test_sheeprls_a2c_clips_the_gradient_of_a_sum():
+def test_sheeprl_a2c_max_grad_norm_is_divided_by_batch_size():
     given = Sheeprl(algo="a2c", max_grad_norm=4.0, num_envs=2, rollout_steps=5)
     assert map_fields(given, a2c.Config(), "a2c")[0]["max_grad_norm"] == 0.4
     assert map_fields(Sheeprl(algo="ppo", max_grad_norm=4.0), ppo.Config(), "ppo")[0] == {
@@ -230,20 +230,20 @@ def test_sheeprls_a2c_clips_the_gradient_of_a_sum():
     }
 
 
-def test_the_value_loss_that_sb3_clips_is_not_the_greater_of_both():
+def test_sb3_ppo_rejects_clip_range_vf():
     with raises_setting("clip_range_vf"):
         map_fields(SB3(algo="ppo", clip_range_vf=0.3), ppo.Config(), "ppo")
 
 
 @pytest.mark.parametrize("version", ["0.5.7", "0.5.0"])
-def test_a_value_loss_of_clipped_values_alone_is_refused(version):
+def test_map_fields_rejects_clip_vloss_of_old_sheeprl(version):
     with raises_setting("clip_vloss"):
         map_fields(Sheeprl(algo="ppo", clip_vloss=True, version=version), ppo.Config(), "ppo")
     given = Sheeprl(algo="ppo", clip_vloss=True)
     assert map_fields(given, ppo.Config(), "ppo")[0] == {"clip_value": True}
 
 
-def test_pyrados_epsilon_acts_in_dqn():
+def test_pyrado_epsilon_maps_to_dqn():
     given = Pyrado(algo="dql", eps_init=0.5, eps_schedule_gamma=0.99)
     falls = {"epsilon_start": 0.5, "epsilon_decay": 0.99, "epsilon_end": 0.05}
     assert map_fields(given, dqn.Config())[0] == falls
@@ -252,7 +252,7 @@ def test_pyrados_epsilon_acts_in_dqn():
     assert map_fields(constant, dqn.Config())[0] == {"epsilon_decay": 1.0, "epsilon_end": 1.0}
 
 
-def test_pyrados_epsilon_falls_from_its_first_exploring_iteration_towards_a_twentieth():
+def test_pyrado_epsilon_schedule_matches_library():
     """Values of ``EpsGreedyExplStrat`` as its sampler saw them: the first iteration is random."""
     given = Pyrado(algo="dql", eps_schedule_gamma=0.5, memory_size=40, num_init_memory_steps=20,
                    num_updates_per_step=1, batch_size=8, min_rollouts=1, max_iter=6,
@@ -263,7 +263,7 @@ def test_pyrados_epsilon_falls_from_its_first_exploring_iteration_towards_a_twen
     assert seen == pytest.approx([1.0, 0.525, 0.2875, 0.16875, 0.109375])
 
 
-def test_noise_has_the_same_unit_in_sb3_cleanrl_and_the_recipes():
+def test_sb3_and_cleanrl_noise_maps_without_rescaling():
     given = SB3(algo="td3", target_policy_noise=0.3, noise_type="normal", noise_std=0.25)
     assert map_fields(given, td3.Config(), "td3")[0] == {
         "policy_noise": 0.3,
@@ -279,7 +279,7 @@ def test_noise_has_the_same_unit_in_sb3_cleanrl_and_the_recipes():
         map_fields(SB3(algo="td3", noise_type="ornstein-uhlenbeck"), td3.Config(), "td3")
 
 
-def test_epsilon_and_target_updates_act_in_dqn_in_its_gradient_steps():
+def test_epsilon_and_target_interval_map_to_dqn_gradient_steps():
     given = SB3(exploration_fraction=0.5, exploration_final_eps=0.1, target_update_interval=1000)
     values = map_fields(given, dqn.Config(), "dqn")[0]
     assert values == {"exploration_share": 0.5, "epsilon_end": 0.1, "target_update_every": 250}
@@ -300,12 +300,12 @@ def test_epsilon_and_target_updates_act_in_dqn_in_its_gradient_steps():
         ({"train_freq": 1, "n_envs": 3, "gradient_steps": 3}, 399),  # 133 vector steps
     ],
 )
-def test_timesteps_between_target_updates_are_gradient_steps_of_whole_rollouts(given, every):
+def test_sb3_dqn_target_interval_maps_to_gradient_steps(given, every):
     given = SB3(algo="dqn", episode_length=200, target_update_interval=400, **given)
     assert map_fields(given, dqn.Config(), "dqn")[0] == {"target_update_every": every}
 
 
-def test_copies_of_a_target_between_two_trainings_are_one():
+def test_target_updates_between_trainings_are_merged():
     steps = {"train_freq": (1, "episode"), "episode_length": 200, "gradient_steps": 50}
     for interval, given, every in (1, steps, 50), (199, steps, 50), (2, {"gradient_steps": 4}, 4):
         given = SB3(algo="dqn", target_update_interval=interval, **given)
@@ -316,7 +316,7 @@ def test_copies_of_a_target_between_two_trainings_are_one():
 
 
 @pytest.mark.parametrize("interval", [401, 407])
-def test_a_target_period_between_two_gradient_steps_is_refused_with_the_nearest(interval):
+def test_sb3_dqn_rejects_fractional_target_interval(interval):
     episodes = {"train_freq": (1, "episode"), "episode_length": 200, "gradient_steps": 50}
     given = SB3(algo="dqn", target_update_interval=interval, **episodes)
     with raises_setting("target_update_interval"):
@@ -326,30 +326,30 @@ def test_a_target_period_between_two_gradient_steps_is_refused_with_the_nearest(
 @pytest.mark.parametrize(
     ("steps", "interval", "every"), [(1, 2, 1), (4, 2, 2), (4, 9, 4), (-1, 5, 5), (-1, 12, 10)]
 )
-def test_the_target_period_of_sac_counts_anew_in_each_rollout(steps, interval, every):
+def test_sb3_sac_target_interval_restarts_each_rollout(steps, interval, every):
     given = SB3(algo="sac", train_freq=10, gradient_steps=steps, target_update_interval=interval)
     assert map_fields(given, dqn.Config(), "sac")[0] == {"target_update_every": every}
     assert "restarts in each call to train()" in " ".join(given.notes())
 
 
-def test_a_target_period_of_sac_that_does_not_divide_a_rollout_is_no_period():
+def test_sb3_sac_rejects_target_interval_not_dividing_rollout():
     given = SB3(algo="sac", train_freq=10, gradient_steps=-1, target_update_interval=4)
     with raises_setting("target_update_interval"):
         map_fields(given, dqn.Config(), "sac")
 
 
-def test_a_target_period_over_episodes_of_unknown_length_is_refused():
+def test_sb3_target_interval_requires_episode_length():
     given = SB3(algo="dqn", train_freq=(1, "episode"), target_update_interval=400)
     with raises_setting("episode_length"):
         map_fields(given, dqn.Config(), "dqn")
 
 
-def test_what_counts_in_one_family_acts_in_the_other():
+def test_map_fields_omits_fields_that_count_in_ppo():
     assert map_fields(Tianshou(algo="ppo", buffer_size=50), Recipe())[0] == {}
     assert map_fields(SB3(algo="ppo", n_steps=3), Recipe())[0] == {}
 
 
-def test_the_recipes_settings_are_set_and_the_table_says_so():
+def test_apply_to_config_sets_and_reports_settings():
     recipe = Recipe()
     lines = apply_to_config(Nip(lr=0.5, normalize_observations=False), recipe, "ppo", "on_policy")
     assert (recipe.learning_rate, recipe.env.normalize_observation) == (0.5, False)
@@ -357,7 +357,7 @@ def test_the_recipes_settings_are_set_and_the_table_says_so():
     assert apply_to_config(Nip(lr=0.5, normalize_observations=False), recipe, "ppo")[0] == lines[0]
 
 
-def test_the_table_says_whose_counts_are_taken_for_an_algorithm_that_the_library_lacks():
+def test_apply_to_config_reports_algorithm_used_for_counts():
     told = "sb3 does not have this algorithm, so counts follow its sac"
     assert apply_to_config(SB3(), crossq.Config(), "crossq", "off_policy")[0] == told
     for steps, config in (SB3(), sac.Config()), (Dreamer(), crossq.Config()):
@@ -367,7 +367,7 @@ def test_the_table_says_whose_counts_are_taken_for_an_algorithm_that_the_library
         assert not any("does not have this algorithm" in line for line in lines)
 
 
-def test_the_table_names_the_defaults_that_a_recipe_does_not_follow():
+def test_apply_to_config_reports_unapplied_library_defaults():
     line, implicit, hint = apply_to_config(Nip(), Recipe(), "ppo")
     assert implicit == "fixed in nip, but different here: critic_coeff=1.0 (here 0.5)"
     assert hint == "(steps.library_defaults=true applies these values of nip)"
@@ -381,17 +381,17 @@ def test_the_table_names_the_defaults_that_a_recipe_does_not_follow():
     assert "vf_coef=0.5 (equals critic_coeff=0.25, here 0.5)" in line
 
 
-def test_the_kits_own_words_take_nothing():
+def test_native_settings_produce_no_report():
     assert apply_to_config({"total_policy_steps": 10}, Recipe(), "ppo") == []
     assert caveats({"total_policy_steps": 10}, "ppo") == []
 
 
-def test_the_table_has_the_caveats_of_the_settings():
+def test_caveats_return_notes_of_settings():
     (note,) = caveats(SB3(n_steps=128, total_timesteps=2_048), "ppo", "on_policy")
     assert note == "sb3: n_steps=128 is per environment: a rollout has 128 timesteps."
 
 
-def test_many_caveats_are_the_command_that_shows_them(capsys):
+def test_many_caveats_are_summarized_by_command(capsys):
     (line,) = caveats(Nip(steps_per_env_per_iteration=100, lr=0.5), "ppo", "on_policy")
     count, words = re.fullmatch(
         r"\((\d+) caveats of these settings: kit steps (.*)\)", line
@@ -428,7 +428,7 @@ def test_many_caveats_are_the_command_that_shows_them(capsys):
         ),
     ],
 )
-def test_what_a_recipe_cannot_do_is_refused_by_name(given, message):
+def test_map_fields_rejects_unsupported_fields_by_name(given, message):
     with raises_setting(message):
         map_fields(given, Recipe())
 
@@ -443,16 +443,16 @@ def test_what_a_recipe_cannot_do_is_refused_by_name(given, message):
         (Pyrado(algo="sac", ent_coeff_init=0.1), {}),
     ],
 )
-def test_an_entropy_coefficient_is_fixed_or_learnt_as_the_library_says(given, fixed):
+def test_entropy_coefficient_is_fixed_or_trained_as_in_library(given, fixed):
     assert map_fields(given, sac.Config())[0] == {"initial_alpha": 0.1, **fixed}
 
 
-def test_an_entropy_coefficient_without_effect_is_refused():
+def test_map_fields_rejects_ineffective_entropy_coefficient():
     with raises_setting("alpha"):
         map_fields(CleanRL(algo="sac", alpha=0.1), sac.Config())
 
 
-def test_pyrados_critic_acts_where_it_learns_by_itself():
+def test_pyrado_critic_settings_map_to_ppo():
     given = Pyrado(algo="ppo", critic=PyradoGAE(num_epoch=3, batch_size=32, lr=1e-4))
     expected = {"critic_epochs": 3, "critic_minibatch_size": 32, "critic_learning_rate": 1e-4}
     assert map_fields(given, ppo.Config())[0] == expected
@@ -462,7 +462,7 @@ def test_pyrados_critic_acts_where_it_learns_by_itself():
     assert map_fields(both, ppo.Config())[0] == {"normalize_advantage": True}
 
 
-def test_a_setting_in_the_kits_words_that_contradicts_is_refused():
+def test_map_fields_rejects_conflicting_recipe_setting():
     with raises_setting("lr"):
         map_fields(Nip(lr=0.5), Recipe(learning_rate=0.1))
     assert map_fields(Nip(lr=0.5), Recipe(learning_rate=0.5))[0] == {"learning_rate": 0.5}
@@ -470,7 +470,7 @@ def test_a_setting_in_the_kits_words_that_contradicts_is_refused():
 
 # ---------------------------------------------------------------------- tables against recipes
 @every_dialect
-def test_the_documentation_has_the_use_of_every_field_that_does_not_count(name):
+def test_docs_list_use_of_each_non_counting_field(name):
     page = (Path(__file__).parents[2] / "docs" / "translate.md").read_text(encoding="utf-8")
     (table,) = re.findall(rf"^#### `{name}`\n\n(.*?)\n\n", page, re.MULTILINE | re.DOTALL)
     rows = [line.split(" | ") for line in table.splitlines()[2:]]
@@ -479,7 +479,7 @@ def test_the_documentation_has_the_use_of_every_field_that_does_not_count(name):
 
 
 @pytest.mark.parametrize("recipe", [ppo, sac, dqn], ids=["ppo", "sac", "dqn"])
-def test_the_recipes_accept_every_dialect_at_its_defaults_and_change_nothing(recipe):
+def test_dialect_defaults_do_not_change_recipe_config(recipe):
     family = recipe.Config.FAMILY
     for name in [n for n in DIALECTS if family in dialect(n).ALGORITHMS.values()]:
         config = recipe.Config()
@@ -492,7 +492,7 @@ def lines_of(given, config, algo) -> str:
     return " ".join(map_fields(given, config, algo)[1])
 
 
-def test_settings_that_the_library_has_no_field_for_are_listed_where_they_differ():
+def test_report_lists_differing_settings_without_library_field():
     told = lines_of(CleanRL(algo="dqn"), dqn.Config(), "dqn")
     for name in (
         "n_step=1 (here 3)",
@@ -522,9 +522,7 @@ NOT_NORMALISED = {"env.normalize_observation": False, "env.normalize_reward": Fa
         ),
     ],
 )
-def test_what_nip_and_sheeprl_do_without_a_word_is_told_and_taken_if_asked_for(
-    given, recipe, taken
-):
+def test_implicit_values_are_reported_and_applied_on_request(given, recipe, taken):
     algo = recipe.__name__.rpartition(".")[2]
     told = lines_of(given, recipe.Config(), algo).partition("but different here: ")[2]
     assert told.count("(here") == len(taken)
@@ -542,7 +540,7 @@ def test_what_nip_and_sheeprl_do_without_a_word_is_told_and_taken_if_asked_for(
         (Pyrado(algo="dql"), dqn, {"double_dqn": False, "tau": 1.0}),
     ],
 )
-def test_what_pyrado_does_without_a_word_is_told_where_it_differs(given, recipe, told):
+def test_pyrado_implicit_values_are_reported_when_different(given, recipe, told):
     config = recipe.Config()
     if recipe is ppo:
         config.entropy_coeff = 0.5
@@ -552,7 +550,7 @@ def test_what_pyrado_does_without_a_word_is_told_where_it_differs(given, recipe,
     assert all(f"{name}={value} (here" in lines for name, value in told.items())
 
 
-def test_the_defaults_of_the_library_hold_where_they_are_asked_for():
+def test_library_defaults_are_applied_when_requested():
     config = dqn.Config(hidden_sizes=[32])
     values, lines = map_fields(CleanRL(algo="dqn", library_defaults=True), config, "dqn")
     assert values == {
@@ -568,7 +566,7 @@ def test_the_defaults_of_the_library_hold_where_they_are_asked_for():
     )
 
 
-def test_defaults_of_another_algorithm_are_not_those_of_one_that_a_library_lacks():
+def test_apply_to_config_rejects_defaults_of_missing_algorithm():
     config = rainbow.Config()
     assert (
         len(apply_to_config(SB3(), config, "rainbow", "off_policy")) == 1
@@ -581,7 +579,7 @@ def test_defaults_of_another_algorithm_are_not_those_of_one_that_a_library_lacks
 
 @pytest.mark.parametrize("library", [SB3, CleanRL])
 @pytest.mark.parametrize(("algo", "recipe"), [("ppo", ppo_pixels), ("dqn", dqn_pixels)])
-def test_networks_of_images_are_those_of_the_library_for_images(library, algo, recipe):
+def test_pixel_recipes_keep_network_settings(library, algo, recipe):
     told = lines_of(library(algo=algo), recipe.Config(), algo)
     assert "normalize_reward=False" in told or "double_dqn=False" in told
     assert "hidden_sizes" not in told
@@ -590,7 +588,7 @@ def test_networks_of_images_are_those_of_the_library_for_images(library, algo, r
     assert not map_fields(given, recipe.Config(), algo)[0].keys() & {"hidden_sizes", "activation"}
 
 
-def test_frames_that_an_environment_stacks_are_not_those_of_tianshous_buffer():
+def test_tianshou_defaults_do_not_set_stacked_frames():
     given = Tianshou(algo="dqn", library_defaults=True)
     values, lines = map_fields(given, dqn_pixels.Config(), "dqn")
     assert "buffer_size" in values
@@ -599,7 +597,7 @@ def test_frames_that_an_environment_stacks_are_not_those_of_tianshous_buffer():
 
 
 @pytest.mark.parametrize("rate", ["lin_1e-3", "lin_0.001"])
-def test_linear_schedules_of_the_zoo_act(rate):
+def test_zoo_linear_schedules_map_to_recipe(rate):
     given = SB3(algo="ppo", learning_rate=rate, clip_range="lin_0.3")
     assert map_fields(given, ppo.Config(), "ppo")[0] == {
         "learning_rate": 1e-3, "lr_schedule": "linear",
@@ -620,12 +618,12 @@ def test_linear_schedules_of_the_zoo_act(rate):
         (Tianshou(algo="sac"), ppo),
     ],
 )
-def test_the_algorithm_of_another_recipe_is_refused(given, recipe):
+def test_recipe_rejects_algorithm_of_other_recipe(given, recipe):
     with raises_setting("algo"):
         recipe.build(recipe.Config(steps=given, log_dir=None))
 
 
-def test_a_variant_of_the_recipes_algorithm_counts_as_it_does():
+def test_recipe_accepts_variant_of_its_algorithm():
     plan = Pyrado(algo="ppo2", min_rollouts=2, max_iter=3).to_plan()
     trainer = ppo.build(
         ppo.Config(steps=Pyrado(algo="ppo2", min_rollouts=2, max_iter=3), log_dir=None)
@@ -637,7 +635,7 @@ def test_a_variant_of_the_recipes_algorithm_counts_as_it_does():
 
 
 # ---------------------------------------------------------------------- fields one by one
-def test_a2c_of_sheeprl_does_not_anneal_though_it_is_told_to():
+def test_sheeprl_a2c_ignores_anneal_lr():
     given = {"algo": "a2c", "anneal_lr": True}
     assert map_fields(Sheeprl(**given), a2c.Config(), "a2c")[0] == {"lr_schedule": "constant"}
 
@@ -652,16 +650,16 @@ def test_a2c_of_sheeprl_does_not_anneal_though_it_is_told_to():
         (Sheeprl(algo="sac", buffer_size=31, num_envs=2, world_size=3), 30),
     ],
 )
-def test_other_buffers_are_rounded_down_to_equally_many_of_each_environment(given, capacity):
+def test_buffer_size_is_rounded_down_per_env(given, capacity):
     assert map_fields(given, sac.Config())[0]["buffer_size"] == capacity
 
 
-def test_tianshous_buffer_has_equally_many_transitions_of_each_environment():
+def test_tianshou_buffer_size_is_rounded_up_per_env():
     given = Tianshou(algo="sac", num_train_envs=3, buffer_size=10)
     assert map_fields(given, OffPolicyRecipe(), "sac")[0]["buffer_size"] == 12
 
 
-def test_what_does_not_count_and_differs_after_a_translation_is_told_defaults_included():
+def test_translation_reports_differing_non_counting_settings():
     made = translate(SB3(algo="ppo", learning_rate=1e-3), CleanRL)
     assert made.differences == []
     assert made.other_settings() == {
@@ -675,7 +673,7 @@ def test_what_does_not_count_and_differs_after_a_translation_is_told_defaults_in
     assert translate(nip, CleanRL).other_settings()["gamma"] == (0.9, 0.99)
 
 
-def test_sheeprls_other_schedules_act():
+def test_sheeprl_clip_and_entropy_schedules_map_to_ppo():
     given = Sheeprl(algo="ppo", anneal_clip_coef=True, anneal_ent_coef=True)
     assert map_fields(given, ppo.Config())[0] == {
         "clip_schedule": "linear",

@@ -37,25 +37,25 @@ CONFIGS = Path(__file__).parents[1] / "data" / "configs"
         ("1/0", "1/0"),
     ],
 )
-def test_a_text_means_a_plain_value(text, value):
+def test_value_of_parses_text(text, value):
     assert value_of(text) == value
     assert type(value_of(text)) is type(value)
 
 
 @pytest.mark.parametrize("text", ["1e6", "1E6", "1e+6", "10.e5", "1.0e6", "+1.0e+6", ".1e7"])
-def test_a_number_with_an_exponent_is_one_in_a_file_as_well(text, tmp_path):
+def test_config_file_parses_number_with_exponent(text, tmp_path):
     file = tmp_path / "sb3_ppo.yaml"
     file.write_text(f"total_timesteps: {text}\n")
     assert make(SB3, {}, str(file)).to_plan().asked["total_policy_steps"] == 1_000_000
 
 
-def test_words_are_names_and_values():
+def test_settings_of_parses_name_value_pairs():
     assert settings_of(["a=1", "+b=x=y"]) == {"a": 1, "b": "x=y"}
     with raises_setting("setting"):
         settings_of(["a"])
 
 
-def test_nested_names_are_those_of_the_librarys_configuration():
+def test_make_accepts_nested_library_names():
     settings = {"algo.name": "sac", "algo.replay_ratio": 0.5, "env.num_envs": 2}
     settings |= {"fabric.devices": 3, "buffer.size": 100}
     made = make(Sheeprl, settings)
@@ -65,12 +65,12 @@ def test_nested_names_are_those_of_the_librarys_configuration():
     assert make(Pyrado, {"critic.num_epoch": 3}).critic.num_epoch == 3
 
 
-def test_an_unknown_name_is_refused_with_the_nearest_spelling():
+def test_make_rejects_unknown_name():
     with raises_setting("algo.replay_rato"):
         make(Sheeprl, {"algo.replay_rato": 1})
 
 
-def test_sheeprls_file_has_sections_defaults_and_interpolations():
+def test_sheeprl_file_resolves_sections_defaults_interpolations():
     made = make(Sheeprl, {}, str(CONFIGS / "sheeprl_dreamer.yaml"))
     assert made.algo == "dreamer_v3"
     assert (made.replay_ratio, made.total_steps, made.action_repeat) == (0.3, 5000, 4)
@@ -78,13 +78,13 @@ def test_sheeprls_file_has_sections_defaults_and_interpolations():
     assert made.to_plan().iterations == 2500
 
 
-def test_what_is_typed_wins_over_the_file():
+def test_command_line_overrides_file():
     made = make(Sheeprl, {"algo.total_steps": 100}, str(CONFIGS / "sheeprl_dreamer.yaml"))
     assert made.total_steps == 100
     assert made.replay_ratio == 0.3
 
 
-def test_the_zoo_has_a_group_for_each_environment():
+def test_zoo_file_selects_group_by_env():
     path = str(CONFIGS / "sb3_zoo_ppo.yml")
     made = make(SB3, {"env": "CartPole-v1"}, path)
     assert made.algo == "ppo"
@@ -96,13 +96,13 @@ def test_the_zoo_has_a_group_for_each_environment():
         make(SB3, {"env": "CartPole-v2"}, path)
 
 
-def test_a_section_may_hold_all_settings():
+def test_file_may_nest_all_settings_in_one_section():
     made = make(Tianshou, {"algo": "sac"}, str(CONFIGS / "tianshou_sac.yaml"))
     assert made.to_plan().iterations == 18
 
 
 @pytest.mark.parametrize("content", [None, "a: [", "- 1", "other: 3", "\x00\x01"])
-def test_a_file_that_says_nothing_is_refused(tmp_path, content):
+def test_make_rejects_file_without_settings(tmp_path, content):
     path = tmp_path / "config.yaml"
     if content is not None:
         path.write_text(content)
@@ -110,7 +110,7 @@ def test_a_file_that_says_nothing_is_refused(tmp_path, content):
         make(Sheeprl, {}, str(path))
 
 
-def test_what_is_not_read_of_a_file_is_said(tmp_path, capsys):
+def test_command_reports_unread_file_entries(tmp_path, capsys):
     file = tmp_path / "ppo.yml"
     file.write_text("CartPole-v1:\n  n_timestps: 1e4\n  normalize: true\n  n_steps: 32\n")
     assert main(["explain", "sb3", str(file)]) == 0
@@ -120,14 +120,14 @@ def test_what_is_not_read_of_a_file_is_said(tmp_path, capsys):
     assert "- normalize=True" in capsys.readouterr().out
 
 
-def test_of_a_file_about_much_else_only_what_is_spelt_like_a_field_is_said(tmp_path):
+def test_left_unread_lists_only_near_misses_in_large_file(tmp_path):
     file = tmp_path / "config.yaml"
     others = "".join(f"other_{number}: 1\n" for number in range(20))
     file.write_text(f"{others}n_step: 3\ngama: 0.9\nn_steps: 8\n")
     assert left_unread(SB3, file) == {"n_step": 3, "gama": 0.9}
 
 
-def test_groups_of_settings_are_read_of_a_file(tmp_path):
+def test_config_file_loads_nested_groups(tmp_path):
     file = tmp_path / "pyrado.yaml"
     others = "".join(f"other_{number}: 1\n" for number in range(20))
     file.write_text(f"{others}algo: ppo\nmin_steps: 100\ncritic:\n  gamma: 0.9\n  num_epoch: 3\n")
@@ -151,7 +151,7 @@ def config_file(tmp_path, text, name="config.yaml"):
         ("exp=ppo_recurrent", "algo"),
     ],
 )
-def test_an_unknown_configuration_is_refused_with_the_nearest(words, message):
+def test_sheeprl_rejects_unknown_config_name(words, message):
     with raises_setting(message):
         make(Sheeprl, settings_of([words])).to_plan()
 
@@ -165,19 +165,19 @@ def test_an_unknown_configuration_is_refused_with_the_nearest(words, message):
         ("override /algo: ppo_recurrent", "algo"),
     ],
 )
-def test_an_unknown_configuration_in_a_file_is_refused_with_the_nearest(tmp_path, entry, message):
+def test_sheeprl_file_rejects_unknown_config_name(tmp_path, entry, message):
     path = config_file(tmp_path, f"defaults:\n  - {entry}\nalgo:\n  total_steps: 320\n")
     with raises_setting(message):
         make(Sheeprl, {}, path).to_plan()
 
 
-def test_a_file_that_is_called_like_an_algorithm_without_a_plan_is_refused(tmp_path):
+def test_sheeprl_rejects_file_named_after_unsupported_algorithm(tmp_path):
     path = config_file(tmp_path, "algo:\n  rollout_steps: 32\n", "ppo_recurrent.yaml")
     with raises_setting("algo"):
         make(Sheeprl, {}, path).to_plan()
 
 
-def test_a_configuration_sets_what_it_sets_in_the_library_and_the_rest_is_over_it(tmp_path):
+def test_sheeprl_config_names_apply_values_below_overrides(tmp_path):
     made = make(Sheeprl, {"exp": "dreamer_v3", "env.num_envs": 1})
     assert (made.algo, made.action_repeat, made.max_episode_steps) == ("dreamer_v3", 4, 27_000)
     assert make(Sheeprl, {"env.action_repeat": 2, "env": "atari"}).action_repeat == 2
@@ -193,7 +193,7 @@ def test_a_configuration_sets_what_it_sets_in_the_library_and_the_rest_is_over_i
         make(Sheeprl, {"exp": "sac"}, path)
 
 
-def test_a_typed_environment_replaces_that_of_the_experiment(tmp_path, capsys):
+def test_command_line_env_replaces_experiment_env(tmp_path, capsys):
     for env, expected in {"dmc": (1, 1_000), "gym": (1, None), "atari": (4, 27_000)}.items():
         made = make(Sheeprl, {"exp": "dreamer_v3", "env": env})
         assert (made.action_repeat, made.max_episode_steps) == expected
@@ -202,12 +202,12 @@ def test_a_typed_environment_replaces_that_of_the_experiment(tmp_path, capsys):
     assert "16 envs x 1 step" in capsys.readouterr().out
 
 
-def test_other_files_that_a_file_builds_on_are_said_not_to_be_read(tmp_path):
+def test_left_unread_reports_unknown_defaults_files(tmp_path):
     path = config_file(tmp_path, "defaults:\n  - dreamer_v1\n  - _self_\nalgo:\n  gamma: 0.5\n")
     assert left_unread(Sheeprl, Path(path)) == {"defaults": ["dreamer_v1"]}
 
 
-def test_an_environment_chooses_nothing_in_a_file_of_one_run(tmp_path):
+def test_make_rejects_env_with_file_without_groups(tmp_path):
     path = config_file(tmp_path, "n_timesteps: 1000\n", "ppo.yml")
     with raises_setting("env"):
         make(SB3, {"env": "CartPole-v1"}, path)
@@ -247,13 +247,13 @@ def test_an_environment_chooses_nothing_in_a_file_of_one_run(tmp_path):
         ("sb3", "algo=ppo policy=MlpPolcy", "policy='MlpPolcy' .* Try: MlpPolicy"),
     ],
 )
-def test_a_value_that_the_library_would_not_take_is_refused(library, words, message, capsys):
+def test_command_rejects_values_invalid_in_library(library, words, message, capsys):
     needed = ["steps_per_env_per_iteration=10"] if library == "nip" else []
     assert main(["explain", library, *needed, *words.split()]) == 2
     assert re.search(message, capsys.readouterr().err)
 
 
-def test_a_mapping_is_typed_in_braces():
+def test_settings_of_parses_mapping_in_braces():
     assert settings_of(["policy_kwargs={net_arch: [8, 8]}"]) == {
         "policy_kwargs": {"net_arch": [8, 8]}
     }
@@ -261,7 +261,7 @@ def test_a_mapping_is_typed_in_braces():
     assert main(["explain", "sb3", "policy_kwargs={net_arch: [8, 8]}"]) == 0
 
 
-def test_networks_in_the_manner_of_the_zoo_count_nothing_and_are_refused_in_a_run(tmp_path):
+def test_map_fields_rejects_zoo_policy_kwargs_string(tmp_path):
     text = "n_timesteps: 10_000\npolicy_kwargs: 'dict(net_arch=[64, 64])'\n"
     made = make(SB3, {"algo": "ppo"}, config_file(tmp_path, text, "ppo.yml"))
     assert made.to_plan().iterations == 5
@@ -269,7 +269,7 @@ def test_networks_in_the_manner_of_the_zoo_count_nothing_and_are_refused_in_a_ru
         map_fields(made, ppo.Config(), "ppo")
 
 
-def test_checking_a_group_leaves_it_as_it_was_given():
+def test_resolved_does_not_modify_group():
     critic = PyradoGAE(num_epoch=3.0)
     assert Pyrado(algo="ppo", min_steps=5, critic=critic).resolved().critic.num_epoch == 3
     assert isinstance(critic.num_epoch, float)

@@ -10,24 +10,24 @@ from tests.errors import raises_setting
 
 
 @pytest.mark.parametrize("spelt", ["1,episode", "(1, 'episode')", [1, "episode"], (1, "episode")])
-def test_train_freq_of_sb3_is_a_pair_however_it_is_spelt(spelt):
+def test_sb3_train_freq_accepts_all_pair_spellings(spelt):
     plan = SB3(algo="sac", train_freq=spelt, episode_length=10, total_timesteps=100).to_plan()
     assert plan.min_episodes == 1
     assert SB3(algo="sac", train_freq="4,step").to_plan().steps_per_env == 4
 
 
 @pytest.mark.parametrize("spelt", ["1,day", "many", "x,step", ""])
-def test_a_train_freq_that_is_no_pair_is_refused(spelt):
+def test_sb3_rejects_invalid_train_freq(spelt):
     with raises_setting("train_freq"):
         SB3(algo="sac", train_freq=spelt).to_plan()
 
 
-def test_the_policy_of_sb3_is_understood():
+def test_sb3_accepts_policy_name():
     made = make(SB3, settings_of(["policy=MlpPolicy", "n_envs=4"]))
     assert (made.policy, made.n_envs) == ("MlpPolicy", 4)
 
 
-def test_cleanrls_arguments_may_have_hyphens():
+def test_cleanrl_accepts_hyphenated_names():
     assert make(CleanRL, settings_of(["num-envs=4", "--num-steps=16"])).num_steps == 16
     assert CleanRL.from_settings({"num-envs": 4}).num_envs == 4
     with raises_setting("num_evns"):
@@ -46,14 +46,14 @@ def test_cleanrls_arguments_may_have_hyphens():
         ("update_per_step", "update_step_num_gradient_steps_per_sample"),
     ],
 )
-def test_names_of_one_generation_of_tianshou_point_to_those_of_the_other(old, new):
+def test_tianshou_rejects_names_of_other_version(old, new):
     with raises_setting(old):
         Tianshou2.from_settings({old: 3})
     with raises_setting(new):
         make(Tianshou, {new: 3})
 
 
-def test_a_ppo_user_of_torchrl_means_epochs_over_the_batch():
+def test_torchrl_ppo_defaults_to_epochs_over_batch():
     settings = {"frames_per_batch": 12, "total_frames": 24, "batch_size": 4, "num_epochs": 2}
     plan = TorchRL(algo="ppo", **settings).to_plan()
     assert plan.minibatch_sizes(1) == [4] * 6
@@ -61,7 +61,7 @@ def test_a_ppo_user_of_torchrl_means_epochs_over_the_batch():
     assert plan == named.to_plan()
 
 
-def test_a_sampler_that_is_named_still_needs_an_end_of_the_epoch():
+def test_torchrl_named_sampler_requires_optim_steps_per_batch():
     with raises_setting("optim_steps_per_batch"):
         TorchRL(algo="ppo", sampler="without_replacement").to_plan()
 
@@ -77,19 +77,19 @@ def test_a_sampler_that_is_named_still_needs_an_end_of_the_epoch():
         ({"replay_ratio": 1.0, "version": "0.5.0"}, "replay_ratio"),
     ],
 )
-def test_settings_of_another_version_of_sheeprl_point_to_it(settings, message):
+def test_sheeprl_rejects_settings_of_other_version(settings, message):
     with raises_setting(message):
         Sheeprl(algo="dreamer_v3", **settings).to_plan()
 
 
 @pytest.mark.parametrize(("algo", "trains"), [("dreamer_v2", 1), ("dreamer_v3", 0)])
-def test_a_dry_run_of_february_2024_trains_at_once_but_for_the_third_dreamer(algo, trains):
+def test_sheeprl_0_5_0_dry_run_trains_dreamer_v2_but_not_v3(algo, trains):
     dry = {"version": "0.5.0", "train_every": 100, "dry_run": True, "per_rank_sequence_length": 1}
     plan = Sheeprl(algo=algo, **dry).to_plan()
     assert (plan.iterations, plan.gradient_steps(1)) == (1, trains)
 
 
-def test_the_first_dreamer_of_february_2024_trains_after_learning_starts_without_pretraining():
+def test_sheeprl_0_5_0_dreamer_v1_trains_without_pretraining():
     settings = {"version": "0.5.0", "num_envs": 1, "learning_starts": 10, "train_every": 10}
     settings |= {"per_rank_gradient_steps": 2, "total_steps": 31, "per_rank_sequence_length": 4}
     first = Sheeprl(algo="dreamer_v1", **settings).to_plan()

@@ -33,7 +33,7 @@ RL_TRAINER_PARAMETERS = {
 }
 
 
-def test_it_has_every_field_of_rl_trainer_parameters_with_its_default_in_order():
+def test_nip_fields_match_rl_trainer_parameters():
     own = {f.name: f.default for f in fields(Nip) if not f.kw_only}
     assert own == RL_TRAINER_PARAMETERS
     assert list(own) == list(RL_TRAINER_PARAMETERS)
@@ -41,7 +41,7 @@ def test_it_has_every_field_of_rl_trainer_parameters_with_its_default_in_order()
     assert RlTrainerParameters(40).frames_per_batch == 40
 
 
-def test_the_number_of_environments_is_derived_and_steps_must_be_a_factor():
+def test_num_envs_is_derived_from_frames_per_batch():
     plan = Nip(frames_per_batch=40, steps_per_env_per_iteration=8, minibatch_size=16).to_plan()
     assert (plan.num_envs, plan.steps_per_env) == (5, 8)
     with raises_setting("frames_per_batch") as error:
@@ -49,7 +49,7 @@ def test_the_number_of_environments_is_derived_and_steps_must_be_a_factor():
     assert error.value.works == [16, 24]
 
 
-def test_frames_follow_from_rollouts_or_from_the_dataset():
+def test_frames_per_batch_is_derived_from_rollouts_or_dataset():
     settings = {"frames_per_batch": None, "steps_per_env_per_iteration": 8, "minibatch_size": 8}
     assert Nip(rollouts_per_iteration=5, **settings).to_plan().frames_per_batch == 40
     assert Nip(dataset_size=100, **settings).to_plan().frames_per_batch == 800
@@ -57,7 +57,7 @@ def test_frames_follow_from_rollouts_or_from_the_dataset():
                minibatch_size=8).to_plan().frames_per_batch == 16  # fmt: skip
 
 
-def test_what_nip_fails_on_is_refused():
+def test_to_plan_rejects_settings_that_fail_in_nip():
     with raises_setting("minibatch_size"):
         Nip(frames_per_batch=16, max_message_rounds=8).to_plan()
     with raises_setting("algo"):
@@ -67,24 +67,24 @@ def test_what_nip_fails_on_is_refused():
             min_message_rounds=8, minibatch_size=5).to_plan()  # fmt: skip
 
 
-def test_a_run_without_test_batches_is_counted_and_where_nip_fails_is_told():
+def test_zero_test_iterations_are_planned_with_note():
     given = Nip(num_test_iterations=0, max_message_rounds=8)
     assert given.to_plan().evaluations_after(1000) == 0
     assert "num_test_iterations=0 trains as planned" in " ".join(given.notes())
 
 
-def test_normalisation_takes_its_steps_for_each_key_as_a_minimum():
+def test_normalization_frames_cover_minimum_steps_for_each_key():
     settings = Nip(num_normalization_steps=100)
     assert settings.normalization_frames(num_envs=6, episode_length=8) == (48, 288)
     assert Nip(normalize_observations=False).normalization_frames(6, 8) == (0, 0)
 
 
-def test_the_learning_rate_ends_at_one_iterations_share():
+def test_learning_rate_anneals_to_one_iteration_share():
     settings = Nip(lr=0.001, anneal_lr=True, num_iterations=5)
     assert [settings.learning_rate(k) for k in (1, 5)] == pytest.approx([0.001, 0.0002])
 
 
-def test_parameters_go_through_a_dictionary():
+def test_to_dict_round_trips_through_from_dict():
     parameters = Nip(num_iterations=3, body_lr_factor={"actor": 0.5})
     as_dict = parameters.to_dict()
     assert as_dict["_type"] == "RlTrainerParameters"
@@ -94,13 +94,13 @@ def test_parameters_go_through_a_dictionary():
     assert as_dict == parameters.to_dict()  # the dictionary was not changed
 
 
-def test_extra_keys_are_refused_or_ignored():
+def test_from_dict_rejects_or_ignores_extra_keys():
     with raises_setting("num_iteration"):
         Nip.from_dict({"num_iteration": 3})
     assert Nip.from_dict({"num_iteration": 3, "lr": 0.1}, ignore_extra_keys=True).lr == 0.1
 
 
-def test_values_are_found_by_their_dotted_address():
+def test_get_returns_value_at_dotted_address():
     parameters = Nip(body_lr_factor=LrFactors(critic=0.1))
     assert parameters.get("num_epochs") == 4
     assert parameters.get("body_lr_factor.critic") == 0.1
@@ -109,22 +109,22 @@ def test_values_are_found_by_their_dotted_address():
             parameters.get(address)
 
 
-def test_other_factors_than_those_of_actor_and_critic_are_refused():
+def test_nip_rejects_scalar_body_lr_factor():
     with raises_setting("body_lr_factor"):
         Nip(body_lr_factor=0.5).resolved()
 
 
-def test_test_parameters_make_a_small_plan():
+def test_construct_test_params_gives_small_plan():
     assert Nip.construct_test_params().to_plan().total_policy_steps == 16
 
 
-def test_a_test_run_is_one_minibatch():
+def test_test_run_trains_on_one_minibatch():
     plan = Nip(test_run=True, max_message_rounds=10, num_normalization_steps=5).to_plan()
     assert plan.iterations == 1
     assert plan.gradient_steps_after(1) == 1
 
 
-def test_the_code_compares_the_clip_range_of_the_value_with_true_and_false():
+def test_clip_value_one_and_zero_map_to_true_and_none():
     for value, expected in (1.0, True), (0.0, None):
         (made,) = map_fields(Nip(clip_value=value), ppo.Config())[0].values()
         assert made is expected

@@ -25,7 +25,7 @@ PROSE = {"rule", "ratio_argument", "note_optimizers"}
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
-def test_the_dialect_agrees_with_the_library(case):
+def test_dialect_matches_observed_library_counts(case):
     seen = check_case(copy.deepcopy(case))
     assert seen.differences == []
     assert seen.compared
@@ -34,7 +34,7 @@ def test_the_dialect_agrees_with_the_library(case):
     assert bool(seen)
 
 
-def test_a_figure_that_is_wrong_is_a_difference():
+def test_check_case_reports_wrong_count():
     case = copy.deepcopy(next(case for case in CASES if case["id"] == "sheeprl-002"))
     case["observed"]["gradient_steps_total_per_rank"] += 1
     seen = check_case(case)
@@ -46,13 +46,13 @@ def test_a_figure_that_is_wrong_is_a_difference():
     assert not seen
 
 
-def test_a_figure_that_is_not_understood_is_listed():
+def test_check_case_lists_unknown_figure_as_ignored():
     case = copy.deepcopy(CASES[0])
     case["observed"]["phase_of_the_moon"] = 3
     assert "phase_of_the_moon" in check_case(case).ignored
 
 
-def test_a_library_that_fails_must_be_refused_and_one_that_runs_must_not():
+def test_check_case_reports_mismatched_failures():
     fails = copy.deepcopy(next(case for case in CASES if "error" in case["observed"]))
     del fails["observed"]["error"]
     assert any("none was observed" in text for text in check_case(fails).differences)
@@ -61,7 +61,7 @@ def test_a_library_that_fails_must_be_refused_and_one_that_runs_must_not():
     assert any("the library fails" in text for text in check_case(runs).differences)
 
 
-def test_a_long_list_may_have_been_cut():
+def test_check_case_accepts_truncated_list():
     case = copy.deepcopy(next(case for case in CASES if case["id"] == "sheeprl-002"))
     steps = case["observed"]["gradient_steps_per_iteration_per_rank"]
     case["observed"]["gradient_steps_per_iteration_per_rank"] = steps[:30]
@@ -71,7 +71,7 @@ def test_a_long_list_may_have_been_cut():
 
 
 # ---------------------------------------------------------------------- a dialect of one's own
-def test_a_dialect_alone_says_the_figures_of_its_plan():
+def test_check_observed_compares_figures_of_dialect():
     sac = SB3(algo="sac", total_timesteps=60, n_envs=4, learning_starts=12, gradient_steps=-1)
     observed = {"gradient_steps_total": 48, "random_action_policy_steps": 12, "walltime": 3.0}
     seen = check_observed(sac, observed, varying=["random_action_policy_steps"])
@@ -80,7 +80,7 @@ def test_a_dialect_alone_says_the_figures_of_its_plan():
     assert seen
 
 
-def test_a_dialect_that_takes_what_its_library_does_not_differs_and_the_other_way_round():
+def test_check_observed_reports_error_only_in_dialect_or_library():
     runs, fails = SB3(algo="sac", n_envs=4), SB3(algo="sac", n_envs=0)
     assert check_observed(fails, {"error": "ValueError('n_envs')"})
     assert not check_observed(runs, {"error": "ValueError('n_envs')"})
@@ -88,7 +88,7 @@ def test_a_dialect_that_takes_what_its_library_does_not_differs_and_the_other_wa
     assert "the dialect says n_envs=0" in difference
 
 
-def test_a_run_that_is_too_long_to_follow_is_refused():
+def test_check_observed_rejects_too_long_run():
     with raises_setting("iterations"):
         check_observed(Sheeprl(algo="sac", total_steps=10**9, replay_ratio=0.3), {})
 
@@ -99,7 +99,7 @@ NOT_EVERYWHERE = {"world_size", "repeat_per_collect"}
 
 
 @pytest.mark.parametrize("case", CASES[::29], ids=[case["id"] for case in CASES[::29]])
-def test_settings_that_say_nothing_are_refused_and_every_figure_is_accounted_for(case):
+def test_check_case_reports_invalid_params_and_all_figures(case):
     figures = sorted(figures_of(case["observed"]))
     for name, given in case["params"].items():
         for value in (None, -1, 0, "x", {}):
@@ -121,7 +121,7 @@ def figures_of(observed, prefix=""):
 
 
 @pytest.mark.parametrize("algo", ["world_peace", None, 3])
-def test_an_algorithm_that_no_library_has_is_a_difference(algo):
+def test_check_case_reports_unknown_algorithm(algo):
     case = next(case for case in CASES if case["system"] == "sheeprl")
     (difference, *_) = check_case({**case, "algo": algo}).differences
     assert "error: none was observed" in difference
@@ -133,7 +133,7 @@ def case_called(name):
 
 
 # ---------------------------------------------------------------------- what no record shows
-def test_pyrado_evaluates_whenever_the_logger_that_is_passed_prints():
+def test_pyrado_evaluates_at_logger_print_interval():
     settings = {"max_iter": 7, "memory_size": 200, "num_init_memory_steps": 40, "min_steps": 10}
     settings |= {"num_updates_per_step": 1, "batch_size": 8, "env_max_steps": 10}
     case = {"system": "pyrado", "algo": "SAC", "params": settings | {"eval_intvl": 2}}
@@ -144,7 +144,7 @@ def test_pyrado_evaluates_whenever_the_logger_that_is_passed_prints():
     assert not check_case({**case, "observed": every_second})
 
 
-def test_refilling_the_memory_with_the_trained_policy_is_training_data():
+def test_pyrado_counts_policy_refill_as_training_samples():
     case = case_called("pyrado-020")
     case["params"]["use_trained_policy_for_refill"] = True
     roles = "samples_per_iteration_[role,rollouts,steps_returned,env_steps_executed]"
@@ -154,7 +154,7 @@ def test_refilling_the_memory_with_the_trained_policy_is_training_data():
     assert check_case(case)
 
 
-def test_tianshou_ends_the_run_where_a_test_reaches_the_reward():
+def test_tianshou_stops_when_test_reaches_stop_rew():
     params = {"num_epochs": 4, "step_per_epoch": 20, "step_per_collect": 10, "num_train_envs": 2}
     params |= {"num_test_episodes": 1, "batch_size": 10, "episode_length": 5}
     case = {"system": "tianshou", "version": "1.1.0", "algo": "ppo", "params": params}
@@ -166,7 +166,7 @@ def test_tianshou_ends_the_run_where_a_test_reaches_the_reward():
 
 
 @pytest.mark.parametrize("version", ["0.5.0", "February 2024 (issue 226)", "source of 2024-02"])
-def test_the_loop_of_february_2024_is_a_version_of_its_own(version):
+def test_sheeprl_february_2024_loop_is_separate_version(version):
     params = {"num_envs": 1, "total_steps": 20, "learning_starts": 8, "train_every": 5}
     params |= {"per_rank_gradient_steps": 2, "per_rank_pretrain_steps": 7, "episode_length": 50}
     params |= {"per_rank_batch_size": 2, "per_rank_sequence_length": 4}
@@ -177,7 +177,7 @@ def test_the_loop_of_february_2024_is_a_version_of_its_own(version):
     assert check_case({**case, "observed": observed})
 
 
-def test_evaluations_of_sb3_within_a_rollout_are_told():
+def test_sb3_notes_report_evaluations_within_rollout():
     often = SB3(algo="ppo", n_steps=6, batch_size=6, total_timesteps=42, eval_freq=3)
     assert any(
         "evaluates 14 times" in note and "rollout: 7 times." in note for note in often.notes()
@@ -202,7 +202,7 @@ def test_evaluations_of_sb3_within_a_rollout_are_told():
         ),
     ],
 )
-def test_what_a_schedule_of_sb3_is_at_its_updates_is_told(settings, told):
+def test_sb3_notes_report_schedule_values_at_updates(settings, told):
     falling = SB3(total_timesteps=100, learning_rate="lin_1e-3", **settings)
     assert told in " ".join(falling.notes())
     constant = SB3(total_timesteps=100, learning_rate=1e-3, **settings)
@@ -210,7 +210,7 @@ def test_what_a_schedule_of_sb3_is_at_its_updates_is_told(settings, told):
 
 
 @pytest.mark.parametrize(("freq", "told"), [(40, True), (2, False), (1, False)])
-def test_an_epsilon_of_sb3_that_falls_within_long_rollouts_is_told(freq, told):
+def test_sb3_notes_report_constant_epsilon_in_long_rollouts(freq, told):
     dqn = SB3(algo="dqn", total_timesteps=1_000, exploration_fraction=0.5, train_freq=freq)
     notes = " ".join(dqn.notes())
     assert ("constant for a rollout of 40 timesteps" in notes) == told
@@ -218,7 +218,7 @@ def test_an_epsilon_of_sb3_that_falls_within_long_rollouts_is_told(freq, told):
 
 
 @pytest.mark.parametrize("recorded", [1_000, 1_500])
-def test_a_list_may_be_longer_than_what_is_listed(recorded):
+def test_check_observed_compares_complete_long_list(recorded):
     sac = SB3(algo="sac", total_timesteps=1_500, learning_starts=100, train_freq=1)
     steps = ([0] * 100 + [1] * 1_400)[:recorded]
     assert check_observed(sac, {"gradient_steps_per_iteration": steps})
@@ -226,7 +226,7 @@ def test_a_list_may_be_longer_than_what_is_listed(recorded):
     assert not check_observed(sac, {"gradient_steps_per_iteration": steps})
 
 
-def test_counts_are_compared_exactly_whatever_number_they_are_observed_as():
+def test_check_observed_compares_counts_exactly_for_any_type():
     sac = SB3(algo="sac", total_timesteps=4_000_000, n_envs=4, learning_starts=0, gradient_steps=4)
     wanted = sac.to_plan().gradient_steps_after(1_000_000)
     for number in (int, float, np.int64, np.float64, str):
@@ -234,7 +234,7 @@ def test_counts_are_compared_exactly_whatever_number_they_are_observed_as():
         assert not check_observed(sac, {"gradient_steps_total": number(wanted + 1)})
 
 
-def test_arrays_are_lists_and_an_exception_is_its_text():
+def test_check_observed_accepts_arrays_and_exceptions():
     sac = SB3(algo="sac", total_timesteps=60, n_envs=4, learning_starts=12, gradient_steps=4)
     steps = np.array([0, 0, 0, *[4] * 12])
     assert check_observed(sac, {"gradient_steps_per_iteration": steps})
@@ -243,7 +243,7 @@ def test_arrays_are_lists_and_an_exception_is_its_text():
     assert seen.differences == ["error: the library fails with 'no'"]
 
 
-def test_figures_of_a_run_that_is_as_long_as_its_episodes_are_refused():
+def test_figures_of_rejects_inexact_plan():
     steps = OnPolicySteps(total_policy_steps=256, steps_per_env=None, min_steps=64)
     with raises_setting("iterations"):
         kit.testing.figures_of(steps.to_plan(num_envs=2))

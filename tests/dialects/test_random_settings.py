@@ -24,7 +24,7 @@ def outcome(name, settings):
 
 
 @pytest.mark.parametrize("name", EVERY_DIALECT)
-def test_ten_thousand_random_settings_make_a_plan_or_one_error(name):
+def test_random_settings_give_plan_or_setting_error(name):
     draw = random.Random(name)
     plans = errors = 0
     for number in range(SETTINGS):
@@ -42,7 +42,7 @@ def test_ten_thousand_random_settings_make_a_plan_or_one_error(name):
 
 
 @pytest.mark.parametrize("name", EVERY_DIALECT)
-def test_a_plan_that_was_made_can_be_explained(name):
+def test_explain_accepts_every_valid_plan(name):
     from kit.dialects.explain import explain
 
     draw = random.Random(name)
@@ -55,7 +55,7 @@ def test_a_plan_that_was_made_can_be_explained(name):
 
 
 @pytest.mark.parametrize("name", EVERY_DIALECT)
-def test_an_unknown_setting_is_refused_with_the_nearest_spelling(name):
+def test_from_settings_rejects_unknown_setting_with_suggestion(name):
     cls = dialect(name)
     field = next(f.name for f in fields(cls) if not f.kw_only)
     with pytest.raises(SettingError, match=rf"Try: {field}\b"):
@@ -63,7 +63,7 @@ def test_an_unknown_setting_is_refused_with_the_nearest_spelling(name):
 
 
 @pytest.mark.parametrize("name", EVERY_DIALECT)
-def test_an_unknown_algorithm_or_version_is_refused(name):
+def test_to_plan_rejects_unknown_algorithm_or_version(name):
     cls = dialect(name)
     with raises_setting("algo"):
         cls(algo="world_peace").to_plan()

@@ -31,7 +31,7 @@ def said(name, plan, **kept):
 @every_dialect
 @settings(max_examples=150)
 @given(plan=step_plans() | episode_plans())
-def test_plan_to_dialect_to_plan_is_the_identity(name, plan):
+def test_plan_round_trips_through_dialect(name, plan):
     for version in dialect(name).VERSIONS:
         made = said(name, plan, version=version)
         if isinstance(made, SettingError):
@@ -44,7 +44,7 @@ def test_plan_to_dialect_to_plan_is_the_identity(name, plan):
 @every_version
 @settings(max_examples=120)
 @given(seed=st.integers(0, 2**32))
-def test_what_a_version_makes_it_can_say_also_without_the_algorithm(name, version, seed):
+def test_plan_of_version_round_trips_without_algorithm(name, version, seed):
     chosen, plan = settings_of_a_plan(name, version, random.Random(seed))
     algo = dialect(name).from_settings(chosen).resolved().algo
     assert dialect(name).from_plan(plan, version=version, algo=algo).to_plan() == plan
@@ -68,7 +68,7 @@ def plan_of(name, given_settings):
 
 
 @every_dialect
-def test_a_plan_of_a_dialect_goes_through_json(name):
+def test_dialect_plan_round_trips_through_json(name):
     draw = random.Random(name)
     for _ in range(200):
         plan = plan_of(name, random_settings(name, draw, nasty=0))
@@ -77,7 +77,7 @@ def test_a_plan_of_a_dialect_goes_through_json(name):
 
 
 @every_dialect
-def test_the_schedule_runs_the_plan_and_continues_after_a_resume(name):
+def test_run_schedule_follows_plan_and_continues_after_resume(name):
     draw = random.Random(name)
     for _ in range(150):
         plan = plan_of(name, random_settings(name, draw, nasty=0))
@@ -95,7 +95,7 @@ def test_the_schedule_runs_the_plan_and_continues_after_a_resume(name):
 
 
 @every_dialect
-def test_a_run_that_follows_the_schedule_keeps_the_plan(name):
+def test_ledger_matches_plan_when_run_follows_schedule(name):
     draw = random.Random(name)
     for _ in range(200):
         plan = plan_of(name, random_settings(name, draw, nasty=0))

@@ -13,13 +13,13 @@ def gradient_steps(plan, last=None):
     return [plan.gradient_steps(k) for k in range(1, (last or plan.iterations) + 1)]
 
 
-def test_a_ratio_that_loses_nothing_is_counted_exactly():
+def test_ratio_without_rounding_loss_is_counted_exactly():
     plan = Sheeprl(algo="sac", num_envs=4, replay_ratio=0.25).to_plan()
     assert plan.counting == "exact"
     assert Sheeprl(algo="sac", num_envs=1, replay_ratio=0.25).to_plan().counting == "sheeprl"
 
 
-def test_sequence_algorithms_wait_for_a_sequence_now_and_failed_before():
+def test_dreamer_waits_for_sequence_or_fails_in_old_version():
     settings = {"algo": "dreamer_v3", "num_envs": 1, "learning_starts": 0, "total_steps": 30}
     settings["per_rank_sequence_length"] = 8
     assert Sheeprl(**settings).to_plan().first_training_iteration == 8
@@ -29,7 +29,7 @@ def test_sequence_algorithms_wait_for_a_sequence_now_and_failed_before():
     assert Sheeprl(**settings | works, version="0.5.7").to_plan()
 
 
-def test_before_replay_ratio_trainings_were_counted_down():
+def test_version_0_5_0_counts_down_to_training():
     plan = Sheeprl(
         algo="dreamer_v3",
         num_envs=2,
@@ -44,7 +44,7 @@ def test_before_replay_ratio_trainings_were_counted_down():
     assert gradient_steps(plan, 20) == [0] * 9 + [7] + [0, 0, 0, 3] * 2 + [0, 0]
 
 
-def test_decoupled_the_player_is_one_process_and_the_others_share_its_steps():
+def test_decoupled_sac_has_one_player_and_shared_trainers():
     plan = Sheeprl(
         algo="sac_decoupled", num_envs=4, world_size=3, total_steps=400, version="0.5.7"
     ).to_plan()
@@ -54,7 +54,7 @@ def test_decoupled_the_player_is_one_process_and_the_others_share_its_steps():
         Sheeprl(algo="sac_decoupled", world_size=3).to_plan()
 
 
-def test_a_run_that_is_resumed_before_it_trained_asks_its_ratio_late():
+def test_ratio_starts_late_when_resumed_before_training():
     settings = {"algo": "sac", "num_envs": 5, "replay_ratio": 0.0625}
     settings["per_rank_pretrain_steps"] = 100
     first = Sheeprl(**settings, learning_starts=66, total_steps=40)
@@ -62,13 +62,13 @@ def test_a_run_that_is_resumed_before_it_trained_asks_its_ratio_late():
     assert gradient_steps(rest, 8) == [1, 0, 0, 0, 1, 0, 0, 1]
 
 
-def test_before_0_8_the_old_settings_won_so_that_an_ended_run_stayed_ended():
+def test_resume_before_0_8_uses_old_settings():
     settings = {"algo": "sac", "num_envs": 2, "version": "0.5.7"}
     rest = Sheeprl(**settings, total_steps=40).resumed(Sheeprl(**settings, total_steps=20))
     assert rest.iterations == 0
 
 
-def test_its_notes_say_what_the_settings_mean():
+def test_notes_explain_rounding_and_ignored_settings():
     notes = Sheeprl(algo="sac", num_envs=3, total_steps=100, learning_starts=10).notes()
     assert any("1 are not collected" in note for note in notes)
     assert any("rounded down to 9 policy steps" in note for note in notes)
@@ -89,25 +89,25 @@ def test_its_notes_say_what_the_settings_mean():
         ),
     ],
 )
-def test_what_acts_otherwise_than_its_name_says_is_a_note(settings, note):
+def test_notes_explain_misleading_settings(settings, note):
     assert any(note in text for text in Sheeprl(**settings).notes())
     assert not any(note in text for text in Sheeprl(algo=settings["algo"]).notes())
 
 
 @pytest.mark.parametrize("version", ["0.8.4", "0.5.7"])
-def test_on_policy_the_buffer_holds_one_rollout_or_the_library_fails(version):
+def test_ppo_rejects_buffer_size_other_than_rollout(version):
     settings = {"algo": "ppo", "rollout_steps": 16, "version": version}
     with raises_setting("buffer_size") as error:
         Sheeprl(**settings, buffer_size=100).to_plan()
     assert Sheeprl(**settings, buffer_size=error.value.works[0]).to_plan()
 
 
-def test_recurrent_ppo_is_refused_because_its_sequences_end_with_the_episodes():
+def test_to_plan_rejects_recurrent_ppo():
     with raises_setting("algo"):
         Sheeprl(algo="ppo_recurrent", rollout_steps=512).to_plan()
 
 
-def test_february_2024_with_a_longer_countdown_than_prefill_is_said_again():
+def test_version_0_5_0_round_trips_countdown_longer_than_prefill():
     settings = {"num_envs": 4, "total_steps": 400, "learning_starts": 8, "train_every": 16}
     settings["per_rank_sequence_length"] = 4
     plan = Sheeprl(algo="dreamer_v3", **settings, version="0.5.0").to_plan()
@@ -117,7 +117,7 @@ def test_february_2024_with_a_longer_countdown_than_prefill_is_said_again():
     assert said.to_plan() == plan
 
 
-def test_without_an_algorithm_the_one_that_counts_so_is_found():
+def test_from_plan_infers_algorithm_from_counts():
     settings = {"num_envs": 4, "total_steps": 400, "learning_starts": 256, "version": "0.5.7"}
     for algo in ("sac", "droq", "p2e_dv3_finetuning"):
         plan = Sheeprl(algo=algo, **settings).to_plan()
@@ -126,7 +126,7 @@ def test_without_an_algorithm_the_one_that_counts_so_is_found():
 
 @pytest.mark.parametrize("ratio", [1 / 49, 1 / 98, 0.1, 0.3, 1 / 161])
 @pytest.mark.parametrize("policy_steps", [1, 3, 7])
-def test_the_first_gradient_step_is_due_when_the_ratio_in_floats_says_so(ratio, policy_steps):
+def test_first_due_matches_float_ratio(ratio, policy_steps):
     asked = SheeprlRatio(ratio, prev=0.0)
     iterations = 1
     while not asked.advance(policy_steps):
@@ -162,19 +162,19 @@ def test_the_first_gradient_step_is_due_when_the_ratio_in_floats_says_so(ratio, 
         ("0.5.7", "sac_ae", {"tau": 0.01, "hidden_size": 1_024, "alpha": 0.1}),
     ],
 )
-def test_each_version_and_algorithm_has_its_own_defaults(version, algo, defaults):
+def test_defaults_depend_on_version_and_algorithm(version, algo, defaults):
     made = Sheeprl(algo=algo, version=version).resolved()
     assert {name: getattr(made, name) for name in defaults} == defaults
 
 
 @pytest.mark.parametrize("name", ["ent_coef", "vf_coef", "dense_units", "mlp_layers", "anneal_lr"])
-def test_a2c_of_0_5_7_had_fewer_settings(name):
+def test_a2c_of_0_5_7_rejects_later_settings(name):
     with raises_setting(name):
         Sheeprl(algo="a2c", version="0.5.7", **{name: 1}).to_plan()
 
 
 @pytest.mark.parametrize("name", ["train_every", "per_rank_pretrain_steps"])
-def test_sac_of_february_2024_has_neither_countdown_nor_pretraining(name):
+def test_sac_of_0_5_0_rejects_countdown_and_pretraining(name):
     with raises_setting(name):
         Sheeprl(algo="sac", version="0.5.0", **{name: 0}).to_plan()
 
@@ -187,7 +187,7 @@ def test_sac_of_february_2024_has_neither_countdown_nor_pretraining(name):
         ("droq", 0, [0, 0, 0, 2, 2]),  # strictly after learning_starts, and all by its policy
     ],
 )
-def test_the_loops_of_february_2024_begin_each_in_its_own_way(algo, random_steps, expected):
+def test_training_start_of_0_5_0_depends_on_algorithm(algo, random_steps, expected):
     settings = {"num_envs": 4, "learning_starts": 12, "total_steps": 20, "version": "0.5.0"}
     plan = Sheeprl(algo=algo, per_rank_gradient_steps=2, **settings).to_plan()
     assert plan.random_steps == random_steps
@@ -195,7 +195,7 @@ def test_the_loops_of_february_2024_begin_each_in_its_own_way(algo, random_steps
     assert Sheeprl.from_plan(plan, version="0.5.0").resolved().algo == algo
 
 
-def test_february_2024_fails_too_where_it_cannot_sample_a_sequence():
+def test_version_0_5_0_rejects_learning_starts_below_sequence():
     settings = {"algo": "dreamer_v3", "version": "0.5.0", "num_envs": 1, "train_every": 4}
     settings |= {"per_rank_sequence_length": 8, "total_steps": 30}
     with raises_setting("learning_starts"):
@@ -213,14 +213,14 @@ def test_february_2024_fails_too_where_it_cannot_sample_a_sequence():
         ("p2e_dv1_finetuning", "The exploration actor acts until the first gradient step"),
     ],
 )
-def test_its_notes_say_how_the_loop_of_february_2024_begins(algo, note):
+def test_notes_explain_training_start_of_0_5_0(algo, note):
     notes = Sheeprl(algo=algo, version="0.5.0").notes()
     assert any(note in told for told in notes)
     first_trains_last_random = any("last iteration with random actions" in told for told in notes)
     assert first_trains_last_random == (algo == "sac")
 
 
-def test_training_that_waits_for_its_countdown_is_told_so():
+def test_notes_report_training_delayed_by_train_every():
     settings = {"num_envs": 4, "learning_starts": 8, "train_every": 16, "version": "0.5.0"}
     notes = Sheeprl(algo="dreamer_v3", per_rank_sequence_length=4, **settings).notes()
     assert "Training begins in iteration 4, after train_every policy steps." in notes

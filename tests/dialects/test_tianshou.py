@@ -30,17 +30,17 @@ SAMPLING_CONFIG = {
 }
 
 
-def test_it_has_every_field_of_sampling_config_with_its_default():
+def test_tianshou_fields_match_sampling_config():
     own = {f.name: f.default for f in fields(Tianshou) if not f.kw_only}
     assert own == SAMPLING_CONFIG
 
 
-def test_minus_one_environment_is_as_many_as_there_are_processors():
+def test_num_train_envs_defaults_to_cpu_count():
     assert Tianshou().num_train_envs == os.cpu_count()
     assert Tianshou(num_train_envs=8).test_seed == 42 + 8
 
 
-def test_a_ratio_that_rounds_to_nothing_is_refused_as_the_library_does():
+def test_to_plan_rejects_update_per_step_rounding_to_zero():
     with raises_setting("update_per_step") as error:
         Tianshou(algo="dqn", num_train_envs=8, step_per_collect=8, update_per_step=0.0625).to_plan()
     (works,) = error.value.works
@@ -48,22 +48,22 @@ def test_a_ratio_that_rounds_to_nothing_is_refused_as_the_library_does():
     assert plan.to_plan().gradient_steps(1) == 1
 
 
-def test_no_epoch_is_one_epoch_in_version_1_and_none_in_version_2():
+def test_zero_epochs_run_one_epoch_only_in_version_1():
     assert Tianshou(algo="sac", num_epochs=0, num_train_envs=1).to_plan().iterations == 15
     assert Tianshou2(algo="sac", max_epochs=0, num_training_envs=1).to_plan().iterations == 0
 
 
-def test_version_2_never_forwards_the_number_of_episodes():
+def test_version_2_rejects_collection_step_num_episodes():
     with raises_setting("collection_step_num_episodes"):
         Tianshou2(algo="dqn", collection_step_num_episodes=3).to_plan()
 
 
-def test_version_2_always_tests():
+def test_version_2_rejects_zero_test_episodes():
     with raises_setting("test_step_num_episodes"):
         Tianshou2(algo="sac", test_step_num_episodes=0).to_plan()
 
 
-def test_a_whole_buffer_is_a_minibatch_in_version_2_against_its_documentation():
+def test_version_2_null_batch_size_uses_complete_buffer():
     assert Tianshou2(algo="dqn", batch_size=None).to_plan().minibatch_size is None
 
 
@@ -76,22 +76,22 @@ def test_a_whole_buffer_is_a_minibatch_in_version_2_against_its_documentation():
         ("TD3BC", "offline"),
     ],
 )
-def test_an_algorithm_is_known_by_the_names_of_its_classes(spelled, family):
+def test_family_is_inferred_from_class_name(spelled, family):
     assert Tianshou(algo=spelled).family == family
 
 
-def test_minus_one_test_episode_is_one_for_each_test_environment():
+def test_default_test_episodes_equal_num_test_envs():
     plan = Tianshou2(algo="sac", num_test_envs=5, num_training_envs=1).to_plan()
     assert plan.evaluation_episodes == 5
 
 
-def test_offline_an_epoch_is_gradient_steps():
+def test_offline_epoch_counts_gradient_steps():
     plan = Tianshou(algo="offline", num_epochs=3, step_per_epoch=10, batch_size=8).to_plan()
     assert plan.gradient_steps_after(plan.iterations) == 30
     assert plan.total_policy_steps == 0
 
 
-def test_a_reward_that_ends_the_run_is_a_number():
+def test_stop_rew_must_be_number():
     with raises_setting("stop_rew"):
         Tianshou(stop_rew="many").to_plan()
     told = " ".join(Tianshou(stop_rew=3.0).notes())
@@ -99,7 +99,7 @@ def test_a_reward_that_ends_the_run_is_a_number():
     assert "An initial test that reaches stop_rew ends" in told
 
 
-def test_a_recipe_refuses_the_fields_that_mean_nothing_for_its_algorithm():
+def test_strict_plan_rejects_fields_unused_by_algorithm():
     settings = Tianshou(update_per_step=0.5, num_train_envs=1)
     with raises_setting("update_per_step"):
         settings.to_plan("ppo", strict=True)
@@ -132,19 +132,19 @@ SCHEDULED = {"num_epochs": 1, "step_per_epoch": 48, "step_per_collect": 10}
         (Tianshou(algo="ppo", **SCHEDULED, num_train_envs=5), None),
     ],
 )  # fmt: skip
-def test_what_its_linear_learning_rate_counts_is_told_where_it_does_not_end_at_zero(given, note):
+def test_notes_report_linear_learning_rate_not_ending_at_zero(given, note):
     told = [text for text in given.notes() if "linear learning rate" in text]
     assert len(told) == (note is not None)
     assert not told or note in told[0]
 
 
 @pytest.mark.parametrize("algo", ["dqn", "sac"])
-def test_the_squared_loss_of_dqn_is_told(algo):
+def test_dqn_notes_mention_squared_loss(algo):
     told = "mean of squared errors" in " ".join(Tianshou(algo=algo).notes())
     assert told == (algo == "dqn")
 
 
-def test_no_pass_over_a_batch_is_none_in_tianshou_2():
+def test_version_2_round_trips_zero_update_repetitions():
     plan = Tianshou2(algo="ppo", num_training_envs=2, update_step_num_repetitions=0).to_plan()
     assert Tianshou2.from_plan(plan).update_step_num_repetitions == 0
     assert Tianshou2.from_plan(plan).to_plan() == plan

@@ -70,7 +70,7 @@ def translations(source, names):
 
 
 @every_dialect
-def test_random_settings_are_translated_to_settings_that_the_other_library_accepts(name):
+def test_translated_random_settings_are_valid_in_target(name):
     others, made = [other for other in EVERY_DIALECT if other != name], 0
     for source in sources(name, 25):
         for translation in translations(source, others):
@@ -81,7 +81,7 @@ def test_random_settings_are_translated_to_settings_that_the_other_library_accep
 
 # ---------------------------------------------------------------------- the same library
 @every_dialect
-def test_a_translation_to_the_same_library_gives_back_what_was_given(name):
+def test_translation_to_same_library_is_identity(name):
     for source in sources(name, 60):
         translation = translate(source, dialect(name))
         assert translation.target == source
@@ -104,13 +104,13 @@ def test_a_translation_to_the_same_library_gives_back_what_was_given(name):
         (Sheeprl(version="0.5.0", share_data=True, rollout_steps=8), {"version": "0.5.0"}),
     ],
 )
-def test_the_same_library_keeps_buffers_groups_and_what_recipes_refuse(source, settings):
+def test_translation_to_same_library_keeps_unsupported_settings(source, settings):
     translation = translate(source, type(source))
     assert vars(translation.target) == vars(source)
     assert translation.settings().items() >= settings.items()
 
 
-def test_another_version_of_the_same_library_keeps_what_does_not_count():
+def test_translation_to_other_version_keeps_other_settings():
     given = Sheeprl(algo="sac", gamma=0.5, share_data=True, buffer_checkpoint=False, num_envs=2)
     translation = translate(given, Sheeprl, {"version": "0.5.0"})
     made = translation.target
@@ -124,27 +124,27 @@ def test_another_version_of_the_same_library_keeps_what_does_not_count():
 
 
 # ---------------------------------------------------------------------- what is printed
-def test_the_algorithm_is_printed_where_the_settings_do_not_imply_it(capsys):
+def test_translate_prints_algorithm_when_not_implied(capsys):
     assert main(["translate", "sb3", "algo=sac", "n_envs=2", "--to", "tianshou"]) == 0
     assert "tianshou 1.1.0 (sac)\n  algo=sac\n" in capsys.readouterr().out
     assert main(["translate", "sb3", "n_envs=2", "--to", "sheeprl"]) == 0
     assert "algo=" not in capsys.readouterr().out
 
 
-def test_a_setting_of_a_library_that_is_not_known_here_is_not_called_none_of_it(capsys):
+def test_explain_error_attributes_unknown_setting_to_dialect(capsys):
     assert main(["explain", "sb3", "device=cpu"]) == 2
     error = capsys.readouterr().err
     assert "The sb3 dialect has no such setting" in error
     assert "ee `kit steps words sb3`" in error
 
 
-def test_a_setting_of_the_target_may_be_fixed_by_its_dotted_name(capsys):
+def test_translate_accepts_dotted_target_setting(capsys):
     words = ["translate", "sb3", "algo=ppo", "gamma=0.5", "--to", "sheeprl", "algo.gamma=0.75"]
     assert main(words) == 0
     assert "  gamma=0.75\n" in capsys.readouterr().out
 
 
-def test_settings_with_the_name_of_their_dialect_are_a_plan():
+def test_as_plan_accepts_settings_with_dialect_name():
     settings = {"n_envs": 4, "total_timesteps": 8192}
     assert as_plan({"dialect": "sb3", **settings}) == SB3(**settings).to_plan()
     with raises_setting("dialect"):

@@ -31,7 +31,7 @@ class Rewards(Steps):
 
 
 @pytest.mark.parametrize("truncates", [False, True])
-def test_rewards_are_summed_and_an_episode_stops_inside_a_repeat(truncates):
+def test_action_repeat_sums_rewards_and_stops_at_episode_end(truncates):
     inner = Rewards(7, truncates)
     env = ActionRepeat(inner, 3)
     env.reset()
@@ -45,7 +45,7 @@ def test_rewards_are_summed_and_an_episode_stops_inside_a_repeat(truncates):
     assert steps[0][4]["note"] == 3
 
 
-def test_an_environment_that_changes_its_action_in_place_is_given_the_same_one_again():
+def test_repeated_action_is_unaffected_by_in_place_changes():
     class Doubles(gym.Wrapper):
         action_space = gym.spaces.Dict({"force": gym.spaces.Box(-9, 9, (2,), np.float32)})
 
@@ -62,7 +62,7 @@ def test_an_environment_that_changes_its_action_in_place_is_given_the_same_one_a
     assert given == [[1.0, 2.0]] * 3
 
 
-def test_an_action_is_held_no_longer_than_the_mask_allows_it():
+def test_action_repeat_stops_when_mask_forbids_action():
     class Forbids(Steps):
         """Action 1 is forbidden from the second env step on; its mask is in ``info``."""
 
@@ -84,7 +84,7 @@ def test_an_action_is_held_no_longer_than_the_mask_allows_it():
         assert env.step(np.int64(action))[4]["env_steps"] == env_steps
 
 
-def test_the_mask_of_several_choices_ends_a_hold_that_one_of_them_forbids():
+def test_action_repeat_stops_when_multi_discrete_mask_forbids():
     class Forbids(Steps):
         action_space = gym.spaces.MultiDiscrete([2, 3])
         observation_space = gym.spaces.Dict({"action_mask": gym.spaces.MultiBinary(5)})
@@ -98,7 +98,7 @@ def test_the_mask_of_several_choices_ends_a_hold_that_one_of_them_forbids():
         assert env.step(np.array(action))[4]["env_steps"] == env_steps
 
 
-def test_a_repeat_of_one_changes_nothing():
+def test_action_repeat_of_one_is_identity():
     env = ActionRepeat(Rewards(2), 1)
     env.reset()
     assert env.step(1)[1:4] == (1.0, False, False)
@@ -106,7 +106,7 @@ def test_a_repeat_of_one_changes_nothing():
 
 
 @pytest.mark.parametrize("repeat", [0, -1, 1.5, None])
-def test_a_repeat_that_is_no_count_is_refused(repeat):
+def test_action_repeat_rejects_invalid_counts(repeat):
     with raises_setting("action_repeat"):
         ActionRepeat(Rewards(), repeat)
     with raises_setting("env.action_repeat"):
@@ -124,18 +124,18 @@ def env_steps_of(env, steps: int) -> list[list[int]]:
     return counted
 
 
-def test_the_env_steps_of_every_copy_are_those_really_made():
+def test_env_steps_are_exact_for_each_env():
     lengths = iter([7, 4])
     env = make_env(lambda: Rewards(next(lengths)), 2, action_repeat=3)
     assert env_steps_of(env, 4) == [[3, 3], [3, 1], [1, 3], [3, 1]]
 
 
-def test_processes_report_them_too():
+def test_worker_processes_report_env_steps():
     env = make_env(Steps, 2, length=7, action_repeat=3, vectorization="async")
     assert env_steps_of(env, 4) == [[3, 3], [3, 3], [1, 1], [3, 3]]
 
 
-def test_an_environment_may_have_an_attribute_of_that_name():
+def test_env_may_define_env_steps_attribute():
     class Counts(Steps):
         env_steps = 0
 
@@ -151,7 +151,7 @@ def collector_of(env, steps: int) -> VectorCollector:
     return VectorCollector(env, policy, frames_per_batch=steps, total_frames=steps)
 
 
-def test_a_collector_counts_policy_steps_and_env_steps_apart():
+def test_collector_counts_policy_steps_and_env_steps_separately():
     collector = collector_of(make_env(lambda: Rewards(7), 2, action_repeat=3), 12)
     (batch,) = collector
     assert batch.shape == (2, 6)

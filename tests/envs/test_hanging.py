@@ -30,7 +30,7 @@ def collector_of(env) -> VectorCollector:
     return VectorCollector(env, make_actor(env, [4]), frames_per_batch=20, total_frames=40)
 
 
-def test_an_environment_that_hangs_is_a_fault_with_its_number_and_step():
+def test_hanging_env_raises_env_error_with_env_and_step():
     collector = collector_of(hanging(2, hangs_in=13))
     next(iter(collector))
     with pytest.raises(EnvError) as fault:
@@ -42,7 +42,7 @@ def test_an_environment_that_hangs_is_a_fault_with_its_number_and_step():
     )
 
 
-def test_it_is_rebuilt_where_faults_are_recovered_from(tmp_path):
+def test_hanging_env_is_rebuilt_with_restart_on_error(tmp_path):
     env = hanging(2, hangs_in=3, once=str(tmp_path / "once"), restart_on_error=1)
     collector = collector_of(env)
     with pytest.warns(RuntimeWarning, match=r"env 0: took longer than 0.5 seconds"):
@@ -53,18 +53,18 @@ def test_it_is_rebuilt_where_faults_are_recovered_from(tmp_path):
     collector.shutdown()
 
 
-def test_steps_that_take_their_time_are_let_be():
+def test_slow_steps_within_timeout_are_accepted():
     collector = collector_of(hanging(2, hangs_in=0, step_timeout=60.0))
     assert sum(batch.numel() for batch in collector) == 40
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "native"])
-def test_a_limit_that_cannot_be_kept_is_refused(vectorization):
+def test_make_env_rejects_step_timeout_without_processes(vectorization):
     with raises_setting("env.step_timeout"):
         make_env("CartPole-v1", 2, vectorization=vectorization, step_timeout=5.0)
 
 
-def test_a_step_may_take_longer_than_any_clock_counts():
+def test_step_timeout_accepts_huge_value():
     env = make_env("CartPole-v1", 2, vectorization="async", step_timeout=1e30)
     assert env.rollout(3).shape == (2, 3)
     env.close()
@@ -94,7 +94,7 @@ def is_there(pid: int) -> bool:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_workers_that_hang_end_with_a_parent_that_is_killed():
+def test_hanging_workers_exit_when_parent_is_killed():
     command = [sys.executable, "-W", "ignore", "-c", PARENT]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         workers = [int(pid) for pid in parent.stdout.readline().split()]

@@ -62,7 +62,7 @@ HOST = {
 
 
 @pytest.mark.parametrize("kind", HOST)
-def test_numbers_in_the_last_info_belong_to_the_finished_episode(kind):
+def test_final_info_values_belong_to_finished_episode(kind):
     env = HOST[kind]()
     collector = VectorCollector(env, None, steps_per_env=3)
     episodes = []
@@ -89,7 +89,7 @@ class ReportsAtFirst(Reports):
 
 
 @pytest.mark.parametrize("steps_per_env", [1, 3, 200])
-def test_numbers_belong_to_their_episodes_whenever_these_are_asked_for(steps_per_env):
+def test_info_values_match_episodes_for_any_batch_length(steps_per_env):
     collector = VectorCollector(
         make_env(lambda: ReportsAtFirst(2), 2), None, steps_per_env=steps_per_env
     )
@@ -102,7 +102,7 @@ def test_numbers_belong_to_their_episodes_whenever_these_are_asked_for(steps_per
         assert told == [*range(40), *[None] * 260]
 
 
-def test_whole_episodes_and_rollouts_of_torchrl_report_them_too():
+def test_episode_collector_and_torchrl_rollout_report_info():
     collector = EpisodeCollector(make_env(lambda: Reports(2), 2), None, min_episodes=4)
     for batch in range(2):
         collector.collect()
@@ -113,7 +113,7 @@ def test_whole_episodes_and_rollouts_of_torchrl_report_them_too():
     assert [episode.info["is_success"] for episode in env.take_episodes()] == [0.0, 1.0]
 
 
-def test_episodes_after_a_batch_that_failed_report_their_own_numbers():
+def test_info_values_are_correct_after_failed_batch():
     calls = itertools.count(1)
 
     def interrupted(tensordict):
@@ -129,19 +129,19 @@ def test_episodes_after_a_batch_that_failed_report_their_own_numbers():
     assert [episode.info["number"] for episode in collector.take_episodes()] == [1, 1]
 
 
-def test_an_evaluation_has_their_means():
+def test_evaluation_reports_mean_info_values():
     evaluate = Evaluator(make_env(lambda: Reports(2), 2), still, episodes=4)
     assert evaluate(0)["evaluation/is_success"] == 0.5
 
 
-def test_numbers_of_a_registered_environment_are_reported():
+def test_info_values_of_registered_env_are_reported():
     env = make_env("Taxi-v4" if "Taxi-v4" in gym.registry else "Taxi-v3", 2, max_episode_steps=5)
     collector = VectorCollector(env, None, steps_per_env=5)
     collector.collect()
     assert [episode.info for episode in collector.take_episodes()] == [{"prob": 1.0}] * 2
 
 
-def test_an_environment_that_says_nothing_has_no_info():
+def test_take_infos_is_empty_without_info():
     env = make_env("CartPole-v1", 2, max_episode_steps=5)
     env.start()
     for _ in range(5):
@@ -151,7 +151,7 @@ def test_an_environment_that_says_nothing_has_no_info():
 
 # ---------------------------------------------------------------------- masks
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_a_mask_in_info_is_an_observation_of_the_policy(vectorization):
+def test_action_mask_in_info_becomes_observation(vectorization):
     env = make_env(lambda: Allowed(7), 2, vectorization=vectorization)
     assert {leaf.key: leaf.shape for leaf in env.observation_leaves} == {
         "observation": (1,),
@@ -168,7 +168,7 @@ def test_a_mask_in_info_is_an_observation_of_the_policy(vectorization):
     assert last.tolist() == [[1, 1, 1]] * 4  # two environments, episodes of 7 steps
 
 
-def test_masks_of_a_registered_environment_are_those_of_its_states():
+def test_action_masks_of_registered_env_match_its_states():
     env = make_env("Taxi-v4" if "Taxi-v4" in gym.registry else "Taxi-v3", 3, seed=1)
     collector = VectorCollector(env, None, steps_per_env=50)
     batch = collector.collect()
@@ -181,7 +181,7 @@ def test_masks_of_a_registered_environment_are_those_of_its_states():
     assert not batch["action_mask"].all()
 
 
-def test_with_masks_the_state_of_environments_is_captured_as_without():
+def test_env_state_is_captured_with_action_mask():
     class OfItsClass(Allowed):
         observation_space = Box(-np.inf, np.inf, (1,), np.float32)
 
@@ -190,12 +190,12 @@ def test_with_masks_the_state_of_environments_is_captured_as_without():
     assert env.full_state()["not_resumable"] == ""
 
 
-def test_a_mask_can_be_left_out():
+def test_action_mask_can_be_disabled():
     env = make_env("Taxi-v4" if "Taxi-v4" in gym.registry else "Taxi-v3", 1, action_mask=False)
     assert [leaf.key for leaf in env.observation_leaves] == ["observation"]
 
 
-def test_masks_of_several_choices_are_one_array():
+def test_multi_discrete_masks_are_concatenated():
     class Two(Steps):
         action_space = MultiDiscrete([2, 3])
 
@@ -210,6 +210,6 @@ def test_masks_of_several_choices_are_one_array():
     assert set(seen) == {"count", "action_mask"}
 
 
-def test_without_masks_the_observation_has_the_key_it_had():
+def test_observation_key_is_unchanged_without_masks():
     env = make_env("CartPole-v1", 2)
     assert [leaf.key for leaf in env.observation_leaves] == ["observation"]

@@ -68,7 +68,7 @@ BACKENDS = {
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_finished_copy_restarts_within_the_step_that_finished_it(backend):
+def test_finished_env_resets_within_same_step(backend):
     env = BACKENDS[backend]()
     seen = [env.start()["observation"].tolist()]
     last, ended = [], []
@@ -90,7 +90,7 @@ def test_a_finished_copy_restarts_within_the_step_that_finished_it(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_rollout_of_torchrl_sees_the_same(backend):
+def test_torchrl_rollout_resets_within_same_step(backend):
     env = BACKENDS[backend]()
     rollout = env.rollout(4, break_when_any_done=False)
     env.close()
@@ -102,7 +102,7 @@ def test_a_rollout_of_torchrl_sees_the_same(backend):
     ]  # fmt: skip
 
 
-def test_what_was_returned_is_not_changed_by_later_steps():
+def test_returned_observations_are_not_changed_by_later_steps():
     env = made_by_kit()
     first = env.start()["observation"]
     kept = first.copy()
@@ -142,19 +142,19 @@ IN_ONE_ARRAY = {
 
 
 @pytest.mark.parametrize("kind", IN_ONE_ARRAY)
-def test_last_observations_are_kept_where_first_ones_are_written_to_the_same_array(kind):
+def test_final_observations_survive_in_place_reset(kind):
     batch = VectorCollector(IN_ONE_ARRAY[kind](), None, steps_per_env=6).collect()
     assert batch["next", "observation"][0, :, 1].tolist() == [1, 2, 3, 1, 2, 3]
     assert batch["observation"][0, :, 1].tolist() == [0, 1, 2, 0, 1, 2]
 
 
-def test_last_observations_that_gymnasium_loses_are_refused():
+def test_collector_rejects_vector_env_losing_final_observations():
     vector = gym.vector.SyncVectorEnv([CountsInPlace], autoreset_mode=AutoresetMode.SAME_STEP)
     with raises_setting("autoreset_mode"):
         VectorCollector(make_env(vector), None, steps_per_env=6).collect()
 
 
-def test_a_vector_environment_that_spends_a_step_on_resets_is_refused():
+def test_make_env_rejects_next_step_autoreset():
     with raises_setting("autoreset_mode"):
         made_by_gymnasium(AutoresetMode.NEXT_STEP)
     env = GymEnv("CartPole-v1", num_envs=2)
@@ -182,14 +182,14 @@ class Vector(gym.vector.VectorEnv):
         return np.full((2, 1), self.steps, np.float32), np.ones(2), ended, [False] * 2, {}
 
 
-def test_a_vector_environment_of_ones_own_may_return_flags_as_lists():
+def test_custom_vector_env_may_return_flags_as_lists():
     env = make_env(Vector(AutoresetMode.DISABLED))
     batch = VectorCollector(env, None, steps_per_env=4).collect()
     assert batch["next", "terminated"][..., 0].tolist() == [[False, False, True, False]] * 2
     assert batch["next", "observation"][..., 0].tolist() == [[1, 2, 3, 1]] * 2
 
 
-def test_one_that_does_not_say_when_it_resets_is_refused():
+def test_make_env_rejects_vector_env_without_autoreset_mode():
     with raises_setting("autoreset_mode", None):
         make_env(Vector(None))
 
@@ -202,25 +202,25 @@ def first_observations(seed: int, copies: int = 3, **settings) -> list:
     return found.tolist()
 
 
-def test_a_seed_makes_every_copy_begin_differently_and_always_in_the_same_way():
+def test_seed_gives_distinct_reproducible_starts_for_each_env():
     zero, one = first_observations(0), first_observations(1)
     assert zero == first_observations(0)
     assert len({tuple(row) for row in zero + one}) == 6
     assert zero[:2] == first_observations(0, copies=2)
 
 
-def test_copies_of_runs_with_nearby_seeds_share_no_seed():
+def test_env_seeds_of_nearby_runs_are_distinct():
     seeds = [seed for run in range(100) for seed in env_seeds(run, 32)]
     assert len(set(seeds)) == 3_200
 
 
 @pytest.mark.parametrize("seed", ["1", 1.5, -1, True])
-def test_what_is_no_seed_is_refused(seed):
+def test_make_env_rejects_invalid_seed(seed):
     with raises_setting("seed"):
         make_env("CartPole-v1", seed=seed)
 
 
-def test_every_kind_of_copies_begins_in_the_same_way():
+def test_all_vectorizations_start_identically():
     same = gym.vector.SyncVectorEnv(
         [lambda: gym.make("CartPole-v1")] * 2, autoreset_mode=AutoresetMode.SAME_STEP
     )
@@ -269,7 +269,7 @@ SAMPLING = {
 
 
 @pytest.mark.parametrize("kind", SAMPLING)
-def test_a_seed_is_that_of_spaces_that_an_environment_draws_from_too(kind):
+def test_seed_applies_to_sampled_spaces(kind):
     def observed(seed: int) -> list[list[float]]:
         env = make_env(**SAMPLING[kind](), seed=seed)
         seen = env.rollout(5)["observation"]
@@ -281,7 +281,7 @@ def test_a_seed_is_that_of_spaces_that_an_environment_draws_from_too(kind):
     assert first != second
 
 
-def test_seeding_again_begins_again_and_later_episodes_go_on_with_their_numbers():
+def test_set_seed_reproduces_later_episodes():
     env = make_env("CartPole-v1", 2, seed=3)
     first = env.start()["observation"].tolist()
     second = env.restart()["observation"].tolist()
@@ -293,7 +293,7 @@ def test_seeding_again_begins_again_and_later_episodes_go_on_with_their_numbers(
 
 # ---------------------------------------------------------------------- time limits
 @pytest.mark.parametrize(("limit", "length"), [(5, 5), (None, 200), (300, 300)])
-def test_a_time_limit_replaces_the_registered_one(limit, length):
+def test_max_episode_steps_replaces_registered_limit(limit, length):
     env = make_env("Pendulum-v1", 1, max_episode_steps=limit)
     env.start()
     ended = []
@@ -304,7 +304,7 @@ def test_a_time_limit_replaces_the_registered_one(limit, length):
     assert ended == [(False, False)] * (length - 1) + [(False, True)]
 
 
-def test_an_episode_can_terminate_and_reach_its_limit_at_once():
+def test_episode_can_terminate_and_truncate_in_same_step():
     env = make_env(lambda: Steps(3), 1, max_episode_steps=3)
     env.start()
     for _ in range(3):
@@ -314,7 +314,7 @@ def test_an_episode_can_terminate_and_reach_its_limit_at_once():
 
 
 # ---------------------------------------------------------------------- what is made
-def test_an_id_can_name_the_module_that_registers_it(tmp_path, monkeypatch):
+def test_env_id_can_name_registering_module(tmp_path, monkeypatch):
     (tmp_path / "my_envs.py").write_text(
         "import gymnasium as gym\n"
         "gym.register('Mine-v0', entry_point='gymnasium.envs.classic_control:CartPoleEnv')\n"
@@ -327,7 +327,7 @@ def test_an_id_can_name_the_module_that_registers_it(tmp_path, monkeypatch):
         gym.registry.pop("Mine-v0", None)
 
 
-def test_wrappers_are_applied_from_the_inside_out_below_the_action_repeat():
+def test_wrappers_are_applied_in_order_below_action_repeat():
     order = []
 
     def wrapper(name):
@@ -342,7 +342,7 @@ def test_wrappers_are_applied_from_the_inside_out_below_the_action_repeat():
     assert order == [("in", "Steps"), ("out", "RecordEpisodeStatistics")]
 
 
-def test_all_kinds_of_spaces_are_stepped():
+def test_env_steps_all_kinds_of_spaces():
     env = make_env(ManySpaces, 3)
     rollout = env.rollout(6, break_when_any_done=False)  # which checks actions in the environment
     assert rollout["camera"].shape == (3, 6, 2, 2)
@@ -354,7 +354,7 @@ def test_all_kinds_of_spaces_are_stepped():
 
 @pytest.mark.parametrize("stepped", ["sync", "async", "SAME_STEP", "DISABLED"])
 @pytest.mark.parametrize("space", [Discrete(4, start=5), MultiDiscrete([4, 4], start=[2, -3])])
-def test_observations_are_counted_from_0_whatever_the_start_of_their_space(stepped, space):
+def test_discrete_observations_are_zero_based_for_any_start(stepped, space):
     one = functools.partial(CountsFromStart, space)
     if stepped in ("sync", "async"):
         env = make_env(one, 2, vectorization=stepped)
@@ -379,7 +379,7 @@ def test_observations_are_counted_from_0_whatever_the_start_of_their_space(stepp
         ({"id": "CartPole-v1", "vectorization": "fast"}, "env.vectorization"),
     ],
 )
-def test_what_cannot_be_made_is_refused(settings, message):
+def test_make_env_rejects_invalid_settings(settings, message):
     with raises_setting(message):
         make_env(**settings)
 
@@ -392,7 +392,7 @@ def test_what_cannot_be_made_is_refused(settings, message):
     ],
 )
 @pytest.mark.parametrize("vectorization", ["sync", "native"])
-def test_an_error_in_making_it_is_said_in_one_line(error, message, vectorization, monkeypatch):
+def test_env_creation_error_is_reported_in_one_line(error, message, vectorization, monkeypatch):
     def fails(**_):
         raise error
 
@@ -430,7 +430,7 @@ class Says(Scripted):
         ({"one": np.zeros(2)}, True, "nothing as other, but its space has shape ()"),
     ],
 )
-def test_an_observation_that_is_not_of_its_space_is_named(said, several, what):
+def test_env_error_names_observation_outside_its_space(said, several, what):
     collector = VectorCollector(make_env(lambda: Says(said, several), 1), None, steps_per_env=2)
     with pytest.raises(EnvError) as fault:
         collector.collect()
@@ -464,26 +464,26 @@ class Failing(Vector):
         ("flags", "environment Failing, after 0 policy steps: returned [0.5 1. ] as truncated"),
     ],
 )
-def test_a_vector_environment_that_fails_is_named(where, what):
+def test_env_error_names_failing_vector_env(where, what):
     with pytest.raises(EnvError) as fault:
         VectorCollector(make_env(Failing(where)), None, steps_per_env=2).collect()
     assert str(fault.value).partition(" (")[0] == what
 
 
-def test_another_number_than_that_of_a_vector_environment_is_refused():
+def test_make_env_rejects_num_envs_other_than_vector_env():
     vector = Vector(AutoresetMode.DISABLED)
     with raises_setting("env.num_envs"):
         make_env(vector, 3)
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_an_environment_that_cannot_be_closed_is_made_and_keeps_its_action_mask(vectorization):
+def test_unclosable_env_is_created_with_action_mask(vectorization):
     env = make_env(ClosesWhatItNeverOpened, 2, vectorization=vectorization)
     assert env.start()["action_mask"].tolist() == [[True, False]] * 2
     env.close()
 
 
-def test_a_time_limit_inside_of_a_function_that_comes_first_is_refused():
+def test_make_env_rejects_limit_above_factory_time_limit():
     made = functools.partial(gym.make, "Pendulum-v1")
     with raises_setting("env.max_episode_steps"):
         make_env(made, 2, max_episode_steps=1_000)
