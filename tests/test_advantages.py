@@ -65,7 +65,7 @@ def continued(batch: TensorDict) -> TensorDict:
 # ---------------------------------------------------------------------- the recursion
 @given(SIZES, st.integers(0, 1000))
 @settings(max_examples=50)
-def test_suffix_sums_are_those_of_the_recursion(size, seed):
+def test_suffix_sums_match_recursion(size, seed):
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(*size, generator=generator, dtype=torch.float64)
     factors = torch.rand(*size, generator=generator, dtype=torch.float64)
@@ -80,7 +80,7 @@ def test_suffix_sums_are_those_of_the_recursion(size, seed):
     SIZES, st.integers(0, 1000), st.sampled_from([0.0, 0.9, 1.0]), st.sampled_from([0.0, 0.8, 1.0])
 )
 @settings(max_examples=60)
-def test_advantages_are_the_sums_of_the_paper(size, seed, gamma, lmbda):
+def test_advantages_match_sums_of_paper(size, seed, gamma, lmbda):
     batch = batch_of(*size, seed=seed)
     generator = torch.Generator().manual_seed(seed + 1)
     value, following = torch.randn(2, *size, generator=generator, dtype=torch.float64)
@@ -102,7 +102,7 @@ def test_advantages_are_the_sums_of_the_paper(size, seed, gamma, lmbda):
 
 # ---------------------------------------------------------------------- TorchRL's class
 @pytest.mark.parametrize("shape", [(1, 1), (1, 7), (4, 32), (3, 33)])
-def test_the_numbers_are_torchrls(shape):
+def test_gae_matches_torchrl(shape):
     value = network(double=True)
     settings = {"gamma": 0.97, "lmbda": 0.9, "value_network": value}
     expected = torchrl_value.GAE(**settings)(batch_of(*shape))
@@ -114,7 +114,7 @@ def test_the_numbers_are_torchrls(shape):
             assert not found[key].requires_grad
 
 
-def test_steps_that_are_joined_are_discounted_as_torchrl_discounts_them():
+def test_gae_discounts_n_step_transitions_like_torchrl():
     value, batch = network(double=True), batch_of(2, 5)
     batch["steps_to_next_obs"] = torch.randint(1, 4, batch["next", "reward"].shape)
     settings = {"gamma": 0.9, "lmbda": 0.8, "value_network": value}
@@ -122,7 +122,7 @@ def test_steps_that_are_joined_are_discounted_as_torchrl_discounts_them():
     torch.testing.assert_close(GAE(**settings)(batch.clone())["advantage"], expected["advantage"])
 
 
-def test_a_replayed_program_sees_another_discount_and_another_network():
+def test_replayed_gae_uses_changed_discount_and_weights():
     estimator = GAE(gamma=0.9, lmbda=0.9, value_network=network(double=True))
     for _ in range(3):
         estimator(batch_of(2, 5))
@@ -136,7 +136,7 @@ def test_a_replayed_program_sees_another_discount_and_another_network():
     )
 
 
-def test_other_keys_can_be_chosen():
+def test_gae_accepts_custom_keys():
     estimator = GAE(gamma=0.9, lmbda=0.9, value_network=network(double=True))
     estimator.set_keys(advantage="a", value_target="target", reward="r", done="d", terminated="t")
     batch, other = batch_of(2, 5), batch_of(2, 5)
@@ -165,7 +165,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_of_several_agents_has_the_advantages_of_its_own_rewards(kind):
+def test_estimators_use_own_rewards_of_each_agent(kind):
     estimator = KINDS[kind](network(double=True))
     batch, alone = of_agents(3)
     found = estimator(batch)
@@ -174,7 +174,7 @@ def test_each_of_several_agents_has_the_advantages_of_its_own_rewards(kind):
             torch.testing.assert_close(found[key][:, :, agent], estimator(own)[key])
 
 
-def test_vtrace_corrects_each_agent_by_the_ratio_of_its_own_actions():
+def test_vtrace_uses_action_ratio_of_each_agent():
     actor, value = discrete_actor(), critic()
     joint, alone = [], []
     for agent in range(3):
@@ -188,7 +188,7 @@ def test_vtrace_corrects_each_agent_by_the_ratio_of_its_own_actions():
         torch.testing.assert_close(found["advantage"][:, :, agent], own["advantage"])
 
 
-def test_padding_of_several_agents_is_not_counted_in_the_normalisation():
+def test_normalizer_ignores_padding_of_several_agents():
     advantage, mask = torch.randn(2, 5, 3, 1), torch.ones(2, 5, dtype=torch.bool)
     mask[1, 2:] = False
     found = AdvantageNormalizer("batch")(advantage, mask)
@@ -204,7 +204,7 @@ def test_padding_of_several_agents_is_not_counted_in_the_normalisation():
         lambda _: RewardToGo(gamma=0.9),
     ],
 )
-def test_time_is_the_dimension_of_this_name(make):
+def test_estimators_use_dimension_named_time(make):
     estimator, batch = make(network(double=True)), batch_of(4, 5)
     batch.names = [None, "time"]
     swapped = batch.transpose(0, 1).contiguous()
@@ -221,7 +221,7 @@ def test_time_is_the_dimension_of_this_name(make):
         lambda gamma: make_env("CartPole-v1", normalize_reward=True, gamma=gamma),
     ],
 )
-def test_a_discount_out_of_range_is_refused(make):
+def test_components_reject_discount_out_of_range(make):
     with raises_setting("gamma"):
         make(99)
 
@@ -238,7 +238,7 @@ def test_a_discount_out_of_range_is_refused(make):
         (VTrace, {"standardize": "batch"}),
     ],
 )
-def test_a_batch_of_one_dimension_is_estimated_as_one_row(kind, settings):
+def test_estimators_treat_flat_batch_as_one_row(kind, settings):
     torch.manual_seed(0)
     if kind is not RewardToGo:
         settings = settings | {"value_network": critic().double()}
@@ -252,7 +252,7 @@ def test_a_batch_of_one_dimension_is_estimated_as_one_row(kind, settings):
             torch.testing.assert_close(found[key], expected[key])
 
 
-def test_flat_batches_of_ever_other_lengths_keep_one_program():
+def test_gae_keeps_one_program_for_flat_batches_of_any_length():
     estimator = GAE(gamma=0.9, value_network=network(double=True), n_step=2)
     for steps in range(1, 31):
         batch = estimator(batch_of(1, steps)[0])
@@ -260,7 +260,7 @@ def test_flat_batches_of_ever_other_lengths_keep_one_program():
         assert batch["advantage"].shape == (steps, 1)
 
 
-def test_a_network_that_decides_on_the_host_is_called_plainly():
+def test_gae_calls_untraceable_network_eagerly():
     class Deciding(nn.Linear):
         def forward(self, x):
             return super().forward(x) * (2.0 if float(x.mean()) > 0 else 1.0)
@@ -277,7 +277,7 @@ def test_a_network_that_decides_on_the_host_is_called_plainly():
 
 
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d(3), nn.GroupNorm(1, 3), nn.Flatten()])
-def test_layers_that_take_rows_of_features_are_given_rows(layer):
+def test_gae_passes_rows_to_layers_that_require_them(layer):
     value = ValueOperator(nn.Sequential(layer, nn.Linear(3, 1)).double(), ["observation"])
     batch = batch_of(4, 3)  # as many steps as features, which nothing would notice
     rows = batch["observation"].flatten(0, 1)
@@ -307,7 +307,7 @@ def returns_of(batch: TensorDict, gamma: float, following: torch.Tensor | None) 
 
 @given(SIZES, st.integers(0, 1000), st.sampled_from([0.0, 0.875, 1.0]))
 @settings(max_examples=50)
-def test_returns_without_a_baseline_are_the_rewards_to_go(size, seed, gamma):
+def test_reward_to_go_matches_discounted_returns(size, seed, gamma):
     batch = batch_of(*size, seed=seed)
     given = batch.clone()
     RewardToGo(gamma=gamma)(batch)
@@ -318,7 +318,7 @@ def test_returns_without_a_baseline_are_the_rewards_to_go(size, seed, gamma):
 
 @given(SIZES, st.integers(0, 1000), st.sampled_from([0.0, 0.875, 1.0]))
 @settings(max_examples=30)
-def test_a_baseline_is_subtracted_and_bootstraps_what_is_cut_off(size, seed, gamma):
+def test_gae_subtracts_baseline_and_bootstraps_truncated_returns(size, seed, gamma):
     torch.manual_seed(seed)
     batch, value = batch_of(*size, seed=seed), network(double=True)
     continued(batch)
@@ -332,7 +332,7 @@ def test_a_baseline_is_subtracted_and_bootstraps_what_is_cut_off(size, seed, gam
 
 
 @pytest.mark.parametrize("over", [None, {"standardize": "batch"}])
-def test_padding_changes_no_return_and_is_not_counted_in_the_normalisation(over):
+def test_padding_affects_neither_returns_nor_normalisation(over):
     torch.manual_seed(0)
     lengths, steps = [3, 7, 5], 7
     batch = batch_of(3, steps, ends=0.0)
@@ -353,13 +353,13 @@ def test_padding_changes_no_return_and_is_not_counted_in_the_normalisation(over)
     torch.testing.assert_close(one.std(), torch.ones((), dtype=torch.float64))
 
 
-def test_advantages_that_are_all_the_same_are_zero_when_normalised():
+def test_normalizer_maps_equal_advantages_to_zero():
     batch = batch_of(2, 1)
     batch["next", "reward"].fill_(3.0)
     assert (RewardToGo(gamma=1.0, standardize="batch")(batch)["advantage"] == 0).all()
 
 
-def test_one_advantage_alone_is_zero_when_normalised():
+def test_normalizer_maps_single_advantage_to_zero():
     masks = [None, torch.tensor([[True]]), torch.tensor([[False, True, False]])]
     for mask in masks:
         advantage = torch.full((1, 1 if mask is None else mask.shape[1], 1), 3.0)
@@ -369,7 +369,7 @@ def test_one_advantage_alone_is_zero_when_normalised():
 # ---------------------------------------------------------------------- n-step returns
 @given(SIZES, st.integers(0, 1000), st.integers(1, 45))
 @settings(max_examples=40)
-def test_n_step_returns_sum_n_rewards_within_their_episode_and_batch(size, seed, n_step):
+def test_n_step_returns_stay_within_episode_and_batch(size, seed, n_step):
     batch, value = batch_of(*size, seed=seed), network(double=True)
     batch = GAE(gamma=0.875, value_network=value, n_step=n_step)(batch)
     reward, done, terminated = (
@@ -390,7 +390,7 @@ def test_n_step_returns_sum_n_rewards_within_their_episode_and_batch(size, seed,
     torch.testing.assert_close(batch["advantage"], batch["value_target"] - batch["state_value"])
 
 
-def test_n_step_returns_and_lambda_contradict_each_other():
+def test_gae_rejects_n_step_with_lambda():
     with raises_setting("n_step"):
         GAE(gamma=0.875, lmbda=0.9, value_network=network(), n_step=5)
 
@@ -407,7 +407,7 @@ def choices_of(num_envs: int, steps: int, seed: int = 0) -> TensorDict:
 @pytest.mark.parametrize(
     ("max_rho", "max_c", "lmbda"), [(1.0, 1.0, 1.0), (1.5, 0.8, 1.0), (1.0, 1.0, 0.7)]
 )
-def test_vtrace_is_the_sum_of_the_paper_and_torchrls(shape, max_rho, max_c, lmbda):
+def test_vtrace_matches_paper_and_torchrl(shape, max_rho, max_c, lmbda):
     torch.manual_seed(0)
     actor, value = discrete_actor().double(), critic().double()
     settings = {"max_rho": max_rho, "max_c": max_c, "lmbda": lmbda}
@@ -442,7 +442,7 @@ def test_vtrace_is_the_sum_of_the_paper_and_torchrls(shape, max_rho, max_c, lmbd
 
 
 # ---------------------------------------------------------------------- standardisation
-def test_a_running_standardiser_has_the_moments_of_everything_so_far():
+def test_running_normalizer_uses_moments_of_all_batches():
     standardizer, seen = AdvantageNormalizer("running"), []
     for seed in range(5):
         generator = torch.Generator().manual_seed(seed)
@@ -456,7 +456,7 @@ def test_a_running_standardiser_has_the_moments_of_everything_so_far():
         assert (found[~mask] == 0).all()
 
 
-def test_a_running_standardiser_is_part_of_the_program_and_of_the_checkpoint(tmp_path):
+def test_program_and_checkpoint_include_running_normalizer(tmp_path):
     plan = on_policy_plan()
 
     def trainer() -> Trainer:
@@ -475,6 +475,6 @@ def test_a_running_standardiser_is_part_of_the_program_and_of_the_checkpoint(tmp
     assert all(torch.equal(restored[name], moments[name]) for name in moments)
 
 
-def test_an_unknown_kind_of_standardisation_is_refused():
+def test_gae_rejects_unknown_standardization():
     with raises_setting("standardize"):
         GAE(gamma=0.875, value_network=network(), standardize="minibatch")

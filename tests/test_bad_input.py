@@ -150,7 +150,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_the_command_line_refuses_in_one_line_what_makes_no_sense(command, words, tmp_path):
+def test_cli_rejects_invalid_input_in_one_line(command, words, tmp_path):
     assert REFUSED[words] in one_line(command(words))
     assert not list(tmp_path.iterdir())  # before anything was written
 
@@ -162,7 +162,7 @@ def test_the_command_line_refuses_in_one_line_what_makes_no_sense(command, words
         lambda env: Evaluator(env, make_actor(env, [4]), device="gpu:1"),
     ],
 )
-def test_a_device_that_there_is_not_is_refused(make):
+def test_components_reject_unknown_device(make):
     with raises_setting("device"):
         make(make_env("CartPole-v1"))
 
@@ -271,7 +271,7 @@ def odd(monkeypatch):
 
 @pytest.mark.usefixtures("odd")
 @pytest.mark.parametrize("fault", FAULTS)
-def test_an_environment_that_misbehaves_is_named_with_its_copy_and_step(command, fault):
+def test_error_names_faulty_env_and_step(command, fault):
     message = one_line(command(f"ppo env.id=odd/{fault}-v0"))
     assert message.startswith(f"environment odd/{fault}-v0, env 0, after 29 policy steps: ")
     assert FAULTS[fault][1] in message
@@ -289,19 +289,19 @@ def test_an_environment_that_misbehaves_is_named_with_its_copy_and_step(command,
         ("made", ": creating it raised RuntimeError: no licence"),
     ],
 )
-def test_other_faults_are_named_too(command, name, what):
+def test_error_names_other_env_faults(command, name, what):
     message = one_line(command(f"ppo env.id=odd/{name}-v0"))
     assert message.startswith(f"environment odd/{name}-v0{what}")
 
 
 @pytest.mark.usefixtures("odd")
-def test_a_space_that_no_policy_handles_is_refused(command):
+def test_cli_rejects_unsupported_action_space(command):
     message = one_line(command("ppo env.id=odd/pair-v0"))
     assert message.startswith("action_space=Tuple(Discrete(2), Discrete(2))")
 
 
 @pytest.mark.usefixtures("odd")
-def test_a_run_that_fails_ends_its_processes_and_keeps_what_was_written(command, tmp_path):
+def test_failed_run_ends_processes_and_keeps_files(command, tmp_path):
     gc.collect()
     before = {process.pid for process in multiprocessing.active_children()}
     words = "ppo env.id=odd/falls-v0 env.vectorization=async checkpoint_every=16 log_every=16"
@@ -339,7 +339,7 @@ RAISED = re.compile(
 )
 
 
-def test_the_command_line_names_a_hook_that_raises(command, monkeypatch):
+def test_cli_names_hook_that_raises(command, monkeypatch):
     monkeypatch.setattr(
         recipes.ppo, "build", lambda config: build(config, hooks=[Fails()])
     )  # as a recipe of a user might
@@ -354,7 +354,7 @@ def finished(tmp_path) -> Path:
     return the_run(tmp_path)
 
 
-def test_a_resume_with_other_settings_names_all_that_differ(command, finished):
+def test_resume_error_lists_all_changed_settings(command, finished):
     before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
     message = one_line(command(f"ppo resume={finished} gamma=0.5 env.num_envs=4 logger=none"))
     assert message == (
@@ -373,11 +373,11 @@ def test_a_resume_with_other_settings_names_all_that_differ(command, finished):
         ("ppo resume={} gama=1", "gama='1': There is no such setting. Try: gamma"),
     ],
 )
-def test_a_resume_of_something_else_is_refused(command, finished, words, message):
+def test_resume_rejects_other_recipe_or_settings(command, finished, words, message):
     assert message.format(finished) in one_line(command(words.format(finished)))
 
 
-def test_settings_that_cannot_be_read_are_said_in_one_line(command, finished):
+def test_resume_reports_unreadable_config_in_one_line(command, finished):
     (finished / "config.yaml").write_text("env: [")
     assert "The folder has no readable config.yaml" in one_line(command(f"ppo resume={finished}"))
     (finished / "config.yaml").write_text("learning_rat: 1\nrecipe: ppo\n")
@@ -385,12 +385,12 @@ def test_settings_that_cannot_be_read_are_said_in_one_line(command, finished):
     assert message.startswith("learning_rat=1 is not a setting of Config. Try: learning_")
 
 
-def test_a_fault_of_an_environment_survives_the_way_between_processes():
+def test_env_error_survives_pickling():
     import pickle
 
     fault = EnvError("Env-v0", 3, "fell over", 17)
     assert str(pickle.loads(pickle.dumps(fault))) == str(fault)
 
 
-def test_a_message_names_each_value_that_works_once():
+def test_error_lists_each_valid_value_once():
     assert str(SettingError("n", 0, "is too small", [100, 100])).endswith("Try: 100.")

@@ -85,7 +85,7 @@ def names(folder: Path) -> list[str]:
 
 
 # ---------------------------------------------------------------------- one folder of them
-def test_what_was_saved_comes_back(tmp_path):
+def test_load_restores_saved_state(tmp_path):
     values = {
         "tensors": torch.arange(6.0).reshape(2, 3),
         "nested": {"list": [1, 2.5, None, "text", True], "tensor": torch.tensor(7)},
@@ -100,7 +100,7 @@ def test_what_was_saved_comes_back(tmp_path):
 
 
 @pytest.mark.parametrize(("settings", "kept"), [({}, [24, 1_000]), ({"keep": 1}, [1_000])])
-def test_the_newest_two_are_kept_or_as_many_as_asked(settings, kept, tmp_path):
+def test_checkpoints_keep_newest_two_or_requested_number(settings, kept, tmp_path):
     checkpoints = Checkpoints(tmp_path, {"part": Part()}, **settings)
     for steps in (8, 16, 24, 1_000):
         checkpoints.save(steps, {})
@@ -108,13 +108,13 @@ def test_the_newest_two_are_kept_or_as_many_as_asked(settings, kept, tmp_path):
     assert Checkpoints.latest(tmp_path) == tmp_path / "checkpoint-000000001000"
 
 
-def test_there_is_none_at_first(tmp_path):
+def test_latest_is_none_without_checkpoints(tmp_path):
     assert Checkpoints.latest(tmp_path) is None
     assert Checkpoints.latest(tmp_path / "nowhere") is None
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_one_that_fails_half_way_is_not_there_and_the_one_before_is(tmp_path, error, monkeypatch):
+def test_failed_save_leaves_previous_checkpoint(tmp_path, error, monkeypatch):
     first, second = Part(1), Part(1)
     checkpoints = Checkpoints(tmp_path, {"a": first, "b": second})
     before = checkpoints.save(8, {})
@@ -139,7 +139,7 @@ def test_one_that_fails_half_way_is_not_there_and_the_one_before_is(tmp_path, er
     assert names(tmp_path) == ["checkpoint-000000000008", "checkpoint-000000000016"]
 
 
-def test_a_folder_that_a_kill_has_left_incomplete_is_passed_over(tmp_path):
+def test_latest_skips_incomplete_folder(tmp_path):
     checkpoints = Checkpoints(tmp_path, {"part": Part()})
     whole = checkpoints.save(8, {})
     incomplete = tmp_path / "checkpoint-000000000016"
@@ -151,7 +151,7 @@ def test_a_folder_that_a_kill_has_left_incomplete_is_passed_over(tmp_path):
         assert Checkpoints.latest(tmp_path) == whole
 
 
-def test_an_error_of_a_part_is_not_taken_for_a_full_disk(tmp_path):
+def test_error_of_part_is_not_reported_as_write_error(tmp_path):
     with pytest.raises(Exception, match="weights are gone") as raised:
         Checkpoints(tmp_path, {"part": Part(RuntimeError("weights are gone"))}).save(8, {})
     assert not isinstance(raised.value, WriteError)
@@ -200,7 +200,7 @@ WAYS = list(planted(Path(), Path()))
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_code_in_a_checkpoint_is_never_executed(way, tmp_path):
+def test_load_never_executes_code(way, tmp_path):
     """Checksums are no protection: who writes the code writes them as well."""
     trap = tmp_path / "trap"
     torch.save({"value": Malicious(trap)}, tmp_path / "works.pt")
@@ -224,7 +224,7 @@ def test_code_in_a_checkpoint_is_never_executed(way, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:TensorDict.load_memmap:FutureWarning")
-def test_a_folder_that_torchrl_would_unpickle_is_not_read(tmp_path):
+def test_load_rejects_folder_that_torchrl_would_unpickle(tmp_path):
     trap, part = tmp_path / "trap", Part()
     path = Checkpoints(tmp_path, {"part": part}).save(8, {})
     (folder,) = path.glob("components/*-part")
@@ -249,7 +249,7 @@ def flip(file: Path, bit: int) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["ppo", "sac", "dreamerv3"])
-def test_a_single_changed_bit_is_noticed_in_any_file(recipe, tmp_path):
+def test_integrity_check_detects_bit_flip_in_any_file(recipe, tmp_path):
     module = importlib.import_module(f"recipes.{recipe}")
     values = {**small_config(module.Config), "log_dir": str(tmp_path)}
     trainer = module.build(from_plain(module.Config, values))
@@ -271,7 +271,7 @@ def test_a_single_changed_bit_is_noticed_in_any_file(recipe, tmp_path):
     check_whole(checkpoint)
 
 
-def test_every_changed_bit_of_the_checksums_themselves_is_noticed(tmp_path):
+def test_integrity_check_detects_bit_flip_in_checksums(tmp_path):
     path = Checkpoints(tmp_path, {"part": Part()}).save(8, {})
     sums = path / "checksums.txt"
     for bit in range(8 * sums.stat().st_size):
@@ -299,7 +299,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("what", list(DAMAGES))
-def test_the_damaged_file_is_named_and_the_checkpoint_before_is_used(what, tmp_path):
+def test_latest_names_damaged_file_and_uses_previous_checkpoint(what, tmp_path):
     part = Part(1)
     checkpoints = Checkpoints(tmp_path / "run", {"part": part})
     before = checkpoints.save(8, {})
@@ -323,7 +323,7 @@ def test_the_damaged_file_is_named_and_the_checkpoint_before_is_used(what, tmp_p
     assert names(tmp_path / "run") == [before.name, "checkpoint-000000000012"]
 
 
-def test_where_all_are_damaged_the_newest_is_named(tmp_path):
+def test_latest_names_newest_when_all_are_damaged(tmp_path):
     checkpoints = Checkpoints(tmp_path, {"part": Part()})
     for steps in (8, 16):
         shortened(checkpoints.save(steps, {}) / "manifest.json")
@@ -333,7 +333,7 @@ def test_where_all_are_damaged_the_newest_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["more.pt", "components/0000-part/state.json", "state/meta.json"])
-def test_a_file_that_was_added_is_named(name, tmp_path):
+def test_error_names_added_file(name, tmp_path):
     path = Checkpoints(tmp_path, {"part": Part()}).save(8, {})
     (path / name).parent.mkdir(exist_ok=True)
     (path / name).write_text("{}")
@@ -342,7 +342,7 @@ def test_a_file_that_was_added_is_named(name, tmp_path):
 
 
 @pytest.mark.parametrize("what", ["a file", "the list of checksums", "the folder of checkpoints"])
-def test_what_cannot_be_read_is_not_taken_for_damaged(what, tmp_path, monkeypatch):
+def test_unreadable_file_is_not_reported_as_damaged(what, tmp_path, monkeypatch):
     path = Checkpoints(tmp_path, {"part": Part()}).save(8, {})
     (file,) = path.glob("components/*-part/state.pt")
     forbidden = {"a file": file, "the list of checksums": path / "checksums.txt"}.get(
@@ -367,7 +367,7 @@ def test_what_cannot_be_read_is_not_taken_for_damaged(what, tmp_path, monkeypatc
     assert "remove" not in str(refused.value)
 
 
-def test_a_large_file_is_checked_from_its_first_byte_to_its_last(tmp_path):
+def test_integrity_check_reads_large_file_completely(tmp_path):
     path = Checkpoints(tmp_path, {"part": Part(torch.zeros(700_000))}).save(8, {})
     (file,) = path.glob("components/*-part/state.pt")
     bits = 8 * file.stat().st_size
@@ -380,7 +380,7 @@ def test_a_large_file_is_checked_from_its_first_byte_to_its_last(tmp_path):
     check_whole(path)
 
 
-def test_an_error_of_a_part_is_not_taken_for_that_of_the_checkpoint(tmp_path):
+def test_load_raises_error_of_part_unchanged(tmp_path):
     class Full(Part):
         def load_state_dict(self, state):
             raise WriteError("rows.csv cannot be written: No space left on device")
@@ -390,7 +390,7 @@ def test_an_error_of_a_part_is_not_taken_for_that_of_the_checkpoint(tmp_path):
         Checkpoints(tmp_path, {"part": Full()}).load(path)
 
 
-def test_folders_that_kills_have_left_are_removed(tmp_path):
+def test_save_removes_leftover_folders(tmp_path):
     checkpoints = Checkpoints(tmp_path, {"part": Part()})
     path = checkpoints.save(8, {})
     path.rename(tmp_path / f".{path.name}")
@@ -398,7 +398,7 @@ def test_folders_that_kills_have_left_are_removed(tmp_path):
     assert names(tmp_path) == ["checkpoint-000000000016"]
 
 
-def test_a_checkpoint_of_other_parts_is_refused(tmp_path):
+def test_load_rejects_checkpoint_of_different_parts(tmp_path):
     path = Checkpoints(tmp_path, {"part": Part()}).save(8, {})
     with raises_setting("checkpoint"):
         Checkpoints(tmp_path, {"another": Part()}).load(path)
@@ -412,7 +412,7 @@ def test_a_checkpoint_of_other_parts_is_refused(tmp_path):
     assert len(refused.value.why) < 300  # PyTorch names them all
 
 
-def test_a_folder_around_a_checkpoint_is_not_taken_for_a_damaged_one(tmp_path):
+def test_load_rejects_folder_that_is_no_checkpoint(tmp_path):
     folder = tmp_path / "checkpoints"
     checkpoints = Checkpoints(folder, {"part": Part()})
     dropped, _, path = [checkpoints.save(steps, {}) for steps in (8, 16, 24)]
@@ -424,7 +424,7 @@ def test_a_folder_around_a_checkpoint_is_not_taken_for_a_damaged_one(tmp_path):
     checkpoints.load(shutil.copytree(path, tmp_path / "under another name"))
 
 
-def test_versions_are_noted_and_another_one_is_loaded(tmp_path):
+def test_manifest_records_versions_and_load_accepts_others(tmp_path):
     path = Checkpoints(tmp_path, {"part": Part(5)}).save(8, {})
     manifest = json.loads((path / "manifest.json").read_text())
     assert manifest["versions"]["torch"] == str(torch.__version__)
@@ -437,7 +437,7 @@ def test_versions_are_noted_and_another_one_is_loaded(tmp_path):
 
 
 # ---------------------------------------------------------------------- of a trainer
-def test_a_trainer_without_a_part_whose_state_was_saved_is_refused(tmp_path):
+def test_resume_rejects_trainer_without_saved_part(tmp_path):
     plan = on_policy_plan()
     parts = ppo_parts(plan)
     normalised = make_env("CartPole-v1", plan.num_envs, normalize_observation=True)
@@ -448,7 +448,7 @@ def test_a_trainer_without_a_part_whose_state_was_saved_is_refused(tmp_path):
         ppo_trainer(plan, resume_from=before.last_checkpoint)
 
 
-def test_a_new_run_does_not_replace_the_checkpoints_of_an_earlier_one(tmp_path):
+def test_new_run_rejects_folder_with_checkpoints(tmp_path):
     ppo_trainer(on_policy_plan(), folder=tmp_path).run()
     before = names(tmp_path / "checkpoints")
     with raises_setting("folder"):
@@ -456,7 +456,7 @@ def test_a_new_run_does_not_replace_the_checkpoints_of_an_earlier_one(tmp_path):
     assert names(tmp_path / "checkpoints") == before
 
 
-def test_a_hook_with_a_state_that_is_left_out_is_said(tmp_path):
+def test_resume_warns_about_missing_hook(tmp_path):
     stop = StopWhen("policy_steps", reached=32)
     before = ppo_trainer(hooks=[stop], folder=tmp_path, log_every=16)
     before.run()
@@ -466,7 +466,7 @@ def test_a_hook_with_a_state_that_is_left_out_is_said(tmp_path):
     assert again.run().policy_steps == 64
 
 
-def test_a_hook_that_is_added_to_a_resumed_run_has_its_state(tmp_path):
+def test_hook_added_after_resume_restores_its_state(tmp_path):
     def scheduled(**how):
         trainer = ppo_trainer(log_every=16, **how)
         rate = torch.optim.lr_scheduler.LambdaLR(trainer.optimizer, lambda n: 1 + n)
@@ -498,7 +498,7 @@ class Keeps(Learns):
         return {"network": self.network.state_dict(), "optimizer": self.optimizer.state_dict()}
 
 
-def test_a_hook_that_trains_what_no_checkpoint_has_is_said_once(tmp_path):
+def test_trainer_warns_once_about_unsaved_hook_optimizer(tmp_path):
     def said(hook, folder):
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
@@ -518,7 +518,7 @@ def test_a_hook_that_trains_what_no_checkpoint_has_is_said_once(tmp_path):
 
 
 @pytest.mark.parametrize("stage", ["batch_process", "pre_epoch", "post_optim", "post_epoch"])
-def test_a_hook_that_saves_within_an_iteration_is_told_how_to(stage, tmp_path):
+def test_save_within_iteration_raises_error_with_advice(stage, tmp_path):
     trainer = ppo_trainer(folder=tmp_path, checkpoint_every=16)
 
     def save(*_):
@@ -562,7 +562,7 @@ def lazy_trainer(plan: StepPlan, **parts: Any) -> Trainer:
 
 
 @pytest.mark.parametrize("trainer_of", [ppo_trainer, sac_trainer, lazy_trainer])
-def test_saving_changes_nothing_and_loading_brings_everything_back(trainer_of, tmp_path):
+def test_saving_preserves_run_and_loading_restores_it(trainer_of, tmp_path):
     plan = off_policy_plan() if trainer_of is sac_trainer else on_policy_plan()
     plain = trainer_of(plan)
     plain.run()
@@ -628,7 +628,7 @@ def changed(folder: Path) -> Trainer:
     return trainer
 
 
-def test_parts_of_policies_that_no_loss_trains_are_resumed(tmp_path):
+def test_resume_restores_untrained_policy_parts(tmp_path):
     checkpoint = changed(tmp_path).last_checkpoint
     _, shifts, noise = shifting(resume_from=checkpoint)
     assert [shift.now for shift in shifts] == [(1.0, 10), (2.0, 20)]
@@ -636,7 +636,7 @@ def test_parts_of_policies_that_no_loss_trains_are_resumed(tmp_path):
 
 
 @pytest.mark.parametrize("alone", [True, False])
-def test_they_are_part_of_a_saved_policy_and_noise_is_not(alone, tmp_path):
+def test_saved_policy_includes_untrained_parts_without_noise(alone, tmp_path):
     saved = changed(tmp_path)
     checkpoint = saved.save_policy(tmp_path / "policy") if alone else saved.last_checkpoint
     trainer, shifts, noise = shifting()
@@ -646,7 +646,7 @@ def test_they_are_part_of_a_saved_policy_and_noise_is_not(alone, tmp_path):
     trainer.shutdown()
 
 
-def test_random_numbers_go_on_where_they_were(tmp_path):
+def test_load_restores_rng_state(tmp_path):
     numbers = IsolatedRNG()
     checkpoints = Checkpoints(tmp_path, {"random_numbers": numbers})
 
@@ -667,7 +667,7 @@ def test_random_numbers_go_on_where_they_were(tmp_path):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_loss_that_is_not_finite_ends_the_run_and_the_last_good_checkpoint_stays(tmp_path, bad):
+def test_non_finite_loss_stops_run_with_last_good_checkpoint(tmp_path, bad):
     trainer = ppo_trainer(
         on_policy_plan(), folder=tmp_path, checkpoint_every=16, hooks=[NaNGuard()]
     )
@@ -693,7 +693,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_the_last_good_checkpoint_sta
 
 
 # ---------------------------------------------------------------------- files
-def test_a_file_is_written_completely_or_not_at_all(tmp_path):
+def test_atomic_write_replaces_file(tmp_path):
     path = tmp_path / "file.txt"
     write_whole(path, "before")
     write_whole(path, "after")
@@ -703,7 +703,7 @@ def test_a_file_is_written_completely_or_not_at_all(tmp_path):
         write_whole(tmp_path / "nowhere" / "file.txt", "")
 
 
-def test_a_file_that_does_not_fit_leaves_nothing(tmp_path, monkeypatch):
+def test_atomic_write_keeps_old_file_when_disk_is_full(tmp_path, monkeypatch):
     path = tmp_path / "file.txt"
     write_whole(path, "before")
 
@@ -717,7 +717,7 @@ def test_a_file_that_does_not_fit_leaves_nothing(tmp_path, monkeypatch):
     assert names(tmp_path) == ["file.txt"]
 
 
-def test_a_line_that_does_not_fit_is_not_there_at_all(tmp_path, monkeypatch):
+def test_append_leaves_no_partial_line_when_disk_is_full(tmp_path, monkeypatch):
     path = tmp_path / "rows.csv"
     append(path, "1,2\n")
 
@@ -756,7 +756,7 @@ class Remembers:
     "value",
     [np.float32(1.5), np.arange(3), [{"best": np.int64(3)}], deque([1]), object(), lambda: 0],
 )
-def test_a_state_that_could_not_be_read_back_is_refused_when_it_is_saved(tmp_path, value):
+def test_save_rejects_state_that_cannot_be_loaded(tmp_path, value):
     trainer = ppo_trainer(hooks=[Remembers(value)], folder=tmp_path)
     with pytest.raises(
         SettingError, match=r"state of hook remembers\.value.*which checkpoints cannot load"
@@ -767,7 +767,7 @@ def test_a_state_that_could_not_be_read_back_is_refused_when_it_is_saved(tmp_pat
 
 
 @pytest.mark.parametrize("value", [1.5, {3: {"a"}}, Counter("aab"), torch.Size([3]), torch.int8])
-def test_a_state_of_plain_values_is_given_back(tmp_path, value):
+def test_checkpoint_restores_plain_values_of_hook(tmp_path, value):
     trainer = ppo_trainer(hooks=[Remembers(value)], folder=tmp_path)
     trainer.run()
     again = Remembers()
@@ -775,7 +775,7 @@ def test_a_state_of_plain_values_is_given_back(tmp_path, value):
     assert (type(again.value), again.value) == (type(value), value)
 
 
-def test_checkpoint_restores_tensordicts_of_a_hook(tmp_path):
+def test_checkpoint_restores_tensordicts_of_hook(tmp_path):
     inner = TensorDict({"b": torch.ones(3, 2, dtype=torch.bool)}, [3, 2])
     value = {
         "rows": [TensorDict({"a": torch.arange(3.0), "inner": inner}, [3])],
@@ -797,7 +797,7 @@ class Stateless(Remembers):
         raise KeyError("best")
 
 
-def test_trainer_tries_states_before_the_first_iteration(tmp_path):
+def test_trainer_checks_hook_state_before_first_iteration(tmp_path):
     trainer = ppo_trainer(hooks=[Stateless()], folder=tmp_path)
     with pytest.raises(KeyError, match="best"):
         trainer.run()
@@ -805,7 +805,7 @@ def test_trainer_tries_states_before_the_first_iteration(tmp_path):
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_loss_takes_the_state_of_one_that_was_called(name):
+def test_loss_loads_state_of_called_loss(name):
     called, other = make_loss(name), make_loss(name)
     called(minibatch_for(name))
     make_parts_when_loaded(other)  # as a trainer does

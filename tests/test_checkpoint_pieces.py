@@ -45,7 +45,7 @@ def written(checkpoint: Path) -> int:
 @pytest.mark.parametrize(
     "dtype", [torch.uint8, torch.bool, torch.float32, torch.bfloat16, torch.int64]
 )
-def test_large_tensors_come_back_bit_for_bit(dtype, tmp_path):
+def test_large_tensors_round_trip_bitwise(dtype, tmp_path):
     value = {"rows": [large(dtype), (large(dtype).t(), torch.ones(3))], "empty": torch.empty(0, 4)}
     part, other = Part(value), Part()
     path = Checkpoints(tmp_path, {"part": part}).save(1, {})
@@ -59,12 +59,12 @@ def test_large_tensors_come_back_bit_for_bit(dtype, tmp_path):
     assert other.value["empty"].shape == (0, 4)
 
 
-def test_small_tensors_are_in_one_file_with_the_rest(tmp_path):
+def test_save_writes_small_tensors_to_one_file(tmp_path):
     path = Checkpoints(tmp_path, {"part": Part(large()[:-1])}).save(1, {})
     assert not pieces(path)
 
 
-def test_a_part_of_a_tensor_is_written_without_the_rest(tmp_path):
+def test_save_writes_slice_without_rest_of_tensor(tmp_path):
     whole, sparse = torch.arange(1_000_000), torch.eye(3).to_sparse()
     part = Part({"first": whole[:10], "sparse": sparse})
     path = Checkpoints(tmp_path, {"part": part}).save(1, {})
@@ -75,7 +75,7 @@ def test_a_part_of_a_tensor_is_written_without_the_rest(tmp_path):
     assert torch.equal(other.value["sparse"].to_dense(), torch.eye(3))
 
 
-def test_only_pieces_that_changed_are_written_again(tmp_path):
+def test_save_rewrites_only_changed_pieces(tmp_path):
     part = Part(large().clone())
     checkpoints = Checkpoints(tmp_path, {"part": part})
     first = checkpoints.save(1, {})
@@ -94,14 +94,14 @@ def test_only_pieces_that_changed_are_written_again(tmp_path):
     assert torch.equal(other.value, part.value)
 
 
-def test_a_resumed_run_shares_with_the_checkpoint_it_was_resumed_from(tmp_path):
+def test_resumed_run_shares_pieces_with_loaded_checkpoint(tmp_path):
     part = Part(large().clone())
     last = Checkpoints(tmp_path, {"part": part}).save(1, {})
     resumed = Checkpoints(tmp_path, {"part": part}, last=last).save(2, {})
     assert written(resumed) == 0
 
 
-def test_without_links_everything_is_written(tmp_path, monkeypatch):
+def test_save_writes_all_pieces_without_hard_links(tmp_path, monkeypatch):
     def no_links(*args: Any) -> None:
         raise OSError(95, "Operation not supported")
 
@@ -110,7 +110,7 @@ def test_without_links_everything_is_written(tmp_path, monkeypatch):
     assert [written(checkpoints.save(number, {})) for number in (1, 2)] == [LARGE, LARGE]
 
 
-def test_a_changed_bit_of_a_piece_is_noticed(tmp_path):
+def test_integrity_check_detects_bit_flip_in_piece(tmp_path):
     path = Checkpoints(tmp_path, {"part": Part(large())}).save(1, {})
     (piece, *_) = path.glob("components/*/" + next(iter(pieces(path))))
     data = bytearray(piece.read_bytes())
@@ -120,7 +120,7 @@ def test_a_changed_bit_of_a_piece_is_noticed(tmp_path):
         check_whole(path)
 
 
-def test_a_damaged_piece_is_not_shared_with_the_next_checkpoint(tmp_path):
+def test_save_rewrites_damaged_piece(tmp_path):
     part = Part(large())
     checkpoints = Checkpoints(tmp_path, {"part": part})
     first = checkpoints.save(1, {})
@@ -133,7 +133,7 @@ def test_a_damaged_piece_is_not_shared_with_the_next_checkpoint(tmp_path):
     assert torch.equal(other.value, part.value)
 
 
-def test_a_tensor_that_lacks_bytes_is_refused(tmp_path):
+def test_load_rejects_truncated_piece(tmp_path):
     path = Checkpoints(tmp_path, {"part": Part(large())}).save(1, {})
     (piece, *_) = path.glob("components/*/" + next(iter(pieces(path))))
     piece.write_bytes(piece.read_bytes()[:-1])
@@ -142,13 +142,13 @@ def test_a_tensor_that_lacks_bytes_is_refused(tmp_path):
         Checkpoints(tmp_path, {"part": Part()}).load(path)
 
 
-def test_memory_of_a_gpu_that_is_not_here_is_read_into_that_of_the_host(monkeypatch):
+def test_tensor_of_missing_gpu_loads_on_host(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     read = {where: _here("memory", where) for where in ("cpu", "cuda", "cuda:0", "cuda:1")}
     assert read == {"cpu": None, "cuda": None, "cuda:0": None, "cuda:1": "memory"}
 
 
-def test_a_replay_buffer_rewrites_what_was_added(tmp_path):
+def test_replay_buffer_rewrites_only_added_pieces(tmp_path):
     def filled(steps: int) -> Any:
         rows = torch.randint(256, (1, steps, 4096), dtype=torch.uint8)
         after = TensorDict({"observation": rows, "done": torch.zeros(1, steps, 1) > 0}, [1, steps])

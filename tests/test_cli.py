@@ -30,7 +30,7 @@ def kit(capsys):
     return run
 
 
-def test_explain_says_what_will_happen(kit):
+def test_explain_shows_settings_counts_and_caveats(kit):
     text = kit("explain sheeprl replay_ratio=0.5 num_envs=4 total_steps=10000")
     assert text.startswith("sheeprl 0.8.4, sac (off-policy)")
     assert "num_envs=4" in text
@@ -38,7 +38,7 @@ def test_explain_says_what_will_happen(kit):
     assert "- The last iteration with random actions also trains." in text
 
 
-def test_explain_reads_a_file_of_the_library(kit):
+def test_explain_reads_config_file_of_library(kit):
     text = kit(f"explain sheeprl {CONFIGS / 'sheeprl_dreamer.yaml'} algo.replay_ratio=0.5")
     assert "dreamer_v3" in text
     assert "replay_ratio=0.5" in text
@@ -46,18 +46,18 @@ def test_explain_reads_a_file_of_the_library(kit):
     assert "100,096" in text
 
 
-def test_explain_prints_plain_data(kit):
+def test_explain_prints_json(kit):
     data = json.loads(kit("explain tianshou algo=ppo num_train_envs=4 num_epochs=1 --json"))
     assert data["plan"]["steps_per_env"] == 512
     assert data["totals"]["policy_steps"] == 30_720
     assert data["iterations"][0]["gradient_steps"] == 32
 
 
-def test_the_kits_own_words_are_explained_too(kit):
+def test_explain_accepts_kit_settings(kit):
     assert "10,000" in kit("explain kit total_policy_steps=10000 num_envs=4 replay_ratio=1/4")
 
 
-def test_translate_prints_the_equivalent_settings(kit):
+def test_translate_prints_equivalent_settings(kit):
     text = kit("translate sb3 train_freq=1 gradient_steps=1 n_envs=4 --to sheeprl")
     assert "replay_ratio=0.25" in text
     assert "first training iteration: 26 wanted, 25 is nearest" in text
@@ -66,13 +66,13 @@ def test_translate_prints_the_equivalent_settings(kit):
 
 
 @pytest.mark.parametrize(("name", "version"), [("cleanrl", "1.0"), ("dreamer-paper", "2020")])
-def test_a_version_may_look_like_a_number(kit, name, version):
+def test_explain_accepts_version_that_looks_like_number(kit, name, version):
     given, usual = (kit(f"explain {name} {word} --json") for word in (f"version={version}", ""))
     assert json.loads(given)["title"] == json.loads(usual)["title"]
 
 
 @pytest.mark.parametrize("name", ["nip", "pyrado"])
-def test_what_translate_prints_can_be_typed(kit, name):
+def test_explain_accepts_output_of_translate(kit, name):
     source = {
         "nip": "sb3 algo=ppo n_steps=8 n_envs=2 total_timesteps=64 batch_size=8",
         "pyrado": "pyrado algo=ppo min_steps=40 env_max_steps=10 max_iter=3",
@@ -83,19 +83,19 @@ def test_what_translate_prints_can_be_typed(kit, name):
     assert not {"critic", "backbone_lr_scale"} & set(made["settings"])
 
 
-def test_translate_keeps_settings_of_the_target(kit):
+def test_translate_keeps_target_settings(kit):
     text = kit("translate dreamer-paper steps=50000 --to sheeprl version=0.5.7")
     assert "version=0.5.7" in text
     assert "StepPlan" in kit("translate sb3 n_envs=4 --to kit")
     assert json.loads(kit("translate sb3 n_envs=4 --to kit --json"))["to"]["plan"]["num_envs"] == 4
 
 
-def test_translate_to_the_kit_always_says_how_long_the_run_is(kit):
+def test_translate_to_kit_always_includes_run_length(kit):
     text = kit("translate sb3 algo=ppo total_timesteps=100000 --to kit")
     assert "total_policy_steps=100352" in text
 
 
-def test_translate_lists_what_does_not_count(kit):
+def test_translate_lists_settings_that_do_not_affect_counts(kit):
     given = "translate sb3 algo=ppo learning_rate=0.001 use_sde=true"
     text = kit(f"{given} --to cleanrl gamma=0.9")
     made, left_out = text.split("Not translated, because these settings do not affect step counts")
@@ -105,31 +105,31 @@ def test_translate_lists_what_does_not_count(kit):
     assert data["not_translated"] == {"learning_rate": 0.001, "use_sde": True}
 
 
-def test_a_setting_that_a_library_does_not_have_is_answered_with_fields_of_it(capsys):
+def test_unknown_setting_error_suggests_only_fields(capsys):
     assert main(["steps", "explain", "sb3", "foo=1"]) == 2
     assert not re.search("ALGORITHMS|DEFAULTS|NAME", capsys.readouterr().err)
 
 
-def test_diff_says_where_two_settings_part(kit):
+def test_diff_shows_first_difference(kit):
     text = kit("diff sb3 n_envs=4 gradient_steps=1 sheeprl num_envs=4 replay_ratio=1")
     assert "First difference in iteration 25" in text
     data = json.loads(kit("diff sb3 n_envs=4 sb3 n_envs=2 --json"))
     assert {"setting": "num_envs", "first": "4", "second": "2"} in data["differences"]
 
 
-def test_settings_may_be_spelt_like_options(kit):
+def test_cli_accepts_settings_spelled_like_options(kit):
     assert "num_envs=2" in kit("explain cleanrl --num-envs=2 algo=ppo total_timesteps=1024")
     with pytest.raises(SystemExit):
         main(["steps", "explain", "cleanrl", "--num-envs"])
 
 
-def test_diff_takes_two_quoted_words(capsys):
+def test_diff_accepts_two_quoted_arguments(capsys):
     two = ["sb3 n_envs=2 gradient_steps=-1", "sb3 n_envs=2 gradient_steps=2"]
     assert main(["steps", "diff", *two]) == 0
     assert capsys.readouterr().out.startswith("Identical runs")
 
 
-def test_words_lists_the_vocabularies(kit):
+def test_words_command_lists_dialects_and_settings(kit):
     assert "dreamer-paper" in kit("words")
     text = kit("words tianshou")
     assert "update_per_step=1.0" in text
@@ -157,14 +157,14 @@ def test_words_lists_the_vocabularies(kit):
         ("explain kit num_envs=4", "leaves the length of the run undefined"),
     ],
 )
-def test_what_makes_no_sense_is_one_clear_line(kit, words, message):
+def test_invalid_arguments_give_one_line_error(kit, words, message):
     error = kit(words, code=2)
     assert error.startswith("kit: ")
     assert message in error
     assert error.count("\n") == 1
 
 
-def test_a_command_looks_for_garbage_again_once_it_has_imported():
+def test_command_enables_garbage_collection_after_imports():
     code = (
         "import gc, sys; from kit.__main__ import main; sys.argv = ['kit', 'steps', 'words']; "
         "main(); sys.exit(not gc.isenabled())"
@@ -172,7 +172,7 @@ def test_a_command_looks_for_garbage_again_once_it_has_imported():
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
-def test_it_can_be_run_as_a_module():
+def test_kit_runs_as_module():
     words = [sys.executable, "-m", "kit", "steps", "words"]
     assert "tianshou" in subprocess.run(words, check=True, capture_output=True, text=True).stdout
     words = [sys.executable, "-m", "kit", "steps", "explain", "sheprl"]
@@ -180,18 +180,18 @@ def test_it_can_be_run_as_a_module():
 
 
 # ---------------------------------------------------------------------- recipes
-def test_kit_alone_prints_its_commands(capsys):
+def test_kit_without_arguments_lists_commands(capsys):
     assert main([]) == 0
     text = capsys.readouterr().out
     assert all(f"\n  {command} " in text for command in COMMANDS)
 
 
-def test_version_is_that_of_the_package(capsys):
+def test_version_matches_package(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"kit {__version__}\n"
 
 
-def test_unknown_command_is_answered_with_the_nearest(capsys):
+def test_unknown_command_error_suggests_nearest(capsys):
     assert main(["evalute"]) == 2
     assert capsys.readouterr().err == "kit: There is no command 'evalute'. Try: evaluate.\n"
 
@@ -204,7 +204,7 @@ def test_recipes_lists_each_recipe_in_one_line(capsys):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_new_copies_a_recipe_with_its_own_commands(recipe, tmp_path, monkeypatch, capsys):
+def test_new_copies_recipe_with_adapted_commands(recipe, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["new", recipe, "mine.py"]) == 0
     text = Path("mine.py").read_text()
@@ -227,7 +227,7 @@ def test_new_copies_a_recipe_with_its_own_commands(recipe, tmp_path, monkeypatch
         ("train pp", "recipe='pp': There is no such recipe. Try: ppo."),
     ],
 )
-def test_unknown_recipes_and_files_are_rejected(words, message, tmp_path, monkeypatch, capsys):
+def test_cli_rejects_unknown_recipes_and_files(words, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(words.split()) == 2
     assert capsys.readouterr().err == f"kit: {message}\n"

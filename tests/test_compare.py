@@ -69,7 +69,7 @@ def place(runs, tmp_path) -> Path:
 
 
 # ---------------------------------------------------------------------- groups
-def test_runs_that_differ_in_their_seed_are_a_group_named_by_what_differs(runs):
+def test_compare_groups_runs_that_differ_only_in_seed(runs):
     compared = compare([runs[LOW, 0].parents[1]])
     low, high = compared.groups
     assert (low.name, high.name) == ("learning_rate=0.001", "learning_rate=0.01")
@@ -79,7 +79,7 @@ def test_runs_that_differ_in_their_seed_are_a_group_named_by_what_differs(runs):
     )  # fmt: skip
 
 
-def test_the_numbers_are_those_of_the_files(runs):
+def test_compare_computes_statistics_from_run_files(runs):
     low, _ = compare([*runs.values()]).groups
     folders = [runs[LOW, seed] for seed in range(4)]
     values = [written(folder) for folder in folders]
@@ -97,7 +97,7 @@ def test_the_numbers_are_those_of_the_files(runs):
     assert asdict(low)["runs"][0]["folder"] == str(folders[0])  # plain data
 
 
-def test_less_than_four_seeds_have_no_interquartile_mean_and_one_has_no_spread(runs):
+def test_compare_omits_statistics_for_too_few_seeds(runs):
     three = compare([runs[LOW, seed] for seed in range(3)]).groups[0]
     assert (three.interquartile_mean, three.std is None) == (None, False)
     one = compare([runs[LOW, 0]]).groups[0]
@@ -105,7 +105,7 @@ def test_less_than_four_seeds_have_no_interquartile_mean_and_one_has_no_spread(r
 
 
 @pytest.mark.parametrize(("text", "middle"), [("nan", "nan"), ("inf", "")])
-def test_a_value_that_is_no_number_is_shown(text, middle, place):
+def test_compare_shows_non_finite_values(text, middle, place):
     runs = [Path(run.folder) for run in compare([place]).groups[0].runs]
     metrics = runs[0] / "metrics.csv"
     rows = list(csv.reader(metrics.open()))
@@ -118,13 +118,13 @@ def test_a_value_that_is_no_number_is_shown(text, middle, place):
     assert f"{text} ± nan" in table(compare(runs))
 
 
-def test_a_run_that_begins_with_the_weights_of_another_is_a_group_of_its_own(runs, tmp_path):
+def test_compare_separates_runs_with_init_from(runs, tmp_path):
     other = made(tmp_path, learning_rate=LOW, seed=4, init_from=str(runs[LOW, 0]))
     names = [group.name for group in compare([runs[LOW, 0], other]).groups]
     assert names == ["init_from=null", f"init_from={runs[LOW, 0]}"]
 
 
-def test_a_setting_that_one_run_did_not_have_yet_is_told(runs, tmp_path):
+def test_compare_shows_setting_missing_from_older_run(runs, tmp_path):
     older = shutil.copytree(runs[LOW, 1], tmp_path / "older")
     config = yaml.safe_load((older / "config.yaml").read_text())
     del config["clip_value"]
@@ -133,12 +133,12 @@ def test_a_setting_that_one_run_did_not_have_yet_is_told(runs, tmp_path):
     assert names == ["clip_value=null", "clip_value=(not set)"]
 
 
-def test_the_seed_of_another_library_is_a_seed():
+def test_training_settings_exclude_seed_of_other_library():
     plain = {"seed": 1, "gamma": 0.9, "steps": {"dialect": Tianshou.NAME, "train_seed": 1}}
     assert set(training_settings(plain)) == {"gamma", "steps.dialect"}
 
 
-def test_recipes_are_told_by_name_and_not_by_their_many_settings(runs, tmp_path):
+def test_compare_names_recipes_without_their_settings(runs, tmp_path):
     steps = OnPolicySteps(
         total_policy_steps=16, steps_per_env=8, minibatch_size=16, evaluation_every=16
     )
@@ -154,7 +154,7 @@ def test_recipes_are_told_by_name_and_not_by_their_many_settings(runs, tmp_path)
     assert compared.title == "CartPole-v1"
 
 
-def test_other_tasks_are_told_in_names_and_below_the_table(runs, tmp_path):
+def test_compare_remarks_on_different_tasks(runs, tmp_path):
     env = EnvConfig(num_envs=2, kwargs={"sutton_barto_reward": True})
     compared = compare([runs[LOW, 0], made(tmp_path, learning_rate=LOW, env=env)])
     assert [group.name for group in compared.groups] == [
@@ -166,7 +166,7 @@ def test_other_tasks_are_told_in_names_and_below_the_table(runs, tmp_path):
 
 
 # ---------------------------------------------------------------------- what is not hidden
-def test_seeds_of_other_lengths_are_said(runs, tmp_path):
+def test_compare_remarks_on_seeds_of_different_length(runs, tmp_path):
     shorter = made(tmp_path, learning_rate=LOW, seed=7, stops_at=32)
     compared = compare([runs[LOW, 0], runs[LOW, 1], shorter])
     assert compared.remarks == [
@@ -177,7 +177,7 @@ def test_seeds_of_other_lengths_are_said(runs, tmp_path):
     assert "32 to 64" in line
 
 
-def test_of_two_runs_of_one_seed_the_longer_counts_and_the_other_is_named(runs, tmp_path):
+def test_compare_uses_longer_of_two_runs_with_same_seed(runs, tmp_path):
     shorter = made(tmp_path, learning_rate=LOW, stops_at=32)
     for given in ([shorter, runs[LOW, 0]], [runs[LOW, 0], shorter]):
         compared = compare(given)
@@ -186,7 +186,7 @@ def test_of_two_runs_of_one_seed_the_longer_counts_and_the_other_is_named(runs, 
         assert compared.remarks == [said]
 
 
-def test_a_run_without_a_value_yet_is_left_out_and_named(runs, tmp_path):
+def test_compare_omits_and_names_run_without_values(runs, tmp_path):
     begun = shutil.copytree(runs[LOW, 1], tmp_path / "begun")
     (begun / "metrics.csv").unlink()
     compared = compare([runs[LOW, 0], begun])
@@ -194,7 +194,7 @@ def test_a_run_without_a_value_yet_is_left_out_and_named(runs, tmp_path):
     assert len(compared.groups[0].runs) == 1
 
 
-def test_of_a_run_that_collects_nothing_gradient_steps_are_the_axis(place):
+def test_compare_uses_gradient_steps_as_axis_for_offline_run(place):
     run = runs_of(place)[0]
     with (run / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -208,7 +208,7 @@ def test_of_a_run_that_collects_nothing_gradient_steps_are_the_axis(place):
     assert compared.groups[0].runs[0].steps == [2, 4, 6, 8]
 
 
-def test_a_run_that_was_evaluated_before_it_began_learns_from_no_data_set(runs, tmp_path):
+def test_initial_evaluation_row_does_not_make_run_offline(runs, tmp_path):
     evaluated = Tianshou(
         num_epochs=1, step_per_epoch=64, step_per_collect=16, num_train_envs=2, batch_size=8
     )
@@ -218,7 +218,7 @@ def test_a_run_that_was_evaluated_before_it_began_learns_from_no_data_set(runs, 
 
 
 # ---------------------------------------------------------------------- the command
-def test_the_table_has_a_line_for_each_group_and_says_what_it_means(place, monkeypatch, capsys):
+def test_table_has_line_per_group_and_legend(place, monkeypatch, capsys):
     monkeypatch.chdir(place.parent)
     assert kit(["compare", "runs"]) == 0
     title, _, header, _, low, high, _, *legend = capsys.readouterr().out.splitlines()
@@ -233,7 +233,7 @@ def test_the_table_has_a_line_for_each_group_and_says_what_it_means(place, monke
     assert COLUMN in legend[0]
 
 
-def test_any_column_can_be_compared(place, capsys):
+def test_compare_accepts_any_column(place, capsys):
     assert kit(["compare", str(place), "--column", "episode/length"]) == 0
     assert "last value of episode/length" in capsys.readouterr().out
 
@@ -250,7 +250,7 @@ def test_any_column_can_be_compared(place, capsys):
         ("broken", "run='broken': The folder has no readable config.yaml: expected"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_compared_is_one_line(words, message, place, monkeypatch, capsys):
+def test_compare_reports_invalid_arguments_in_one_line(words, message, place, monkeypatch, capsys):
     monkeypatch.chdir(place.parent)
     Path("empty").mkdir()
     Path("broken").mkdir()
@@ -262,7 +262,7 @@ def test_what_cannot_be_compared_is_one_line(words, message, place, monkeypatch,
     assert error.count("\n") == 1
 
 
-def test_runs_without_a_row_are_refused(place):
+def test_compare_rejects_runs_without_rows(place):
     run = runs_of(place)[0]
     (run / "metrics.csv").unlink()
     with pytest.raises(SettingError, match="These runs have no such column"):
@@ -270,7 +270,7 @@ def test_runs_without_a_row_are_refused(place):
 
 
 # ---------------------------------------------------------------------- where runs are
-def test_the_folder_of_a_sweep_means_its_runs_also_where_it_was_moved_to(tmp_path, monkeypatch):
+def test_compare_reads_runs_of_sweep_folder_after_move(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     short = [*SHORT["ppo"], *COMMON, "log_every=16"]
     for rates in ("0.1,0.2", "0.3,0.4"):
@@ -288,7 +288,7 @@ def test_the_folder_of_a_sweep_means_its_runs_also_where_it_was_moved_to(tmp_pat
         compare([moved], "episode/return")
 
 
-def test_what_wandb_and_others_write_is_no_run(place):
+def test_runs_of_ignores_foreign_config_files(place):
     run = runs_of(place)[0]
     for below in (run / "wandb" / "offline-run" / "files", place / "elsewhere"):
         below.mkdir(parents=True)
@@ -313,7 +313,7 @@ def compared_of(curves: list[SeedCurve]) -> Comparison:
     return Comparison(COLUMN, "policy_steps", "ppo on CartPole-v1", [group])
 
 
-def test_a_group_is_its_mean_in_a_band_from_least_to_greatest(tmp_path, axes):
+def test_plot_shows_mean_with_min_max_band(tmp_path, axes):
     drawn(tmp_path, {10: 1.0, 20: 5.0}, {10: 3.0, 20: 6.0}, {10: 2.0, 20: 10.0})
     (shown,) = axes
     (mean,) = shown.get_lines()
@@ -328,7 +328,7 @@ def test_a_group_is_its_mean_in_a_band_from_least_to_greatest(tmp_path, axes):
     assert labels == ("policy steps", "evaluation return", "ppo on CartPole-v1")
 
 
-def test_seeds_of_other_lengths_are_drawn_alone_where_not_all_have_data(tmp_path, axes):
+def test_plot_draws_seeds_separately_when_some_have_no_data(tmp_path, axes):
     drawn(tmp_path, {10: 1.0, 20: 5.0, 30: 7.0}, {10: 3.0, 20: 5.0})
     mean, alone = axes[0].get_lines()
     assert mean.get_xydata().tolist() == [[10, 2], [20, 5]]
@@ -338,14 +338,14 @@ def test_seeds_of_other_lengths_are_drawn_alone_where_not_all_have_data(tmp_path
     assert "interpolated" not in told
 
 
-def test_seeds_evaluated_after_other_steps_are_interpolated_and_that_is_said(tmp_path, axes):
+def test_plot_interpolates_different_steps_and_notes_it(tmp_path, axes):
     drawn(tmp_path, {10: 1.0, 30: 5.0}, {10: 3.0, 20: 5.0, 30: 5.0})
     (mean,) = axes[0].get_lines()
     assert mean.get_xydata().tolist() == [[10, 2], [20, 4], [30, 5]]
     assert "interpolated between steps" in axes[0].get_legend().get_title().get_text()
 
 
-def test_seeds_that_have_no_steps_in_common_are_drawn_alone(tmp_path, axes):
+def test_plot_draws_seeds_without_common_steps_separately(tmp_path, axes):
     drawn(tmp_path, {10: 1.0, 20: 5.0}, {30: 3.0, 40: 5.0})
     mean, *alone = axes[0].get_lines()
     assert len(mean.get_xydata()) == 0
@@ -356,7 +356,7 @@ def test_seeds_that_have_no_steps_in_common_are_drawn_alone(tmp_path, axes):
     assert (len(steps), interpolated) == (0, False)
 
 
-def test_the_picture_is_written_whole(place, tmp_path, capsys):
+def test_compare_writes_complete_plot_image(place, tmp_path, capsys):
     path = tmp_path / "compared.png"
     assert kit(["compare", str(place), "--plot", str(path)]) == 0
     assert capsys.readouterr().out.endswith(f"\nplot: {path}\n")

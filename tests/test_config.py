@@ -72,7 +72,7 @@ class Settings:
 
 
 # ---------------------------------------------------------------------- in and out
-def test_a_dataclass_becomes_plain_values_and_comes_back():
+def test_dataclass_round_trips_through_plain_values():
     made = Settings(
         Inner(5),
         maybe=7,
@@ -93,16 +93,16 @@ def comes_back(config):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_every_configuration_of_a_recipe_comes_back(recipe):
+def test_recipe_config_round_trips(recipe):
     comes_back(recipe.Config())
 
 
 @pytest.mark.parametrize("name", DIALECTS)
-def test_every_dialect_comes_back_in_a_configuration(name):
+def test_config_with_dialect_round_trips(name):
     comes_back(recipes.ppo.Config(steps=dialect(name)()))
 
 
-def test_an_offline_recipe_refuses_a_dialect():
+def test_offline_recipe_rejects_dialect():
     """Settings that count policy steps mean nothing where none are collected."""
     config = recipes.bc.Config(steps=dialect("sb3")())
     message = "steps='sb3': Other libraries count policy steps, but an offline recipe collects none"
@@ -117,7 +117,7 @@ def test_an_offline_recipe_refuses_a_dialect():
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_plan_of_a_recipe_comes_back(recipe):
+def test_recipe_plan_round_trips(recipe):
     config = recipe.Config()
     config.steps = make_plan(config, "any")
     check(config)
@@ -125,17 +125,17 @@ def test_a_plan_of_a_recipe_comes_back(recipe):
     assert make_plan(config, "any") == config.steps
 
 
-def test_an_offline_recipe_refuses_a_plan_that_collects():
+def test_offline_recipe_rejects_plan_that_collects():
     config = recipes.bc.Config(steps=StepPlan(total_policy_steps=64, steps_per_env=8))
     with raises_setting("steps_per_env"):
         make_plan(config, "bc")
 
 
-def test_what_is_left_out_has_its_default():
+def test_missing_settings_use_defaults():
     assert from_plain(Settings, {"inner": {}, "count": 4}) == Settings(count=4)
 
 
-def test_whole_floats_are_integers_and_integers_are_floats():
+def test_from_plain_converts_between_integers_and_floats():
     made = from_plain(Settings, {"count": 1e3, "rate": 1, "name": 5, "sizes": (8, 8.0)})
     assert (made.count, made.rate, made.name, made.sizes) == (1000, 1.0, "5", [8, 8])
     assert [type(v) for v in (made.count, made.rate, *made.sizes)] == [int, float, int, int]
@@ -174,32 +174,32 @@ def test_whole_floats_are_integers_and_integers_are_floats():
         ({"extra": 3}, "extra=3 is not a mapping"),
     ],
 )
-def test_what_is_wrong_is_named_with_what_works(values, message):
+def test_from_plain_error_names_invalid_setting_and_fix(values, message):
     with pytest.raises(SettingError) as raised:
         from_plain(Settings, values)
     assert str(raised.value).startswith(message)
 
 
-def test_an_attribute_that_is_no_setting_is_refused_in_python_too():
+def test_check_rejects_unknown_attribute():
     config = recipes.bc.Config()
     config.env.num_env = 8  # type: ignore[attr-defined]
     with raises_setting("env.num_env"):
         check(config)
 
 
-def test_an_error_is_one_line_whatever_the_value_is():
+def test_error_is_one_line_for_multiline_value():
     with raises_setting("dataset") as raised:
         check(recipes.bc.Config(dataset="a\nb"))  # type: ignore[arg-type]
     assert len(str(raised.value).splitlines()) == 1
 
 
-def test_limits_are_included():
+def test_from_plain_accepts_values_at_limits():
     lowest = {"count": 1, "maybe": 1, "weight": 0.0, "discount": 0.0, "rate": 2e-38}
     assert from_plain(Settings, lowest) == Settings(**lowest)
     assert from_plain(Settings, {"discount": 1}).discount == 1.0
 
 
-def test_a_dataclass_made_in_python_is_checked_in_the_same_way():
+def test_check_validates_dataclass_created_in_python():
     check(Settings())
     with raises_setting("inner.size"):
         check(Settings(Inner(0)))
@@ -207,7 +207,7 @@ def test_a_dataclass_made_in_python_is_checked_in_the_same_way():
         check(Settings(count="many"))  # type: ignore[arg-type]
 
 
-def test_a_value_that_means_one_of_the_right_type_becomes_it():
+def test_check_converts_compatible_values():
     made = Settings(Inner(5.0), count=1e3, rate=1, sizes=[8.0], name=3)  # type: ignore[arg-type]
     check(made)
     assert made == Settings(Inner(5), count=1000, rate=1.0, sizes=[8], name="3")
@@ -215,14 +215,14 @@ def test_a_value_that_means_one_of_the_right_type_becomes_it():
     assert [type(value) for value in values] == [int, int, float, int]
 
 
-def test_numbers_of_numpy_are_numbers():
+def test_check_converts_numpy_scalars():
     made = Settings(count=np.int64(7), rate=np.float32(0.5))  # type: ignore[arg-type]
     check(made)
     assert (type(made.count), made.count, type(made.rate), made.rate) == (int, 7, float, 0.5)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_every_number_of_a_recipe_has_limits_and_every_infinite_one_is_refused(recipe):
+def test_recipe_settings_have_limits_and_reject_infinite_values(recipe):
     for name, value, kind, _ in settings(recipe.Config()):
         if name.startswith("steps.") or not kind.startswith(("a number", "a whole number")):
             continue  # a plan has limits of its own
@@ -237,7 +237,7 @@ def test_every_number_of_a_recipe_has_limits_and_every_infinite_one_is_refused(r
                 from_plain(recipe.Config, values)
 
 
-def test_another_librarys_steps_are_made_from_their_name():
+def test_from_plain_creates_dialect_by_name():
     made = from_plain(recipes.ppo.Config, {"steps": {"dialect": "sb3", "n_steps": 16}})
     assert type(made.steps) is dialect("sb3")
     assert made.steps.n_steps == 16
@@ -246,7 +246,7 @@ def test_another_librarys_steps_are_made_from_their_name():
 
 
 # ---------------------------------------------------------------------- names
-def test_a_class_is_found_by_name_by_full_name_or_given():
+def test_resolve_accepts_name_path_or_class():
     for name in ("ClipPPOLoss", "torchrl.objectives:ClipPPOLoss", ClipPPOLoss):
         assert resolve(name) is ClipPPOLoss
 
@@ -259,7 +259,7 @@ def test_a_class_is_found_by_name_by_full_name_or_given():
         ("nowhere_at_all:Loss", "No module named 'nowhere_at_all'"),
     ],
 )
-def test_a_name_that_is_nowhere_is_refused(name, message):
+def test_resolve_rejects_unknown_name(name, message):
     with pytest.raises((AttributeError, ImportError), match=message):
         resolve(name)
 
@@ -274,7 +274,7 @@ UNITS = (
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_every_setting_is_documented_and_every_count_has_a_unit(recipe):
+def test_settings_have_documentation_and_counts_have_unit(recipe):
     for name, _, kind, text in settings(recipe.Config()):
         assert text.endswith("."), name
         counts = kind.startswith("a whole number") and name != "seed"
@@ -282,7 +282,7 @@ def test_every_setting_is_documented_and_every_count_has_a_unit(recipe):
 
 
 @pytest.mark.parametrize("name", DIALECTS)
-def test_every_setting_of_another_library_is_documented(name):
+def test_dialect_settings_have_documentation(name):
     undocumented = [dotted for dotted, _, _, text in settings(dialect(name)()) if not text]
     assert not undocumented
 
@@ -332,17 +332,17 @@ def test_rare_settings_exist():
         (ScheduleName, "schedule"), (FiniteFloat, "float"), (NumFrames, "int in [1, 1000]"),
     ],
 )  # fmt: skip
-def test_kind_of_names_a_type_and_its_limits(hint, kind):
+def test_kind_of_names_type_and_limits(hint, kind):
     assert kind_of(hint) == kind
 
 
-def test_the_help_of_another_vocabulary_has_its_settings():
+def test_help_of_dialect_shows_its_settings():
     text = help_text(recipes.ppo.Config, "sb3")
     assert "steps.n_steps=" in text
     assert "steps.update_epochs" not in text
 
 
-def test_the_environments_defaults_are_those_of_make_env():
+def test_env_config_defaults_match_make_env():
     import inspect
 
     from kit.envs import make_env
@@ -353,7 +353,7 @@ def test_the_environments_defaults_are_those_of_make_env():
         assert arguments[name].default == getattr(config, name)
 
 
-def test_a_plan_of_a_hundred_million_steps_is_not_followed_when_a_run_is_built():
+def test_build_does_not_follow_huge_plan():
     """Where a rule counts in floats, asking for a far iteration follows all those before it."""
     steps = {"dialect": "dreamer", "train_ratio": 20.0, "envs": 10, "max_episode_steps": 3}
     config = from_plain(recipes.sac.Config, {"steps": steps, "log_dir": None, "progress": False})

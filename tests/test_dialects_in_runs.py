@@ -95,12 +95,12 @@ def assert_as_planned(plan: Any, rows: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("name", ON_POLICY)
-def test_ppo_does_what_the_words_of_another_library_mean(name: str, tmp_path: Any) -> None:
+def test_ppo_run_matches_plan_of_dialect(name: str, tmp_path: Any) -> None:
     assert_as_planned(*rows_of(ppo, ON_POLICY[name], tmp_path))
 
 
 @pytest.mark.parametrize("name", OFF_POLICY)
-def test_sac_does_what_the_words_of_another_library_mean(name: str, tmp_path: Any) -> None:
+def test_sac_run_matches_plan_of_dialect(name: str, tmp_path: Any) -> None:
     assert_as_planned(*rows_of(sac, OFF_POLICY[name], tmp_path))
 
 
@@ -116,7 +116,7 @@ def small(recipe: Any, steps: Any, **settings: Any) -> Any:
     return recipe.Config(**{**quiet, "steps": steps, **settings})
 
 
-def test_learning_rate_and_discounts_of_nip_reach_optimizer_and_advantages() -> None:
+def test_nip_settings_reach_optimizer_and_advantages() -> None:
     trainer = ppo.build(small(ppo, Nip(**NIP, lr=0.5, gamma=0.5, lmbda=0.25, max_grad_norm=2.0)))
     assert [group["lr"] for group in trainer.optimizer.param_groups] == [0.5]
     assert float(trainer.advantage.gamma) == 0.5
@@ -126,7 +126,7 @@ def test_learning_rate_and_discounts_of_nip_reach_optimizer_and_advantages() -> 
     trainer.run()
 
 
-def test_the_hidden_layers_of_nip_learn_at_a_rate_of_their_own() -> None:
+def test_nip_sets_separate_learning_rate_for_hidden_layers() -> None:
     factors = {"actor": 0.5, "critic": 0.5}
     trainer = ppo.build(small(ppo, Nip(**NIP, lr=0.01, body_lr_factor=factors)))
     rates = [float(group["lr"]) for group in trainer.optimizer.param_groups]
@@ -139,7 +139,7 @@ def test_the_hidden_layers_of_nip_learn_at_a_rate_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(("given", "clipped"), [(0.4, 0.4), (True, 0.2), (False, None)])
-def test_the_value_loss_of_nip_reaches_the_loss(given: Any, clipped: float | None) -> None:
+def test_nip_value_loss_settings_reach_loss(given: Any, clipped: float | None) -> None:
     trainer = ppo.build(small(ppo, Nip(**NIP, loss_critic_type="l1", clip_value=given)))
     loss = trainer.loss_module
     assert loss.loss_critic_type == "l1"
@@ -157,7 +157,7 @@ def test_the_value_loss_of_nip_reaches_the_loss(given: Any, clipped: float | Non
     ],
     ids=lambda given: given.NAME,
 )  # fmt: skip
-def test_a_value_that_is_clipped_like_the_policy_follows_the_recipes_range(given: Any) -> None:
+def test_boolean_clip_value_follows_clip_range_of_recipe(given: Any) -> None:
     config = small(ppo, given)
     config.clip_epsilon = 0.4
     loss = ppo.build(config).loss_module
@@ -166,9 +166,7 @@ def test_a_value_that_is_clipped_like_the_policy_follows_the_recipes_range(given
 
 @pytest.mark.parametrize("length", [None, EPISODE])
 @pytest.mark.parametrize("collector", ["episode", "async"])
-def test_the_warm_up_of_pyrado_is_random_however_long_its_rollouts_are(
-    length: int | None, collector: str
-) -> None:
+def test_pyrado_warmup_is_random_for_any_rollout_length(length: int | None, collector: str) -> None:
     steps = Pyrado(max_iter=2, memory_size=200, num_init_memory_steps=30, num_updates_per_step=1,
                    min_steps=10, batch_size=4, episode_length=length)  # fmt: skip
     ledger = sac.build(small(sac, steps, collector=collector)).run()
@@ -183,7 +181,7 @@ def test_the_warm_up_of_pyrado_is_random_however_long_its_rollouts_are(
         SB3(total_timesteps=64, n_steps=8, n_epochs=1, batch_size=8),
     ],
 )
-def test_passes_over_a_batch_can_be_said_for_an_algorithm_that_the_library_lacks(
+def test_dialect_epochs_apply_to_algorithm_missing_in_library(
     given: Any,
 ) -> None:
     trainer = reinforce.build(small(reinforce, given))
@@ -191,7 +189,7 @@ def test_passes_over_a_batch_can_be_said_for_an_algorithm_that_the_library_lacks
     trainer.run()
 
 
-def test_discount_target_and_buffer_of_pyrado_reach_sac() -> None:
+def test_pyrado_settings_reach_sac() -> None:
     steps = Pyrado(max_iter=2, memory_size=200, num_init_memory_steps=30, num_updates_per_step=1,
                    min_steps=10, batch_size=4, episode_length=EPISODE, gamma=0.5, tau=0.75,
                    lr=0.25)  # fmt: skip
@@ -202,7 +200,7 @@ def test_discount_target_and_buffer_of_pyrado_reach_sac() -> None:
     assert trainer.replay_buffer._storage.max_size == 200
 
 
-def test_sequences_are_said_in_the_kits_words() -> None:
+def test_recurrent_ppo_rejects_dialect_without_sequence_length() -> None:
     given = SB3(total_timesteps=64, n_steps=8, n_epochs=1, batch_size=8)
     with raises_setting("steps.sequence_length"):
         ppo_recurrent.build(small(ppo_recurrent, given))
@@ -223,9 +221,7 @@ CLEANRL_DQN = {"algo": "dqn", "total_timesteps": 120, "batch_size": 4, "train_fr
         (CleanRL(**CLEANRL_DQN, learning_starts=40, target_network_frequency=40), 81, ""),
     ],
 )  # fmt: skip
-def test_where_recipes_first_update_a_target_is_told_if_the_library_does_it_elsewhere(
-    steps: Any, first: int, told: str
-) -> None:
+def test_notes_report_different_first_target_update(steps: Any, first: int, told: str) -> None:
     updated: list[int] = []
     config = small(dqn, steps)
     config.env.id = "CartPole-v1"
@@ -240,9 +236,7 @@ def test_where_recipes_first_update_a_target_is_told_if_the_library_does_it_else
 
 
 @pytest.mark.parametrize(("reward", "epochs"), [(-1e9, 1), (1.0, 3)])
-def test_tianshous_run_ends_after_the_first_epoch_whose_test_reaches_its_reward(
-    reward: float, epochs: int
-) -> None:
+def test_tianshou_run_stops_after_epoch_that_reaches_reward(reward: float, epochs: int) -> None:
     steps = {"num_epochs": 3, "step_per_epoch": 40, "step_per_collect": 20, "num_train_envs": 2}
     given = Tianshou(**steps, batch_size=8, stop_rew=reward)
     trainer = ppo.build(small(ppo, given))  # returns of Pendulum are negative
@@ -252,24 +246,24 @@ def test_tianshous_run_ends_after_the_first_epoch_whose_test_reaches_its_reward(
     assert (trainer.stop_reason is not None) == (epochs < 3)
 
 
-def test_a_number_of_envs_that_contradicts_the_words_of_another_library_is_refused() -> None:
+def test_build_rejects_num_envs_that_contradicts_dialect() -> None:
     env = EnvConfig(id="Pendulum-v1", num_envs=5)
     with raises_setting("env.num_envs"):
         ppo.build(small(ppo, SB3(total_timesteps=64, n_envs=2, n_steps=16, batch_size=8), env=env))
 
 
-def test_a_budget_below_one_batch_trains_nothing_and_runs_the_test_as_in_the_library() -> None:
+def test_budget_below_one_batch_runs_only_final_evaluation() -> None:
     steps = Sheeprl(total_steps=30, rollout_steps=16, num_envs=2)
     ledger = ppo.build(small(ppo, steps)).run()
     assert (ledger.policy_steps, ledger.gradient_steps, ledger.evaluations) == (0, 0, 1)
 
 
-def test_a_value_that_the_recipe_does_not_take_is_refused_by_name() -> None:
+def test_build_rejects_dialect_value_invalid_for_recipe() -> None:
     with raises_setting("learning_rate"):
         ppo.build(small(ppo, Nip(**NIP, lr=-1.0)))
 
 
-def test_the_settings_of_the_run_are_those_it_trained_with_and_a_resume_keeps_them(
+def test_run_records_effective_settings_and_resume_keeps_them(
     tmp_path: Any, monkeypatch: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -293,7 +287,7 @@ def test_the_settings_of_the_run_are_those_it_trained_with_and_a_resume_keeps_th
     assert float(again[0].advantage.gamma) == 0.5
 
 
-def test_a_resume_in_python_has_the_number_of_envs_that_the_words_say(tmp_path: Any) -> None:
+def test_resume_in_python_uses_num_envs_of_dialect(tmp_path: Any) -> None:
     def config(n_envs: int = 2, **changes: Any) -> Any:
         steps = SB3(total_timesteps=64, n_envs=n_envs, n_steps=16, batch_size=8)
         run = {"log_dir": str(tmp_path), "progress": False, "hidden_sizes": [8]}
@@ -306,13 +300,13 @@ def test_a_resume_in_python_has_the_number_of_envs_that_the_words_say(tmp_path: 
     assert ppo.build(config(resume=str(stopped.folder))).run().policy_steps == 64
 
 
-def test_an_episode_that_ends_before_the_length_that_is_said_names_that_setting():
+def test_error_names_episode_length_when_episode_ends_early():
     steps = Pyrado(max_iter=2, min_steps=20, num_epoch=1, batch_size=9, env_max_steps=500)
     with raises_setting("episode_length"):
         ppo.build(ppo.Config(steps=steps, log_dir=None, progress=False)).run()
 
 
-def test_pyrados_longest_rollout_is_the_time_limit_of_the_environment():
+def test_pyrado_rollout_limit_becomes_env_time_limit():
     steps = Pyrado(max_iter=2, min_steps=50, num_epoch=1, batch_size=10, env_max_steps=20)
     cfg = ppo.Config(steps=steps, log_dir=None, progress=False)
     cfg.env.id = "Pendulum-v1"  # whose episodes are 200 steps

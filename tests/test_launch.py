@@ -142,7 +142,7 @@ def test_sweep_rejects_shared_wandb_run_id(capsys, monkeypatch):
     monkeypatch.setenv("WANDB_RUN_ID", "chosen")
     with pytest.raises(SystemExit):
         ppo(*SHORT, "--multirun", "seed=0,1", "logger=wandb")
-    error = "WANDB_RUN_ID='chosen': All runs in this sweep would log to the same W&B run. Unset it"
+    error = "WANDB_RUN_ID='chosen': All runs in this sweep would log to the same W&B run. Unset "
     assert capsys.readouterr().err.startswith(f"\nerror: {error}")
 
 

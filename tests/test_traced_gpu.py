@@ -15,7 +15,7 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("executor", ["cudagraph", "interpreter", "python"])
-def test_a_stochastic_policy_draws_the_random_numbers_of_eager_calls(executor):
+def test_traced_policy_draws_same_random_values_as_eager(executor):
     network = torch.nn.Linear(3, 2, device="cuda")
 
     def policy(given):
@@ -34,7 +34,7 @@ def test_a_stochastic_policy_draws_the_random_numbers_of_eager_calls(executor):
 
 
 @pytest.mark.parametrize("name", ["ClipPPOLoss", "SACLoss", "TD3Loss"])
-def test_gradient_steps_are_those_of_plain_pytorch(name):
+def test_update_matches_plain_pytorch(name):
     ours, theirs = make_loss(name).cuda(), make_loss(name).cuda()
     own, other = (Adam(loss.parameters(), lr=0.01, fused=True) for loss in (ours, theirs))
     targets = soft_update(theirs, tau=0.1)
@@ -52,7 +52,7 @@ def test_gradient_steps_are_those_of_plain_pytorch(name):
     assert update.plain_reason == ""
 
 
-def test_a_learning_rate_that_is_set_takes_effect_in_a_cuda_graph():
+def test_cuda_graph_uses_changed_learning_rate():
     loss = make_loss("A2CLoss").cuda()
     optimizer = Adam(loss.parameters(), lr=0.01, fused=True)
     update = Update(loss, optimizer)
@@ -73,7 +73,7 @@ def called(call, inputs, times=4):
     return outputs
 
 
-def test_what_waits_for_the_device_is_no_graph_and_breaks_nothing():
+def test_traced_uses_interpreter_when_call_synchronizes():
     on_host = torch.ones(3)
     call = Traced(lambda given: {"y": given["x"] + on_host.to("cuda")}, name="")
     outputs = called(call, {"x": torch.ones(3, device="cuda")})
@@ -82,7 +82,7 @@ def test_what_waits_for_the_device_is_no_graph_and_breaks_nothing():
     assert torch.rand(3, device="cuda").shape == (3,)
 
 
-def test_normal_numbers_with_deviations_of_their_own_are_drawn_in_a_graph():
+def test_cuda_graph_draws_normal_values_with_tensor_std():
     mean, deviation = torch.arange(3.0, device="cuda"), torch.rand(5, 3, device="cuda")
     call = Traced(lambda given: {"y": given["x"] + torch.normal(mean, deviation)}, name="")
     inputs = {"x": torch.zeros(5, 3, device="cuda")}
@@ -94,7 +94,7 @@ def test_normal_numbers_with_deviations_of_their_own_are_drawn_in_a_graph():
     assert (call.replays, call.executor) == (True, "cudagraph")
 
 
-def test_a_setting_on_the_host_is_part_of_a_graph_until_it_changes():
+def test_traced_result_follows_changed_host_tensor():
     setting = torch.tensor(2.0)
     call = Traced(lambda given: {"y": given["x"] * (setting * 3)}, name="")
     inputs = {"x": torch.ones(3, device="cuda")}

@@ -105,7 +105,7 @@ def counts_by_iteration(trainer: Trainer) -> list[dict[str, int]]:
     [pytest.param(plan, ppo_parts, id=f"ppo, {name}") for name, plan in ON_POLICY.items()]
     + [pytest.param(plan, sac_parts, id=f"sac, {name}") for name, plan in OFF_POLICY.items()],
 )
-def test_every_iteration_counts_what_was_planned(plan, parts_of):
+def test_ledger_matches_plan_after_every_iteration(plan, parts_of):
     trainer = Trainer(plan, **parts_of(plan))
     seen = counts_by_iteration(trainer)
     assert len(seen) == plan.iterations
@@ -132,7 +132,7 @@ def memory_of_batches(trainer):
     return addresses
 
 
-def test_batches_share_memory_where_nothing_keeps_them():
+def test_batches_share_storage_when_no_part_retains_them():
     trainer = sac_trainer()
     addresses = memory_of_batches(trainer)
     assert (len(addresses), len(set(addresses[12:]))) == (40, 1)
@@ -152,14 +152,14 @@ class Looks:
         assert batch.numel()
 
 
-def test_batches_share_memory_where_third_parties_declare_it():
+def test_batches_share_storage_when_custom_parts_allow_it():
     buffer = OwnReplay(sac_parts(off_policy_plan())["buffer"].buffer)
     addresses = memory_of_batches(sac_trainer(buffer=buffer, hooks=[Looks()]))
     assert len(set(addresses[12:])) == 1
 
 
 @pytest.mark.parametrize("stage", ["batch_process", "pre_epoch", "post_steps_log"])
-def test_batches_that_a_hook_is_given_are_its_own(stage):
+def test_hook_batches_are_not_overwritten(stage):
     kept = []
     trainer = sac_trainer()
     trainer.register_op(stage, lambda batch: kept.append((batch, batch.clone())))
@@ -171,7 +171,7 @@ def test_batches_that_a_hook_is_given_are_its_own(stage):
 
 @pytest.mark.parametrize("stage", ["batch_process", "pre_epoch"])
 @pytest.mark.parametrize("other", [lambda b: b[:1], lambda b: torch.cat([b, b])])
-def test_hooks_keep_the_transitions_that_update_epochs_are_planned_for(stage, other):
+def test_trainer_rejects_hook_that_changes_transition_count(stage, other):
     trainer = ppo_trainer(on_policy_plan())
     trainer.register_op(stage, other)
     with raises_setting("stage"):
@@ -190,7 +190,7 @@ class KeepingTransform(Transform):
         return batch
 
 
-def test_batches_that_a_transform_of_the_buffer_is_given_are_its_own():
+def test_buffer_transform_batches_are_not_overwritten():
     transform = KeepingTransform()
     buffer = transitions_buffer(batch_size=4)
     buffer.append_transform(transform)
@@ -200,7 +200,7 @@ def test_batches_that_a_transform_of_the_buffer_is_given_are_its_own():
         assert_same(batch.select(*copy.keys()).to_dict(), copy.to_dict())
 
 
-def test_batches_that_an_advantage_is_given_are_its_own():
+def test_advantage_batches_are_not_overwritten():
     kept = []
 
     def advantage(batch):
@@ -234,7 +234,7 @@ class Keeping(ReplayMinibatches):
         self.entries.add(frozenset(map(str, minibatch.keys(True, True))))
 
 
-def test_a_buffer_of_ones_own_is_given_everything():
+def test_custom_buffer_receives_own_batches_and_all_entries():
     plan = off_policy_plan()
     parts = sac_parts(plan)
     parts["update"].groups[0].optimizer.param_groups[0]["fused"] = True
@@ -272,7 +272,7 @@ class Curious(nn.Module):
         (off_policy_plan(steps_per_env=4, learning_starts=4), sac_parts, "post_optim"),
     ],
 )
-def test_a_loss_that_a_hook_changes_between_minibatches_finds_all_entries(plan, parts_of, stage):
+def test_loss_finds_all_entries_when_hook_changes_it(plan, parts_of, stage):
     parts = parts_of(plan)
     loss = Curious(nn.ParameterList(parts["update"].loss_module.parameters()))
     parts["update"] = Update(loss, torch.optim.SGD(loss.parameters(), lr=1e-3))
@@ -288,13 +288,13 @@ def test_a_loss_that_a_hook_changes_between_minibatches_finds_all_entries(plan, 
     assert all(loss.found)
 
 
-def test_memory_that_was_asked_to_be_shared_is_shared_on_policy_too():
+def test_on_policy_batches_share_storage_when_reuse_is_set():
     plan = on_policy_plan()
     trainer = Trainer(plan, **ppo_parts(plan, reuse=True))
     assert len(set(memory_of_batches(trainer))) == 1
 
 
-def test_what_a_loss_writes_is_there_again_after_the_run():
+def test_update_writes_loss_outputs_after_run():
     trainer = sac_trainer()
     trainer.run()
     minibatch = trainer.buffer._samples(4, 1)[0]
@@ -302,7 +302,7 @@ def test_what_a_loss_writes_is_there_again_after_the_run():
     assert "td_error" in minibatch.keys()
 
 
-def test_batches_are_a_hooks_own_from_when_it_is_registered():
+def test_batches_stop_sharing_storage_when_hook_is_registered():
     trainer, kept = sac_trainer(), []
 
     def register():
@@ -320,7 +320,7 @@ def halved(batch: TensorDictBase) -> TensorDictBase:
     return batch.set(("next", "reward"), batch["next", "reward"] / 2)
 
 
-def test_a_prefill_of_the_first_batch_is_processed_once():
+def test_prefill_in_first_batch_is_processed_once():
     plan = on_policy_plan(total_policy_steps=72, prefill_steps=8, prefill_in_first_batch=True)
     trainer, rewards, logged = ppo_trainer(plan, env=Scripted), [], []
     trainer.register_op("batch_process", halved)
@@ -332,14 +332,14 @@ def test_a_prefill_of_the_first_batch_is_processed_once():
 
 
 @pytest.mark.parametrize("changes", [{}, {"replay_ratio": "1/2"}, {"prefill_steps": 5}])
-def test_all_that_is_stored_is_changed_before(changes):
+def test_pre_epoch_hook_changes_all_stored_transitions(changes):
     trainer = sac_trainer(off_policy_plan(**changes))
     trainer.register_op("pre_epoch", lambda batch: batch.set("changed", torch.ones(batch.shape)))
     trainer.run()
     assert trainer.replay_buffer[:]["changed"].tolist() == [1.0] * 40
 
 
-def test_episodes_that_a_buffer_filled_before_has_open_do_not_go_on():
+def test_trainer_truncates_open_episodes_of_prefilled_buffer():
     parts = sac_parts(plan := off_policy_plan())
     buffer = make_replay_buffer(1_000, 4, n_step=3, gamma=0.99)
     other = collector_of(plan, make_env("Pendulum-v1", plan.num_envs, seed=9), None)
@@ -353,7 +353,7 @@ def test_episodes_that_a_buffer_filled_before_has_open_do_not_go_on():
     assert torch.equal(found["next", "observation"], before["next", "observation"][:, -1])
 
 
-def test_a_prefill_is_not_joined_to_the_first_batch_across_a_reset():
+def test_prefill_is_truncated_when_env_resets_before_batch():
     plan = on_policy_plan(total_policy_steps=72, prefill_steps=8, prefill_in_first_batch=True)
     trainer, given = ppo_trainer(plan, env=functools.partial(Scripted, length=50)), []
 
@@ -384,7 +384,7 @@ class Resets(Hook):
 
 @pytest.mark.parametrize("how", [lambda c: c.env.reset(), lambda c: c.set_seed(7)])
 @pytest.mark.parametrize("kind", [VectorCollector, TensorCollector])
-def test_steps_are_not_joined_across_a_reset_that_a_hook_makes(how, kind):
+def test_n_step_transitions_stop_at_reset_by_hook(how, kind):
     buffer = make_replay_buffer(1_000, 4, n_step=3, gamma=0.99)
     plan = off_policy_plan()
     env = make_env("Pendulum-v1", 1, vectorization="tensor")
@@ -398,7 +398,7 @@ def test_steps_are_not_joined_across_a_reset_that_a_hook_makes(how, kind):
     assert found["next", "truncated"].nonzero()[:, 0].tolist() == [17, 18, 19]
 
 
-def test_update_epochs_are_counted_where_a_replay_buffer_draws_all_at_once():
+def test_ledger_counts_update_epochs_with_replay_buffer():
     plan = on_policy_plan(update_epochs=3)
     trainer = ppo_trainer(plan, buffer=make_replay_buffer(16, 8))
     trainer.run()
@@ -406,7 +406,7 @@ def test_update_epochs_are_counted_where_a_replay_buffer_draws_all_at_once():
     assert trainer.ledger.gradient_steps == plan.iterations * 6
 
 
-def test_every_transition_is_seen_once_in_each_update_epoch():
+def test_update_epoch_visits_every_transition_once():
     plan = on_policy_plan(minibatch_size=6, update_epochs=3)
     trainer = ppo_trainer(plan)
     rows: list[torch.Tensor] = []
@@ -426,7 +426,7 @@ def test_every_transition_is_seen_once_in_each_update_epoch():
     assert len(orders) == plan.iterations * 3
 
 
-def test_env_steps_are_those_that_the_environments_made():
+def test_ledger_counts_actual_env_steps_with_action_repeat():
     plan = on_policy_plan(action_repeat=3)
     trainer = ppo_trainer(plan, env=lambda: Scripted(length=10))
     trainer.run()
@@ -436,7 +436,7 @@ def test_env_steps_are_those_that_the_environments_made():
     assert trainer.ledger.episodes == 2 * whole
 
 
-def test_a_run_that_breaks_its_plan_says_so():
+def test_run_raises_when_counts_differ_from_plan():
     trainer = ppo_trainer()
     trainer.register_op("process_optim_batch", lambda minibatch: minibatch[:3])
     with pytest.raises(PlanMismatchError, match=r"samples: planned 128, counted 48"):
@@ -444,14 +444,14 @@ def test_a_run_that_breaks_its_plan_says_so():
 
 
 @pytest.mark.parametrize("stage", ["pre_epoch", "process_optim_batch"])
-def test_hooks_that_leave_out_advantages_are_refused(stage):
+def test_trainer_rejects_hook_that_removes_advantage(stage):
     trainer = ppo_trainer()
     trainer.register_op(stage, lambda batch: batch.exclude("advantage"))
     with raises_setting("stage"):
         trainer.run()
 
 
-def test_hooks_may_leave_out_what_nothing_reads_any_more_and_what_another_puts_in_again():
+def test_hooks_may_remove_unused_or_restored_entries():
     on_policy, off_policy = ppo_trainer(), sac_trainer()
     on_policy.register_op("pre_epoch", lambda batch: batch.exclude("next"))
     on_policy.register_op("process_optim_batch", lambda m: m.exclude("state_value"))
@@ -462,7 +462,7 @@ def test_hooks_may_leave_out_what_nothing_reads_any_more_and_what_another_puts_i
     off_policy.run()
 
 
-def test_a_collector_that_gives_other_batches_than_planned_is_refused():
+def test_trainer_rejects_collector_with_other_frame_counts():
     plan = on_policy_plan()
     parts = ppo_parts(plan)
     env, policy = make_env("CartPole-v1", 2), parts["collector"].policy
@@ -475,7 +475,7 @@ def test_a_collector_that_gives_other_batches_than_planned_is_refused():
         Trainer(plan, **parts).run()
 
 
-def test_a_collector_that_leaves_out_random_steps_is_refused_at_the_first_row():
+def test_trainer_rejects_collector_without_random_steps():
     class NeverAtRandom(VectorCollector):
         random_policy_steps = property(lambda self: 0, lambda self, steps: None)
 
@@ -490,7 +490,7 @@ def test_a_collector_that_leaves_out_random_steps_is_refused_at_the_first_row():
     assert rows.rows == []
 
 
-def test_a_policy_that_the_update_does_not_train_is_refused_unless_it_says_that_it_is_frozen():
+def test_trainer_rejects_untrained_policy_unless_frozen():
     plan = on_policy_plan()
     parts, another = ppo_parts(plan), ppo_parts(plan)
     with raises_setting("policy"):
@@ -500,14 +500,14 @@ def test_a_policy_that_the_update_does_not_train_is_refused_unless_it_says_that_
     Trainer(plan, **parts).run()
 
 
-def test_advantages_of_a_critic_that_the_update_does_not_train_are_refused():
+def test_trainer_rejects_advantage_of_untrained_critic():
     plan = on_policy_plan()
     advantage = ppo_parts(plan)["advantage"]
     with raises_setting("value_network"):
         Trainer(plan, **ppo_parts(plan) | {"advantage": advantage})
 
 
-def test_an_evaluator_of_a_policy_that_the_update_does_not_train_is_refused():
+def test_trainer_rejects_evaluator_of_untrained_policy():
     plan = on_policy_plan(final_evaluation=True, evaluation_episodes=1)
     another = make_actor(make_env("CartPole-v1"), (8,))
     evaluate = Evaluator(make_env("CartPole-v1"), another, episodes=1)
@@ -541,7 +541,7 @@ def test_evaluations_happen_when_planned(settings, expected):
     assert trainer.ledger.evaluation_episodes == 2 * len(expected)
 
 
-def test_evaluations_are_in_the_row_of_their_policy_step():
+def test_evaluation_metrics_are_in_row_of_their_policy_step():
     plan = on_policy_plan(evaluation_every=32, evaluation_episodes=2)
     parts, rows = ppo_parts(plan, env=Scripted), Rows()
     evaluate = evaluator_for(parts, plan, Scripted)
@@ -552,7 +552,7 @@ def test_evaluations_are_in_the_row_of_their_policy_step():
     assert rows.rows[1]["evaluation/length"] == 5.0
 
 
-def test_a_stop_that_is_asked_for_at_setup_comes_before_anything_is_counted(tmp_path):
+def test_stop_at_setup_ends_run_before_any_step(tmp_path):
     plan = off_policy_plan(prefill_steps=5, initial_evaluations=1)
     parts = sac_parts(plan)
     parts["evaluate"] = evaluator_for(parts, plan, "Pendulum-v1")
@@ -563,7 +563,7 @@ def test_a_stop_that_is_asked_for_at_setup_comes_before_anything_is_counted(tmp_
     assert trainer.last_checkpoint is None
 
 
-def test_a_stop_that_is_asked_for_in_the_prefill_comes_before_evaluations():
+def test_stop_in_prefill_ends_run_before_evaluation():
     plan = off_policy_plan(prefill_steps=5, initial_evaluations=1)
     parts = sac_parts(plan)
     trainer = Trainer(plan, **parts, evaluate=evaluator_for(parts, plan, "Pendulum-v1"))
@@ -573,7 +573,7 @@ def test_a_stop_that_is_asked_for_in_the_prefill_comes_before_evaluations():
 
 
 # ---------------------------------------------------------------------- ends before the plan
-def test_a_run_stops_after_the_iteration_in_which_a_hook_asks():
+def test_stop_request_ends_run_after_current_iteration():
     trainer = ppo_trainer()
     trainer.register_op(
         "pre_steps_log",
@@ -585,7 +585,7 @@ def test_a_run_stops_after_the_iteration_in_which_a_hook_asks():
 
 
 @pytest.mark.parametrize("checkpoint_every", [16, 64])
-def test_a_metric_that_is_reached_stops_the_run_and_the_run_is_saved(tmp_path, checkpoint_every):
+def test_stop_when_metric_is_reached_saves_checkpoint(tmp_path, checkpoint_every):
     plan, rows = on_policy_plan(), Rows()
     stop = StopWhen("episode/return", reached=5.0)
     trainer = Trainer(
@@ -609,7 +609,7 @@ def test_a_metric_that_is_reached_stops_the_run_and_the_run_is_saved(tmp_path, c
         {"sequence_length": 4, "minibatch_size": 3},
     ],
 )
-def test_gradient_steps_that_a_hook_skips_are_counted_as_skipped(settings):
+def test_ledger_counts_gradient_steps_skipped_by_hook(settings):
     plan = on_policy_plan(update_epochs=3, **settings)
     trainer = ppo_trainer(plan)
     trainer.register_op(
@@ -626,7 +626,7 @@ def test_gradient_steps_that_a_hook_skips_are_counted_as_skipped(settings):
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
-def test_carried_minibatches_of_epochs_left_out_are_counted(epochs):
+def test_ledger_matches_plan_when_skipping_carried_minibatches(epochs):
     plan = on_policy_plan(
         total_policy_steps=80, steps_per_env=20, minibatch_size=24, last_minibatch="carry",
         update_epochs=3,
@@ -646,7 +646,7 @@ def test_carried_minibatches_of_epochs_left_out_are_counted(epochs):
 
 
 # ---------------------------------------------------------------------- rows
-def test_losses_in_a_row_are_means_over_all_gradient_steps_since_the_row_before():
+def test_row_losses_are_means_over_steps_since_last_row():
     plan, rows = on_policy_plan(update_epochs=3), Rows()
     trainer = Trainer(plan, **ppo_parts(plan), logger=rows, log_every=32)
     losses: list[float] = []
@@ -661,7 +661,7 @@ def test_losses_in_a_row_are_means_over_all_gradient_steps_since_the_row_before(
         assert row["train/loss_objective"] == pytest.approx(sum(mine) / per_row, abs=1e-7)
 
 
-def test_rows_have_every_counter_and_the_episodes_since_the_row_before():
+def test_rows_contain_all_counters_and_recent_episodes():
     plan, rows = on_policy_plan(), Rows()
     trainer = Trainer(plan, **ppo_parts(plan, env=Scripted), logger=rows, log_every=32)
     ledger = trainer.run()
@@ -677,7 +677,7 @@ def test_rows_have_every_counter_and_the_episodes_since_the_row_before():
 
 
 # ---------------------------------------------------------------------- parts that do not fit
-def test_evaluations_without_an_evaluator_are_refused():
+def test_trainer_rejects_planned_evaluations_without_evaluator():
     for settings in ({"final_evaluation": True}, {"evaluation_every": 16}):
         with raises_setting("evaluate"):
             ppo_trainer(on_policy_plan(**settings))
@@ -685,7 +685,7 @@ def test_evaluations_without_an_evaluator_are_refused():
         ppo_trainer(on_policy_plan(evaluation_every_iterations=2))
 
 
-def test_an_evaluator_of_other_episodes_than_planned_is_refused():
+def test_trainer_rejects_evaluator_with_other_episode_count():
     plan = on_policy_plan(final_evaluation=True, evaluation_episodes=3)
     parts = ppo_parts(plan)
     evaluate = evaluator_for(parts, plan.replace(evaluation_episodes=2), "CartPole-v1")
@@ -693,7 +693,7 @@ def test_an_evaluator_of_other_episodes_than_planned_is_refused():
         Trainer(plan, **parts, evaluate=evaluate)
 
 
-def test_trainer_fills_in_counts_that_parts_do_not_give():
+def test_trainer_fills_in_counts_missing_from_parts():
     plan = off_policy_plan(final_evaluation=True, evaluation_episodes=2)
     parts = sac_parts(plan)
     env, policy = make_env("Pendulum-v1", 1, seed=0), parts["collector"].policy
@@ -705,7 +705,7 @@ def test_trainer_fills_in_counts_that_parts_do_not_give():
     assert (ledger.samples, ledger.evaluation_episodes) == (31 * 4, 2)
 
 
-def test_gradient_steps_that_nobody_makes_are_refused_before_anything_runs():
+def test_run_rejects_planned_gradient_steps_without_update():
     plan = on_policy_plan()
     parts = ppo_parts(plan)
     update = parts.pop("update")
@@ -716,7 +716,7 @@ def test_gradient_steps_that_nobody_makes_are_refused_before_anything_runs():
 
 
 # ---------------------------------------------------------------------- a clean end
-def test_a_hook_that_raises_is_named_and_the_run_is_closed(tmp_path):
+def test_run_names_raising_hook_and_closes_parts(tmp_path):
     plan, rows = on_policy_plan(), Rows()
     trainer = Trainer(
         plan, **ppo_parts(plan), logger=rows, folder=tmp_path, log_every=16, checkpoint_every=16
@@ -742,7 +742,7 @@ def test_a_hook_that_raises_is_named_and_the_run_is_closed(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["stopped", "raised"])
-def test_a_run_that_has_ended_is_not_run_again(how, tmp_path):
+def test_ended_run_continues_only_from_checkpoint(how, tmp_path):
     trainer = ppo_trainer(folder=tmp_path, checkpoint_every=16)
 
     def end():
@@ -762,7 +762,7 @@ def test_a_run_that_has_ended_is_not_run_again(how, tmp_path):
 
 
 @pytest.mark.parametrize("stage", ["post_optim", "post_steps"])
-def test_a_run_interrupted_in_its_last_iteration_is_not_saved_as_if_it_had_ended(stage, tmp_path):
+def test_interrupt_in_last_iteration_saves_no_final_checkpoint(stage, tmp_path):
     trainer = ppo_trainer(folder=tmp_path, checkpoint_every=32)
 
     def interrupt():
@@ -779,14 +779,14 @@ def test_a_run_interrupted_in_its_last_iteration_is_not_saved_as_if_it_had_ended
     assert again.run().policy_steps == 64
 
 
-def test_a_hook_whose_iterator_has_ended_is_named():
+def test_hook_error_reports_stop_iteration():
     trainer = ppo_trainer()
     trainer.register_op("pre_epoch", lambda *_: next(iter([])))
     with pytest.raises(HookError, match="at stage 'pre_epoch' raised StopIteration"):
         trainer.run()
 
 
-def test_what_ends_a_run_is_told_even_if_the_end_goes_wrong_too():
+def test_first_error_is_raised_when_shutdown_also_fails():
     rows = Rows()
     trainer = ppo_trainer(logger=rows)
 
@@ -802,7 +802,7 @@ def test_what_ends_a_run_is_told_even_if_the_end_goes_wrong_too():
     assert trainer.collector.closed
 
 
-def test_a_hook_that_raises_at_the_end_is_an_error_and_everything_is_closed():
+def test_error_in_shutdown_hook_is_raised_after_closing_parts():
     rows = Rows()
     trainer = ppo_trainer(logger=rows)
     trainer.register_op("shutdown", lambda: 1 / 0)
@@ -813,7 +813,7 @@ def test_a_hook_that_raises_at_the_end_is_an_error_and_everything_is_closed():
     assert trainer.collector.closed
 
 
-def test_a_logger_that_cannot_start_leaves_no_environment_open():
+def test_failed_logger_start_closes_collector():
     class Broken(Rows):
         def start(self):
             raise OSError("no space left")
@@ -827,7 +827,7 @@ def test_a_logger_that_cannot_start_leaves_no_environment_open():
 
 
 # ---------------------------------------------------------------------- training without updates
-def test_a_plan_without_updates_only_collects():
+def test_trainer_only_collects_when_plan_has_no_updates():
     plan = on_policy_plan(update_epochs=None, minibatch_size=None, random_steps=64)
     env = make_env("CartPole-v1", 2)
     trainer = Trainer(plan, collector=collector_of(plan, env, None))
@@ -837,7 +837,7 @@ def test_a_plan_without_updates_only_collects():
 
 
 # ---------------------------------------------------------------------- contradictions
-def test_a_loss_that_reads_advantages_needs_an_estimator():
+def test_trainer_rejects_missing_advantage_estimator():
     plan = on_policy_plan()
     parts = ppo_parts(plan)
     del parts["advantage"]
@@ -846,14 +846,14 @@ def test_a_loss_that_reads_advantages_needs_an_estimator():
 
 
 @pytest.mark.parametrize("made", [lambda batch: batch[:, :3], lambda batch: batch])
-def test_an_estimator_that_leaves_nothing_to_train_on_is_refused(made):
+def test_trainer_rejects_estimator_with_unusable_batch(made):
     trainer = ppo_trainer(advantage=made)
     with raises_setting("advantage"):
         trainer.run()
     assert trainer.ledger.gradient_steps == 0
 
 
-def test_an_estimator_may_write_under_the_name_that_the_loss_reads():
+def test_estimator_may_write_custom_advantage_key():
     plan = on_policy_plan()
     parts = ppo_parts(plan)
     for one in (parts["advantage"], parts["update"].loss_module):
@@ -861,25 +861,25 @@ def test_an_estimator_may_write_under_the_name_that_the_loss_reads():
     assert Trainer(plan, **parts).run().gradient_steps == 16
 
 
-def test_as_many_policy_steps_of_other_environments_than_planned_are_refused():
+def test_trainer_rejects_other_number_of_environments():
     plan = on_policy_plan(num_envs=4, steps_per_env=4)  # 16, as 2 x 8
     with raises_setting("env.num_envs"):
         Trainer(plan, **ppo_parts(on_policy_plan()))
 
 
 @pytest.mark.parametrize("name", ["action_repeat", "max_episode_steps"])
-def test_environments_with_another_time_than_planned_are_refused(name):
+def test_trainer_rejects_environments_with_other_time_settings(name):
     with raises_setting(f"env.{name}"):
         Trainer(on_policy_plan(**{name: 100}), **ppo_parts(on_policy_plan()))
 
 
-def test_several_processes_in_one_are_refused():
+def test_trainer_rejects_world_size_in_single_process():
     plan = on_policy_plan(total_policy_steps=128, world_size=2)
     with raises_setting("world_size"):
         Trainer(plan, **ppo_parts(on_policy_plan()))
 
 
-def test_samples_of_a_replay_buffer_that_is_not_there_are_refused():
+def test_run_rejects_planned_samples_without_buffer():
     plan = off_policy_plan()
     trainer = Trainer(plan, **{**sac_parts(plan), "buffer": None})
     with raises_setting("buffer"):
@@ -888,14 +888,14 @@ def test_samples_of_a_replay_buffer_that_is_not_there_are_refused():
 
 
 @pytest.mark.parametrize("parts_of", [ppo_parts, sac_parts])
-def test_a_replay_buffer_that_holds_less_than_a_batch_is_refused(parts_of):
+def test_trainer_rejects_buffer_smaller_than_batch(parts_of):
     sizes = {"num_envs": 2, "steps_per_env": 8, "minibatch_size": 4, "total_policy_steps": 64}
     plan = (on_policy_plan if parts_of is ppo_parts else off_policy_plan)(**sizes)
     with raises_setting("buffer_size"):
         Trainer(plan, **{**parts_of(plan), "buffer": make_replay_buffer(8, 4)})
 
 
-def test_a_replay_buffer_from_which_older_batches_would_be_drawn_is_refused_on_policy():
+def test_trainer_rejects_on_policy_buffer_larger_than_batch():
     plan = on_policy_plan(num_envs=2, steps_per_env=8, minibatch_size=4, total_policy_steps=64)
     with raises_setting("buffer_size"):
         Trainer(plan, **{**ppo_parts(plan), "buffer": make_replay_buffer(17, 4)})
@@ -904,7 +904,7 @@ def test_a_replay_buffer_from_which_older_batches_would_be_drawn_is_refused_on_p
 
 
 # ---------------------------------------------------------------------- what a plain trainer does
-def test_a_plain_trainer_shows_plan_progress_and_ledger(capsys):
+def test_default_trainer_prints_plan_progress_and_ledger(capsys):
     plan = on_policy_plan()
     parts = ppo_parts(plan)
     del parts["progress"]
@@ -916,14 +916,14 @@ def test_a_plain_trainer_shows_plan_progress_and_ledger(capsys):
     assert plan.table(trainer.ledger) in shown
 
 
-def test_progress_has_a_title_and_can_be_switched_off(capsys):
+def test_progress_option_sets_title_or_disables_output(capsys):
     ppo_trainer(progress="a small run").run()
     assert capsys.readouterr().out.startswith("\na small run\n")
     ppo_trainer(progress=False).run()
     assert capsys.readouterr().out == ""
 
 
-def test_a_console_of_ones_own_is_the_only_one(capsys):
+def test_custom_console_replaces_default_console(capsys):
     ppo_trainer(progress=True, hooks=[Console("mine")]).run()
     assert capsys.readouterr().out.count("transitions trained on") == 2  # plan and ledger
 
@@ -937,13 +937,13 @@ def with_nan_critic(**parts) -> Trainer:
     return trainer
 
 
-def test_a_plain_trainer_guards_against_nan_unless_told_not_to():
+def test_trainer_raises_on_nan_loss_unless_guard_is_disabled():
     with pytest.raises(NonFiniteError, match="loss_critic is nan"):
         with_nan_critic().run()
     assert with_nan_critic(nan_guard=False).run().policy_steps == 16
 
 
-def test_a_loss_that_refuses_weights_that_are_nan_ends_the_run_in_the_same_line():
+def test_nan_weights_raise_non_finite_error_when_loss_fails():
     """Distributions raise before a loss could be NaN."""
 
     def refusing(module, arguments):
@@ -959,7 +959,7 @@ def test_a_loss_that_refuses_weights_that_are_nan_ends_the_run_in_the_same_line(
     assert "std" in str(raised.value.__cause__)
 
 
-def test_another_error_of_a_loss_is_its_own():
+def test_other_loss_errors_propagate_unchanged():
     def failing(module, arguments):
         raise RuntimeError("no such thing")
 
@@ -971,7 +971,7 @@ def test_another_error_of_a_loss_is_its_own():
 
 
 # ---------------------------------------------------------------------- columns
-def test_metrics_of_a_collector_are_columns():
+def test_collector_metrics_are_logged_as_columns():
     class Late(VectorCollector):
         def metrics(self):
             return {"collector/staleness": 1.5}
@@ -984,7 +984,7 @@ def test_metrics_of_a_collector_are_columns():
     assert [row["collector/staleness"] for row in rows.rows] == [1.5, 1.5]
 
 
-def test_numbers_that_episodes_report_are_columns():
+def test_episode_info_values_become_columns():
     episodes = [
         SimpleNamespace(episode_return=2.0, length=4, info={"is_success": 1.0, "return": 9.0}),
         SimpleNamespace(episode_return=4.0, length=6, info={"is_success": 0.0, "coins": 3.0}),
@@ -997,7 +997,7 @@ def test_numbers_that_episodes_report_are_columns():
 
 
 @pytest.mark.parametrize("joins", [{"n_step": 3}, {"store_next_observation": False}, {}], ids=str)
-def test_episodes_that_are_left_without_an_end_are_refused_where_steps_are_joined(joins):
+def test_trainer_rejects_reset_at_each_iter_with_joined_steps(joins):
     plan = off_policy_plan()
     parts = sac_parts(plan)
     env, policy = parts["collector"].env, parts["collector"].policy
@@ -1011,7 +1011,7 @@ def test_episodes_that_are_left_without_an_end_are_refused_where_steps_are_joine
 
 
 # ---------------------------------------------------------------------- parts that do not fit
-def test_an_evaluator_in_the_environments_of_training_is_refused():
+def test_trainer_rejects_evaluator_on_training_environment():
     plan = on_policy_plan(evaluation_every=16, evaluation_episodes=2)
     parts = ppo_parts(plan)
     collector = parts["collector"]
@@ -1021,7 +1021,7 @@ def test_an_evaluator_in_the_environments_of_training_is_refused():
 
 
 @pytest.mark.parametrize("normalize_observation", [False, True])
-def test_an_evaluator_without_the_normalisation_of_training_is_refused(normalize_observation):
+def test_trainer_rejects_evaluator_without_training_normalizer(normalize_observation):
     plan = on_policy_plan(evaluation_every=16, evaluation_episodes=2)
     env = make_env("CartPole-v1", plan.num_envs, normalize_observation=True)
     parts = ppo_parts(plan)
@@ -1035,7 +1035,7 @@ def test_an_evaluator_without_the_normalisation_of_training_is_refused(normalize
     assert Trainer(plan, **parts, evaluate=evaluate).run().evaluations == 4
 
 
-def test_an_evaluator_whose_function_returns_the_training_environment_is_refused():
+def test_trainer_rejects_evaluator_factory_of_training_env():
     plan, one = on_policy_plan(num_envs=1, steps_per_env=16, evaluation_episodes=2), Scripted()
     parts = ppo_parts(plan.replace(evaluation_every=16), env=lambda: one)
     other = Evaluator(make_env(lambda: one, 1), parts["collector"].policy, episodes=2)
@@ -1043,7 +1043,7 @@ def test_an_evaluator_whose_function_returns_the_training_environment_is_refused
         Trainer(plan.replace(evaluation_every=16), **parts, evaluate=other)
 
 
-def test_a_collector_that_has_collected_before_is_refused():
+def test_run_rejects_used_collector():
     trainer = ppo_trainer()
     trainer.collector.collect()
     with raises_setting("collector"):
@@ -1053,7 +1053,7 @@ def test_a_collector_that_has_collected_before_is_refused():
 @pytest.mark.parametrize(
     "change", [{"update_epochs": 3}, {"minibatch_size": 4}, {"total_policy_steps": 32}]
 )
-def test_a_checkpoint_of_another_plan_is_refused_when_it_is_loaded(tmp_path, change):
+def test_trainer_rejects_checkpoint_of_other_plan(tmp_path, change):
     trainer = ppo_trainer(folder=tmp_path)
     trainer.run()
     other = on_policy_plan(**change)
@@ -1061,7 +1061,7 @@ def test_a_checkpoint_of_another_plan_is_refused_when_it_is_loaded(tmp_path, cha
         ppo_trainer(other, resume_from=trainer.last_checkpoint)
 
 
-def test_a_longer_plan_continues_a_run_that_has_ended(tmp_path):
+def test_longer_plan_continues_finished_run(tmp_path):
     trainer = ppo_trainer(folder=tmp_path)
     trainer.run()
     longer = on_policy_plan(total_policy_steps=128)
@@ -1072,7 +1072,7 @@ def test_a_longer_plan_continues_a_run_that_has_ended(tmp_path):
     "name",
     ["policy_steps", "episode/return", "train/loss_critic", "time/seconds", "evaluation/return"],
 )
-def test_a_metric_of_a_hook_with_the_name_of_another_column_is_refused(name):
+def test_trainer_rejects_hook_metric_with_taken_name(name):
     plan = on_policy_plan(evaluation_every=32)
     parts = ppo_parts(plan, "CartPole-v1")
     trainer = Trainer(plan, **parts, evaluate=evaluator_for(parts, plan, "CartPole-v1"))
@@ -1081,12 +1081,12 @@ def test_a_metric_of_a_hook_with_the_name_of_another_column_is_refused(name):
         trainer.run()
 
 
-def test_a_replay_buffer_of_other_minibatches_than_the_plans_is_refused():
+def test_trainer_rejects_buffer_with_other_minibatch_size():
     with raises_setting("minibatch_size"):
         sac_trainer(buffer=make_replay_buffer(1_000, 8))
 
 
-def test_a_sampler_that_gives_fewer_transitions_than_planned_is_refused_when_it_does():
+def test_run_rejects_sampler_with_too_few_transitions():
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(100), sampler=SamplerWithoutReplacement(), batch_size=4
     )
@@ -1103,7 +1103,7 @@ def ppo_trainer_of(kind, plan, **changes):
     return Trainer(plan=plan, **parts)
 
 
-def test_a_batch_of_another_size_than_planned_is_refused_when_it_comes():
+def test_run_rejects_collector_batch_of_other_size():
     class Short(VectorCollector):
         def _collect(self):
             return super()._collect()[:, :2]
@@ -1113,7 +1113,7 @@ def test_a_batch_of_another_size_than_planned_is_refused_when_it_comes():
     assert refused.value.works == "frames_per_batch=16"
 
 
-def test_a_return_that_is_no_number_is_a_fault_of_the_environment():
+def test_nan_episode_return_raises_env_error():
     class Unchecked(VectorCollector):
         def take_episodes(self):
             return [one._replace(episode_return=math.nan) for one in super().take_episodes()]
@@ -1125,7 +1125,7 @@ def test_a_return_that_is_no_number_is_a_fault_of_the_environment():
         ppo_trainer_of(Unchecked, on_policy_plan()).run()
 
 
-def test_minibatches_of_which_there_are_none_are_refused():
+def test_run_rejects_buffer_without_minibatches():
     class Empty(RolloutMinibatches):
         def epoch(self, plan, limit):
             return iter(())
@@ -1134,7 +1134,7 @@ def test_minibatches_of_which_there_are_none_are_refused():
         ppo_trainer_of(VectorCollector, on_policy_plan(), buffer=Empty()).run()
 
 
-def test_a_writer_whose_state_no_checkpoint_could_hold_is_refused_where_there_are_any(tmp_path):
+def test_trainer_rejects_unsaveable_writer_with_checkpoints(tmp_path):
     def buffer():
         writer = TensorDictMaxValueWriter(rank_key=("next", "reward"))
         storage = LazyTensorStorage(20)
@@ -1145,7 +1145,7 @@ def test_a_writer_whose_state_no_checkpoint_could_hold_is_refused_where_there_ar
     assert sac_trainer(buffer=buffer()).run().gradient_steps > 0
 
 
-def test_several_replay_buffers_as_one_are_refused_where_there_are_checkpoints(tmp_path):
+def test_trainer_rejects_buffer_ensemble_with_checkpoints(tmp_path):
     both = ReplayBufferEnsemble(transitions_buffer(), transitions_buffer(), batch_size=4)
     with raises_setting("buffer"):
         sac_trainer(buffer=both, folder=tmp_path)
@@ -1168,7 +1168,7 @@ def mixing(drawn, place, in_place):
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-def test_rows_of_elsewhere_do_not_set_the_priorities_of_rows_that_were_not_drawn(in_place):
+def test_priorities_are_updated_only_for_sampled_rows(in_place):
     def trainer(place):
         sampler = PrioritizedSampler(1_000, alpha=0.6, beta=0.4)
         made = sac_trainer(buffer=make_replay_buffer(1_000, 4, sampler=sampler))
@@ -1186,7 +1186,7 @@ def test_rows_of_elsewhere_do_not_set_the_priorities_of_rows_that_were_not_drawn
 
 
 @pytest.mark.parametrize("value", ["high", torch.arange(2)])
-def test_a_metric_that_is_no_number_is_said_to_be_in_no_row(value):
+def test_unloggable_metric_warns_once_and_is_not_logged(value):
     rows = Rows()
     trainer = ppo_trainer(logger=rows, log_every=16)
     trainer.register_op("post_steps_log", lambda batch: {"odd": value, "even": 2.0})
@@ -1196,7 +1196,7 @@ def test_a_metric_that_is_no_number_is_said_to_be_in_no_row(value):
     assert all("odd" not in row and row["even"] == 2.0 for row in rows.rows)
 
 
-def test_a_hook_of_another_trainer_is_refused():
+def test_trainer_rejects_hook_of_other_trainer():
     kept = BestPolicy("evaluation/return")
     ppo_trainer(hooks=[kept]).run()
     with raises_setting("hook"):
@@ -1204,7 +1204,7 @@ def test_a_hook_of_another_trainer_is_refused():
 
 
 # ---------------------------------------------------------------------- one after the other
-def test_targets_by_policy_steps_are_updated_in_a_second_run_too():
+def test_second_run_updates_targets_by_policy_steps():
     plan = off_policy_plan()
     parts, another = sac_parts(plan), sac_parts(plan)
     loss = parts["update"].loss_module

@@ -93,7 +93,7 @@ class Divergence(nn.Module):
 
 # ---------------------------------------------------------------------- the step
 @kinds
-def test_the_step_is_that_of_dense_linear_algebra(kind):
+def test_step_matches_dense_linear_algebra(kind):
     """Paper, appendix C: s = sqrt(2 delta / x F x) x with F x = g, F the curvature."""
     actor, loss, batch = parts(kind)
     start = vector(actor)
@@ -112,7 +112,7 @@ def test_the_step_is_that_of_dense_linear_algebra(kind):
 
 
 @kinds
-def test_a_step_improves_within_the_bound_and_changes_the_policy_where_it_is(kind):
+def test_step_improves_loss_within_bound_and_in_place(kind):
     actor, loss, batch = parts(kind, hidden=(8,))
     start, places = vector(actor), [one.data_ptr() for one in actor.parameters()]
     before = loss(batch)["loss_objective"]
@@ -129,7 +129,7 @@ def test_a_step_improves_within_the_bound_and_changes_the_policy_where_it_is(kin
     assert [one.data_ptr() for one in actor.parameters()] == places
 
 
-def test_the_divergence_of_several_actions_is_the_sum_of_theirs():
+def test_kl_of_named_actions_is_sum_over_actions():
     actor, loss, batch = parts("by name")
     with torch.no_grad():
         old = actor.get_dist(batch).dists.values()
@@ -141,7 +141,7 @@ def test_the_divergence_of_several_actions_is_the_sum_of_theirs():
     torch.testing.assert_close(metrics["kl"], kl.detach())
 
 
-def test_the_step_does_not_depend_on_the_scale_of_advantages():
+def test_step_is_invariant_to_advantage_scale():
     steps = []
     for scale in (1.0, 1e-9):
         actor, loss, batch = parts("discrete", hidden=(8,))
@@ -154,7 +154,7 @@ def test_the_step_does_not_depend_on_the_scale_of_advantages():
 
 
 @pytest.mark.parametrize("advantage", [0.0, torch.nan])
-def test_without_an_improvement_the_policy_stays_as_it_is(advantage):
+def test_policy_is_unchanged_without_improvement(advantage):
     actor, loss, batch = parts("discrete")
     batch["advantage"] = torch.full_like(batch["advantage"], advantage)
     start = vector(actor)
@@ -177,7 +177,7 @@ class Bowl(nn.Module):
         return TensorDict({"loss": sum(one.square().sum() for one in apart)})
 
 
-def test_a_step_that_is_too_long_is_shortened_until_it_is_an_improvement():
+def test_line_search_shrinks_step_until_loss_improves():
     actor, _, batch = parts("discrete")
     start, shares = vector(actor), []
     for tries in (1, 30):
@@ -189,7 +189,7 @@ def test_a_step_that_is_too_long_is_shortened_until_it_is_an_improvement():
     assert shares[1] in [0.5**trial for trial in range(1, 30)]
 
 
-def test_the_divergence_of_several_choices_is_the_sum_of_theirs():
+def test_kl_of_multi_discrete_is_sum_over_parts():
     one, other = (MultiDiscrete(torch.randn(4, 5), [2, 3]) for _ in range(2))
     expected = sum(kl_divergence(*both) for both in zip(one.parts, other.parts))
     torch.testing.assert_close(kl_divergence(one, other), expected)
@@ -207,20 +207,20 @@ def test_the_divergence_of_several_choices_is_the_sum_of_theirs():
         ("line_search_steps", 0),
     ],
 )
-def test_settings_outside_their_limits_are_refused(name, value):
+def test_trust_region_rejects_settings_out_of_range(name, value):
     actor, loss, _ = parts("discrete")
     with raises_setting(name):
         TrustRegion(loss, actor, **{name: value})
 
 
-def test_a_recurrent_policy_is_refused():
+def test_trust_region_rejects_recurrent_policy():
     actor, loss, _ = parts("discrete")
     actor.in_keys = [*actor.in_keys, "is_init"]
     with raises_setting("policy"):
         TrustRegion(loss, actor)
 
 
-def test_a_loss_that_the_step_would_leave_as_it_is_is_refused():
+def test_trust_region_rejects_loss_independent_of_policy():
     actor, _, batch = parts("discrete")
     env = make_env(lambda: Still(SPACES["discrete"]), num_envs=1)
     other, critic = make_actor_critic(env, [4])

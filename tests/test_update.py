@@ -47,7 +47,7 @@ GUARDS = ("ClipPPOLoss", "SACLoss", "DQNLoss", "TD3Loss", "IQLLoss")
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.guard] * (n in GUARDS)) for n in LOSSES]
 )
-def test_steps_are_those_of_plain_pytorch_for_every_loss(name):
+def test_update_matches_plain_pytorch_for_every_loss(name):
     ours, theirs = make_loss(name), make_loss(name)
     optimizers = [Adam(loss.parameters(), lr=0.01, fused=True) for loss in (ours, theirs)]
     targets = [soft_update(loss) for loss in (ours, theirs)]
@@ -78,7 +78,7 @@ def test_steps_are_those_of_plain_pytorch_for_every_loss(name):
 
 
 @pytest.mark.parametrize("trainer_of", [ppo_trainer, sac_trainer])
-def test_trainer_verifies_again_with_whole_minibatches(trainer_of, monkeypatch):
+def test_trainer_reverifies_with_complete_minibatches(trainer_of, monkeypatch):
     found, sizes = [], []
     verify = Traced._verify
 
@@ -100,7 +100,7 @@ def test_trainer_verifies_again_with_whole_minibatches(trainer_of, monkeypatch):
     assert_same(*found)
 
 
-def test_update_runs_eagerly_once_a_change_was_not_noticed(monkeypatch):
+def test_update_runs_eagerly_after_undetected_change(monkeypatch):
     monkeypatch.setattr("kit.fast.policy.FIRST_CHECK", 5)
     scale = np.ones(1)
 
@@ -129,7 +129,7 @@ def test_update_runs_eagerly_once_a_change_was_not_noticed(monkeypatch):
 # ---------------------------------------------------------------------- every optimiser
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("clip", [{}, {"max_grad_norm": 0.1}, {"clip_value": 0.01}])
-def test_steps_are_those_of_plain_pytorch_for_every_optimiser(optimizer, clip):
+def test_update_matches_plain_pytorch_for_every_optimizer(optimizer, clip):
     name = "SACLoss"
     ours, theirs = make_loss(name), make_loss(name)
     own, other = (OPTIMIZERS[optimizer](list(loss.parameters())) for loss in (ours, theirs))
@@ -143,7 +143,7 @@ def test_steps_are_those_of_plain_pytorch_for_every_optimiser(optimizer, clip):
         assert_same(state_of(ours, own), state_of(theirs, other))
 
 
-def test_what_a_replayed_step_returns_can_be_read_and_what_it_writes_changed():
+def test_metrics_are_readable_and_minibatch_outputs_writable():
     """Metrics are not copied; errors, which become priorities, are the minibatch's own."""
     loss = make_loss("SACLoss")
     update, means = Update(loss, Adam(loss.parameters(), fused=True)), MetricMeans()
@@ -161,7 +161,7 @@ def test_what_a_replayed_step_returns_can_be_read_and_what_it_writes_changed():
 
 @pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize("count", [1, 127, 128, 300])
-def test_means_are_those_of_the_values_when_they_were_added(kept, count):
+def test_metric_means_use_values_at_time_of_adding(kept, count):
     """Values of inference mode, which cannot change, are added later."""
     numbers = torch.rand(count, generator=torch.Generator().manual_seed(0))
     one, other = MetricMeans(), MetricMeans()
@@ -184,7 +184,7 @@ def test_means_are_those_of_the_values_when_they_were_added(kept, count):
     assert one.take() == {}
 
 
-def test_metrics_of_different_steps_have_their_own_means():
+def test_metrics_of_different_steps_have_separate_means():
     """A policy that is updated more rarely has fewer losses, and one metric is no float32."""
     numbers = torch.rand(300, 2, generator=torch.Generator().manual_seed(0))
     means = MetricMeans()
@@ -204,7 +204,7 @@ def test_metrics_of_different_steps_have_their_own_means():
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (3,)])
-def test_whole_numbers_and_float64_stay_what_they_are_in_means(shape):
+def test_metric_means_preserve_integers_and_float64(shape):
     means, many = MetricMeans(), 2**24 + 1
     for _ in range(3):
         exact = torch.full(shape, many, dtype=torch.float64)
@@ -214,7 +214,7 @@ def test_whole_numbers_and_float64_stay_what_they_are_in_means(shape):
     assert means.take() == other.take() == {"whole": many, "exact": many, "loss": 1.0}
 
 
-def test_the_norm_that_is_told_is_that_before_clipping():
+def test_grad_norm_is_measured_before_clipping():
     loss = make_loss("ClipPPOLoss, discrete")
     update = Update(loss, SGD(loss.parameters(), lr=0.0), max_grad_norm=1e-3)
     for step in range(5):
@@ -234,7 +234,7 @@ def sac_optimizers(loss: LossModule, make: Any = Adam, **settings: Any) -> dict[
     return made | {"loss_alpha": make([loss.log_alpha], lr=0.01, **settings)}
 
 
-def test_the_state_of_an_update_with_other_optimisers_is_refused():
+def test_load_state_dict_rejects_other_optimizers():
     loss = make_loss("SACLoss")
     several = Update(loss, sac_optimizers(loss))
     whole = Update(loss, Adam(loss.parameters()))
@@ -243,7 +243,7 @@ def test_the_state_of_an_update_with_other_optimisers_is_refused():
             update.load_state_dict(other.state_dict())
 
 
-def test_an_empty_name_stands_for_the_losses_that_have_no_optimiser():
+def test_empty_optimizer_name_covers_remaining_losses():
     ours, theirs = make_loss("SACLoss"), make_loss("SACLoss")
     own, other = sac_optimizers(ours), sac_optimizers(theirs)
     others = [*parameters(own["loss_qvalue"]), *parameters(own["loss_alpha"])]
@@ -261,14 +261,14 @@ def test_an_empty_name_stands_for_the_losses_that_have_no_optimiser():
     assert {"grad_norm", "grad_norm_actor"} <= metrics.keys()
 
 
-def test_an_empty_name_is_refused_where_no_loss_is_left():
+def test_update_rejects_empty_name_without_remaining_losses():
     loss = make_loss("SACLoss")
     named = sac_optimizers(loss)
     with raises_setting("optimizer"):
         Update(loss, {"": named["loss_actor"], **named})
 
 
-def test_an_optimiser_whose_weights_are_all_frozen_makes_no_step():
+def test_optimizer_makes_no_step_when_all_weights_are_frozen():
     """TorchRL's DreamerV3Optimizer raises an error where there is no gradient."""
     loss = make_loss("SACLoss")
     optimizers = sac_optimizers(loss, DreamerV3Optimizer)
@@ -302,7 +302,7 @@ class Shared(nn.Module):
 
 @pytest.mark.parametrize("compile", ["auto", False])
 @pytest.mark.parametrize("clip", [{"max_grad_norm": 0.1}, {"clip_value": 0.2}])
-def test_gradients_that_are_one_tensor_are_clipped_once(clip, compile):
+def test_shared_gradient_tensor_is_clipped_once(clip, compile):
     ours, theirs = Shared(), Shared()
     own, other = (SGD(loss.parameters(), lr=0.1) for loss in (ours, theirs))
     update = Update(ours, own, compile=compile, **clip)
@@ -326,7 +326,7 @@ class Transposed(nn.Module):
 
 
 @pytest.mark.parametrize("optimizer", ["Adam", "Adam, fused", "SGD, momentum"])
-def test_odd_layouts_and_unused_parameters_are_taken(optimizer):
+def test_update_accepts_transposed_and_unused_parameters(optimizer):
     ours, theirs = Transposed(), Transposed()
     own, other = (OPTIMIZERS[optimizer](list(loss.parameters())) for loss in (ours, theirs))
     update = Update(ours, own, max_grad_norm=0.5)
@@ -338,7 +338,7 @@ def test_odd_layouts_and_unused_parameters_are_taken(optimizer):
     assert torch.equal(ours.unused, torch.ones(2))
 
 
-def test_gradients_are_not_left_behind():
+def test_update_leaves_no_gradients():
     loss = make_loss("SACLoss")
     update = Update(loss, Adam(loss.parameters(), fused=True))
     for step in range(4):
@@ -349,7 +349,7 @@ def test_gradients_are_not_left_behind():
 # ---------------------------------------------------------------------- accumulation
 @pytest.mark.parametrize("sizes", [(8, 8), (5, 2, 9), (16,)])
 @pytest.mark.parametrize("compile", ["auto", False])
-def test_accumulated_minibatches_make_the_step_of_all_their_rows(sizes, compile):
+def test_accumulated_minibatches_match_single_minibatch(sizes, compile):
     ours, theirs = make_loss("A2CLoss"), make_loss("A2CLoss")
     own, other = (SGD(loss.parameters(), lr=0.1) for loss in (ours, theirs))
     update = Update(ours, own, max_grad_norm=0.5, compile=compile)
@@ -364,7 +364,7 @@ def test_accumulated_minibatches_make_the_step_of_all_their_rows(sizes, compile)
 
 
 @pytest.mark.parametrize("compile", [False, "auto"])
-def test_accumulated_gradients_are_changed_once_as_those_of_one_step(compile):
+def test_gradient_transform_runs_once_per_accumulated_step(compile):
     rows, steadied = minibatch_for("A2CLoss", rows=8), [Steadied(), Steadied()]
     losses = [make_loss("A2CLoss"), make_loss("A2CLoss")]
     for minibatches, loss, gradients in zip(([rows], rows.split([6, 2])), losses, steadied):
@@ -387,7 +387,7 @@ def td3(**settings: Any) -> tuple[LossModule, dict[str, Optimizer]]:
 @pytest.mark.parametrize("compile", ["auto", False])
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize(("every", "last"), [(2, 12), (3, 14)])
-def test_a_policy_delay_is_that_of_the_paper(every, last, fused, compile):
+def test_policy_delay_matches_td3_paper(every, last, fused, compile):
     (ours, own), (theirs, other) = td3(fused=fused), td3(fused=fused)
     targets = soft_update(theirs, tau=0.1)
     update = Update(
@@ -419,7 +419,7 @@ DELAYED = [
 
 
 @pytest.mark.parametrize("name", DELAYED)
-def test_critics_alone_are_those_of_the_whole_loss(name):
+def test_critic_losses_match_those_of_complete_loss(name):
     loss, other = make_loss(name), make_loss(name)
     minibatch, whole = (minibatch_for(name) for _ in range(2))
     before = set(minibatch.keys())
@@ -437,7 +437,7 @@ def test_critics_alone_are_those_of_the_whole_loss(name):
         assert torch.equal(minibatch[key], whole[key]), key
 
 
-def test_the_actor_of_td3_has_the_gradient_of_the_first_critic_alone():
+def test_td3_actor_gradient_uses_only_first_critic():
     ours, theirs = make_loss("TD3Loss, one critic"), make_loss("TD3Loss")
     theirs.load_state_dict(ours.state_dict())
     found = []
@@ -454,7 +454,7 @@ def test_the_actor_of_td3_has_the_gradient_of_the_first_critic_alone():
     torch.testing.assert_close(*found)
 
 
-def test_a_hook_that_would_never_be_called_is_refused():
+def test_update_rejects_post_accumulate_grad_hook():
     loss = make_loss("TD3Loss")
     update = Update(loss, Adam(loss.parameters(), lr=0.01, fused=True))
     for _ in range(3):
@@ -467,7 +467,7 @@ def test_a_hook_that_would_never_be_called_is_refused():
 
 
 @pytest.mark.parametrize("changed", ["hooked", "replaced", "another class", "actor due"])
-def test_a_loss_that_is_changed_or_whose_actor_is_due_returns_everything(changed):
+def test_losses_due_returns_all_for_changed_loss_or_due_actor(changed):
     loss, due = make_loss("TD3Loss"), {"loss_qvalue"}
     if changed == "hooked":
         loss.register_forward_hook(lambda *_: None)
@@ -481,7 +481,7 @@ def test_a_loss_that_is_changed_or_whose_actor_is_due_returns_everything(changed
     assert {"loss_actor", "loss_qvalue"} <= set(returned.keys())
 
 
-def test_every_set_of_losses_that_is_due_together_is_right():
+def test_update_matches_pytorch_for_every_set_of_due_losses():
     periods = {"loss_actor": 2, "loss_alpha": 3}
     ours, theirs = make_loss("SACLoss"), make_loss("SACLoss")
     own, other = sac_optimizers(ours, fused=True), sac_optimizers(theirs, fused=True)
@@ -499,7 +499,7 @@ def test_every_set_of_losses_that_is_due_together_is_right():
     assert programs(update) == 4
 
 
-def test_what_changes_between_undisturbed_phases_is_noticed():
+def test_update_detects_changes_between_undisturbed_phases():
     ours, theirs = make_loss("SACLoss"), make_loss("SACLoss")
     own, other = (Adam(loss.parameters(), lr=0.01, fused=True) for loss in (ours, theirs))
     update = Update(ours, own)
@@ -518,7 +518,7 @@ def test_what_changes_between_undisturbed_phases_is_noticed():
         assert_same(state_of(ours, own), state_of(theirs, other))
 
 
-def test_accumulated_and_open_steps_keep_the_periods():
+def test_accumulated_and_manual_steps_respect_periods():
     loss, optimizers = td3()
     update = Update(loss, optimizers, every={"loss_actor": 2})
     whole = minibatch_for("TD3Loss", 8)
@@ -532,7 +532,7 @@ def test_accumulated_and_open_steps_keep_the_periods():
     assert state == 2
 
 
-def test_a_period_that_cannot_be_kept_is_refused():
+def test_update_rejects_invalid_loss_periods():
     loss, optimizers = td3()
     with raises_setting("every"):
         Update(loss, optimizers, every={"loss_policy": 2})
@@ -546,7 +546,7 @@ def test_a_period_that_cannot_be_kept_is_refused():
 
 
 # ---------------------------------------------------------------------- targets
-def test_a_jump_over_several_periods_makes_all_their_soft_updates():
+def test_jump_over_periods_makes_all_soft_updates():
     losses = make_loss("DDPGLoss"), make_loss("DDPGLoss")
     updates = [
         Update(
@@ -562,7 +562,7 @@ def test_a_jump_over_several_periods_makes_all_their_soft_updates():
     assert_same(state_of(losses[0]), state_of(losses[1]))
 
 
-def test_policy_steps_until_the_next_target_update_are_saved():
+def test_state_dict_saves_steps_until_target_update():
     def make() -> tuple[LossModule, Update]:
         loss = make_loss("DDPGLoss")
         return loss, Update(
@@ -584,7 +584,7 @@ def test_policy_steps_until_the_next_target_update_are_saved():
 
 
 @pytest.mark.parametrize(("every", "updates"), [("6 policy steps", 6), ("6 gradient steps", 5)])
-def test_the_trainer_counts_both_kinds_of_steps(every, updates):
+def test_target_period_counts_policy_or_gradient_steps(every, updates):
     made = []
 
     class Noted(HardUpdate):
@@ -606,13 +606,13 @@ def test_the_trainer_counts_both_kinds_of_steps(every, updates):
 
 
 @pytest.mark.parametrize("wrong", ["5 env steps", "often", "policy steps", "1.5 policy steps"])
-def test_a_period_of_targets_that_cannot_be_read_is_refused(wrong):
+def test_update_rejects_unreadable_target_period(wrong):
     loss = make_loss("DDPGLoss")
     with raises_setting("target_update_every"):
         Update(loss, Adam(loss.parameters()), target_update_every=wrong)
 
 
-def test_a_target_update_that_decides_on_the_host_runs_eagerly():
+def test_target_update_runs_eagerly_when_it_reads_on_host():
     class Careful(SoftUpdate):
         def _step(self, source, target):
             if float(next(iter(source.values(True, True))).sum()) < 1e6:
@@ -629,7 +629,7 @@ def test_a_target_update_that_decides_on_the_host_runs_eagerly():
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_another_target_update_replaces_the_first(fused):
+def test_new_target_updater_replaces_previous_one(fused):
     ours, theirs = make_loss("DDPGLoss"), make_loss("DDPGLoss")
     own, other = (Adam(loss.parameters(), lr=0.1, fused=fused) for loss in (ours, theirs))
     update = Update(ours, own, target_updater=soft_update(ours, tau=0.1))
@@ -649,7 +649,7 @@ def test_another_target_update_replaces_the_first(fused):
         assert_same(state_of(ours), state_of(theirs))
 
 
-def test_another_loss_or_other_optimisers_need_another_update():
+def test_loss_and_optimizers_of_update_are_read_only():
     loss = make_loss("DDPGLoss")
     update = Update(loss, Adam(loss.parameters()))
     (group,) = update.groups
@@ -660,7 +660,7 @@ def test_another_loss_or_other_optimisers_need_another_update():
     assert isinstance(update.optimizers["optimizer"], Adam)
 
 
-def test_hard_updates_keep_their_own_count_and_save_it():
+def test_hard_update_counts_and_saves_its_own_steps():
     def make() -> tuple[LossModule, Update]:
         loss = make_loss("DQNLoss")
         hard = HardUpdate(loss, value_network_update_interval=3)
@@ -684,14 +684,14 @@ def test_hard_updates_keep_their_own_count_and_save_it():
 
 
 @pytest.mark.parametrize("interval", [10.5, -1])
-def test_a_hard_update_that_never_copies_is_refused(interval):
+def test_update_rejects_hard_update_that_never_copies(interval):
     loss = sac_parts(off_policy_plan())["update"].loss_module
     hard = HardUpdate(loss, value_network_update_interval=interval)
     with raises_setting("value_network_update_interval"):
         Update(loss, torch.optim.Adam(loss.parameters()), target_updater=hard)
 
 
-def test_a_hard_update_that_counts_is_not_counted_too():
+def test_update_rejects_second_interval_for_hard_update():
     loss = make_loss("DQNLoss")
     optimizer = Adam(loss.parameters(), lr=0.01)
     for every in (5, "5 policy steps"):
@@ -710,7 +710,7 @@ def test_a_hard_update_that_counts_is_not_counted_too():
 @pytest.mark.parametrize(("tau", "every", "share"), [
     (None, 1, 0.005), (None, 2, 1.0), (0.25, 2, 0.25), (1.0, 1, 1.0), (1, 3, 1.0),
 ])  # fmt: skip
-def test_targets_move_by_the_polyak_coefficient_as_often_as_asked(tau, every, share):
+def test_targets_move_by_tau_at_requested_interval(tau, every, share):
     loss = make_loss("DQNLoss")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -735,7 +735,7 @@ def through_a_file(state: Any) -> Any:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("where", [1, 3])
-def test_a_restored_update_goes_on_bitwise(optimizer, where):
+def test_restored_update_continues_bitwise(optimizer, where):
     def make() -> tuple[LossModule, Update]:
         loss = make_loss("SACLoss")
         return loss, Update(
@@ -772,7 +772,7 @@ class Steadied(nn.Module):
 
 
 @pytest.mark.parametrize("of", [lambda steadied: steadied, lambda steadied: steadied.forward])
-def test_the_state_of_what_changes_gradients_is_saved(of):
+def test_state_dict_saves_gradient_transform(of):
     loss, steadied = make_loss("A2CLoss"), Steadied()
     update = Update(loss, SGD(loss.parameters(), lr=0.01), gradients=of(steadied))
     for step in range(4):
@@ -784,7 +784,7 @@ def test_the_state_of_what_changes_gradients_is_saved(of):
 
 
 # ---------------------------------------------------------------------- bad settings
-def test_contradicting_and_impossible_settings_are_refused():
+def test_update_rejects_contradictory_or_invalid_settings():
     loss = make_loss("A2CLoss")
     optimizer = Adam(loss.parameters())
     with raises_setting("clip_value"):
@@ -798,7 +798,7 @@ def test_contradicting_and_impossible_settings_are_refused():
         Update(loss, optimizer, compile="fast")
 
 
-def test_a_loss_without_an_optimiser_is_refused_when_built():
+def test_update_rejects_loss_without_optimizer_when_built():
     loss = make_loss("SACLoss")
     optimizers = sac_optimizers(loss)
     del optimizers["loss_alpha"]
@@ -832,13 +832,13 @@ def refused(loss: nn.Module, optimizer: Any, message: str, **settings: Any) -> N
     assert all(map(torch.equal, weights, loss.parameters()))
 
 
-def test_a_loss_without_an_optimiser_is_refused_before_the_first_step():
+def test_first_step_rejects_loss_without_optimizer():
     loss = Parts()
     message = r"optimizer=\['loss_a'\].* No optimiser minimises loss_b"
     refused(loss, {"loss_a": SGD([loss.a], lr=1.0)}, message)
 
 
-def test_an_optimiser_over_parameters_that_no_loss_reaches_is_refused():
+def test_first_step_rejects_optimizer_unrelated_to_losses():
     loss = Parts()
     refused(loss, Adam([loss.unrelated]), "optimizer='Adam'.* do not affect loss_a and loss_b")
     named = {"loss_a": SGD([loss.a], lr=1.0), "loss_b": SGD([loss.a], lr=1.0)}
@@ -858,7 +858,7 @@ class CutOff(Parts):
         return losses.set(self.name, second.detach() if self.name == "loss_b" else second)
 
 
-def test_losses_that_leave_weights_of_a_shared_optimiser_untrained_are_refused():
+def test_first_step_rejects_untrained_shared_optimizer_weights():
     loss = CutOff()
     message = r"'CutOff'.* loss_b has no gradient, so b would never change"
     refused(loss, SGD([loss.a, loss.b], lr=1.0), message)
@@ -869,7 +869,7 @@ def test_losses_that_leave_weights_of_a_shared_optimiser_untrained_are_refused()
     Update(loss, SGD([loss.a, loss.b], lr=1.0))(TensorDict({"x": torch.ones(3)}, [3]))
 
 
-def test_weights_that_losses_reach_and_no_optimiser_has_are_refused_unless_they_are_frozen():
+def test_first_step_rejects_trainable_weights_without_optimizer():
     loss = Parts()
     message = r"optimizer='SGD'.* No optimiser updates b, but the losses depend on it"
     refused(loss, SGD([loss.a], lr=1.0), message)
@@ -880,7 +880,7 @@ def test_weights_that_losses_reach_and_no_optimiser_has_are_refused_unless_they_
 
 
 @pytest.mark.parametrize("compile", ["auto", False])
-def test_weights_that_are_freed_in_the_middle_of_a_run_are_refused_without_an_optimiser(compile):
+def test_later_step_rejects_unfrozen_weights_without_optimizer(compile):
     loss = Parts()
     loss.b.requires_grad_(False)
     update = Update(loss, SGD([loss.a], lr=1.0), compile=compile)
@@ -892,7 +892,7 @@ def test_weights_that_are_freed_in_the_middle_of_a_run_are_refused_without_an_op
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_an_update_names_a_loss_that_a_later_step_lacks(named):
+def test_update_names_loss_missing_from_later_step(named):
     loss = Parts()
     learning = {"loss_a": SGD([loss.a], lr=1.0), "loss_b": SGD([loss.b], lr=1.0)}
     update = Update(loss, learning if named else SGD([loss.a, loss.b], lr=1.0))
@@ -905,7 +905,7 @@ def test_an_update_names_a_loss_that_a_later_step_lacks(named):
 
 
 @pytest.mark.parametrize("compile", ["auto", False])
-def test_a_parameter_that_is_frozen_in_the_middle_of_a_run_stays_as_it_is(compile):
+def test_parameter_frozen_during_run_stays_unchanged(compile):
     ours, theirs = make_loss("SACLoss"), make_loss("SACLoss")
     own, other = (Adam(loss.parameters(), lr=0.01) for loss in (ours, theirs))
     update = Update(ours, own, compile=compile)
@@ -924,7 +924,7 @@ def test_a_parameter_that_is_frozen_in_the_middle_of_a_run_stays_as_it_is(compil
 
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("later", ["freed", "added to the optimiser"])
-def test_a_parameter_that_begins_to_learn_in_the_middle_of_a_run_learns(later, fused):
+def test_parameter_trains_when_unfrozen_or_added_during_run(later, fused):
     ours, theirs = make_loss("A2CLoss"), make_loss("A2CLoss")
     (first, *_), (their_first, *_) = pairs = [[*loss.parameters()] for loss in (ours, theirs)]
     before = first.clone()
@@ -949,7 +949,7 @@ def test_a_parameter_that_begins_to_learn_in_the_middle_of_a_run_learns(later, f
 
 @pytest.mark.parametrize("compile", ["auto", False])
 @pytest.mark.parametrize("named", [True, False])
-def test_all_weights_of_an_optimiser_may_be_frozen_at_first(named, compile):
+def test_optimizer_may_start_with_all_weights_frozen(named, compile):
     loss, minibatch = Parts(), TensorDict({"x": torch.ones(3)}, [3])
     waiting = [loss.a] if named else [loss.a, loss.b]
     for one in waiting:
@@ -969,7 +969,7 @@ def test_all_weights_of_an_optimiser_may_be_frozen_at_first(named, compile):
 
 
 @pytest.mark.parametrize(("minibatch_size", "vary"), [(4, False), (None, True)])
-def test_minibatches_that_are_the_whole_of_a_growing_buffer_are_known_to_vary(minibatch_size, vary):
+def test_shapes_vary_when_minibatch_is_complete_growing_buffer(minibatch_size, vary):
     plan = off_policy_plan(minibatch_size=minibatch_size)
     trainer = Trainer(plan, **sac_parts(plan))
     assert trainer.update.shapes_vary == vary

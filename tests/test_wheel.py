@@ -72,7 +72,7 @@ def test_wheel_contains_kit_and_recipes(wheel):
     assert packaged == expected
 
 
-def test_a_copied_recipe_trains_resumes_and_is_evaluated(installed, tmp_path):
+def test_copied_recipe_trains_resumes_and_evaluates(installed, tmp_path):
     where = run(installed, "-c", "import kit; print(kit.__file__)", cwd=tmp_path)
     assert where.startswith(str(installed))
     shutil.copy(ROOT / "recipes" / "ppo.py", tmp_path)
@@ -112,5 +112,5 @@ def test_wheel_explains_steps(installed, tmp_path):
     assert "1/4" in run(installed, *words, cwd=tmp_path)
 
 
-def test_wheel_imports_a_recipe_after_kit(installed, tmp_path):
+def test_wheel_imports_recipe_after_kit(installed, tmp_path):
     run(installed, "-c", "from kit import EnvConfig; from recipes.ppo import build", cwd=tmp_path)

@@ -69,7 +69,7 @@ def made(copies: int = 2, **settings) -> tuple[VectorEnv, list[Noisy]]:
     return make_env(make, copies, seed=1, action_mask=False, **settings), envs
 
 
-def test_observations_have_the_mean_and_variance_of_all_that_was_acted_on():
+def test_observation_statistics_match_all_seen_observations():
     env, envs = made(normalize_observation=True)
     results = stepped(env, 50)
     shown = np.concatenate([one.shown for one in envs]).astype(np.float64)
@@ -81,7 +81,7 @@ def test_observations_have_the_mean_and_variance_of_all_that_was_acted_on():
     np.testing.assert_allclose(results[-1].observation["observation"][0], last, rtol=1e-5)
 
 
-def test_what_a_step_led_to_and_what_is_acted_on_next_are_the_same_numbers():
+def test_next_observation_equals_following_one_within_episode():
     env, _ = made(normalize_observation=True)
     for step in stepped(env, 12):
         going_on = ~(step.terminated | step.truncated)
@@ -90,7 +90,7 @@ def test_what_a_step_led_to_and_what_is_acted_on_next_are_the_same_numbers():
         assert (there[~going_on] != next_one[~going_on]).all()
 
 
-def test_rewards_are_divided_by_the_deviation_of_their_discounted_sum():
+def test_normalizer_divides_rewards_by_std_of_discounted_sums():
     env, envs = made(copies=1, normalize_reward=True, gamma=0.5)
     results = stepped(env, 20)
     sums, running = [], 0.0
@@ -108,9 +108,7 @@ def test_rewards_are_divided_by_the_deviation_of_their_discounted_sum():
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 9), st.integers(1, 5), st.floats(0, 1))
-def test_rewards_of_many_steps_are_normalised_as_those_of_one_after_the_other(
-    seed, steps, copies, gamma
-):
+def test_batched_reward_normalisation_matches_stepwise(seed, steps, copies, gamma):
     numbers = np.random.default_rng(seed)
     leaf = Leaf("observation", (), None, (2,), np.dtype(np.float32))
     settings = {"observation": False, "reward": True, "gamma": gamma}
@@ -134,7 +132,7 @@ def test_rewards_of_many_steps_are_normalised_as_those_of_one_after_the_other(
         np.testing.assert_allclose(other.reward, one.reward, rtol=1e-9)
 
 
-def test_values_far_from_the_mean_are_clipped():
+def test_normalizer_clips_outlier_observations():
     class Spike(Steps):
         def _seen(self):
             return np.array([1e9 if self.count == 40 else self.count % 2], np.float32)
@@ -144,7 +142,7 @@ def test_values_far_from_the_mean_are_clipped():
     assert stepped(env, 40)[-1].observation["observation"].tolist() == [[10.0]]
 
 
-def test_statistics_are_frozen_in_evaluation_and_go_on_in_training():
+def test_statistics_update_only_in_training():
     env, _ = made(normalize_observation=True, normalize_reward=True)
     stepped(env, 10)
     before = env.normalizer.state_dict()
@@ -157,7 +155,7 @@ def test_statistics_are_frozen_in_evaluation_and_go_on_in_training():
     assert env.normalizer.state_dict()["reward"]["count"] > before["reward"]["count"]
 
 
-def test_statistics_are_saved_and_come_back_bit_by_bit():
+def test_normalizer_restores_statistics_exactly():
     first, _ = made(normalize_observation=True, normalize_reward=True)
     stepped(first, 7)
     second, _ = made(normalize_observation=True, normalize_reward=True)
@@ -168,7 +166,7 @@ def test_statistics_are_saved_and_come_back_bit_by_bit():
     assert len(third.normalizer.returns) == 5
 
 
-def test_statistics_of_observations_of_another_shape_are_refused():
+def test_load_state_dict_rejects_mismatched_observation_shape():
     first, second = (make_env(id, normalize_observation=True) for id in (Noisy, "CartPole-v1"))
     saved = second.normalizer.state_dict()
     with raises_setting("env.normalize_observation"):
@@ -179,7 +177,7 @@ def test_statistics_of_observations_of_another_shape_are_refused():
     assert not first.normalizer.observation["observation"].mean.any()
 
 
-def test_evaluating_with_somebody_elses_statistics_leaves_them_alone():
+def test_evaluation_leaves_shared_normalizer_unchanged():
     train, _ = made(normalize_observation=True, normalize_reward=True)
     test, _ = made(copies=4, normalize_observation=True, normalize_reward=True)
     test.normalizer = train.normalizer
@@ -189,14 +187,14 @@ def test_evaluating_with_somebody_elses_statistics_leaves_them_alone():
     assert train.normalizer.state_dict() == before
 
 
-def test_only_floating_observations_are_normalised():
+def test_normalizer_applies_only_to_float_observations():
     env = make_env(ManySpaces, 2, normalize_observation=True)
     assert list(env.normalizer.observation) == [("body", "position")]
     rollout = env.rollout(4, break_when_any_done=False)
     assert rollout["camera"].dtype.is_floating_point is False
 
 
-def test_nothing_to_normalise_is_refused():
+def test_make_env_rejects_normalising_discrete_observations():
     class Numbers(Steps):
         observation_space = gym.spaces.Discrete(5)
 
@@ -218,7 +216,7 @@ def pushed(step: int, rows: int) -> tuple[StepArrays, TensorStep]:
     return StepArrays(*arrays, reward, ended, cut, ones, np.zeros_like(reward)), as_tensors
 
 
-def test_pure_functions_of_tensors_do_what_is_done_on_arrays():
+def test_tensor_functions_match_array_normalisation():
     steps, rows, largest = 40, 7, 120.0
     leaf = Leaf("observation", (), None, (2,), np.dtype(np.float32))
     arrays, tensors = (Normalizer([leaf], rows, observation=True, reward=True) for _ in range(2))
@@ -241,7 +239,7 @@ def test_pure_functions_of_tensors_do_what_is_done_on_arrays():
         np.testing.assert_allclose(one, other, rtol=0, atol=rounding)
 
 
-def test_statistics_that_a_device_learns_are_read_and_taken_over_by_the_host():
+def test_array_path_uses_statistics_written_by_tensor_path():
     normalizer = made(normalize_observation=True, normalize_reward=True)[0].normalizer
     _, step = pushed(0, 2)
     step = step._replace(observation=torch.ones(2, 3), next_observation=torch.ones(2, 3))

@@ -33,7 +33,7 @@ def batches(env, count=2, steps=60, **kwargs):
 
 
 # ---------------------------------------------------------------------- what it gives
-def test_a_time_limit_truncates_and_does_not_terminate():
+def test_time_limit_truncates_without_terminating():
     (batch,), collector = batches(pool(max_episode_steps=5), count=1, steps=15)
     assert not batch["next", "terminated"].any()
     ends = torch.arange(1, 16).expand(3, -1) % 5 == 0
@@ -41,13 +41,13 @@ def test_a_time_limit_truncates_and_does_not_terminate():
     assert [episode.length for episode in collector.take_episodes()] == [5] * 9
 
 
-def test_the_limit_is_envpools_own_unless_another_is_given():
+def test_pool_uses_envpool_time_limit_by_default():
     (batch,), collector = batches(pool("MountainCar-v0"), count=1, steps=200)
     assert batch["next", "truncated"].sum() == 3
     assert [episode.length for episode in collector.take_episodes()] == [200] * 3
 
 
-def test_numbers_that_envpool_reports_belong_to_the_finished_episode():
+def test_episode_info_has_task_metrics_without_envpool_fields():
     env = pool("FetchReach-v4", 2, max_episode_steps=4)
     _, collector = batches(env, count=1, steps=8)
     infos = [episode.info for episode in collector.take_episodes()]
@@ -57,7 +57,7 @@ def test_numbers_that_envpool_reports_belong_to_the_finished_episode():
     ] * 4
 
 
-def test_an_episode_can_terminate_in_the_step_that_truncates_it():
+def test_episode_can_terminate_and_truncate_in_same_step():
     (batch,), _ = batches(pool(max_episode_steps=12), count=1, steps=600)
     both = batch["next", "terminated"] & batch["next", "truncated"]
     out = batch["next", "observation"][..., 2].abs() > math.radians(12)
@@ -65,7 +65,7 @@ def test_an_episode_can_terminate_in_the_step_that_truncates_it():
     assert torch.equal(batch["next", "terminated"].squeeze(-1), out)
 
 
-def test_a_limit_that_is_part_of_the_rewards_is_left_to_envpool():
+def test_pool_passes_time_limit_used_in_rewards_to_envpool():
     env = pool("MiniGrid-Empty-5x5-v0", 1, max_episode_steps=100)
     env.start()
     for action in (2, 2, 1, 2, 2):  # to the goal: forward twice, right, forward twice
@@ -80,7 +80,7 @@ def test_a_limit_that_is_part_of_the_rewards_is_left_to_envpool():
     ("id", "observation", "action"),
     [("Pendulum-v1", (3,), torch.float32), ("HalfCheetah-v5", (17,), torch.float32)],
 )
-def test_continuous_actions_are_taken(id, observation, action):
+def test_pool_accepts_continuous_actions(id, observation, action):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         env = pool(id, 2, max_episode_steps=4)
@@ -90,13 +90,13 @@ def test_continuous_actions_are_taken(id, observation, action):
     assert batch["next", "truncated"].sum() == 4
 
 
-def test_images_are_bytes_in_the_shape_that_envpool_stacks():
+def test_pool_returns_stacked_images_as_uint8():
     (batch,), _ = batches(pool("Pong-v5", 2), count=1, steps=3)
     assert batch["observation"].shape == (2, 3, 4, 84, 84)
     assert batch["observation"].dtype == torch.uint8
 
 
-def test_seeding_begins_anew():
+def test_set_seed_reproduces_first_observations():
     env = pool()
     env.set_seed(5)
     first = env.start()["observation"].copy()
@@ -107,7 +107,7 @@ def test_seeding_begins_anew():
     env.close()
 
 
-def test_whole_episodes_are_collected_though_copies_cannot_stand_still():
+def test_episode_collector_collects_complete_episodes_from_pool():
     collector = EpisodeCollector(pool(), None, min_episodes=4)
     batch = collector.collect()
     assert batch["collector", "mask"].shape[0] == 4
@@ -115,13 +115,13 @@ def test_whole_episodes_are_collected_though_copies_cannot_stand_still():
     collector.shutdown()
 
 
-def test_observations_are_normalised_as_those_of_other_copies():
+def test_pool_normalises_observations_like_other_backends():
     (batch, last), collector = batches(pool(normalize_observation=True))
     assert collector.normalizer.observation["observation"].count == pytest.approx(363.0001)
     assert last["observation"].std() > 5 * 0.05 > batch["observation"].isnan().sum()
 
 
-def test_a_saved_run_goes_on_with_new_episodes_and_says_so():
+def test_resumed_pool_starts_new_episodes_and_reports_it():
     saving = VectorCollector(pool(), None, steps_per_env=7)
     saving.collect()
     state = saving.state_dict()
@@ -136,7 +136,7 @@ def test_a_saved_run_goes_on_with_new_episodes_and_says_so():
         collector.shutdown()
 
 
-def test_its_threads_end_with_it():
+def test_close_ends_pool_threads():
     def threads():
         return len(os.listdir("/proc/self/task"))
 
@@ -158,12 +158,12 @@ def test_its_threads_end_with_it():
         ("wrappers", [lambda env: env]),
     ],
 )
-def test_what_needs_the_copies_one_by_one_is_refused(setting, value):
+def test_pool_rejects_settings_that_need_individual_envs(setting, value):
     with pytest.raises(SettingError, match=f"{setting}.* is not supported with .*envpool"):
         make_env("CartPole-v1", 2, vectorization="envpool", **{setting: value})
 
 
-def test_it_is_not_for_a_collector_of_tensors():
+def test_tensor_collector_rejects_pool():
     env = pool("Ant-v4", 2)
     plan = StepPlan(total_policy_steps=8, num_envs=2, steps_per_env=4)
     with pytest.raises(SettingError, match="written in torch, which Ant-v4 is not"):
@@ -171,13 +171,13 @@ def test_it_is_not_for_a_collector_of_tensors():
     env.close()
 
 
-def test_without_the_package_the_error_says_what_to_install(monkeypatch):
+def test_make_env_rejects_envpool_when_not_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "envpool", None)
     with raises_setting("env.vectorization"):
         make_env("CartPole-v1", 2, vectorization="envpool")
 
 
-def test_a_folder_of_its_name_is_not_the_package(monkeypatch):
+def test_make_env_rejects_unrelated_module_named_envpool(monkeypatch):
     monkeypatch.setitem(sys.modules, "envpool", types.ModuleType("envpool"))
     with raises_setting("env.vectorization"):
         make_env("CartPole-v1", 2, vectorization="envpool")

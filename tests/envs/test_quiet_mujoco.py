@@ -14,9 +14,7 @@ mujoco = pytest.importorskip("mujoco")
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_making_copies_prints_nothing_and_writes_nothing(
-    vectorization, capfd, tmp_path, monkeypatch
-):
+def test_make_env_prints_and_writes_nothing(vectorization, capfd, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     make_env("HalfCheetah-v5", 2, vectorization=vectorization).close()
     out, err = capfd.readouterr()
@@ -24,13 +22,13 @@ def test_making_copies_prints_nothing_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_no_deprecation_becomes_a_python_warning():
+def test_quiet_mujoco_turns_other_warnings_into_python_warnings():
     spec = gym.spec("HalfCheetah-v5")
     with pytest.warns(UserWarning, match=r"HalfCheetah-v5: the floor is lava"), quiet_mujoco(spec):
         mujoco.get_mju_user_warning()("the floor is lava")
 
 
-def test_the_handler_that_was_there_is_put_back():
+def test_quiet_mujoco_restores_previous_handler():
     heard = []
     mujoco.set_mju_user_warning(heard.append)
     try:
@@ -42,7 +40,7 @@ def test_the_handler_that_was_there_is_put_back():
         mujoco.set_mju_user_warning(None)
 
 
-def test_other_environments_are_left_alone():
+def test_quiet_mujoco_ignores_non_mujoco_environments():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         before = mujoco.get_mju_user_warning()

@@ -16,13 +16,13 @@ from tests.errors import raises_setting
 NESTED = Dict({"camera": Box(0, 255, (2, 2), np.uint8), "arm": Dict({"joints": Box(-1, 1, (3,))})})
 
 
-def test_a_plain_space_is_one_leaf_under_its_root():
+def test_leaves_returns_one_leaf_for_plain_space():
     (leaf,) = leaves(Box(-1, 1, (3,), np.float64), "observation", "observation_space")
     assert (leaf.key, leaf.path, leaf.shape) == ("observation", (), (3,))
     assert leaf.dtype == np.float32
 
 
-def test_entries_of_a_dict_have_their_own_names():
+def test_leaves_names_entries_of_nested_dict():
     found = leaves(NESTED, "observation", "observation_space")
     assert {leaf.key for leaf in found} == {"camera", ("arm", "joints")}
     assert {leaf.key: leaf.dtype for leaf in found}["camera"] == np.uint8
@@ -33,7 +33,7 @@ def test_entries_of_a_dict_have_their_own_names():
 
 
 @pytest.mark.parametrize("space", [Text(3), Dict({"a": Text(3)}), gym.spaces.Tuple([Discrete(2)])])
-def test_other_spaces_are_refused_with_what_works(space):
+def test_leaves_rejects_unsupported_spaces(space):
     with raises_setting("observation_space"):
         leaves(space, "observation", "observation_space")
 
@@ -51,7 +51,7 @@ def test_other_spaces_are_refused_with_what_works(space):
         (Box(0, 255, (2, 2), np.uint8), Bounded, (2, 2, 2)),
     ],
 )
-def test_specs_have_the_copies_in_front(space, kind, shape):
+def test_to_spec_adds_leading_env_dimension(space, kind, shape):
     (leaf,) = leaves(space, "action", "action_space")
     spec = to_spec(leaf, 2, None)
     assert isinstance(spec, kind)
@@ -66,7 +66,7 @@ def _convert(space, values):
 
 
 @given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=5))
-def test_box_actions_are_clipped_to_the_bounds(values):
+def test_converter_clips_box_actions_to_bounds(values):
     space = Box(np.float32(-2), np.float32(0.5), (len(values),), np.float32)
     given = np.array([values, values], np.float32)
     converted = _convert(space, given)
@@ -75,13 +75,13 @@ def test_box_actions_are_clipped_to_the_bounds(values):
     assert space.contains(converted[0])
 
 
-def test_unbounded_and_integer_boxes_are_left_alone():
+def test_converter_keeps_unbounded_and_integer_box_actions():
     values = np.array([[1e9, -1e9]] * 2, np.float32)
     assert np.array_equal(_convert(Box(-np.inf, np.inf, (2,)), values), values)
     assert _convert(Box(0, 9, (1,), np.int64), [[3]]).tolist() == [[3]]
 
 
-def test_actions_have_the_type_of_their_space():
+def test_converter_casts_actions_to_space_dtype():
     assert _convert(Box(-1, 1, (1,), np.float64), np.ones((2, 1), np.float32)).dtype == np.float64
     assert _convert(Box(-1, 1, (1,), np.float32), np.ones((2, 1), np.int64)).dtype == np.float32
     for space in (
@@ -96,7 +96,7 @@ def test_actions_have_the_type_of_their_space():
 
 @pytest.mark.parametrize("space", [Discrete(2), Discrete(2, start=3)])
 @pytest.mark.parametrize("values", [[1, 0], [True, False], [1.0, 0.0], np.int32([1, 0])])
-def test_choices_are_whole_numbers_of_python(space, values):
+def test_converter_returns_discrete_actions_as_python_ints(space, values):
     converter = ActionConverter(space, leaves(space, "action", ""), 2)
     rows = converter.rows({"action": np.asarray(values)})
     assert [(type(row), row - int(space.start)) for row in rows] == [(int, 1), (int, 0)]
@@ -106,7 +106,7 @@ def test_choices_are_whole_numbers_of_python(space, values):
     "space", [Discrete(2), Discrete(3, start=2), MultiBinary(2), MultiDiscrete([2, 2]),
               Box(0, 3, (2,), np.int64)],
 )  # fmt: skip
-def test_fractions_are_no_choices(space):
+def test_converter_rejects_fractional_integer_actions(space):
     converter = ActionConverter(space, leaves(space, "action", ""), 2)
     fractions = np.full((2, *space.shape), 0.75, np.float32)
     with raises_setting("action"):
@@ -125,13 +125,13 @@ def test_fractions_are_no_choices(space):
         (Box(-1, 3, (2,), np.int64), [[0, -1], [-2, 0]]),
     ],
 )
-def test_choices_that_the_environment_does_not_have_are_refused(space, values):
+def test_converter_rejects_out_of_range_integer_actions(space, values):
     converter = ActionConverter(space, leaves(space, "action", ""), 2)
     with raises_setting("action"):
         converter.rows({"action": np.asarray(values)})
 
 
-def test_rows_are_what_gymnasium_takes():
+def test_converter_returns_valid_gymnasium_actions():
     converter = ActionConverter(Discrete(2), leaves(Discrete(2), "action", ""), 2)
     assert converter.rows({"action": np.array([0, 1])}) == [0, 1]
     space = Dict({"a": Discrete(2, start=1), "b": Dict({"c": Box(-1, 1, (2,))})})
@@ -144,6 +144,6 @@ def test_rows_are_what_gymnasium_takes():
 
 
 @pytest.mark.parametrize("values", [np.zeros((2, 1)), np.zeros((2, 2)), np.zeros(2)])
-def test_actions_of_another_shape_are_refused(values):
+def test_converter_rejects_actions_of_wrong_shape(values):
     with raises_setting("action"):
         _convert(Box(-1, 1, (3,)), values)

@@ -214,13 +214,13 @@ def continues_episodes(env: gym.Env, again: gym.Env, before: int = 7, after: int
 
 
 @pytest.mark.parametrize("kind", ENVIRONMENTS)
-def test_an_environment_goes_on_exactly_wherever_it_keeps_its_state(kind):
+def test_restored_env_continues_exactly(kind):
     continues_episodes(kind(), kind())
     wrapped = [gym.wrappers.TimeLimit(gym.wrappers.TransformReward(kind(), float), 4) for _ in "ab"]
     continues_episodes(*wrapped)
 
 
-def test_names_in_several_layers_of_one_thing_stay_so():
+def test_restore_preserves_aliases_between_wrappers():
     def made() -> gym.Env:
         env = gym.wrappers.TimeLimit(Calls(), 4)
         env.kept = env.unwrapped.kept
@@ -232,7 +232,7 @@ def test_names_in_several_layers_of_one_thing_stay_so():
     assert again.kept is not env.kept
 
 
-def test_an_object_that_others_share_is_left_alone():
+def test_restore_does_not_modify_externally_shared_object():
     shared = Kept()
 
     class Shares(Calls):
@@ -281,7 +281,7 @@ class Shows(Keeps):
 
 @pytest.mark.parametrize("vectorization", ["sync", "a vector environment of Gymnasium"])
 @pytest.mark.parametrize("kind", HELD_BY_OTHERS)
-def test_what_others_hold_too_is_still_theirs_when_a_run_goes_on(kind, vectorization):
+def test_resumed_env_keeps_reference_to_shared_object(kind, vectorization):
     def started() -> tuple[Any, Any]:
         shared = HELD_BY_OTHERS[kind]()
         make = functools.partial(Shows, shared)
@@ -302,7 +302,7 @@ def test_what_others_hold_too_is_still_theirs_when_a_run_goes_on(kind, vectoriza
     assert collector.collect()["next", "observation"].tolist() == [[[4.0]], [[4.0]]]
 
 
-def test_a_window_on_what_others_hold_too_still_shows_it_when_a_run_goes_on():
+def test_resumed_env_keeps_view_of_shared_array():
     class Window(Keeps):
         def __init__(self, levels: Any) -> None:
             super().__init__()
@@ -322,7 +322,7 @@ def test_a_window_on_what_others_hold_too_still_shows_it_when_a_run_goes_on():
     assert batch["next", "observation"].tolist() == [[[8.0]]]
 
 
-def test_environments_that_draw_from_one_generator_still_do_when_a_run_goes_on():
+def test_resumed_envs_still_share_one_generator():
     class Draws(Keeps):
         def __init__(self, generator: np.random.Generator) -> None:
             super().__init__()
@@ -342,7 +342,7 @@ def test_environments_that_draw_from_one_generator_still_do_when_a_run_goes_on()
     assert torch.equal(one["next", "observation"], other["next", "observation"])
 
 
-def test_environments_in_processes_of_gymnasium_go_on_when_they_were_asked_for_their_state():
+def test_async_vector_env_continues_after_full_state_call():
     makers = [functools.partial(gym.make, "CartPole-v1")] * 2
     how = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
     env = make_env(gym.vector.AsyncVectorEnv(makers, **how))
@@ -357,7 +357,7 @@ def test_environments_in_processes_of_gymnasium_go_on_when_they_were_asked_for_t
 FIRST_GOAL = [1.0]
 
 
-def test_what_an_environment_began_with_is_not_overwritten_by_what_it_held_later():
+def test_restore_does_not_modify_initial_object_of_attribute():
     class Moves(Keeps):
         def begin(self) -> None:
             self.goal = FIRST_GOAL
@@ -394,7 +394,7 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize("what", list(UNKNOWN))
-def test_what_cannot_be_captured_is_named_by_its_path(what):
+def test_capture_names_path_of_unsupported_object(what):
     make, message = UNKNOWN[what]
 
     class UnknownEnv(Keeps):
@@ -422,7 +422,7 @@ def test_capture_names_objects_whose_class_has_no_module():
         capture(BoxEnv())
 
 
-def test_an_object_is_not_put_where_there_is_none():
+def test_restore_rejects_missing_object():
     env, again = Calls(), Calls()
     again.kept = None
     with pytest.raises(StateCaptureError, match="expected a Kept, found a NoneType"):
@@ -432,9 +432,7 @@ def test_an_object_is_not_put_where_there_is_none():
 @pytest.mark.parametrize(
     ("vectorization", "transformed"), [("sync", False), ("sync", True), ("async", False)]
 )
-def test_a_state_that_does_not_fit_any_more_is_said_and_episodes_begin_anew(
-    vectorization, transformed
-):
+def test_collector_starts_new_episodes_when_state_does_not_fit(vectorization, transformed):
     def collector(held: type) -> VectorCollector:
         env = make_env(lambda: Holds(held()), 2, vectorization=vectorization, num_workers=workers)
         env = make_env(TransformedEnv(env, StepCounter(9))) if transformed else env
@@ -455,7 +453,7 @@ def test_a_state_that_does_not_fit_any_more_is_said_and_episodes_begin_anew(
 
 
 @pytest.mark.parametrize("name", ["seed", "default_rng", "RandomState", "test"])
-def test_only_bit_generators_are_made(name):
+def test_restore_creates_only_bit_generators(name):
     env = Draws()
     state = capture(env)
     written = state["layers"][0]["attributes"]["generator"]["generator"]
@@ -465,7 +463,7 @@ def test_only_bit_generators_are_made(name):
 
 
 # ---------------------------------------------------------------------- generators of a process
-def test_environments_in_workers_draw_what_their_process_would_have_drawn():
+def test_worker_envs_restore_process_rng():
     def seen(env, steps):
         found = []
         for _ in range(steps):
@@ -486,7 +484,7 @@ def test_environments_in_workers_draw_what_their_process_would_have_drawn():
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 2), (3, 1)])
-def test_environments_go_on_in_another_number_of_workers(before, after):
+def test_state_loads_into_different_number_of_workers(before, after):
     def made(workers):
         return make_env(DrawsFromTheProcess, 3, vectorization="async", num_workers=workers, seed=3)
 
@@ -501,9 +499,7 @@ def test_environments_go_on_in_another_number_of_workers(before, after):
 
 
 @pytest.mark.parametrize("collector", ["vector", "async"])
-def test_a_resumed_run_draws_from_the_generators_of_its_process_as_it_would_have(
-    collector, tmp_path
-):
+def test_resumed_run_restores_global_rng_used_by_envs(collector, tmp_path):
     steps = OnPolicySteps(
         total_policy_steps=64, steps_per_env=8, minibatch_size=8, evaluation_every=None
     )
@@ -527,7 +523,7 @@ def test_a_resumed_run_draws_from_the_generators_of_its_process_as_it_would_have
     assert_equal(weights(whole), weights(resumed))
 
 
-def test_what_is_lost_is_said_when_the_run_starts_and_when_it_is_resumed(tmp_path):
+def test_trainer_warns_about_lost_env_state_at_start_and_resume(tmp_path):
     class Locks(Draws):
         def begin(self) -> None:
             super().begin()
@@ -553,7 +549,7 @@ def test_what_is_lost_is_said_when_the_run_starts_and_when_it_is_resumed(tmp_pat
         trainer(resume_from=begun.last_checkpoint)
 
 
-def test_whole_episodes_in_memory_stay_as_they_ended(tmp_path):
+def test_resume_keeps_ends_of_stored_episodes(tmp_path):
     class Locked(CartPoleEnv):
         def __init__(self) -> None:
             super().__init__()
@@ -583,7 +579,7 @@ def test_whole_episodes_in_memory_stay_as_they_ended(tmp_path):
     assert_equal(ends(whole), ends(resumed))
 
 
-def test_an_environment_with_slots_is_not_said_to_be_exact():
+def test_full_state_reports_env_with_slots_as_not_resumable():
     class Counts(Keeps):
         __slots__ = ("count",)
 
@@ -671,7 +667,7 @@ SHARED = {
 
 
 @pytest.mark.parametrize("make", SHARED)
-def test_state_that_environments_share_is_said_and_turns_exact_resume_off(make):
+def test_changed_state_shared_by_envs_disables_exact_resume(make):
     env, again = (make_env(make, 2, seed=3) for _ in "ab")
     env.start()
     state = env.full_state()
@@ -682,7 +678,7 @@ def test_state_that_environments_share_is_said_and_turns_exact_resume_off(make):
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_globals_of_a_script_or_notebook_are_seen_to_change_in_other_processes_too(vectorization):
+def test_full_state_detects_changed_globals_of_script(vectorization):
     script = {"__name__": "of_a_notebook", "Keeps": Keeps, "COUNT": 0}
     exec(
         "class Counts(Keeps):\n"
@@ -711,7 +707,7 @@ class DrawsFromAPlaceOfItsClass(Keeps):
         return float(self.place.sample()[0])
 
 
-def test_spaces_of_a_class_that_environments_hold_are_part_of_their_state():
+def test_full_state_includes_space_shared_through_env_class():
     env = make_env(DrawsFromAPlaceOfItsClass, 2, seed=3)
     env.start()
     state = env.full_state()
@@ -741,7 +737,7 @@ class HoldsConstants(Keeps):
         return float(LIMIT + self.limits["steps"] + Total.count)
 
 
-def test_what_environments_share_and_never_change_is_no_state():
+def test_unchanged_shared_objects_do_not_prevent_capture():
     COUNTED[0] += 1  # by others: its methods do not name it
     env = make_env(HoldsConstants, 2, seed=3)
     env.start()
@@ -751,7 +747,7 @@ def test_what_environments_share_and_never_change_is_no_state():
 
 # ---------------------------------------------------------------------- MuJoCo
 @pytest.mark.parametrize("id", ["HalfCheetah-v5", "Hopper-v5", "Ant-v5"])
-def test_an_environment_of_mujoco_goes_on_exactly_from_any_step(id):
+def test_mujoco_env_continues_exactly_from_any_step(id):
     pytest.importorskip("mujoco")
     env, again = gym.make(id), gym.make(id)
     env.reset(seed=0)
@@ -770,7 +766,7 @@ def test_an_environment_of_mujoco_goes_on_exactly_from_any_step(id):
     again.close()
 
 
-def test_a_model_that_an_environment_changes_is_part_of_its_state():
+def test_restore_includes_modified_mujoco_model():
     pytest.importorskip("mujoco")
     env, again = (gym.make("Hopper-v5") for _ in "ab")
     for one in (env, again):
@@ -803,14 +799,14 @@ def falls():
     return Falls
 
 
-def test_memory_of_mujoco_is_not_put_where_its_place_may_be_empty(falls):
+def test_capture_rejects_list_of_mujoco_arrays(falls):
     env = falls()
     env.parts = [env.data.qpos]
     with pytest.raises(StateCaptureError, match=r"^Falls\.parts\[0\] is a ndarray"):
         capture(env)
 
 
-def test_a_model_that_is_known_by_its_data_alone_is_too(falls):
+def test_restore_includes_mujoco_model_referenced_only_by_data(falls):
     one, other = falls(), falls()
     one.data.model.opt.gravity[2] = -3.0
     restore(other, capture(one))
@@ -825,7 +821,7 @@ class Locked(gym.Wrapper):
         self.lock = threading.Lock()
 
 
-def test_a_run_that_is_not_resumed_exactly_plays_other_episodes_than_at_its_beginning():
+def test_inexact_resume_does_not_repeat_first_episodes():
     def made():
         env = make_env("CartPole-v1", 2, seed=5, wrappers=[Locked])
         return VectorCollector(env, None, steps_per_env=30, seed=5)
@@ -848,9 +844,7 @@ def test_a_run_that_is_not_resumed_exactly_plays_other_episodes_than_at_its_begi
 
 
 @pytest.mark.parametrize("kind", ["vector", "transformed"])
-def test_a_collector_of_torchrl_counts_the_env_steps_of_the_kit_and_resumes_with_other_episodes(
-    kind, tmp_path
-):
+def test_torchrl_collector_counts_env_steps_and_resumes(kind, tmp_path):
     plan = on_policy_plan(action_repeat=4, num_envs=2)
 
     def made(**parts):
@@ -875,7 +869,7 @@ def test_a_collector_of_torchrl_counts_the_env_steps_of_the_kit_and_resumes_with
     assert not torch.isclose(first[0], again[0]).all(-1).any()
 
 
-def test_open_episodes_of_steps_with_tensordicts_go_on_with_what_they_have_earned():
+def test_resumed_env_keeps_returns_of_open_episodes():
     def play(env, now, steps):
         for _ in range(steps):
             acted = now.select("observation").set("action", torch.zeros(2, dtype=torch.int64))

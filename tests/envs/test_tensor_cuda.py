@@ -33,7 +33,7 @@ def zero_action(env):
 
 
 @every_env
-def test_a_gpu_steps_as_a_cpu_does(id):
+def test_gpu_steps_match_cpu_steps(id):
     env = make_tensor_env(id, 500, dtype=torch.float64, seed=0, max_episode_steps=50)
     twin = make_tensor_env(id, 500, dtype=torch.float64, seed=0, max_episode_steps=50)
     twin = twin.to("cuda")
@@ -52,7 +52,7 @@ def test_a_gpu_steps_as_a_cpu_does(id):
 
 
 @every_env
-def test_stepping_never_waits(id, no_waiting):
+def test_step_tensors_does_not_synchronise_device(id, no_waiting):
     env = make_tensor_env(id, 500, device="cuda", max_episode_steps=5, action_repeat=2)
     action = zero_action(env)
     no_waiting()
@@ -62,7 +62,7 @@ def test_stepping_never_waits(id, no_waiting):
 
 
 @every_env
-def test_a_captured_step_replays_as_it_runs(id):
+def test_captured_cuda_graph_replays_like_eager_steps(id):
     env, twin = (
         make_tensor_env(id, 64, device="cuda", max_episode_steps=5, seed=0) for _ in range(2)
     )
@@ -92,7 +92,7 @@ def test_a_captured_step_replays_as_it_runs(id):
         assert torch.equal(one, other), name
 
 
-def test_a_saved_run_continues_bit_by_bit():
+def test_restored_env_continues_bitwise():
     env = make_tensor_env("CartPole-v1", 64, device="cuda", max_episode_steps=5, seed=0)
     action = zero_action(env)
     for _ in range(7):

@@ -60,7 +60,7 @@ class NoHostReads(TorchDispatchMode):
 
 
 @every_env
-def test_shapes_and_types(id):
+def test_step_tensors_returns_expected_shapes_and_dtypes(id):
     env = make_tensor_env(id, 5, seed=0)
     first = env.reset_tensors()
     (step,) = run(env, 1)
@@ -75,20 +75,20 @@ def test_shapes_and_types(id):
 
 @every_env
 @pytest.mark.parametrize("action_repeat", [1, 3])
-def test_no_step_reads_the_host(id, action_repeat):
+def test_step_tensors_does_not_read_on_host(id, action_repeat):
     env = make_tensor_env(id, 5, action_repeat=action_repeat, max_episode_steps=4)
     with NoHostReads():
         env.reset_tensors(seed=1)
         run(env, 10)
 
 
-def test_the_guard_against_host_reads_works():
+def test_no_host_reads_guard_detects_item_call():
     with NoHostReads(), pytest.raises(AssertionError, match="waits for the device"):
         torch.ones(()).item()
 
 
 @every_env
-def test_only_ended_copies_restart_and_show_both_observations(id):
+def test_only_finished_envs_reset_and_return_both_observations(id):
     env = make_tensor_env(id, 50, max_episode_steps=20, seed=0)
     observation = env.reset_tensors()
     some_end, total = False, torch.zeros(50)
@@ -105,7 +105,7 @@ def test_only_ended_copies_restart_and_show_both_observations(id):
     assert some_end
 
 
-def test_returned_tensors_are_not_changed_by_later_steps():
+def test_later_steps_leave_returned_tensors_unchanged():
     env = make_tensor_env("CartPole-v1", 5, seed=0)
     first = env.reset_tensors()
     (step,) = run(env, 1)
@@ -114,7 +114,7 @@ def test_returned_tensors_are_not_changed_by_later_steps():
     assert all(torch.equal(a, b) for a, b in zip([first, *step], kept))
 
 
-def test_state_stays_in_the_same_memory():
+def test_env_state_tensors_keep_their_storage():
     env = make_tensor_env("CartPole-v1", 5, max_episode_steps=3)
     where = [tensor.data_ptr() for tensor in env.episodes]
     run(env, 10)
@@ -128,7 +128,7 @@ def test_state_stays_in_the_same_memory():
 
 
 @every_env
-def test_advance_changes_nothing_and_is_what_a_step_does(id):
+def test_advance_is_pure_and_matches_step(id):
     env = make_tensor_env(id, 20, max_episode_steps=3, action_repeat=2, seed=0)
     generator = torch.Generator().manual_seed(0)
     for _ in range(8):
@@ -172,7 +172,7 @@ def test_advance_can_be_compiled_as_one_graph(id):
         env.step_tensors(action)
 
 
-def test_physics_can_be_differentiated():
+def test_transition_is_differentiable():
     env = Pendulum(3, dtype=torch.float64, seed=0)
     action = torch.tensor([[0.5], [-0.3], [1.0]], dtype=torch.float64, requires_grad=True)
     physics = env.physics.clone().requires_grad_()
@@ -183,7 +183,7 @@ def test_physics_can_be_differentiated():
 
 
 @every_env
-def test_one_seed_gives_one_run_and_different_copies(id):
+def test_seed_makes_runs_reproducible_and_envs_distinct(id):
     runs = [run(make_tensor_env(id, 30, max_episode_steps=9, seed=5), 25) for _ in range(2)]
     assert_equal(*runs)
     env = make_tensor_env(id, 30, max_episode_steps=9, seed=0)
@@ -198,7 +198,7 @@ def test_one_seed_gives_one_run_and_different_copies(id):
     assert torch.equal(env.physics, first)
 
 
-def test_without_a_seed_torchs_decides():
+def test_default_seed_comes_from_torch_rng():
     torch.manual_seed(1)
     ones = CartPole(4).physics, CartPole(4).physics
     torch.manual_seed(1)
@@ -209,7 +209,7 @@ def test_without_a_seed_torchs_decides():
 
 
 @every_env
-def test_a_saved_run_continues_bit_by_bit(id, tmp_path):
+def test_restored_env_continues_bitwise(id, tmp_path):
     env = make_tensor_env(id, 30, max_episode_steps=7, seed=5)
     run(env, 10)
     torch.save(env.state_dict(), tmp_path / "env.pt")
@@ -223,7 +223,7 @@ def test_a_saved_run_continues_bit_by_bit(id, tmp_path):
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))])
-def test_a_copy_continues_on_its_own(duplicate):
+def test_copied_env_continues_independently(duplicate):
     env = make_tensor_env("CartPole-v1", 30, seed=5)
     run(env, 10)
     twin = duplicate(env)
@@ -238,7 +238,7 @@ def test_a_copy_continues_on_its_own(duplicate):
         ("CartPole-v1", 4, torch.float64, "dtype"),
     ],
 )
-def test_a_state_of_something_else_is_refused(id, num_envs, dtype, field):
+def test_load_state_dict_rejects_mismatched_state(id, num_envs, dtype, field):
     env = make_tensor_env("CartPole-v1", 4, seed=0)
     before = env.state_dict()
     with raises_setting(field):
@@ -259,20 +259,20 @@ def test_a_state_of_something_else_is_refused(id, num_envs, dtype, field):
         ({"num_envs": 2, "max_episode_steps": 0}, "max_episode_steps"),
     ],
 )
-def test_bad_settings_are_refused(settings, field):
+def test_make_tensor_env_rejects_invalid_settings(settings, field):
     with raises_setting(field):
         make_tensor_env("CartPole-v1", **settings)
 
 
 @pytest.mark.parametrize(("id", "shape"), [("CartPole-v1", (3, 1)), ("Pendulum-v1", (3,))])
-def test_actions_of_another_shape_are_refused(id, shape):
+def test_step_tensors_rejects_wrong_action_shape(id, shape):
     env = make_tensor_env(id, 3)
     with raises_setting("action.shape"):
         env.step_tensors(torch.zeros(shape, dtype=torch.int64))
 
 
 @every_env
-def test_torchs_default_type_does_not_matter(id):
+def test_env_ignores_torch_default_dtype(id):
     expected = run(make_tensor_env(id, 5, seed=0), 5)
     env = make_tensor_env(id, 5, seed=0)
     torch.set_default_dtype(torch.float64)
@@ -285,13 +285,13 @@ def test_torchs_default_type_does_not_matter(id):
         torch.set_default_dtype(torch.float32)
 
 
-def test_an_unknown_id_names_the_nearest():
+def test_unknown_id_error_lists_available_envs():
     with raises_setting("id") as error:
         make_tensor_env("cartpole-v1", 2)
     assert set(error.value.works) == set(TENSOR_ENVS)
 
 
-def test_time_limits_are_the_registered_ones_unless_given():
+def test_time_limit_defaults_to_registered_limit():
     assert make_tensor_env("CartPole-v0", 2).max_episode_steps == 200
     assert make_tensor_env("CartPole-v0", 2, max_episode_steps=None).max_episode_steps == 200
     assert make_tensor_env("CartPole-v1", 2, max_episode_steps=7).max_episode_steps == 7
@@ -299,9 +299,7 @@ def test_time_limits_are_the_registered_ones_unless_given():
 
 
 @pytest.mark.parametrize(("limit", "env_steps"), [(None, [3] * 66 + [2]), (7, [3] * 7)])
-def test_the_registered_limit_counts_env_steps_where_actions_are_held_and_a_given_one_does_not(
-    limit, env_steps
-):
+def test_only_registered_limit_counts_repeated_env_steps(limit, env_steps):
     """As in environments that are stepped one by one."""
     ends = []
     for vectorization in ("tensor", "sync"):
@@ -318,7 +316,7 @@ def test_the_registered_limit_counts_env_steps_where_actions_are_held_and_a_give
     assert ends == [env_steps, env_steps]
 
 
-def test_what_is_beyond_the_registered_limit_neither_pays_nor_ends_an_episode():
+def test_repeated_action_has_no_effect_beyond_registered_limit():
     env = make_tensor_env("CartPole-v0", 1, action_repeat=3)
     env.episode_length.fill_(66)  # 198 env steps
     env.physics.copy_(torch.tensor([[2.35], [1.0], [0.0], [0.0]]))  # beyond the end in three steps
@@ -389,7 +387,7 @@ class ShowsMore(Written):
         (ShowsMore, "ShowsMore.observe"),
     ],
 )
-def test_functions_that_are_not_what_they_have_to_be_are_refused(environment, message):
+def test_env_rejects_invalid_function_outputs(environment, message):
     Written(3).step_tensors(torch.zeros(3, dtype=torch.int64))
     with raises_setting(message):
         environment(3)

@@ -73,7 +73,7 @@ def assert_same_state(ours, reference, theirs, tolerance):
 
 
 @pytest.mark.parametrize("id", IDS)
-def test_one_step_from_anywhere_is_gymnasiums(id):
+def test_one_step_matches_gymnasium_from_random_states(id):
     env, reference = make_tensor_env(id, 3000, dtype=torch.float64), Reference(id)
     states = random_states(id, env.num_envs)
     actions = random_actions(env, torch.Generator().manual_seed(1))
@@ -91,7 +91,7 @@ def test_one_step_from_anywhere_is_gymnasiums(id):
 
 
 @pytest.mark.parametrize("id", IDS)
-def test_single_precision_stays_near(id):
+def test_single_precision_stays_close_to_double(id):
     single, double = make_tensor_env(id, 3000), make_tensor_env(id, 3000, dtype=torch.float64)
     states = random_states(id, single.num_envs).float()
     actions = random_actions(single, torch.Generator().manual_seed(1))
@@ -107,7 +107,7 @@ def test_single_precision_stays_near(id):
 
 
 @pytest.mark.parametrize("id", IDS)
-def test_thousands_of_steps_with_restarts_are_gymnasiums(id):
+def test_long_runs_with_resets_match_gymnasium(id):
     env = make_tensor_env(id, 4, dtype=torch.float64, seed=3)
     references = [Reference(id) for _ in range(env.num_envs)]
     generator = torch.Generator().manual_seed(4)
@@ -142,7 +142,7 @@ def test_thousands_of_steps_with_restarts_are_gymnasiums(id):
 
 
 @pytest.mark.parametrize("id", ["CartPole-v1", "MountainCar-v0", "Pendulum-v1"])
-def test_action_repeat_holds_the_action_and_stops_with_the_episode(id):
+def test_action_repeat_holds_action_and_stops_with_episode(id):
     env = make_tensor_env(id, 500, dtype=torch.float64, action_repeat=4)
     reference, states = Reference(id), random_states(id, env.num_envs)
     env.physics.copy_(states)
@@ -166,7 +166,7 @@ def test_action_repeat_holds_the_action_and_stops_with_the_episode(id):
 
 
 @pytest.mark.parametrize("id", IDS)
-def test_episodes_begin_where_gymnasiums_begin(id):
+def test_initial_states_match_gymnasium_distribution(id):
     env = make_tensor_env(id, 20_000, dtype=torch.float64, seed=0)
     reference = gym.make(id, disable_env_checker=True)
     theirs = []

@@ -16,7 +16,7 @@ every_env = pytest.mark.parametrize("id", IDS)
 
 @every_env
 @pytest.mark.parametrize("settings", [{}, {"action_repeat": 3}, {"dtype": torch.float64}])
-def test_specs_are_right(id, settings):
+def test_env_passes_check_env_specs(id, settings):
     env = make_tensor_env(id, 3, seed=0, **settings)
     check_env_specs(env)
     assert env.batch_locked
@@ -25,7 +25,7 @@ def test_specs_are_right(id, settings):
 
 
 @every_env
-def test_a_rollout_is_what_tensor_steps_give(id):
+def test_rollout_matches_tensor_steps(id):
     env, twin = (make_tensor_env(id, 8, max_episode_steps=12, seed=0) for _ in range(2))
     first = env.reset()
     assert torch.equal(first["observation"], twin.reset_tensors())
@@ -41,7 +41,7 @@ def test_a_rollout_is_what_tensor_steps_give(id):
 
 
 @every_env
-def test_a_long_rollout_restarts_what_is_done(id):
+def test_long_rollout_resets_finished_envs(id):
     env = make_tensor_env(id, 8, max_episode_steps=7, seed=0)
     env = TransformedEnv(env, Compose(StepCounter(), RewardSum()))
     data = env.rollout(30, break_when_any_done=False)
@@ -55,7 +55,7 @@ def test_a_long_rollout_restarts_what_is_done(id):
     assert torch.equal(same, going_on)
 
 
-def test_a_rollout_to_the_last_end_lets_ended_copies_stand_still():
+def test_rollout_freezes_finished_envs_until_all_are_done():
     env = make_tensor_env("CartPole-v1", 8, seed=0)
     data = env.rollout(200, break_when_any_done=False, break_when_all_done=True)
     done = data["next", "done"].squeeze(-1)
@@ -64,7 +64,7 @@ def test_a_rollout_to_the_last_end_lets_ended_copies_stand_still():
     assert (done.long().diff(dim=1) >= 0).all()
 
 
-def test_steps_of_some_copies_leave_the_others():
+def test_partial_step_leaves_other_envs_unchanged():
     env = make_tensor_env("CartPole-v1", 4, seed=0)
     data = env.rand_action(env.reset())
     before = env.state_dict()
@@ -77,7 +77,7 @@ def test_steps_of_some_copies_leave_the_others():
 
 
 @every_env
-def test_a_partial_reset_leaves_the_others(id):
+def test_partial_reset_leaves_other_envs_unchanged(id):
     env = make_tensor_env(id, 6, seed=0)
     data = env.rollout(5, break_when_any_done=False)[:, -1]["next"]
     before = env.state_dict()
@@ -91,7 +91,7 @@ def test_a_partial_reset_leaves_the_others(id):
     assert torch.equal(fresh["observation"], env.observe(env.physics))
 
 
-def test_tensordicts_are_not_changed_by_later_steps():
+def test_later_steps_leave_tensordicts_unchanged():
     env = make_tensor_env("CartPole-v1", 4, seed=0)
     first = env.reset()
     data = env.step(env.rand_action(first)).clone()
@@ -101,7 +101,7 @@ def test_tensordicts_are_not_changed_by_later_steps():
 
 
 @every_env
-def test_seeding_repeats_a_rollout(id):
+def test_set_seed_reproduces_rollout(id):
     runs = []
     for _ in range(2):
         env = make_tensor_env(id, 6, max_episode_steps=5)
@@ -111,7 +111,7 @@ def test_seeding_repeats_a_rollout(id):
     assert (runs[0] == runs[1]).all()
 
 
-def test_actions_may_come_as_another_type():
+def test_step_accepts_actions_of_different_dtype():
     env = make_tensor_env("Pendulum-v1", 3, seed=0)
     action = TensorDict({"action": torch.zeros(3, 1, dtype=torch.float64)}, [3])
     result = env.step(env.reset().update(action))["next"]

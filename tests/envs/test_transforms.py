@@ -75,7 +75,7 @@ SKIPPING = {
 
 
 @pytest.mark.parametrize("kind", SKIPPING)
-def test_skipped_frames_are_env_steps(kind):
+def test_collector_counts_skipped_frames_as_env_steps(kind):
     num_envs, make = SKIPPING[kind]
     collector = VectorCollector(make_env(make()), None, steps_per_env=30)
     collector.collect()
@@ -83,7 +83,7 @@ def test_skipped_frames_are_env_steps(kind):
     assert collector.env_steps == 90 * num_envs
 
 
-def test_several_frame_skips_multiply():
+def test_nested_frame_skips_multiply():
     env = TransformedEnv(cartpole(frame_skip=2), FrameSkipTransform(3))
     collector = VectorCollector(make_env(env), None, steps_per_env=10)
     collector.collect()
@@ -91,7 +91,7 @@ def test_several_frame_skips_multiply():
 
 
 @pytest.mark.nightly
-def test_skipped_frames_in_processes_are_env_steps():
+def test_collector_counts_skipped_frames_of_worker_processes():
     env = ParallelEnv(2, EnvCreator(with_transforms(lambda: FrameSkipTransform(3))))
     collector = VectorCollector(make_env(env), None, steps_per_env=10)
     collector.collect()
@@ -108,7 +108,7 @@ def of_torchrl(env: EnvBase, policy) -> Collector:
 
 
 @pytest.mark.parametrize("collector", [of_the_kit, of_torchrl])
-def test_frames_that_are_skipped_otherwise_than_planned_are_refused(collector):
+def test_trainer_rejects_frame_skip_that_differs_from_plan(collector):
     def trainer(action_repeat):
         plan = on_policy_plan(num_envs=1, steps_per_env=16, action_repeat=action_repeat)
         parts = ppo_parts(plan)
@@ -120,7 +120,7 @@ def test_frames_that_are_skipped_otherwise_than_planned_are_refused(collector):
     assert trainer(2).run().env_steps == 2 * 64
 
 
-def test_frames_skipped_above_an_environment_of_the_kit_are_refused():
+def test_kit_env_rejects_frame_skip_transform():
     env = TransformedEnv(make_env("CartPole-v1", max_episode_steps=5), FrameSkipTransform(2))
     with raises_setting("FrameSkipTransform"):
         make_env(env)
@@ -150,7 +150,7 @@ STATES = {
 
 @pytest.mark.parametrize("kind", STATES)
 @pytest.mark.filterwarnings("ignore:VecNorm wasn't initialized", "ignore:Querying state_dict")
-def test_what_transforms_hold_is_part_of_the_state(kind):
+def test_state_dict_includes_transform_state(kind):
     def collector(seed):
         return VectorCollector(make_env(STATES[kind](), seed=seed), None, steps_per_env=40, seed=3)
 
@@ -184,7 +184,7 @@ def counts_of(env: EnvBase) -> list[int]:
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", PROCESSES)
 @pytest.mark.filterwarnings("ignore:VecNorm wasn't initialized", "ignore:Querying state_dict")
-def test_running_statistics_go_on_where_environments_begin_new_episodes(kind):
+def test_running_statistics_survive_inexact_resume(kind):
     def collector():
         return VectorCollector(make_env(PROCESSES[kind]()), None, steps_per_env=40)
 
@@ -204,7 +204,7 @@ def test_running_statistics_go_on_where_environments_begin_new_episodes(kind):
 
 
 @pytest.mark.filterwarnings("ignore:VecNorm wasn't initialized", "ignore:Querying state_dict")
-def test_a_run_with_running_statistics_of_torchrl_resumes_from_its_files(tmp_path):
+def test_run_with_torchrl_vec_norm_resumes_exactly(tmp_path):
     plan = on_policy_plan()
 
     def trainer(**changes):
@@ -226,14 +226,14 @@ def test_a_run_with_running_statistics_of_torchrl_resumes_from_its_files(tmp_pat
 
 
 # ---------------------------------------------------------------------- evaluations
-def test_an_evaluation_that_would_learn_statistics_of_its_own_is_refused():
+def test_evaluator_rejects_env_that_updates_own_statistics():
     env = make_env(SerialEnv(2, normalized))
     env.start()
     with raises_setting("evaluate"):
         Evaluator(env, make_actor(env, (8,)))
 
 
-def test_an_evaluation_by_frozen_statistics_leaves_them_as_they_are():
+def test_evaluation_leaves_frozen_statistics_unchanged():
     training = make_env(normalized())
     VectorCollector(training, None, steps_per_env=50).collect()
     frozen = training.backend.env.transform.frozen_copy()
@@ -243,7 +243,7 @@ def test_an_evaluation_by_frozen_statistics_leaves_them_as_they_are():
 
 
 # ---------------------------------------------------------------------- ends
-def test_ends_that_are_not_those_of_a_whole_environment_are_refused():
+def test_make_env_rejects_done_keys_of_agents():
     ends = ["done", "terminated", "truncated"]
     env = TransformedEnv(cartpole(), RenameTransform(ends, [("agents", end) for end in ends]))
     with raises_setting("env.done_keys"):
@@ -286,9 +286,7 @@ class Normalized(Trainer):
 @pytest.mark.parametrize("collector", [of_the_kit, of_torchrl])
 @pytest.mark.parametrize("kind", ["VecNorm", "VecNormV2"])
 @pytest.mark.filterwarnings("ignore:the state of the environments", "ignore:Querying state_dict")
-def test_a_saved_policy_has_the_running_statistics_that_it_was_trained_with(
-    tmp_path, collector, kind
-):
+def test_saved_policy_includes_running_statistics(tmp_path, collector, kind):
     best = BestPolicy("iterations", mode="min")
     trained = Normalized(collector, kind, folder=tmp_path, checkpoint_every=32, hooks=[best])
     first = []
@@ -311,7 +309,7 @@ def test_a_saved_policy_has_the_running_statistics_that_it_was_trained_with(
 
 
 @pytest.mark.filterwarnings("ignore:Querying state_dict")
-def test_a_policy_is_not_loaded_without_the_statistics_that_it_was_trained_with(tmp_path):
+def test_load_policy_rejects_env_without_saved_statistics(tmp_path):
     trained = Normalized(of_the_kit, "VecNormV2", hooks=[BestPolicy("iterations")])
     trained.run()
     saved = trained.save_policy(tmp_path)
@@ -324,7 +322,7 @@ def test_a_policy_is_not_loaded_without_the_statistics_that_it_was_trained_with(
 
 
 @pytest.mark.filterwarnings("ignore:Querying state_dict", "ignore:VecNorm wasn't initialized")
-def test_statistics_of_each_of_several_environments_are_saved_with_a_policy(tmp_path):
+def test_saved_policy_includes_statistics_of_each_env(tmp_path):
     def trainer(num_envs):
         plan = on_policy_plan(num_envs=num_envs, steps_per_env=16 // num_envs)
         parts = ppo_parts(plan)
@@ -364,7 +362,7 @@ def in_another_process(env: Make, policy) -> AsyncCollector:
 @pytest.mark.nightly
 @pytest.mark.parametrize("collector", [in_processes, in_another_process])
 @pytest.mark.filterwarnings("ignore:Querying state_dict")
-def test_a_policy_is_not_saved_without_statistics_that_are_in_other_processes(collector, tmp_path):
+def test_trainer_rejects_saving_policy_with_remote_statistics(collector, tmp_path):
     plan = on_policy_plan(num_envs=1, steps_per_env=16)
 
     def trainer(make, **changes):
@@ -380,7 +378,7 @@ def test_a_policy_is_not_saved_without_statistics_that_are_in_other_processes(co
 
 
 @pytest.mark.filterwarnings("ignore:Querying state_dict", "ignore:Support of VecNormV2")
-def test_statistics_of_another_number_of_environments_are_refused(tmp_path):
+def test_load_policy_rejects_statistics_of_different_num_envs(tmp_path):
     def trainer(num_envs):
         plan = on_policy_plan(num_envs=num_envs, steps_per_env=16 // num_envs)
         parts = ppo_parts(plan)

@@ -34,7 +34,7 @@ def collect(collector_of, batches: int = 4):
     return finished, again, torch.cat(rewards)
 
 
-def test_steps_with_tensordicts_leave_the_episodes_that_ended():
+def test_env_records_episodes_of_torchrl_collector():
     finished, again, rewards = collect(
         lambda env: Collector(env, None, frames_per_batch=120, total_frames=-1)
     )
@@ -47,7 +47,7 @@ def test_steps_with_tensordicts_leave_the_episodes_that_ended():
     assert not (rewards == 1).all()
 
 
-def test_a_collector_of_the_kit_counts_by_itself():
+def test_env_records_no_episodes_under_kit_collector():
     env = make_env("CartPole-v1", 3, seed=5)
     collector = VectorCollector(env, None, frames_per_batch=120)
     next(iter(collector))
@@ -56,7 +56,7 @@ def test_a_collector_of_the_kit_counts_by_itself():
     collector.shutdown()
 
 
-def test_a_forced_reset_begins_a_new_episode():
+def test_forced_reset_starts_new_episode():
     env = make_env("Pendulum-v1", 2, seed=0, max_episode_steps=4)
     env.rollout(3, break_when_any_done=False)
     env.rollout(4, break_when_any_done=False)
@@ -65,7 +65,7 @@ def test_a_forced_reset_begins_a_new_episode():
 
 
 # ---------------------------------------------------------------------- what is refused or counted
-def test_one_object_is_not_several_environments():
+def test_make_env_rejects_same_object_for_several_envs():
     one = Scripted()
     with raises_setting("env.id"):
         make_env(lambda: one, 3)
@@ -77,7 +77,7 @@ def test_one_object_is_not_several_environments():
     ["action", "reward", "done", "next", "collector", "index", "state_value", "advantage",
      "is_init", "td_error", "steps_to_next_obs", "latent", "before", "priority_weight"],
 )  # fmt: skip
-def test_an_observation_with_the_name_of_another_entry_is_refused(name):
+def test_make_env_rejects_reserved_observation_names(name):
     space = gym.spaces.Dict({name: gym.spaces.Box(0, 1, (2,)), "position": gym.spaces.Discrete(3)})
     with raises_setting("observation_space"):
         make_env(lambda: Scripted(observation_space=space), 2)
@@ -85,7 +85,7 @@ def test_an_observation_with_the_name_of_another_entry_is_refused(name):
 
 @pytest.mark.parametrize("kind", ["observation_space", "action_space"])
 @pytest.mark.parametrize("name", ["shape", "device", "dtype", "space"])
-def test_an_entry_with_the_name_of_an_attribute_of_specs_is_refused_at_any_depth(kind, name):
+def test_make_env_rejects_spec_attribute_names_at_any_depth(kind, name):
     space = gym.spaces.Dict({"arm": gym.spaces.Dict({name: Box(0, 1, (2,))})})
     with raises_setting(kind):
         make_env(lambda: Scripted(**{kind: space}), 2)
@@ -121,7 +121,7 @@ NOT_HELD = [
 
 
 @pytest.mark.parametrize(("space", "seen", "number"), NOT_HELD)
-def test_whole_numbers_that_would_be_other_ones_in_a_batch_are_a_fault(space, seen, number):
+def test_collect_rejects_integer_observation_outside_space(space, seen, number):
     for whole, told in ((space, seen), (gym.spaces.Dict(inner=space), {"inner": seen})):
         env = make_env(lambda whole=whole, told=told: Sees(whole, told), 2)
         with pytest.raises(EnvError, match=rf"env 0.* returned {number} as .* not in "):
@@ -138,13 +138,13 @@ def test_whole_numbers_that_would_be_other_ones_in_a_batch_are_a_fault(space, se
         (Box(0, 1, (2,), np.int64), np.array([9, 9])),  # bounds are the environment's affair
     ],
 )
-def test_whole_numbers_of_another_type_are_taken(space, seen):
+def test_collect_accepts_integer_observations_of_other_types(space, seen):
     batch = VectorCollector(make_env(lambda: Sees(space, seen)), None, steps_per_env=1).collect()
     first = batch["next", "observation"][0, 0]
     assert first.tolist() == (np.asarray(seen) - getattr(space, "start", 0)).tolist()
 
 
-def test_a_vector_environment_is_held_to_whole_numbers_too():
+def test_vector_env_rejects_fractional_integer_observations():
     class Bytes(VectorCounter):
         def __init__(self):
             super().__init__(2)
@@ -162,7 +162,7 @@ def test_a_vector_environment_is_held_to_whole_numbers_too():
         VectorCollector(make_env(Bytes()), None, steps_per_env=1).collect()
 
 
-def test_an_episode_cut_by_a_limit_of_torchrl_is_an_episode():
+def test_env_records_episodes_cut_by_torchrl_step_counter():
     env = make_env(lambda: Scripted(length=7), 2)
     limited = TransformedEnv(env, StepCounter(3))
     limited.rollout(6, break_when_any_done=False)
@@ -173,7 +173,7 @@ def test_an_episode_cut_by_a_limit_of_torchrl_is_an_episode():
     assert env.env_steps_made == 12
 
 
-def test_normalisation_below_transforms_is_refused():
+def test_make_env_rejects_normalisation_below_transforms():
     inner = TransformedEnv(make_env("CartPole-v1", 2, normalize_observation=True), StepCounter())
     with raises_setting("env.normalize_observation"):
         make_env(inner)
@@ -198,7 +198,7 @@ def rewards_and_ends(rewards):
 @example([(1.0, True), (1e-20, True)], 2)  # a sum of which is whole
 @example([(1.0, True), (2.0**53, True)], 2)
 @settings(max_examples=200)
-def test_a_return_is_the_sum_of_its_own_rewards_however_they_are_taken_in(steps, at_a_time):
+def test_episode_return_sums_rewards_for_any_chunk_size(steps, at_a_time):
     reward = np.array([[value] for value, _ in steps], np.float32)
     ended = np.array([[end] for _, end in steps])
     wanted, total = [], 0.0

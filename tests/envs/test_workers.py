@@ -53,7 +53,7 @@ def kill(env, number=0):
 
 # ---------------------------------------------------------------------- processes
 @pytest.mark.parametrize(("cores", "expected"), [(2, 2), (8, 3), (None, 1)])
-def test_without_a_number_there_is_a_process_for_each_core(workers, monkeypatch, cores, expected):
+def test_num_workers_defaults_to_cpu_count(workers, monkeypatch, cores, expected):
     monkeypatch.delattr(os, "sched_getaffinity")  # as on macOS
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
     before = processes()
@@ -62,7 +62,7 @@ def test_without_a_number_there_is_a_process_for_each_core(workers, monkeypatch,
 
 
 # ---------------------------------------------------------------------- steps
-def test_workers_step_as_copies_in_this_process_do(workers):
+def test_workers_step_like_local_envs(workers):
     here, there = make_env(COUNTER, 3, seed=5), workers(COUNTER, 3, seed=5, num_workers=2)
     assert np.array_equal(here.start()["observation"], there.start()["observation"])
     for action in (0, 1, 2, 0, 1, 2, 0):
@@ -75,7 +75,7 @@ def test_workers_step_as_copies_in_this_process_do(workers):
             )
 
 
-def test_spaces_of_all_kinds_go_through_shared_memory(workers):
+def test_shared_memory_supports_all_space_kinds(workers):
     here, there = make_env(ManySpaces, 2, seed=1), workers(ManySpaces, 2, seed=1, num_workers=1)
     actions = {}
     for leaf in here.action_leaves:
@@ -92,7 +92,7 @@ def test_spaces_of_all_kinds_go_through_shared_memory(workers):
     assert np.array_equal(one.reward, other.reward)
 
 
-def test_copies_that_are_left_out_stand_still(workers):
+def test_inactive_envs_do_not_step(workers):
     env = workers(Steps, 3, num_workers=2)
     env.start()
     result = env.new_step()
@@ -102,7 +102,7 @@ def test_copies_that_are_left_out_stand_still(workers):
     assert result.env_steps.tolist() == [1, 0, 1]
 
 
-def test_normalised_copies_that_are_left_out_keep_the_normalised_observation(workers):
+def test_inactive_envs_keep_normalised_observation(workers):
     env = workers(Steps, 2, num_workers=1, normalize_observation=True)
     env.start()
     seen = step(env).observation["observation"]
@@ -112,16 +112,14 @@ def test_normalised_copies_that_are_left_out_keep_the_normalised_observation(wor
 
 
 @pytest.mark.parametrize(("copies", "asked", "expected"), [(3, 2, 2), (1, 4, 1)])
-def test_there_are_as_many_processes_as_asked_for_but_no_more_than_copies(
-    workers, copies, asked, expected
-):
+def test_num_workers_sets_process_count_up_to_num_envs(workers, copies, asked, expected):
     before = processes()
     workers(Steps, copies, num_workers=asked)
     assert len(processes() - before) == expected
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's list of libraries")
-def test_a_worker_does_not_load_torch(workers):
+def test_worker_does_not_load_torch(workers):
     env = workers(COUNTER, 1)
     env.start()
     maps = Path(f"/proc/{env.backend._workers[0].process.pid}/maps").read_text()
@@ -134,7 +132,7 @@ def raising(tmp_path, *at, **kwargs):
     return functools.partial(Raises, at=at, path=str(tmp_path / "calls"), **kwargs)
 
 
-def test_a_normalised_copy_that_raises_repeats_the_normalised_observation(workers, tmp_path):
+def test_raising_env_repeats_normalised_observation(workers, tmp_path):
     env = workers(
         raising(tmp_path, 3), 2, num_workers=1, restart_on_error=1, normalize_observation=True
     )
@@ -145,7 +143,7 @@ def test_a_normalised_copy_that_raises_repeats_the_normalised_observation(worker
     assert result.next_observation["observation"][0] == seen[0]
 
 
-def test_a_copy_left_out_whose_worker_dies_begins_with_a_normalised_observation(workers):
+def test_inactive_env_of_dead_worker_has_normalised_observation(workers):
     env = workers(Steps, 2, num_workers=1, restart_on_error=1, normalize_observation=True)
     env.start()
     step(env)
@@ -156,7 +154,7 @@ def test_a_copy_left_out_whose_worker_dies_begins_with_a_normalised_observation(
     assert first == left_out != 0
 
 
-def test_a_worker_that_is_killed_is_started_anew_and_its_episodes_truncated(workers):
+def test_killed_worker_restarts_and_truncates_episodes(workers):
     env = workers(Steps, 4, num_workers=2, restart_on_error=1)
     env.start()
     step(env)
@@ -171,7 +169,7 @@ def test_a_worker_that_is_killed_is_started_anew_and_its_episodes_truncated(work
     assert env.backend.faults == 1
 
 
-def test_a_worker_that_dies_between_episodes_is_started_anew_by_the_reset(workers):
+def test_reset_restarts_worker_that_died_between_episodes(workers):
     env = workers(Steps, 2, num_workers=1, restart_on_error=1)
     env.start()
     step(env)
@@ -181,7 +179,7 @@ def test_a_worker_that_dies_between_episodes_is_started_anew_by_the_reset(worker
     assert env.backend.faults == 1
 
 
-def test_keyboard_interrupt_of_an_environment_is_a_fault(workers, tmp_path):
+def test_keyboard_interrupt_in_env_raises_env_error(workers, tmp_path):
     env = workers(functools.partial(Raises, (2,), str(tmp_path / "calls"), how="interrupt"), 1)
     env.start()
     step(env, 0)
@@ -197,7 +195,7 @@ def test_signals_wait_while_processes_start():
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
-def test_restarts_are_counted_over_all_workers(workers):
+def test_restart_limit_counts_all_workers(workers):
     env = workers(Steps, 2, num_workers=2, restart_on_error=1)
     env.start()
     kill(env, 0)
@@ -208,7 +206,7 @@ def test_restarts_are_counted_over_all_workers(workers):
         step(env)
 
 
-def test_a_rebuilt_copy_draws_the_same_first_state_in_every_run(workers):
+def test_rebuilt_env_starts_from_same_state_in_every_run(workers):
     seen = []
     for _ in range(2):
         env = workers(COUNTER, 2, num_workers=1, seed=3, restart_on_error=1)
@@ -220,7 +218,7 @@ def test_a_rebuilt_copy_draws_the_same_first_state_in_every_run(workers):
     assert seen[0] == seen[1]
 
 
-def test_an_impossible_observation_is_named_with_the_copy(workers):
+def test_error_names_env_with_invalid_observation(workers):
     env = workers(functools.partial(Returns, np.zeros(2, np.float32)), 2, num_workers=2)
     env.start()
     step(env)
@@ -228,7 +226,7 @@ def test_an_impossible_observation_is_named_with_the_copy(workers):
         step(env)
 
 
-def test_an_environment_that_cannot_be_reset_is_a_fault_after_all_restarts(workers):
+def test_failing_reset_raises_env_error_after_all_restarts(workers):
     env = workers(BadReset, 1, restart_on_error=2)
     with (
         pytest.warns(RuntimeWarning, match="no power"),
@@ -238,7 +236,7 @@ def test_an_environment_that_cannot_be_reset_is_a_fault_after_all_restarts(worke
 
 
 @pytest.mark.parametrize("collector", ["vector", "async"])
-def test_processes_start_in_those_of_joblib(collector):
+def test_workers_start_inside_joblib_processes(collector):
     joblib = pytest.importorskip("joblib")
 
     def steps():
@@ -255,7 +253,7 @@ def test_processes_start_in_those_of_joblib(collector):
     assert joblib.Parallel(n_jobs=2)(joblib.delayed(steps)() for _ in "ab") == [8, 8]
 
 
-def test_an_environment_that_cannot_be_made_leaves_no_process(workers):
+def test_failed_env_creation_leaves_no_process(workers):
     class OnlyHere(Steps):
         """Can be made in this process alone."""
 
@@ -272,7 +270,7 @@ def test_an_environment_that_cannot_be_made_leaves_no_process(workers):
     assert processes() == before
 
 
-def test_the_state_of_a_dead_worker_is_a_fault_that_says_so(workers):
+def test_full_state_of_dead_worker_raises_env_error(workers):
     env = workers(COUNTER, 1)
     env.start()
     kill(env)
@@ -280,7 +278,7 @@ def test_the_state_of_a_dead_worker_is_a_fault_that_says_so(workers):
         env.full_state()
 
 
-def test_a_worker_that_cannot_be_started_anew_is_a_fault_with_the_reason(workers, tmp_path):
+def test_failed_worker_restart_raises_env_error_with_reason(workers, tmp_path):
     licences = tmp_path / "licences"
     licences.touch()
 
@@ -304,7 +302,7 @@ def test_a_worker_that_cannot_be_started_anew_is_a_fault_with_the_reason(workers
 
 
 # ---------------------------------------------------------------------- the end
-def test_closing_ends_the_processes_and_can_be_repeated(workers):
+def test_close_ends_processes_and_is_idempotent(workers):
     before = processes()
     env = workers(Steps, 2, num_workers=2)
     env.close(raise_if_closed=False)
@@ -312,7 +310,7 @@ def test_closing_ends_the_processes_and_can_be_repeated(workers):
     assert processes() == before
 
 
-def test_processes_end_with_the_environment_that_nobody_holds():
+def test_processes_end_when_env_is_garbage_collected():
     before = processes()
     env = make_env(Steps, 1, vectorization="async")
     assert len(processes() - before) == 1
@@ -322,7 +320,7 @@ def test_processes_end_with_the_environment_that_nobody_holds():
 
 
 @pytest.mark.parametrize("use", ["reset", "full_state"])
-def test_after_it_was_closed_it_says_so(use):
+def test_closed_env_rejects_further_use(use):
     env = make_env("CartPole-v1", 2, vectorization="async", num_workers=1, restart_on_error=3)
     env.reset()
     env.close()

@@ -17,7 +17,7 @@ def outcomes(recipe: str, builds: int, runs: int) -> tuple[int, int, int]:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_few_random_settings_make_a_run_or_one_error(recipe):
+def test_few_random_configs_run_or_raise_one_error(recipe):
     built, refused, _ = outcomes(recipe, 20, 0)
     assert built
     assert refused
@@ -25,7 +25,7 @@ def test_a_few_random_settings_make_a_run_or_one_error(recipe):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_ten_thousand_random_settings_make_a_run_or_one_error(recipe):
+def test_many_random_configs_run_or_raise_one_error(recipe):
     built, refused, ran = outcomes(recipe, BUILDS, RUNS)
     assert min(built, refused) > BUILDS / 100
     assert ran == RUNS

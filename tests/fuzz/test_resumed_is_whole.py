@@ -109,7 +109,7 @@ def outcome(
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", sorted(RECIPES))
-def test_a_resumed_run_is_bitwise_the_whole_one(name, monkeypatch, tmp_path):
+def test_resumed_run_is_bitwise_equal_to_uninterrupted_run(name, monkeypatch, tmp_path):
     monkeypatch.setattr("kit.experiment.read_datasets", read_stored)
     recipe = importlib.import_module(f"recipes.{name}")
     made, wanted = 0, RUNS // 2 if name in WORLD_MODELS else RUNS

@@ -25,7 +25,7 @@ def rows_of(trainer) -> list[dict]:
     return rows
 
 
-def test_two_hooks_of_one_kind_have_columns_of_their_own():
+def test_two_anneal_hooks_log_separate_columns():
     trainer = ppo_trainer(on_policy_plan(), log_every=16)
     rates = [torch.optim.SGD([torch.zeros(1)], lr=start) for start in (1.0, 8.0)]
     trainer.add(AnnealLearningRate(rates[0], "linear"), "second")
@@ -38,7 +38,7 @@ def test_two_hooks_of_one_kind_have_columns_of_their_own():
     assert [row["schedule/learning_rate"] for row in rows] == [8.0, 6.0, 4.0, 2.0]
 
 
-def test_a_learning_rate_falls_once_per_iteration_and_ends_exactly():
+def test_learning_rate_falls_each_iteration_to_exact_end():
     trainer = ppo_trainer(on_policy_plan(), log_every=16)
     optimizer = trainer.optimizer
     trainer.add(AnnealLearningRate(optimizer, make_schedule("linear", 1.0, 0.0, 64)))
@@ -50,7 +50,7 @@ def test_a_learning_rate_falls_once_per_iteration_and_ends_exactly():
     assert float(optimizer.param_groups[0]["lr"]) == 0.0
 
 
-def test_any_counter_can_be_followed():
+def test_anneal_follows_chosen_counter():
     trainer = sac_trainer(off_policy_plan(), log_every=1)
     durations = {"policy_steps": 40, "iterations": 20, "gradient_steps": 31}
     values = {name: torch.tensor(0.0) for name in durations}
@@ -76,7 +76,7 @@ def test_any_counter_can_be_followed():
     [("env_steps", [0, 28, 54, 80]), ("episodes", [0, 4, 10, 16])],
 )
 @pytest.mark.parametrize("log_every", [16, 1_000])
-def test_what_environments_count_is_followed_whenever_rows_are_written(counter, counts, log_every):
+def test_anneal_follows_env_counters_for_any_log_interval(counter, counts, log_every):
     """Two environments make 8 policy steps at a time, which are 2, 2 and 1 env steps."""
     trainer = ppo_trainer(on_policy_plan(action_repeat=2), lambda: Scripted(5), log_every=log_every)
     hook = Anneal(trainer.loss_module, "clip_epsilon", Linear(1.0, 0.0, 100), counter=counter)
@@ -87,7 +87,7 @@ def test_what_environments_count_is_followed_whenever_rows_are_written(counter, 
     assert used == pytest.approx([1 - count / 100 for count in counts])
 
 
-def test_a_tensor_is_filled_where_it_is_and_a_number_is_replaced():
+def test_anneal_fills_tensor_in_place_and_replaces_float():
     class Target:
         def __init__(self) -> None:
             self.tensor, self.number = torch.tensor(1.0), 1.0
@@ -103,7 +103,7 @@ def test_a_tensor_is_filled_where_it_is_and_a_number_is_replaced():
     assert rows[-1]["schedule/tensor"] == rows[-1]["schedule/number"] == 0.625
 
 
-def test_what_a_loss_reads_is_annealed_although_the_loss_is_traced():
+def test_anneal_changes_value_in_traced_loss():
     """The clip range goes to zero: at the end, every ratio but 1 is clipped."""
     trainer = ppo_trainer(on_policy_plan(), log_every=16)
     schedule = make_schedule("linear", 0.9, 0.0, 48)
@@ -113,7 +113,7 @@ def test_what_a_loss_reads_is_annealed_although_the_loss_is_traced():
     assert fractions[-1] > 0.5
 
 
-def test_a_learning_rate_that_an_earlier_run_has_annealed_to_0_is_refused():
+def test_named_schedule_rejects_initial_learning_rate_of_zero():
     trainer = ppo_trainer(on_policy_plan())
     trainer.optimizer.param_groups[0]["lr"] = 0.0
     with raises_setting("learning_rate"):
@@ -124,7 +124,7 @@ def test_a_learning_rate_that_an_earlier_run_has_annealed_to_0_is_refused():
 @pytest.mark.parametrize(
     "counter", ["env_steps", "episodes", "update_epochs", "random_policy_steps"]
 )
-def test_a_counter_without_a_known_end_has_no_schedule_by_name(counter):
+def test_named_schedule_rejects_counter_without_known_end(counter):
     trainer = ppo_trainer(on_policy_plan())
     with raises_setting("counter"):
         trainer.add(AnnealLearningRate(trainer.optimizer, "linear", counter=counter))
@@ -132,9 +132,7 @@ def test_a_counter_without_a_known_end_has_no_schedule_by_name(counter):
 
 @pytest.mark.parametrize("counter", ["evaluations", "evaluation_episodes"])
 @pytest.mark.parametrize("schedule", ["linear", Linear(1.0, 0.0, 3)])
-def test_evaluations_which_come_after_the_value_of_the_next_iteration_is_set_are_refused(
-    counter, schedule
-):
+def test_anneal_rejects_evaluation_counters(counter, schedule):
     trainer = ppo_trainer(on_policy_plan())
     with raises_setting("counter"):
         trainer.add(AnnealLearningRate(trainer.optimizer, schedule, counter=counter))
@@ -155,7 +153,7 @@ def columns(rows: list[dict], label: str) -> list[float]:
         ({"counter": "gradient_steps", "share_of_run": 0.5}, [1.0, 0.5, 0.0, 0.0]),
     ],
 )
-def test_a_named_schedule_takes_start_and_length_from_optimiser_and_plan(settings, rates):
+def test_named_schedule_derives_range_from_optimizer_and_plan(settings, rates):
     trainer = ppo_trainer(on_policy_plan(), log_every=16)
     for group in trainer.optimizer.param_groups:
         group["lr"] = 1.0
@@ -163,7 +161,7 @@ def test_a_named_schedule_takes_start_and_length_from_optimiser_and_plan(setting
     assert columns(rows_of(trainer), "learning_rate") == rates
 
 
-def test_every_group_of_an_optimiser_falls_from_its_own_learning_rate():
+def test_each_param_group_anneals_from_own_learning_rate():
     one, two = (torch.nn.Parameter(torch.zeros(1)) for _ in range(2))
     optimizer = torch.optim.Adam([{"params": [one], "lr": 1.0}, {"params": [two], "lr": 0.5}])
     trainer = ppo_trainer(on_policy_plan(), log_every=16)
@@ -176,7 +174,7 @@ def test_every_group_of_an_optimiser_falls_from_its_own_learning_rate():
     assert used[::4] == [[1.0, 0.5], [0.75, 0.375], [0.5, 0.25], [0.25, 0.125]]
 
 
-def test_whole_episodes_of_unknown_length_are_followed_by_iterations():
+def test_anneal_follows_iterations_for_unknown_episode_length():
     plan = on_policy_plan(steps_per_env=None, min_episodes=2, total_policy_steps=None, iterations=4)
     hook = AnnealLearningRate(
         torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0), "linear"
@@ -190,7 +188,7 @@ def test_whole_episodes_of_unknown_length_are_followed_by_iterations():
 
 
 # ---------------------------------------------------------------------- alone
-def test_two_hooks_that_set_one_value_are_refused():
+def test_trainer_rejects_two_hooks_for_one_value():
     trainer = ppo_trainer(on_policy_plan())
     trainer.add(AnnealLearningRate(trainer.optimizer, "linear"))
     half = Anneal(trainer.optimizer.param_groups[0], "lr", Constant(0.5), name="half")
@@ -198,7 +196,7 @@ def test_two_hooks_that_set_one_value_are_refused():
         trainer.add(half)
 
 
-def test_a_value_that_another_hook_sets_is_not_silently_overruled():
+def test_anneal_raises_error_when_other_code_sets_value():
     trainer = ppo_trainer(on_policy_plan())
     trainer.add(AnnealLearningRate(trainer.optimizer, "linear"))
 
@@ -212,7 +210,7 @@ def test_a_value_that_another_hook_sets_is_not_silently_overruled():
 
 
 @pytest.mark.parametrize("by_pytorch", [False, True])
-def test_the_learning_rate_of_an_optimiser_that_steps_nothing_is_not_annealed(by_pytorch):
+def test_run_rejects_annealing_of_unused_optimizer(by_pytorch):
     trainer = ppo_trainer(on_policy_plan())
     same_weights = torch.optim.Adam(trainer.loss_module.parameters())
     scheduler = torch.optim.lr_scheduler.ExponentialLR(same_weights, 0.5)
@@ -221,14 +219,14 @@ def test_the_learning_rate_of_an_optimiser_that_steps_nothing_is_not_annealed(by
         trainer.run()
 
 
-def test_the_learning_rate_of_an_optimiser_that_a_hook_steps_is_annealed():
+def test_anneal_accepts_optimizer_of_separate_parameters():
     trainer = ppo_trainer(on_policy_plan(), log_every=16)
     own = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     trainer.add(AnnealLearningRate(own))
     assert [row["schedule/learning_rate"] for row in rows_of(trainer)] == [1.0, 0.75, 0.5, 0.25]
 
 
-def test_a_named_schedule_is_not_begun_in_the_middle_of_a_run(tmp_path):
+def test_named_schedule_rejects_start_in_middle_of_run(tmp_path):
     trainer = ppo_trainer(on_policy_plan(), folder=tmp_path)
     trainer.run()
     again = ppo_trainer(on_policy_plan()).load(trainer.last_checkpoint)
@@ -236,12 +234,12 @@ def test_a_named_schedule_is_not_begun_in_the_middle_of_a_run(tmp_path):
         again.add(AnnealLearningRate(again.optimizer, "linear"))
 
 
-def test_a_schedule_of_a_term_that_the_loss_leaves_out_is_refused():
+def test_schedule_rejects_unused_loss_term():
     with raises_setting("critic_coeff"):
         build(Config(critic_coeff=0.0, critic_schedule="linear", log_dir=None, progress=False))
 
 
-def test_schedules_that_do_not_exist_and_shares_beyond_a_run_are_refused():
+def test_schedule_rejects_unknown_name_and_invalid_share():
     with raises_setting("schedule"):
         AnnealExploration(egreedy(), "line")
     for share in (-0.5, 1.5):
@@ -249,7 +247,7 @@ def test_schedules_that_do_not_exist_and_shares_beyond_a_run_are_refused():
             AnnealExploration(egreedy(), share_of_run=share)
 
 
-def test_a_parameter_group_is_still_found_after_a_resume(tmp_path):
+def test_anneal_finds_param_group_after_resume(tmp_path):
     def annealed(**parts):
         trainer = ppo_trainer(on_policy_plan(), log_every=16, **parts)
         trainer.add(Anneal(trainer.optimizer.param_groups[0], "lr", Linear(1.0, 0.0, 64)))
@@ -283,7 +281,7 @@ BOX = Bounded(-1.0, 1.0, (1,))
     ],
 )
 @pytest.mark.parametrize("wrap", [lambda noise: noise, TensorDictSequential])
-def test_exploration_falls_between_the_values_of_its_module(noise, attribute, wrap):
+def test_exploration_anneals_between_values_of_noise_module(noise, attribute, wrap):
     noise = noise()
     trainer = ppo_trainer(on_policy_plan(), log_every=16)
     trainer.add(AnnealExploration(wrap(noise), share_of_run=0.5))
@@ -291,13 +289,13 @@ def test_exploration_falls_between_the_values_of_its_module(noise, attribute, wr
     assert float(getattr(noise, attribute)) == pytest.approx(0.2)
 
 
-def test_a_policy_without_noise_has_nothing_to_anneal():
+def test_anneal_exploration_rejects_policy_without_noise():
     trainer = ppo_trainer(on_policy_plan())
     with raises_setting("policy"):
         AnnealExploration(trainer.collector.policy)
 
 
-def test_a_learning_rate_that_a_scheduler_sets_is_logged_as_it_was_used():
+def test_logged_learning_rate_matches_rate_used_with_scheduler():
     trainer = ppo_trainer(on_policy_plan(), log_every=16)
     trainer.add(AnnealLearningRate(trainer.optimizer, "constant"))
     trainer.add(LRSchedulerHook(torch.optim.lr_scheduler.ExponentialLR(trainer.optimizer, 0.5)))

@@ -48,7 +48,7 @@ def told(hook: BestPolicy, values: list[float | None], **trainer):
         ("min", [math.nan, 2.0, math.nan, 3.0], 1),
     ],
 )
-def test_the_weights_are_those_of_the_best_value(mode, values, best):
+def test_restore_loads_weights_of_best_value(mode, values, best):
     hook = BestPolicy("score", mode=mode)
     trainer, after = told(hook, values)
     assert hook.value == values[best]
@@ -59,7 +59,7 @@ def test_the_weights_are_those_of_the_best_value(mode, values, best):
     assert all(torch.equal(value, after[best][name]) for name, value in weights(trainer).items())
 
 
-def test_what_was_best_does_not_change_with_the_weights_that_are_restored():
+def test_restored_weights_do_not_alias_best_weights():
     hook = BestPolicy("score")
     trainer, after = told(hook, [3.0, 1.0, 1.0, 1.0])
     for _ in range(2):
@@ -70,14 +70,14 @@ def test_what_was_best_does_not_change_with_the_weights_that_are_restored():
                 value.zero_()
 
 
-def test_a_metric_that_no_evaluation_has_is_named_at_the_end_with_the_nearest_column(tmp_path):
+def test_unknown_metric_warning_suggests_nearest_column(tmp_path):
     config = tiny_config(tmp_path, log_dir=None, keep_best=False)
     trainer = recipes.ppo.build(config, hooks=[BestPolicy("evaluation/retrun")])
     with pytest.warns(UserWarning, match=r"the metric 'evaluation/retrun'.*'evaluation/return'"):
         trainer.run()
 
 
-def test_where_nothing_is_trained_there_is_nothing_to_keep_but_the_run_goes_on():
+def test_best_policy_allows_run_without_training():
     plan = StepPlan(total_policy_steps=64, num_envs=2, steps_per_env=8, final_evaluation=False)
     collector = ppo_parts(on_policy_plan(num_envs=2, steps_per_env=8))["collector"]
     hook = BestPolicy("iterations")
@@ -86,7 +86,7 @@ def test_where_nothing_is_trained_there_is_nothing_to_keep_but_the_run_goes_on()
     assert hook.value == 4
 
 
-def test_another_mode_is_refused():
+def test_best_policy_rejects_unknown_mode():
     with raises_setting("mode"):
         BestPolicy(mode="most")
 
@@ -115,7 +115,7 @@ def returns(folder):
     }
 
 
-def test_the_policy_that_is_evaluated_is_the_one_whose_evaluation_was_the_best(tmp_path, capsys):
+def test_saved_run_evaluates_policy_of_best_evaluation(tmp_path, capsys):
     trainer = recipes.ppo.build(ppo(tmp_path))
     trainer.run()
     found = returns(trainer.folder)
@@ -131,7 +131,7 @@ def test_the_policy_that_is_evaluated_is_the_one_whose_evaluation_was_the_best(t
     assert f"after {best} policy steps" in capsys.readouterr().out
 
 
-def test_a_resumed_run_knows_what_was_best_before(tmp_path):
+def test_resumed_run_restores_best_policy(tmp_path):
     whole = recipes.ppo.build(ppo(tmp_path / "whole"))
     whole.run()
     stopped = recipes.ppo.build(ppo(tmp_path / "stopped"))
@@ -150,7 +150,7 @@ def stop(trainer):
     trainer.request_stop("enough")
 
 
-def test_offline_it_is_told_by_gradient_steps(tmp_path, monkeypatch, capsys):
+def test_offline_best_policy_reports_gradient_steps(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("kit.experiment.read_datasets", read_stored)
     config = recipes.bc.Config(
         steps=OfflineSteps(
@@ -170,7 +170,7 @@ def test_offline_it_is_told_by_gradient_steps(tmp_path, monkeypatch, capsys):
     assert f"{said}, deterministic actions" in capsys.readouterr().out
 
 
-def test_one_that_is_not_kept_cannot_be_evaluated(tmp_path, capsys):
+def test_evaluate_rejects_best_when_not_saved(tmp_path, capsys):
     config = recipes.dqn.Config(
         steps=OffPolicySteps(
             total_policy_steps=64, steps_per_env=1, learning_starts=32, minibatch_size=8,
@@ -185,7 +185,7 @@ def test_one_that_is_not_kept_cannot_be_evaluated(tmp_path, capsys):
     assert "this run kept none" in capsys.readouterr().err
 
 
-def test_a_hook_of_the_users_takes_the_place_of_the_recipes(tmp_path):
+def test_user_hook_replaces_best_policy_of_recipe(tmp_path):
     mine = BestPolicy("train/loss_objective", mode="min")
     trainer = recipes.ppo.build(ppo(tmp_path, steps=64), hooks=[mine])
     assert trainer.registered_modules["best_policy"] is mine

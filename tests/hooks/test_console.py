@@ -22,7 +22,7 @@ def shown(plan=None, terminal: bool = False, **parts) -> str:
     return stream.getvalue()
 
 
-def test_plan_progress_and_ledger_are_shown_in_this_order():
+def test_console_shows_plan_progress_and_ledger_in_order():
     text = shown(log_every=16)
     plan, rest = text.split(" 25%")
     assert plan.startswith("\na title\n")
@@ -31,7 +31,7 @@ def test_plan_progress_and_ledger_are_shown_in_this_order():
     assert rest.rstrip().splitlines()[-1].startswith("seconds: ")
 
 
-def test_elsewhere_than_in_a_terminal_there_is_a_plain_line_for_each_tenth():
+def test_console_prints_line_per_tenth_without_terminal():
     text = shown(on_policy_plan(total_policy_steps=640), log_every=16)
     lines = [line.split() for line in text.splitlines() if "policy steps " in line and "%" in line]
     assert [line[0] for line in lines] == [
@@ -41,7 +41,7 @@ def test_elsewhere_than_in_a_terminal_there_is_a_plain_line_for_each_tenth():
     assert "\r" not in text
 
 
-def test_in_a_terminal_a_bar_moves_to_the_end():
+def test_console_shows_progress_bar_in_terminal():
     text = shown(terminal=True)
     assert "\x1b" in text
     assert "64 policy steps" in text
@@ -53,7 +53,7 @@ def test_in_a_terminal_a_bar_moves_to_the_end():
     [(0.04321, "0.0432"), (-0.7432, "-0.743"), (0.0, "0.0"), (9.94, "9.9"), (1234.5, "1,234"),
      (float("inf"), "inf")],
 )  # fmt: skip
-def test_returns_below_1_have_digits_of_their_own(value, text):
+def test_console_formats_returns_by_magnitude(value, text):
     hook, stream = Console(), io.StringIO()
     hook.console = RichConsole(file=stream, soft_wrap=True)
     hook.trainer = ppo_trainer(on_policy_plan())
@@ -62,7 +62,7 @@ def test_returns_below_1_have_digits_of_their_own(value, text):
     assert stream.getvalue().endswith(f"  return {text}\n")
 
 
-def test_an_evaluation_without_a_deviation_is_told_without_it():
+def test_console_shows_evaluation_without_std():
     hook, stream = Console(), io.StringIO()
     hook.console = RichConsole(file=stream, soft_wrap=True)
     hook.trainer = ppo_trainer(on_policy_plan(evaluation_episodes=2))
@@ -71,7 +71,7 @@ def test_an_evaluation_without_a_deviation_is_told_without_it():
     assert "\nlast evaluation: return 7.0 over 2 episodes\n" in stream.getvalue()
 
 
-def test_the_reason_of_an_early_end_is_told():
+def test_console_shows_reason_of_early_stop():
     hook = Console("a title")
     stream = io.StringIO()
     hook.console = RichConsole(file=stream, width=200, soft_wrap=True)
@@ -81,19 +81,19 @@ def test_the_reason_of_an_early_end_is_told():
     assert "stopped early: enough [seen]" in stream.getvalue()
 
 
-def test_titles_and_folders_with_brackets_are_printed_as_they_are(tmp_path):
+def test_console_prints_folder_with_brackets_unchanged(tmp_path):
     folder = tmp_path / "[bold]"
     text = shown(folder=folder)
     assert f"run folder: {folder}" in text
 
 
-def test_nothing_is_shown_without_it(capsys):
+def test_run_without_console_prints_nothing(capsys):
     ppo_trainer(on_policy_plan()).run()
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "")
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_a_plan_of_unknown_length_is_shown_too(terminal):
+def test_console_shows_plan_of_unknown_length(terminal):
     plan = on_policy_plan(total_policy_steps=None, iterations=3)
     assert "seconds: " in shown(plan, terminal=terminal)

@@ -52,7 +52,7 @@ def weights(trainer):
 # ---------------------------------------------------------------------- what it does
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("compile", ["auto", False])
-def test_it_makes_the_passes_that_one_would_write_by_hand(compile, precision):
+def test_fit_critic_matches_hand_written_loop(compile, precision):
     batch, critic = collected()
     by_hand = copy.deepcopy(critic)
     hook = FitCritic(critic, epochs=4, minibatch_size=8, learning_rate=0.01, compile=compile,
@@ -76,7 +76,7 @@ def test_it_makes_the_passes_that_one_would_write_by_hand(compile, precision):
         assert torch.equal(own, other)
 
 
-def test_the_batch_stays_as_it_is():
+def test_fit_critic_leaves_batch_unchanged():
     batch, critic = collected()
     before = batch.clone()
     hook = FitCritic(critic, epochs=1, **HORIZON)
@@ -86,7 +86,7 @@ def test_the_batch_stays_as_it_is():
     assert (batch == before).all()
 
 
-def test_padded_steps_are_not_learned_from():
+def test_fit_critic_ignores_padded_steps():
     batch, critic = collected()
     mask = torch.ones(3, 7, dtype=torch.bool)
     mask[1, 3:] = False
@@ -97,7 +97,7 @@ def test_padded_steps_are_not_learned_from():
     assert hook.gradient_steps == 17
 
 
-def test_the_loss_that_is_logged_is_the_mean_over_the_minibatches_of_the_batch():
+def test_logged_loss_is_mean_over_minibatches():
     batch, critic = collected()
     hook = FitCritic(critic, epochs=2, minibatch_size=7, learning_rate=1e-12, **HORIZON)
     hook.take(batch)
@@ -109,7 +109,7 @@ def test_the_loss_that_is_logged_is_the_mean_over_the_minibatches_of_the_batch()
 
 # ---------------------------------------------------------------------- in recipes
 @pytest.mark.parametrize("recipe", [recipes.ppo, recipes.a2c])
-def test_the_policys_loss_leaves_the_critic_to_it(recipe):
+def test_policy_loss_excludes_critic(recipe):
     trainer = build(recipe)
     ledger = trainer.run()
     assert ledger.compare(trainer.plan) == []
@@ -119,14 +119,14 @@ def test_the_policys_loss_leaves_the_critic_to_it(recipe):
     assert "critic/loss" in trainer.journal.latest
 
 
-def test_random_steps_that_begin_a_run_are_not_fitted_to():
+def test_fit_critic_skips_initial_random_steps():
     trainer = build(recipes.ppo, num_normalization_steps=40)
     trainer.run()
     assert trainer.ledger.random_policy_steps == 40
     assert trainer.journal.latest["critic/gradient_steps"] == 10 * 3 * 3
 
 
-def test_rewards_that_another_hook_has_changed_are_fitted_to():
+def test_fit_critic_uses_rewards_changed_by_other_hook():
     def scaled(batch):
         batch["next", "reward"] = 100.0 * batch["next", "reward"]
         return batch
@@ -140,7 +140,7 @@ def test_rewards_that_another_hook_has_changed_are_fitted_to():
     assert min(targets) == 100.0
 
 
-def test_advantages_are_those_of_the_fitted_critic():
+def test_advantages_use_fitted_critic():
     seen = []
 
     class Look(StopWhen):
@@ -156,7 +156,7 @@ def test_advantages_are_those_of_the_fitted_critic():
 
 
 @pytest.mark.parametrize("recipe", [recipes.ppo, recipes.a2c])
-def test_a_stopped_run_continues_bit_for_bit(recipe, tmp_path):
+def test_resumed_run_continues_bitwise(recipe, tmp_path):
     whole = build(recipe)
     whole.run()
     stopped = build(recipe, tmp_path, hooks=[StopWhen("evaluation/return", reached=0)])
@@ -166,7 +166,7 @@ def test_a_stopped_run_continues_bit_for_bit(recipe, tmp_path):
     assert all(map(torch.equal, weights(resumed), weights(whole)))
 
 
-def test_a_prefill_that_the_policy_learns_from_is_learned_from_as_well():
+def test_fit_critic_uses_prefill_in_first_batch():
     plan = StepPlan(
         total_policy_steps=72, num_envs=2, steps_per_env=8, update_epochs=1, minibatch_size=8,
         prefill_steps=24, prefill_random=False, prefill_in_first_batch=True, final_evaluation=False,
@@ -192,7 +192,7 @@ def test_a_prefill_that_the_policy_learns_from_is_learned_from_as_well():
         ("clip_value", 0.2),
     ],
 )
-def test_what_means_nothing_beside_it_is_refused(setting, value):
+def test_build_rejects_settings_incompatible_with_fit_critic(setting, value):
     with raises_setting(setting):
         build(recipes.ppo, **{setting: value})
 
@@ -200,12 +200,12 @@ def test_what_means_nothing_beside_it_is_refused(setting, value):
 @pytest.mark.parametrize(
     ("setting", "value"), [("critic_minibatch_size", 8), ("critic_learning_rate", 0.1)]
 )
-def test_what_means_nothing_without_it_is_refused(setting, value):
+def test_build_rejects_critic_settings_without_critic_epochs(setting, value):
     with raises_setting(setting):
         recipes.ppo.build(recipes.ppo.Config(log_dir=None, progress=False, **{setting: value}))
 
 
-def test_counts_below_one_and_other_types_are_refused():
+def test_fit_critic_rejects_invalid_settings():
     _, critic = collected()
     with raises_setting("critic_epochs"):
         FitCritic(critic, epochs=0, **HORIZON)
@@ -215,7 +215,7 @@ def test_counts_below_one_and_other_types_are_refused():
         FitCritic(critic, epochs=1, precision="float16", **HORIZON)
 
 
-def test_a_recurrent_critic_is_refused():
+def test_fit_critic_rejects_recurrent_critic():
     _, critic = collected()
     critic.in_keys = [*critic.in_keys, "is_init"]
     with raises_setting("critic"):

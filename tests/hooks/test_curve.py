@@ -17,7 +17,7 @@ ROWS = """policy_steps,episode/return,evaluation/return,evaluation/return_std
 """
 
 
-def test_training_and_evaluation_are_lines_against_policy_steps(tmp_path, axes):
+def test_curve_plots_training_and_evaluation_over_policy_steps(tmp_path, axes):
     (tmp_path / "metrics.csv").write_text(ROWS)
     draw_curve(tmp_path / "metrics.csv", tmp_path / "curve.png", "ppo on CartPole-v1")
     (drawn,) = axes
@@ -34,7 +34,7 @@ def test_training_and_evaluation_are_lines_against_policy_steps(tmp_path, axes):
     assert labels == ["training episodes", "evaluation (± std)"]
 
 
-def test_an_evaluation_without_a_deviation_is_a_line_without_a_band(tmp_path, axes):
+def test_curve_omits_band_when_evaluation_has_no_std(tmp_path, axes):
     (tmp_path / "metrics.csv").write_text("policy_steps,evaluation/return\n100,10\n200,20\n")
     draw_curve(tmp_path / "metrics.csv", tmp_path / "curve.png")
     (drawn,) = axes
@@ -43,7 +43,7 @@ def test_an_evaluation_without_a_deviation_is_a_line_without_a_band(tmp_path, ax
     assert not drawn.collections
 
 
-def test_the_picture_is_large_enough_and_not_empty(tmp_path):
+def test_curve_image_has_expected_size_and_content(tmp_path):
     (tmp_path / "metrics.csv").write_text(ROWS)
     draw_curve(tmp_path / "metrics.csv", tmp_path / "curve.png")
     picture = imread(tmp_path / "curve.png")
@@ -56,7 +56,7 @@ def test_the_picture_is_large_enough_and_not_empty(tmp_path):
 
 
 @pytest.mark.parametrize("rows", ["policy_steps\n100\n", "policy_steps,episode/return\n"])
-def test_a_run_without_episodes_has_an_empty_picture(tmp_path, rows):
+def test_curve_is_empty_without_episodes(tmp_path, rows):
     (tmp_path / "metrics.csv").write_text(rows)
     draw_curve(tmp_path / "metrics.csv", tmp_path / "curve.png")
     assert imread(tmp_path / "curve.png").shape == (630, 1050, 4)

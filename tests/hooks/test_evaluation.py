@@ -54,13 +54,13 @@ def recurrent():
     return TensorDictSequential(memory, logits, choice), seen
 
 
-def test_what_is_no_seed_is_refused():
+def test_evaluator_rejects_invalid_seed():
     env = make_env("CartPole-v1")
     with raises_setting("seed"):
         Evaluator(env, make_actor(env), seed="1")
 
 
-def test_hidden_state_is_reset_where_an_episode_begins():
+def test_hidden_state_resets_at_episode_start():
     policy, seen = recurrent()
 
     def noted(tensordict: TensorDict) -> TensorDict:
@@ -79,13 +79,13 @@ def test_hidden_state_is_reset_where_an_episode_begins():
         assert call["h"] is None or bool(call["h"].eq(0).all()) == (number in starts)
 
 
-def test_every_evaluation_of_a_recurrent_policy_is_the_same():
+def test_recurrent_evaluations_are_reproducible():
     policy, _ = recurrent()
     evaluator = Evaluator(make_env("CartPole-v1", 2), policy, episodes=4)
     assert evaluator.play(1) == evaluator.play(1)
 
 
-def test_each_module_of_the_policy_is_left_in_its_own_mode():
+def test_evaluation_preserves_mode_of_each_module():
     env = make_env("CartPole-v1", 2)
     frozen = nn.BatchNorm1d(4).eval()
     normalize = TensorDictModule(frozen, in_keys=["observation"], out_keys=["observation"])
@@ -95,7 +95,7 @@ def test_each_module_of_the_policy_is_left_in_its_own_mode():
     assert not frozen.training
 
 
-def test_random_numbers_are_its_own():
+def test_evaluator_isolates_its_rng():
     env = make_env("CartPole-v1", 2)
     evaluator = Evaluator(env, make_actor(env), exploration_type=ExplorationType.RANDOM)
     before = torch.get_rng_state()
@@ -105,13 +105,13 @@ def test_random_numbers_are_its_own():
     assert evaluator.play() == first
 
 
-def test_the_policy_runs_where_its_parameters_are():
+def test_evaluator_uses_device_of_policy_parameters():
     env = make_env("CartPole-v1", 2)
     assert Evaluator(env, make_actor(env).to("meta")).device == torch.device("meta")
     assert Evaluator(env, lambda tensordict: tensordict).device == torch.device("cpu")
 
 
-def test_the_policy_is_called_as_collectors_call_it():
+def test_fast_policy_modes_give_equal_evaluations():
     env = make_env("CartPole-v1", 3)
     policy = make_actor(env)
     played = {
@@ -123,7 +123,7 @@ def test_the_policy_is_called_as_collectors_call_it():
         Evaluator(env, policy, fast_policy="quick")
 
 
-def test_small_networks_are_computed_by_numpy():
+def test_evaluator_uses_numpy_for_small_networks():
     env = make_env("Pendulum-v1", 2)
     policy = make_actor(env)
     kinds = "auto", "exact"
@@ -133,7 +133,7 @@ def test_small_networks_are_computed_by_numpy():
     assert [evaluator._actor.path.name for evaluator in evaluators] == ["numpy", "program"]
 
 
-def test_episodes_are_counted_in_the_order_they_end_however_long_they_are(monkeypatch):
+def test_evaluator_plays_same_episodes_for_any_chunk_size(monkeypatch):
     env = make_env("CartPole-v1", 3)
     evaluator = Evaluator(env, make_actor(env), episodes=10)
     played = evaluator.play()
@@ -158,7 +158,7 @@ def test_evaluator_cuts_episodes_that_do_not_end(chunk, monkeypatch):
     assert [(one.env, one.length) for one in evaluator.play()] == [(0, 20), (1, 20), (0, 20)]
 
 
-def test_evaluator_counts_cut_episodes_next_to_whole_ones():
+def test_evaluator_counts_cut_episodes_among_complete_ones():
     def make() -> Scripted:
         made.append(Scripted(length=(5, 30)[len(made) % 2]))
         return made[-1]
@@ -172,7 +172,7 @@ def test_evaluator_counts_cut_episodes_next_to_whole_ones():
     assert columns["evaluation/truncated_episodes"] == 2
 
 
-def test_evaluator_has_no_column_of_cut_episodes_without_any():
+def test_evaluator_omits_truncation_column_without_cut_episodes():
     env = make_env(lambda: Scripted(length=20), 2)
     columns = Evaluator(env, make_actor(env), episodes=3, max_steps=20)()
     assert "evaluation/truncated_episodes" not in columns
@@ -199,13 +199,13 @@ class NotANumber(Scripted):
 
 
 @pytest.mark.parametrize("what", ["observation", "reward"])
-def test_nan_in_an_evaluation_is_a_fault_of_its_environment(what):
+def test_evaluation_names_env_that_returns_nan(what):
     env = make_env(lambda: NotANumber(what), 2)
     with pytest.raises(EnvError, match=f"env 0, .*: returned NaN as {what}"):
         Evaluator(env, make_actor(env, (4,)), episodes=2)(1)
 
 
-def test_an_environment_that_cannot_be_made_anew_is_evaluated_in_no_other():
+def test_evaluator_rejects_env_that_cannot_be_recreated():
     env = make_env(GymEnv("CartPole-v1", categorical_action_encoding=True))
     evaluator = Evaluator(env, make_actor(env, (4,)), episodes=2)
     with raises_setting("env"):
@@ -256,7 +256,7 @@ def faded(folder, *, stops=False, **kwargs):
     return returns
 
 
-def test_evaluation_of_a_resumed_run_keeps_state_over_episodes(tmp_path):
+def test_resumed_evaluation_keeps_env_state_across_episodes(tmp_path):
     whole, rest = faded(tmp_path), faded(tmp_path, stops=True)
     assert whole == sorted(whole, reverse=True)
     assert len(set(whole)) == 4

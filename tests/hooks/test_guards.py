@@ -46,13 +46,11 @@ def stopped_after(hook, values: list[float | None], name: str = "score") -> tupl
          "score has not been better than 1 for 1 rows"),
     ],
 )  # fmt: skip
-def test_a_run_stops_when_a_metric_is_good_or_does_not_improve(
-    settings, values, iterations, reason
-):
+def test_stop_when_ends_run_on_target_or_lack_of_improvement(settings, values, iterations, reason):
     assert stopped_after(StopWhen("score", **settings), values) == (iterations, reason)
 
 
-def test_what_was_best_is_remembered_over_a_resume():
+def test_stop_when_restores_best_value_after_resume():
     first = StopWhen("score", patience=3)
     for value in (4.0, 3.0):
         first.look({"score": value})
@@ -61,7 +59,7 @@ def test_what_was_best_is_remembered_over_a_resume():
     assert (second.best, second.waited) == (4.0, 1)
 
 
-def test_nothing_to_stop_at_is_refused():
+def test_stop_when_rejects_missing_condition():
     with raises_setting("reached"):
         StopWhen("score")
 
@@ -76,18 +74,18 @@ def test_nothing_to_stop_at_is_refused():
         ("patience", 0),
     ],
 )
-def test_a_value_or_a_patience_that_never_stops_as_it_says_is_refused(setting, value):
+def test_stop_when_rejects_invalid_reached_or_patience(setting, value):
     with raises_setting(setting):
         StopWhen("score", **{setting: value})
 
 
 # ---------------------------------------------------------------------- TimeLimit
-def test_a_mode_that_there_is_not_is_refused():
+def test_stop_when_rejects_unknown_mode():
     with raises_setting("mode"):
         StopWhen(reached=1.0, mode="maximum")
 
 
-def test_a_run_stops_after_the_iteration_in_which_its_time_is_over(monkeypatch):
+def test_time_limit_stops_run_after_current_iteration(monkeypatch):
     clock = iter(range(0, 1_000, 10))
     monkeypatch.setattr(kit.hooks.guards.time, "monotonic", lambda: next(clock))
     limit = TimeLimit(15)
@@ -97,14 +95,14 @@ def test_a_run_stops_after_the_iteration_in_which_its_time_is_over(monkeypatch):
     assert trainer.stop_reason == "the time limit of 15 seconds was reached"
 
 
-def test_what_ends_a_run_takes_part_in_training():
+def test_stopping_hooks_have_kind_step():
     guards = TimeLimit(15), StopWhen(reached=1.0), TargetKL(0.1)
     assert {guard.kind for guard in guards} == {"step"}  # as docs/hooks.md says
 
 
 # ---------------------------------------------------------------------- NaNGuard
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_the_losses_that_are_not_finite_are_named_first(bad):
+def test_nan_guard_names_non_finite_losses_first(bad):
     trainer = ppo_trainer(on_policy_plan(), hooks=[NaNGuard()])
     row = {
         "gradient_steps": 1_234, "train/loss_critic": bad, "train/entropy": math.nan,
@@ -117,7 +115,7 @@ def test_the_losses_that_are_not_finite_are_named_first(bad):
     )
 
 
-def test_other_metrics_are_named_where_the_losses_are_finite():
+def test_nan_guard_names_other_metrics_when_losses_are_finite():
     trainer = ppo_trainer(on_policy_plan(), hooks=[NaNGuard()])
     with pytest.raises(NonFiniteError, match="after 1 gradient steps entropy is nan"):
         trainer.stages.fire(
@@ -125,14 +123,14 @@ def test_other_metrics_are_named_where_the_losses_are_finite():
         )
 
 
-def test_only_metrics_of_training_are_looked_at():
+def test_nan_guard_checks_only_training_metrics():
     trainer = ppo_trainer(on_policy_plan(), hooks=[NaNGuard()])
     trainer.stages.fire("log_row", {"gradient_steps": 1, "mine": math.nan, "train/loss_a": 0.0})
 
 
 # ---------------------------------------------------------------------- TargetKL
 @pytest.mark.parametrize(("target", "epochs"), [(1e-12, 1), (1e6, 2)])
-def test_the_rest_of_an_update_phase_is_skipped_when_the_policy_has_moved(target, epochs):
+def test_target_kl_skips_rest_of_update(target, epochs):
     trainer = ppo_trainer(on_policy_plan(), hooks=[TargetKL(target, metric="loss_critic")])
     ledger = trainer.run()
     assert ledger.update_epochs == 4 * epochs
@@ -151,6 +149,6 @@ def test_target_kl_tolerates_one_and_a_half_times_its_target(divergence, skips):
     assert bool(skipped) == skips
 
 
-def test_a_metric_that_no_row_has_is_named_at_the_end_with_the_nearest_column():
+def test_stop_when_suggests_nearest_column_for_unknown_metric():
     with pytest.warns(UserWarning, match=r"never found the metric 'scoer'.*column is 'score'"):
         assert stopped_after(StopWhen("scoer", reached=1.0), [1.0, 2.0, 3.0, 4.0]) == (4, None)

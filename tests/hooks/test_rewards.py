@@ -23,29 +23,29 @@ def rewards_of(found: TensorDict) -> list[float]:
     return found["next", "reward"].flatten().tolist()
 
 
-def test_rewards_are_scaled():
+def test_scale_reward_multiplies_rewards():
     assert rewards_of(ScaleReward(0.5).scaled(minibatch([1.0, -2.0, 4.0]))) == [0.5, -1.0, 2.0]
 
 
-def test_rewards_of_a_minibatch_are_standardised_and_then_scaled():
+def test_scale_reward_standardises_before_scaling():
     found = ScaleReward(3.0, standardize=True).scaled(minibatch([1.0, 3.0]))
     assert rewards_of(found) == pytest.approx([-3 / 2**0.5, 3 / 2**0.5])  # as pyrado: n - 1
     assert rewards_of(ScaleReward(standardize=True).scaled(minibatch([7.0]))) == [0.0]
 
 
-def test_equal_rewards_are_standardised_to_zero():
+def test_scale_reward_standardises_equal_rewards_to_zero():
     found = ScaleReward(standardize=True).scaled(minibatch([5.0, 5.0, 5.0]))
     assert rewards_of(found) == [0.0, 0.0, 0.0]
 
 
-def test_signs_of_rewards_are_learned_from():
+def test_sign_reward_returns_signs():
     assert rewards_of(SignReward().signs(minibatch([5.0, 0.0, -0.5]))) == [1.0, 0.0, -1.0]
 
 
 @pytest.mark.parametrize(
     "settings", [{"reward_scale": 0.01}, {"standardize_reward": True}], ids=str
 )
-def test_a_run_learns_from_other_rewards_and_logs_and_stores_its_own(settings):
+def test_run_trains_on_changed_and_logs_original_rewards(settings):
     steps = OffPolicySteps(total_policy_steps=400, learning_starts=64, evaluation_every=None)
     env = EnvConfig(id="Pendulum-v1", num_envs=1)
     how = {"steps": steps, "env": env, "log_dir": None, "progress": False, "seed": 3}
@@ -66,7 +66,7 @@ def test_a_run_learns_from_other_rewards_and_logs_and_stores_its_own(settings):
 
 
 @pytest.mark.parametrize("settings", [{}, {"reward_scale": 0.5}], ids=str)
-def test_off_policy_learning_from_the_last_batch_alone_is_refused(settings):
+def test_sac_rejects_training_without_replay_buffer(settings):
     config = recipes.sac.Config(log_dir=None, progress=False, **settings)
     trainer = recipes.sac.build(config, buffer=None)
     with raises_setting("buffer"):
@@ -74,7 +74,7 @@ def test_off_policy_learning_from_the_last_batch_alone_is_refused(settings):
 
 
 @pytest.mark.parametrize(("n_step", "refused"), [(3, True), (1, False)])
-def test_signs_of_sums_of_rewards_are_refused(n_step, refused):
+def test_sign_reward_rejects_n_step_returns(n_step, refused):
     config = recipes.dqn.Config(log_dir=None, progress=False, n_step=n_step)
     if not refused:
         assert recipes.dqn.build(config, hooks=[SignReward()])
@@ -86,7 +86,7 @@ def test_signs_of_sums_of_rewards_are_refused(n_step, refused):
 
 
 @pytest.mark.parametrize(("n_step", "refused"), [(3, True), (1, False)])
-def test_standardising_sums_of_rewards_is_refused(n_step, refused):
+def test_scale_reward_rejects_standardising_n_step_returns(n_step, refused):
     """Where an episode ends, fewer are summed: their mean is not that of the others."""
     config = recipes.dqn.Config(
         log_dir=None, progress=False, n_step=n_step, standardize_reward=True, reward_scale=0.5
@@ -99,7 +99,7 @@ def test_standardising_sums_of_rewards_is_refused(n_step, refused):
 
 
 @pytest.mark.parametrize("hook", [SignReward(), ScaleReward(0.1)], ids=lambda hook: hook.name)
-def test_rewards_of_records_are_not_those_of_minibatches_of_transitions(hook):
+def test_dreamer_rejects_reward_hooks(hook):
     config = recipes.dreamerv3.Config(log_dir=None, progress=False)
     with raises_setting("hook"):
         recipes.dreamerv3.build(config, hooks=[hook])

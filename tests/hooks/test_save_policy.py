@@ -53,7 +53,7 @@ class Stops(Hook):
             raise OSError("a power cut")
 
 
-def test_a_run_that_has_ended_without_it_writes_it_when_it_is_resumed(tmp_path):
+def test_resumed_run_writes_policy_missing_from_finished_run(tmp_path):
     trainer = recipes.ppo.build(ppo(tmp_path, save_policy=False))
     trainer.run()
     resumed = recipes.ppo.build(ppo(tmp_path, resume=str(trainer.folder)))
@@ -62,7 +62,7 @@ def test_a_run_that_has_ended_without_it_writes_it_when_it_is_resumed(tmp_path):
 
 
 @pytest.mark.parametrize("best", [False, True])
-def test_the_last_and_the_best_policy_are_read_from_it_anywhere(best, tmp_path):
+def test_moved_policy_folder_restores_last_and_best_policy(best, tmp_path):
     trainer = recipes.ppo.build(ppo(tmp_path))
     trainer.run()
     elsewhere = Path(shutil.move(trainer.folder / "policy", tmp_path / "elsewhere"))
@@ -75,7 +75,7 @@ def test_the_last_and_the_best_policy_are_read_from_it_anywhere(best, tmp_path):
     assert alone.evaluator(3, seed=5)(0) == whole.evaluator(3, seed=5)(0)
 
 
-def test_a_new_run_starts_from_it(tmp_path):
+def test_new_run_initialises_from_saved_policy(tmp_path):
     trainer = recipes.ppo.build(ppo(tmp_path))
     trainer.run()
     new = recipes.ppo.build(ppo(tmp_path, init_from=str(trainer.folder / "policy")))
@@ -83,7 +83,7 @@ def test_a_new_run_starts_from_it(tmp_path):
     assert all(torch.equal(value, begun[name]) for name, value in ended.items())
 
 
-def test_it_has_neither_replay_buffer_nor_optimiser_and_no_run_goes_on_from_it(tmp_path):
+def test_saved_policy_omits_training_state_and_rejects_resume(tmp_path):
     config = recipes.dqn.Config(
         steps=OffPolicySteps(
             total_policy_steps=40, steps_per_env=1, learning_starts=20, minibatch_size=8
@@ -101,14 +101,14 @@ def test_it_has_neither_replay_buffer_nor_optimiser_and_no_run_goes_on_from_it(t
         recipes.dqn.build(config)
 
 
-def test_it_is_written_once_at_the_end_and_given_to_the_loggers(tmp_path):
+def test_run_writes_policy_once_and_passes_it_to_loggers(tmp_path):
     kept = Kept()
     trainer = recipes.ppo.build(ppo(tmp_path, checkpoint_every=16), logger=[kept])
     trainer.run()
     assert kept.told == [(trainer.folder / "policy", 32)]
 
 
-def test_a_run_that_a_hook_ends_has_one_too(tmp_path):
+def test_run_stopped_by_hook_saves_policy(tmp_path):
     kept = Kept()
     stop = StopWhen("evaluation/return", reached=0)
     trainer = recipes.ppo.build(ppo(tmp_path), logger=[kept], hooks=[stop])
@@ -116,7 +116,7 @@ def test_a_run_that_a_hook_ends_has_one_too(tmp_path):
     assert kept.told == [(trainer.folder / "policy", 16)]
 
 
-def test_a_run_that_is_ended_while_a_checkpoint_is_written_has_its_last_row_and_one_too(tmp_path):
+def test_run_stopped_while_saving_logs_last_row_and_policy(tmp_path):
     kept = Kept()
     config = ppo(tmp_path, checkpoint_every=16, log_every=32)
     config.steps.evaluation_every = None
@@ -127,7 +127,7 @@ def test_a_run_that_is_ended_while_a_checkpoint_is_written_has_its_last_row_and_
     assert kept.told == [(trainer.folder / "policy", 16)]
 
 
-def test_a_run_that_fails_has_none_until_it_is_resumed(tmp_path):
+def test_failed_run_saves_no_policy_until_resumed(tmp_path):
     first = recipes.ppo.build(ppo(tmp_path, checkpoint_every=16), hooks=[Stops()])
     with pytest.raises(RuntimeError, match="a power cut"):
         first.run()
@@ -136,7 +136,7 @@ def test_a_run_that_fails_has_none_until_it_is_resumed(tmp_path):
     assert SavedRun(first.folder / "policy").policy_steps == 32
 
 
-def test_a_run_that_is_stopped_after_its_loss_was_not_finite_has_none(tmp_path):
+def test_run_with_non_finite_loss_saves_no_policy(tmp_path):
     config, kept = ppo(tmp_path, log_every=32), Kept()
     config.steps.evaluation_every = None
     trainer = recipes.ppo.build(config, logger=[kept], hooks=[TimeLimit(1e-9)])
@@ -147,7 +147,7 @@ def test_a_run_that_is_stopped_after_its_loss_was_not_finite_has_none(tmp_path):
     assert not (trainer.folder / "policy").exists()
 
 
-def test_rows_and_weights_are_those_of_a_run_without(tmp_path):
+def test_saving_policy_does_not_change_run(tmp_path):
     plain, saved = (recipes.ppo.build(ppo(tmp_path, save_policy=it)) for it in (False, True))
     plain.run()
     saved.run()
@@ -157,7 +157,7 @@ def test_rows_and_weights_are_those_of_a_run_without(tmp_path):
     assert rows[0] == rows[1]
 
 
-def test_without_a_run_folder_it_is_refused(tmp_path):
+def test_save_policy_requires_run_folder(tmp_path):
     with raises_setting("save_policy"):
         recipes.ppo.build(ppo(tmp_path, log_dir=None))
     with raises_setting("SavePolicy"):

@@ -69,7 +69,7 @@ def videos_in(folder: Path) -> list[str]:
     ("every", "steps"),
     [(16, [16, 32, 48, 64]), (32, [32, 64]), (20, [32, 48, 64]), (40, [48, 64]), (1_000, [64])],
 )
-def test_the_next_evaluation_after_so_many_steps_is_recorded_and_the_last(every, steps, tmp_path):
+def test_video_records_due_and_last_evaluations(every, steps, tmp_path):
     shown = Shown()
     trainer = recipes.ppo.build(ppo(tmp_path, video_every=every), logger=[shown])
     trainer.run()
@@ -78,7 +78,7 @@ def test_the_next_evaluation_after_so_many_steps_is_recorded_and_the_last(every,
     assert frames_of(trainer.folder / "videos" / "64.mp4") == 1 + LENGTH
 
 
-def test_offline_they_are_counted_by_gradient_steps(tmp_path, monkeypatch):
+def test_offline_videos_follow_gradient_steps(tmp_path, monkeypatch):
     monkeypatch.setattr("kit.experiment.read_datasets", read_stored)
     config = recipes.bc.Config(
         env=EnvConfig(id="Pendulum-v1", num_envs=1, max_episode_steps=LENGTH),
@@ -93,7 +93,7 @@ def test_offline_they_are_counted_by_gradient_steps(tmp_path, monkeypatch):
     assert videos_in(trainer.folder) == ["20.mp4", "40.mp4"]
 
 
-def test_the_trained_weights_are_those_of_a_run_without_videos(tmp_path):
+def test_video_recording_does_not_change_training(tmp_path):
     plain, recorded = (recipes.ppo.build(ppo(tmp_path, video_every=n)) for n in (None, 16))
     plain.run()
     recorded.run()
@@ -103,7 +103,7 @@ def test_the_trained_weights_are_those_of_a_run_without_videos(tmp_path):
     assert rows[0] == rows[1]
 
 
-def test_a_resumed_run_records_where_the_uninterrupted_one_would_have(tmp_path):
+def test_resumed_run_records_same_videos(tmp_path):
     class Stops(Hook):
         operations: ClassVar = {"post_steps": "stop"}
 
@@ -122,7 +122,7 @@ def test_a_resumed_run_records_where_the_uninterrupted_one_would_have(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["64.mp4", "64.mp4.new"])
-def test_a_link_in_the_place_of_a_video_is_replaced_on_any_disk(name, tmp_path, monkeypatch):
+def test_video_replaces_symlink_across_filesystems(name, tmp_path, monkeypatch):
     rename = os.rename
 
     def from_another_disk(source, target, **how):
@@ -143,7 +143,7 @@ def test_a_link_in_the_place_of_a_video_is_replaced_on_any_disk(name, tmp_path, 
     assert frames_of(videos / "64.mp4") > 0
 
 
-def test_the_environment_is_drawn_with_its_own_wrappers(tmp_path):
+def test_video_env_keeps_custom_wrappers(tmp_path):
     made = []
 
     class Turned(gym.ObservationWrapper):
@@ -165,17 +165,17 @@ def test_the_environment_is_drawn_with_its_own_wrappers(tmp_path):
 
 
 # ---------------------------------------------------------------------- refused when it is built
-def test_a_run_without_a_folder_has_no_place_for_them(tmp_path):
+def test_video_requires_run_folder(tmp_path):
     with raises_setting("video_every"):
         recipes.ppo.build(ppo(tmp_path, log_dir=None, video_every=16))
 
 
-def test_a_trainer_that_evaluates_nothing_has_nothing_to_record(tmp_path):
+def test_video_requires_evaluation(tmp_path):
     with raises_setting("video_every"):
         ppo_trainer(on_policy_plan(), hooks=[RecordVideo(tmp_path, every=16)])
 
 
-def test_an_environment_that_cannot_be_drawn_is_said_before_the_run(tmp_path, monkeypatch):
+def test_build_rejects_video_without_render_dependency(tmp_path, monkeypatch):
     from gymnasium.envs.classic_control import CartPoleEnv
 
     def missing(*_, **__):
@@ -186,7 +186,7 @@ def test_an_environment_that_cannot_be_drawn_is_said_before_the_run(tmp_path, mo
         recipes.ppo.build(ppo(tmp_path, video_every=16))
 
 
-def test_a_screen_that_is_missing_is_said_before_the_run(tmp_path, monkeypatch):
+def test_build_rejects_video_without_display(tmp_path, monkeypatch):
     from gymnasium.envs.classic_control import CartPoleEnv
 
     def no_screen(*_, **__):

@@ -35,7 +35,7 @@ class Strict(Guess):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_policy_of_every_kind_is_trained_on_the_fast_path(kind):
+def test_policy_trains_on_fast_path_for_each_action_kind(kind):
     plan = on_policy_plan()
     trainer = ppo_trainer(plan, lambda: Strict(KINDS[kind]))
     losses = []
@@ -49,7 +49,7 @@ def test_a_policy_of_every_kind_is_trained_on_the_fast_path(kind):
     assert all(losses)
 
 
-def test_entropies_of_several_actions_are_metrics_of_their_own():
+def test_composite_action_logs_entropy_of_each_part():
     trainer = ppo_trainer(on_policy_plan(), lambda: Strict(KINDS["dict"]))
     rows: list[dict] = []
     trainer.register_op("log_row", rows.append)
@@ -58,7 +58,7 @@ def test_entropies_of_several_actions_are_metrics_of_their_own():
     assert len([name for name in names if name.endswith(("a_entropy", "b_entropy"))]) == 2
 
 
-def test_whole_numbers_in_a_box_are_refused():
+def test_make_actor_rejects_integer_box():
     env = make_env(lambda: Guess(spaces.Box(0, 3, (2,), np.int64)))
     with raises_setting("action_space"):
         make_actor(env)
@@ -66,14 +66,14 @@ def test_whole_numbers_in_a_box_are_refused():
 
 @pytest.mark.parametrize("continuous", ["tanh_normal", "clipped_tanh_normal", "deterministic"])
 @pytest.mark.parametrize("high", [np.inf, 3e38])
-def test_actions_are_not_squashed_to_bounds_whose_distance_is_infinite(continuous, high):
+def test_make_actor_rejects_squashing_to_infinite_range(continuous, high):
     env = make_env(lambda: Guess(spaces.Box(-high, high, (1,))))
     with raises_setting("action_space"):
         make_actor(env, continuous=continuous)
 
 
 @pytest.mark.parametrize("continuous", ["tanh_normal", "deterministic"])
-def test_layers_after_inputs_and_activations_are_the_actors_own(continuous):
+def test_after_layers_follow_inputs_and_activations(continuous):
     env = make_env("Pendulum-v1")
     how = {"continuous": continuous, "after": lambda width: [nn.LayerNorm(width)]}
     widths = [one.normalized_shape for one in make_actor(env, (5, 6), **how).modules()
@@ -81,7 +81,7 @@ def test_layers_after_inputs_and_activations_are_the_actors_own(continuous):
     assert widths == [(3,), (5,), (6,)]
 
 
-def test_they_are_refused_with_a_body_that_has_its_own():
+def test_make_actor_rejects_after_layers_with_body():
     env = make_env("CartPole-v1")
     with raises_setting("after"):
         make_actor(env, body=make_backbone(env, (4,)), after=lambda width: [nn.LayerNorm(width)])

@@ -92,9 +92,7 @@ def probabilities(actor, batch, kind):
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("fast_policy", ["auto", "module"])
 @pytest.mark.parametrize("kind", SPACES)
-def test_no_forbidden_action_is_drawn_and_log_probabilities_are_those_of_the_allowed(
-    kind, fast_policy, shared
-):
+def test_masked_actor_draws_allowed_actions_with_their_log_prob(kind, fast_policy, shared):
     env = environment(kind)
     actor = actor_of(env, shared)
     collector = VectorCollector(env, actor, steps_per_env=64, fast_policy=fast_policy)
@@ -107,7 +105,7 @@ def test_no_forbidden_action_is_drawn_and_log_probabilities_are_those_of_the_all
 
 
 @pytest.mark.parametrize("kind", SPACES)
-def test_the_likeliest_action_is_an_allowed_one(kind):
+def test_deterministic_action_is_allowed(kind):
     env = environment(kind)
     deterministic = ExplorationType.DETERMINISTIC
     actor = actor_of(env)
@@ -117,7 +115,7 @@ def test_the_likeliest_action_is_an_allowed_one(kind):
 
 
 @pytest.mark.parametrize("kind", SPACES)
-def test_a_loss_sees_the_probabilities_that_the_actions_were_drawn_with(kind):
+def test_loss_uses_masked_action_probabilities(kind):
     env = environment(kind)
     actor = actor_of(env)
     batch = VectorCollector(env, actor, steps_per_env=32).collect()
@@ -131,13 +129,13 @@ def test_a_loss_sees_the_probabilities_that_the_actions_were_drawn_with(kind):
     assert all(parameter.grad.isfinite().all() for parameter in actor.parameters())
 
 
-def test_a_policy_of_masked_actions_is_trained():
+def test_ppo_trains_policy_with_action_mask():
     trainer = ppo_trainer(on_policy_plan(), lambda: HalfAllowed(SPACES["one choice"]))
     trainer.run()
     assert all(parameter.isfinite().all() for parameter in trainer.collector.policy.parameters())
 
 
-def test_a_mask_that_is_part_of_the_observation_masks_too():
+def test_actor_applies_mask_from_observation():
     env = make_env(Masked, 2)
     batch = VectorCollector(env, make_actor(env, (8,)), steps_per_env=30).collect()
     assert (batch["action_log_prob"] == 0).all()  # one action is allowed
@@ -166,7 +164,7 @@ def test_discrete_sac_is_finite_at_any_temperature(alpha):
     assert all(one.isfinite().all() for one in found)
 
 
-def test_a_target_entropy_is_a_share_of_that_of_the_allowed_choices():
+def test_target_entropy_is_fraction_of_allowed_entropy():
     env = environment("one choice")
     actor, loss = discrete_sac(env, alpha_init=math.e, action_mask="action_mask")
     batch = env.rollout(20, actor, break_when_any_done=False).reshape(-1)
@@ -179,7 +177,7 @@ def test_a_target_entropy_is_a_share_of_that_of_the_allowed_choices():
     assert float(loss(batch)["loss_alpha"]) == pytest.approx(excess, rel=1e-5)
 
 
-def test_discrete_sac_keeps_its_temperature_where_few_choices_are_allowed():
+def test_discrete_sac_temperature_falls_with_few_allowed_actions():
     trainer = recipes.sac_discrete.build(
         recipes.sac_discrete.Config(
             env=EnvConfig("kit.testing.envs:kit/Allowed-v0", num_envs=1),
@@ -195,7 +193,7 @@ def test_discrete_sac_keeps_its_temperature_where_few_choices_are_allowed():
 
 
 @pytest.mark.parametrize("steps_per_env", [1, 7])
-def test_epsilon_greedy_explores_among_the_allowed_actions(steps_per_env):
+def test_epsilon_greedy_explores_only_allowed_actions(steps_per_env):
     """The environment refuses the others; without exploration the network would choose none."""
     env = make_env(Masked, 2)
     explore = EpsilonGreedy(env, eps_init=1.0, eps_end=1.0)
@@ -208,7 +206,7 @@ def test_epsilon_greedy_explores_among_the_allowed_actions(steps_per_env):
     assert collector.policy_path.name == "program"
 
 
-def test_epsilon_greedy_chooses_each_allowed_action_as_often_and_the_best_otherwise():
+def test_epsilon_greedy_has_expected_action_frequencies():
     env = make_env(lambda: HalfAllowed(Discrete(6)), 2)
     explore = EpsilonGreedy(env, eps_init=0.5, eps_end=0.5)
     mask = torch.tensor([True, False, True, True, False, False]).expand(60_000, -1)
@@ -234,20 +232,20 @@ class WithMask(gym.Env):
 
 
 @pytest.mark.parametrize("continuous", ["normal", "tanh_normal", "deterministic"])
-def test_a_mask_of_continuous_actions_is_refused(continuous):
+def test_make_actor_rejects_mask_for_continuous_actions(continuous):
     env = make_env(lambda: WithMask(gym.spaces.Box(-1, 1, (3,), np.float32)))
     with raises_setting("action_mask"):
         make_actor(env, continuous=continuous)
 
 
 @pytest.mark.parametrize("make", [make_actor, make_q_network])
-def test_a_mask_of_another_length_is_refused(make):
+def test_networks_reject_action_mask_of_wrong_length(make):
     env = make_env(lambda: WithMask(Discrete(4)))
     with raises_setting("action_mask"):
         make(env)
 
 
-def test_the_nearest_allowed_choice_is_learnt():
+def test_ppo_learns_nearest_allowed_action():
     steps = OnPolicySteps(total_policy_steps=5_120, evaluation_every=None, evaluation_episodes=20)
     env = EnvConfig("kit.testing.envs:kit/Allowed-v0", num_envs=8, kwargs={"choices": 6})
     cfg = recipes.ppo.Config(env=env, steps=steps, learning_rate=3e-3, log_dir=None, progress=False)

@@ -25,7 +25,7 @@ def observed(env, rows: int = 5) -> TensorDict:
 
 # ---------------------------------------------------------------------- Q-networks
 @pytest.mark.parametrize("dueling", [False, True])
-def test_a_q_network_acts_greedily(dueling):
+def test_q_network_selects_greedy_action(dueling):
     env = make_env("Acrobot-v1", 2)
     found = make_q_network(env, (8,), dueling=dueling)(observed(env))
     assert found["action_value"].shape == (5, 3)
@@ -33,7 +33,7 @@ def test_a_q_network_acts_greedily(dueling):
     assert torch.equal(found["chosen_action_value"].squeeze(-1), found["action_value"].amax(-1))
 
 
-def test_dueling_values_are_a_state_value_and_advantages_of_mean_zero():
+def test_dueling_values_are_state_value_plus_centred_advantages():
     env = make_env("Acrobot-v1")
     network = make_q_network(env, (8,), dueling=True)
     given = observed(env)
@@ -47,7 +47,7 @@ def test_dueling_values_are_a_state_value_and_advantages_of_mean_zero():
 @pytest.mark.parametrize(
     "settings", [{}, {"dueling": True}, {"dueling": True, "atoms": 5}], ids=str
 )
-def test_a_q_network_reads_several_observations(settings, masked):
+def test_q_network_reads_several_observations(settings, masked):
     space = spaces.Dict({name: spaces.Box(-1, 1, (2,), np.float32) for name in ("a", "b")})
     if masked:
         space["action_mask"] = spaces.MultiBinary(4)
@@ -57,7 +57,7 @@ def test_a_q_network_reads_several_observations(settings, masked):
     assert found["action_value"].shape == (2, 4)
 
 
-def test_a_greedy_action_is_among_those_allowed():
+def test_q_network_selects_only_allowed_actions():
     box = spaces.Box(-1, 1, (2,), np.float32)
     mask = spaces.MultiBinary(4)
     space = spaces.Dict({"position": box, "action_mask": mask})
@@ -70,7 +70,7 @@ def test_a_greedy_action_is_among_those_allowed():
     assert network(given)["action"].tolist() == [0, 1, 2, 3]
 
 
-def test_torchrls_loss_trains_a_q_network():
+def test_dqn_loss_trains_q_network():
     env = make_env("CartPole-v1", 2)
     loss = DQNLoss(make_q_network(env, (8,)), delay_value=True, double_dqn=True)
     batch = env.rollout(3, auto_reset=True).reshape(-1)
@@ -85,14 +85,14 @@ def test_torchrls_loss_trains_a_q_network():
         spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Discrete(2)}),
     ],
 )  # fmt: skip
-def test_a_q_network_of_other_actions_is_refused(space):
+def test_make_q_network_rejects_unsupported_action_spaces(space):
     with raises_setting("action_space"):
         make_q_network(make_env(lambda: Guess(space)))
 
 
 # ---------------------------------------------------------------------- deterministic actors
 @pytest.mark.parametrize("shape", [(1,), (2,), (2, 3)])
-def test_deterministic_actions_are_scaled_to_their_bounds(shape):
+def test_deterministic_actor_scales_actions_to_bounds(shape):
     space = spaces.Box(np.float32(-3.0), np.float32(1.0), shape, np.float32)
     env = make_env(lambda: Guess(space), 2)
     actor = make_actor(env, (8,), "relu", continuous="deterministic", orthogonal=False)
@@ -108,7 +108,7 @@ def test_deterministic_actions_are_scaled_to_their_bounds(shape):
     assert (actor(given)["action"] == -1.0).all()
 
 
-def test_torchrls_loss_trains_a_deterministic_actor():
+def test_td3_loss_trains_deterministic_actor():
     env = make_env("Pendulum-v1", 2)
     actor = make_actor(env, (8,), continuous="deterministic")
     loss = TD3Loss(actor, make_action_value(env, (8,)), action_spec=env.action_spec[0])
@@ -124,7 +124,7 @@ def test_torchrls_loss_trains_a_deterministic_actor():
         spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Box(-1, 1, (1,), np.float32)}),
     ],
 )  # fmt: skip
-def test_a_deterministic_actor_of_other_actions_is_refused(space):
+def test_deterministic_actor_rejects_unsupported_action_spaces(space):
     with raises_setting("action_space"):
         make_actor(make_env(lambda: Guess(space)), continuous="deterministic")
 
@@ -136,7 +136,7 @@ def test_a_deterministic_actor_of_other_actions_is_refused(space):
         ("clipped_tanh_normal", lambda raw: raw.clamp(-20.0, 2.0)),
     ],
 )
-def test_deviations_of_squashed_actions_are_kept_in_a_range(continuous, log_deviation):
+def test_squashed_actor_limits_standard_deviation(continuous, log_deviation):
     actor = make_actor(make_env("Pendulum-v1"), continuous=continuous)
     head = actor.module[0].module.heads[0]
     columns = torch.stack([torch.arange(7.0), torch.linspace(-30.0, 5.0, 7)], -1)
@@ -146,7 +146,7 @@ def test_deviations_of_squashed_actions_are_kept_in_a_range(continuous, log_devi
     assert actor.get_dist(TensorDict({"observation": torch.zeros(1, 3)}, [1])).low == -2
 
 
-def test_actor_and_critic_share_a_network_of_ones_own():
+def test_actor_and_critic_share_custom_backbone():
     env = make_env("CartPole-v1", 2)
     network = torch.nn.Linear(4, 7)
     body = TensorDictModule(network, in_keys=["observation"], out_keys=["features"])
@@ -158,7 +158,7 @@ def test_actor_and_critic_share_a_network_of_ones_own():
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_an_observation_with_the_name_of_an_output_of_the_actor_is_refused(shared):
+def test_make_actor_rejects_observation_named_like_its_output(shared):
     # SAC's loss hides what its actor writes from batches, and its critics would read it.
     name = "features" if shared else "scale"
     space = spaces.Dict({name: spaces.Box(-1, 1, (2,)), "place": spaces.Box(-1, 1, (2,))})
@@ -168,25 +168,25 @@ def test_an_observation_with_the_name_of_an_output_of_the_actor_is_refused(share
         make_actor(env, continuous="tanh_normal", body=make_backbone(env) if shared else None)
 
 
-def test_a_kind_of_continuous_actions_that_there_is_not_is_refused():
+def test_make_actor_rejects_unknown_continuous_distribution():
     with raises_setting("continuous"):
         make_actor(make_env("Pendulum-v1"), continuous="gaussian")
 
 
-def test_a_deterministic_actor_shares_no_body():
+def test_make_actor_rejects_body_for_deterministic_actor():
     env = make_env("Pendulum-v1")
     with raises_setting("body"):
         make_actor(env, continuous="deterministic", body=make_backbone(env))
 
 
-def test_images_that_are_numbers_already_stay_as_they_are():
+def test_convolutions_do_not_modify_float_images():
     image = torch.full((2, 5, 8, 8), 255.0).to(memory_format=torch.channels_last)
     Convolutions((5, 8, 8), [[4, 3, 1]])(image)
     assert (image == 255.0).all()
 
 
 @pytest.mark.parametrize("frames", [(), (5,)])
-def test_channels_are_first_or_last_in_stacked_images_too(frames):
+def test_convolutions_accept_channels_first_or_last(frames):
     image = torch.randint(256, (2, *frames, 3, 8, 9), dtype=torch.uint8)
     last = image.movedim(-3, -1)
     networks = [Convolutions(one.shape[1:], [[4, 3, 1], [4, 3, 2]]) for one in (image, last)]

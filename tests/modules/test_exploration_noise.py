@@ -23,7 +23,7 @@ ROWS = Composite(action=ACTION.expand(64, 2), shape=(64,))
     ],
     ids=lambda noise: type(noise).__name__,
 )
-def test_noise_is_clipped_to_the_bounds(noise):
+def test_noise_clips_actions_to_bounds(noise):
     torch.manual_seed(0)
     rows = {"action": torch.zeros(64, 2), "is_init": torch.ones(64, 1, dtype=torch.bool)}
     action = noise(TensorDict(rows, [64]))["action"]
@@ -32,7 +32,7 @@ def test_noise_is_clipped_to_the_bounds(noise):
 
 
 @pytest.mark.parametrize("fast_policy", ["auto", "exact", "module"])
-def test_collected_actions_with_noise_are_clipped_to_the_bounds(fast_policy):
+def test_collector_clips_noisy_actions_to_bounds(fast_policy):
     settings = {"exploration_noise": 100.0, "collector_kwargs": {"fast_policy": fast_policy}}
     collector = built("td3", **settings).collector  # in Pendulum-v1, whose bounds are 2
     after_random = [batch["action"].clone() for batch in collector][40:]

@@ -8,12 +8,12 @@ import torch
 from kit.modules.networks import ACTIVATIONS, SigmoidTanh
 
 
-def test_the_tangent_by_the_sigmoid_is_the_hyperbolic_tangent_up_to_rounding():
+def test_sigmoid_tanh_matches_tanh_up_to_rounding():
     value = torch.linspace(-20, 20, 100_001)
     assert (SigmoidTanh()(value) - value.tanh()).abs().max() < 3e-7
 
 
-def test_its_gradient_is_that_of_the_hyperbolic_tangent():
+def test_sigmoid_tanh_gradient_matches_tanh():
     value = torch.linspace(-5, 5, 101, dtype=torch.float64, requires_grad=True)
     torch.testing.assert_close(
         torch.autograd.grad(SigmoidTanh()(value).sum(), value),

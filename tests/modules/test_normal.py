@@ -18,7 +18,7 @@ def parameters():
     return loc.requires_grad_(), torch.rand(5, 3, generator=generator).add_(0.1).requires_grad_()
 
 
-def test_samples_from_the_same_random_numbers_are_those_of_independent_normal(parameters):
+def test_samples_match_independent_normal(parameters):
     torch.manual_seed(1)
     ours = Normal(*parameters).sample()
     torch.manual_seed(1)
@@ -26,7 +26,7 @@ def test_samples_from_the_same_random_numbers_are_those_of_independent_normal(pa
     torch.testing.assert_close(ours, theirs)
 
 
-def test_log_probabilities_and_their_gradients_are_those_of_independent_normal(parameters):
+def test_log_prob_and_gradients_match_independent_normal(parameters):
     action = torch.ones(5, 3)
     values = [kind(*parameters).log_prob(action) for kind in (Normal, IndependentNormal)]
     torch.testing.assert_close(*values)
@@ -34,7 +34,7 @@ def test_log_probabilities_and_their_gradients_are_those_of_independent_normal(p
     torch.testing.assert_close(*gradients)
 
 
-def test_the_log_probability_of_its_own_sample_is_that_of_an_equal_action(parameters):
+def test_log_prob_of_own_sample_matches_equal_action(parameters):
     with torch.no_grad():
         distribution = Normal(*parameters)
         action = distribution.sample()
@@ -43,12 +43,12 @@ def test_the_log_probability_of_its_own_sample_is_that_of_an_equal_action(parame
     torch.testing.assert_close(remembered, computed)
 
 
-def test_entropy_and_mode_are_those_of_independent_normal(parameters):
+def test_entropy_and_mode_match_independent_normal(parameters):
     ours, theirs = Normal(*parameters), IndependentNormal(*parameters)
     torch.testing.assert_close(ours.entropy(), theirs.entropy())
     assert torch.equal(ours.deterministic_sample, theirs.deterministic_sample)
 
 
-def test_policies_for_unbounded_continuous_actions_use_it():
+def test_make_actor_uses_normal_for_continuous_actions():
     actor = make_actor(make_env("Pendulum-v1", num_envs=2))
     assert actor[-1].distribution_class is Normal

@@ -57,7 +57,7 @@ def by_pytorch(module: Recurrent, batch: TensorDict) -> Tensor:
 
 # ---------------------------------------------------------------------- the module
 @both
-def test_sequences_are_those_of_pytorch_with_resets_at_is_init(kind):
+def test_sequences_match_pytorch_with_resets_at_is_init(kind):
     module, batch = module_of(kind), sequences()
     found, expected = module(batch.clone())["features"], by_pytorch(module, batch)
     torch.testing.assert_close(found, expected)
@@ -69,7 +69,7 @@ def test_sequences_are_those_of_pytorch_with_resets_at_is_init(kind):
 
 
 @both
-def test_step_by_step_is_the_same_as_a_sequence(kind):
+def test_stepwise_calls_match_sequence_call(kind):
     module, batch, features = module_of(kind), sequences(), []
     hidden: dict[str, Tensor] = {}
     for step in batch.unbind(1):
@@ -80,7 +80,7 @@ def test_step_by_step_is_the_same_as_a_sequence(kind):
 
 
 @both
-def test_a_sequence_begins_with_the_hidden_state_of_its_first_row(kind):
+def test_sequence_starts_with_hidden_state_of_first_row(kind):
     module, batch = module_of(kind), sequences()
     batch["is_init"].fill_(False)
     whole = module(batch.clone())["features"]
@@ -96,7 +96,7 @@ def test_a_sequence_begins_with_the_hidden_state_of_its_first_row(kind):
 
 
 @both
-def test_gradients_do_not_flow_through_the_burn_in(kind):
+def test_burn_in_blocks_gradients(kind):
     module, batch = module_of(kind, burn_in=3), sequences()
     batch["is_init"].fill_(False)
     seen = batch["observation"].requires_grad_()
@@ -108,7 +108,7 @@ def test_gradients_do_not_flow_through_the_burn_in(kind):
 
 
 @both
-def test_advantages_by_a_network_of_torchrl_are_those_by_the_kits(kind):
+def test_gae_with_torchrl_recurrent_module_matches_kit_module(kind):
     own, batch = module_of(kind), sequences()
     theirs = (LSTMModule if kind == "lstm" else GRUModule)(
         input_size=3, hidden_size=5, in_key="observation", out_key="features"
@@ -148,7 +148,7 @@ def trainer_of(total: int = 1_152, **settings: Any) -> Trainer:
 
 @both
 @pytest.mark.parametrize("burn_in", [0, 4])
-def test_it_trains_on_the_fast_path(kind, burn_in):
+def test_recurrent_ppo_trains_on_fast_path(kind, burn_in):
     trainer = trainer_of(recurrent=kind, burn_in=burn_in)
     ledger = trainer.run()
     assert ledger.compare(trainer.plan) == []
@@ -159,7 +159,7 @@ def test_it_trains_on_the_fast_path(kind, burn_in):
 
 
 @pytest.mark.parametrize("collector", ["vector", "async", "episode", "torchrl"])
-def test_every_collector_stores_the_hidden_state_that_the_policy_had(collector):
+def test_collectors_store_hidden_state_of_policy(collector):
     changes: dict[str, Any] = {"collector": collector}
     if collector == "episode":
         changes |= {"steps": OnPolicySteps(
@@ -185,7 +185,7 @@ def test_every_collector_stores_the_hidden_state_that_the_policy_had(collector):
         )
 
 
-def test_values_are_those_of_the_unrolled_sequence():
+def test_values_match_unrolled_sequence():
     trainer = trainer_of()
     batch = trainer.collector.collect().clone()
     value = trainer.advantage.value_network
@@ -197,7 +197,7 @@ def test_values_are_those_of_the_unrolled_sequence():
     torch.testing.assert_close(following, found["state_value"][:, 1:][continues_episodes])
 
 
-def test_a_policy_of_one_step_batches_is_recorded_once():
+def test_collector_records_one_step_policy_once():
     env = make_env("kit/Recall-v0", 2)
     actor, _ = make_actor_critic(env, (4,), shared_backbone=True, recurrent="gru", recurrent_size=4)
     collector = VectorCollector(env, actor, steps_per_env=1)
@@ -212,7 +212,7 @@ def test_a_policy_of_one_step_batches_is_recorded_once():
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru", "gru without primer"])
-def test_a_short_recall_is_learnt_and_seen_in_every_evaluation(kind, monkeypatch):
+def test_recurrent_ppo_learns_short_recall(kind, monkeypatch):
     kind, _, without = kind.partition(" without ")
     if without:
         monkeypatch.delattr(Recurrent, "make_tensordict_primer")
@@ -228,7 +228,7 @@ def test_a_short_recall_is_learnt_and_seen_in_every_evaluation(kind, monkeypatch
 
 @pytest.mark.nightly
 @both
-def test_a_cue_is_recalled_by_a_recurrent_policy_and_by_no_other(kind):
+def test_only_recurrent_policy_recalls_cue(kind):
     """Without memory the last observation is always the same: at most 1 in 4 on average."""
     long = {
         "total": 57_600, "steps_per_env": 72, "sequence_length": 18, "minibatch_size": 8,
@@ -255,6 +255,6 @@ def test_a_cue_is_recalled_by_a_recurrent_policy_and_by_no_other(kind):
         ({"steps_per_env": 40, "total": 1_280}, "steps.sequence_length"),
     ],
 )
-def test_what_could_not_learn_is_refused(settings, message):
+def test_build_rejects_untrainable_policy(settings, message):
     with raises_setting(message):
         trainer_of(**settings)

@@ -21,7 +21,7 @@ def batches(count: int) -> list[torch.Tensor]:
     return [3 * torch.randn(16, 5, generator=generator) + 1 for _ in range(count)]
 
 
-def test_outputs_are_those_of_the_formula_at_every_time():
+def test_batch_renorm_matches_formula_at_every_step():
     layer = BatchRenorm(5, momentum=MOMENTUM, eps=EPS, warmup_steps=WARMUP, max_r=1.5, max_d=0.2)
     mean, var = torch.zeros(5), torch.ones(5)
     for number, batch in enumerate(batches(4 * WARMUP)):
@@ -38,14 +38,14 @@ def test_outputs_are_those_of_the_formula_at_every_time():
     assert layer.batches == 4 * WARMUP
 
 
-def test_during_the_warm_up_it_is_torchrls():
+def test_batch_renorm_matches_torchrl_during_warmup():
     ours = BatchRenorm(5, momentum=MOMENTUM, eps=EPS, warmup_steps=WARMUP)
     theirs = BatchRenorm1d(5, momentum=MOMENTUM, eps=EPS, warmup_steps=WARMUP)
     for batch in batches(WARMUP):
         torch.testing.assert_close(ours(batch), theirs(batch))
 
 
-def test_in_evaluation_the_running_statistics_normalise_and_stay():
+def test_batch_renorm_uses_fixed_statistics_in_evaluation():
     layer = BatchRenorm(5)
     for batch in batches(3):
         layer(batch)
@@ -66,7 +66,7 @@ def statistics(loss, network, name):
     return [v.clone() for key, v in state.items() if key.startswith(network) and name in key]
 
 
-def test_a_step_of_crossq_takes_one_batch_into_the_statistics_of_actor_and_every_critic():
+def test_crossq_updates_each_statistic_once_per_step():
     loss = make_loss(CROSSQ)
     for count in range(1, 4):
         loss(minibatch_for(CROSSQ))
@@ -75,7 +75,7 @@ def test_a_step_of_crossq_takes_one_batch_into_the_statistics_of_actor_and_every
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_the_actor_of_crossq_learns_by_minibatches_and_acts_by_running_statistics(training):
+def test_crossq_actor_uses_batch_statistics_only_in_actor_loss(training):
     loss, minibatch = make_loss(CROSSQ), minibatch_for(CROSSQ)
     actor, observation = loss.actor_network, minibatch["observation"]
     actor.train(training)
@@ -99,14 +99,14 @@ def test_the_actor_of_crossq_learns_by_minibatches_and_acts_by_running_statistic
 
 
 @pytest.mark.parametrize("authors", [True, False])
-def test_the_authors_actor_has_renormalisation_and_clips_its_log_deviations(authors):
+def test_renorm_actor_adds_batch_renorm_and_clipped_log_std(authors):
     trainer = crossq.build(crossq.Config(renorm_actor=authors, log_dir=None, progress=False))
     actor = trainer.loss_module.actor_network
     assert any(isinstance(one, BatchRenorm) for one in actor.modules()) == authors
     assert any(isinstance(one, ClippedTanhNormal) for one in actor.modules()) == authors
 
 
-def test_the_actor_of_droq_ascends_the_mean_of_the_critics():
+def test_droq_actor_maximises_mean_of_critics():
     loss = make_loss("DroQLoss")
     assert isinstance(loss, DroQLoss)
     loss.qvalue_network.eval()  # no dropout

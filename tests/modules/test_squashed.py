@@ -76,7 +76,7 @@ PATHS = {
 @pytest.mark.parametrize("saturated", [False, True])
 @pytest.mark.parametrize(("id", "num_envs"), [("Pendulum-v1", 1), (Uneven, 3)])
 @pytest.mark.parametrize("path", PATHS)
-def test_log_prob_of_squashed_actions_is_that_of_plain_loops(path, id, num_envs, saturated):
+def test_log_prob_of_squashed_actions_matches_plain_loops(path, id, num_envs, saturated):
     env = make_env(id, num_envs, seed=0)
     actor = squashed(env, saturated)
     collector = PATHS[path](env, actor)
@@ -92,7 +92,7 @@ def test_log_prob_of_squashed_actions_is_that_of_plain_loops(path, id, num_envs,
 
 
 @pytest.mark.parametrize("path", ["auto", "exact"])
-def test_log_prob_of_deterministic_squashed_actions_is_that_of_the_mean(path):
+def test_log_prob_of_deterministic_squashed_action_matches_mean(path):
     env = make_env("Pendulum-v1", 2, seed=0)
     collector = VectorCollector(
         env, squashed(env), steps_per_env=4, exploration_type="deterministic", fast_policy=path
@@ -103,7 +103,7 @@ def test_log_prob_of_deterministic_squashed_actions_is_that_of_the_mean(path):
     torch.testing.assert_close(batch["action_log_prob"].double(), wanted, rtol=1e-5, atol=3e-5)
 
 
-def test_log_prob_of_random_first_actions_does_not_use_the_entry():
+def test_log_prob_of_random_actions_ignores_pre_tanh_entry():
     env = make_env("Pendulum-v1", 2, seed=0)
     actor = squashed(env, saturated=False)
     batch = VectorCollector(env, actor, steps_per_env=4, init_random_frames=4).collect()
@@ -115,7 +115,7 @@ def test_log_prob_of_random_first_actions_does_not_use_the_entry():
     torch.testing.assert_close(found, wanted.log_prob(batch["action"]), rtol=1e-4, atol=1e-4)
 
 
-def test_log_prob_without_the_entry_is_bitwise_torchrls():
+def test_log_prob_without_pre_tanh_entry_equals_torchrl_bitwise():
     loc, scale = torch.randn(50, 3), torch.rand(50, 3) + 0.1
     bounds = {"low": -torch.ones(3), "high": torch.tensor([1.0, 2.0, 3.0])}
     one, other = TanhNormal(loc, scale, **bounds), TorchRLs(loc, scale, **bounds)
@@ -128,7 +128,7 @@ def test_log_prob_without_the_entry_is_bitwise_torchrls():
     assert torch.equal(one.log_prob(drawn), other.log_prob(drawn))
 
 
-def test_kl_divergence_of_squashed_actions_is_that_before_the_tanh():
+def test_kl_of_squashed_actions_equals_kl_before_tanh():
     loc, scale = torch.randn(2, 5, 3), torch.rand(2, 5, 3) + 0.1
     one, other = (TanhNormal(*each, low=-2.0, high=3.0) for each in zip(loc, scale))
     wanted = kl_divergence(one.base_dist, other.base_dist)
@@ -174,7 +174,7 @@ class Limbs(Scripted):
     )
 
 
-def test_each_squashed_action_of_several_is_scored_before_its_tanh():
+def test_composite_log_prob_uses_each_action_before_tanh():
     env = make_env(Limbs, 2, seed=0)
     torch.manual_seed(0)
     actor = make_actor(env, (8,), continuous="tanh_normal")
@@ -222,6 +222,6 @@ def test_ppo_squashes_actions_and_its_first_ratio_is_1():
         ({"env": EnvConfig(num_envs=2)}, "squash_actions"),
     ],
 )
-def test_ppo_rejects_settings_that_do_not_act_on_squashed_actions(changes, message):
+def test_ppo_rejects_settings_incompatible_with_squashing(changes, message):
     with raises_setting(message):
         recipes.ppo.build(config(**changes))

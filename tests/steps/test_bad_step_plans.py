@@ -100,7 +100,7 @@ CASES += [(ON_POLICY, *case) for case in BAD_BATCHES.values()]
 
 
 @pytest.mark.parametrize(("good", "bad", "field"), CASES, ids=[*BAD, *BAD_BATCHES])
-def test_the_error_names_the_field_and_what_works(good, bad, field):
+def test_error_names_field_and_valid_values(good, bad, field):
     StepPlan(**good)
     with pytest.raises(SettingError) as error:
         StepPlan(**good | bad)
@@ -117,12 +117,12 @@ def test_the_error_names_the_field_and_what_works(good, bad, field):
         StepPlan(**settings)
 
 
-def test_a_number_of_thousands_of_digits_is_refused_without_printing_it():
+def test_error_does_not_print_huge_integer():
     with raises_setting("num_envs"):
         StepPlan(iterations=1, num_envs=10**5000)
 
 
-def test_works_with_a_rounding_rule_instead():
+def test_rounding_rule_adjusts_invalid_counts():
     assert StepPlan(total_policy_steps=1001, num_envs=4, rounding="down").total_policy_steps == 1000
     assert StepPlan(total_policy_steps=1001, num_envs=4, rounding="up").total_policy_steps == 1004
     up = StepPlan(iterations=9, num_envs=4, learning_starts=5, replay_ratio=1, rounding="up")
@@ -138,7 +138,7 @@ def test_works_with_a_rounding_rule_instead():
         ("torchrl-growing:9,1,1", {"replay_ratio": 1}, "minibatch_size", [1]),
     ],
 )  # fmt: skip
-def test_a_counting_rule_names_what_it_needs(counting, settings, field, works):
+def test_counting_rule_rejects_missing_settings(counting, settings, field, works):
     if not {"replay_ratio", "update_epochs"} & set(settings):
         settings = {"gradient_steps_per_iteration": 1, **settings}
     given = {"steps_per_env": 4, "iterations": 2, "counting": counting, **settings}
@@ -147,20 +147,20 @@ def test_a_counting_rule_names_what_it_needs(counting, settings, field, works):
     assert refused.value.works == works
 
 
-def test_a_budget_of_policy_steps_is_none_where_nothing_is_collected():
+def test_offline_plan_rejects_budget_of_policy_steps():
     with raises_setting("iterations"):
         StepPlan(
             steps_per_env=0, gradient_steps_per_iteration=1, minibatch_size=4, total_policy_steps=8
         )
 
 
-def test_a_rounded_prefill_is_part_of_the_budget():
+def test_rounded_prefill_counts_toward_budget():
     plan = StepPlan(total_policy_steps=28, num_envs=4, prefill_steps=6, rounding="up")
     assert plan.prefill_steps == 8
     assert plan.iterations == 5
 
 
-def test_the_message_reads_well():
+def test_error_suggests_nearest_totals_and_rounding():
     with pytest.raises(SettingError) as error:
         StepPlan(total_policy_steps=1001, num_envs=4)
     assert str(error.value) == (
@@ -177,7 +177,7 @@ _names = sorted(StepPlan.__dataclass_fields__)
 
 @settings(max_examples=400)
 @given(st.dictionaries(st.sampled_from(_names), _small | _nasty, max_size=6))
-def test_random_settings_make_a_plan_or_one_error(given_settings):
+def test_random_settings_create_plan_or_raise_one_error(given_settings):
     made = outcome({"iterations": 3} | given_settings)
     if isinstance(made, SettingError):
         assert made.field in _names
@@ -192,5 +192,5 @@ def outcome(given_settings):
         return error
 
 
-def test_a_value_of_several_lines_is_shown_in_one():
+def test_error_shows_multiline_value_in_one_line():
     assert "\n" not in str(SettingError("space", np.zeros((20, 20)), "is too large", [1]))

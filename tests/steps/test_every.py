@@ -16,7 +16,7 @@ _increments = st.lists(st.integers(0, 500), max_size=40)
 
 
 @given(st.integers(1, 60), st.integers(0, 100), _increments)
-def test_it_fires_once_per_multiple_for_any_increments(period, start, increments):
+def test_every_fires_once_per_multiple_for_any_increments(period, start, increments):
     every, count = Every(period, start), start
     for increment in increments:
         before, count = count, count + increment
@@ -25,7 +25,7 @@ def test_it_fires_once_per_multiple_for_any_increments(period, start, increments
 
 
 @given(st.integers(1, 60), _increments)
-def test_it_fires_where_it_would_have_fired_without_a_resume(period, increments):
+def test_every_fires_at_same_counts_after_resume(period, increments):
     whole, saved, count = Every(period), Every(period), 0
     for increment in increments:
         count += increment
@@ -35,16 +35,16 @@ def test_it_fires_where_it_would_have_fired_without_a_resume(period, increments)
         assert whole(count) == saved(count)
 
 
-def test_a_count_that_falls_back_fires_nothing():
+def test_every_does_not_fire_when_count_decreases():
     every = Every(10)
     assert [every(25), every(5), every(29), every(30)] == [2, 0, 0, 1]
 
 
-def test_none_never_fires():
+def test_every_never_fires_without_period():
     assert Every(None)(10**12) == 0
 
 
 @pytest.mark.parametrize("period", [0, -5, 1.5, "ten"])
-def test_a_period_is_at_least_one(period):
+def test_every_rejects_invalid_period(period):
     with raises_setting("period"):
         Every(period)

@@ -18,7 +18,7 @@ from tests.steps.step_plans import episode_plans, step_plans
 
 @settings(max_examples=60)
 @given(step_plans() | episode_plans())
-def test_any_plan_can_be_explained(plan):
+def test_explain_supports_any_plan(plan):
     explained = explain(plan)
     assert explained.text()
     data = json.loads(json.dumps(explained.to_dict()))
@@ -29,20 +29,20 @@ def test_any_plan_can_be_explained(plan):
 
 @settings(max_examples=60)
 @given(step_plans() | episode_plans())
-def test_what_each_iteration_does_adds_up(plan):
+def test_iteration_rows_sum_to_totals(plan):
     rows = [iteration_row(plan, k) for k in range(1, plan.iterations + 1)]
     if rows:
         assert sum(row["policy_steps"] for row in rows) == plan.after(plan.iterations).policy_steps
         assert rows[-1]["total_gradient_steps"] == plan.after(plan.iterations).gradient_steps
 
 
-def test_the_iterations_worth_telling_are_around_the_first_training():
+def test_listed_iterations_surround_first_training():
     plan = StepPlan(iterations=1000, learning_starts=500, replay_ratio=1, minibatch_size=1)
     assert listed(plan, 8) == [1, 2, None, 499, 500, 501, 502, 503, None, 1000]
     assert listed(StepPlan(iterations=5), 12) == [1, 2, 3, 4, 5]
 
 
-def test_a_run_too_long_to_follow_has_approximate_counts():
+def test_explanation_shows_approximate_counts_for_long_run():
     plan = Dreamer(train_ratio=33.3, steps=10**12).to_plan()
     assert not can_count(plan)
     text = explain(plan).text()
@@ -54,24 +54,24 @@ def test_a_run_too_long_to_follow_has_approximate_counts():
         _length(plan, "gradient_steps")
 
 
-def test_a_rule_that_is_asked_each_step_is_followed_step_by_step():
+def test_can_follow_limits_dreamer_plan_by_policy_steps():
     plan = Dreamer(train_ratio=33.3, envs=4, steps=10**6).to_plan()
     assert [can_follow(plan, iteration, most=40) for iteration in (10, 11)] == [True, False]
 
 
-def test_the_settings_the_version_and_the_caveats_are_shown():
+def test_explanation_shows_settings_version_and_caveats():
     text = explain(SB3(algo="sac", n_envs=4, total_timesteps=1000)).text()
     assert text.startswith("Stable-Baselines3 2.9.2, sac (off-policy)")
     assert "replay ratio of 1/4" in " ".join(text.split())
 
 
-def test_a_setting_without_effect_is_a_caveat():
+def test_explanation_notes_setting_without_effect():
     explained = explain(Tianshou(algo="ppo", update_per_step=0.5, num_train_envs=1))
     assert explained.notes[0] == "update_per_step=0.5 has no effect for ppo in tianshou."
 
 
 # -------------------------------------------------------------------- translate
-def test_a_run_that_can_be_said_is_said():
+def test_translate_finds_equivalent_settings():
     made = translate(SB3(algo="ppo", n_envs=8, n_steps=128, total_timesteps=65_536), CleanRL)
     assert made.differences == []
     assert "The same plan" in made.text()
@@ -84,7 +84,7 @@ def test_a_run_that_can_be_said_is_said():
     }
 
 
-def test_what_cannot_be_expressed_is_listed():
+def test_translate_lists_inexpressible_settings():
     made = translate(SB3(algo="sac", n_envs=4, gradient_steps=1, total_timesteps=1000), Sheeprl)
     assert made.settings()["replay_ratio"] == 0.25
     assert made.differences == [("first_training_iteration", 26, 25)]
@@ -96,20 +96,20 @@ def test_what_cannot_be_expressed_is_listed():
     assert data["not_expressible"][0]["setting"] == "first_training_iteration"
 
 
-def test_the_loop_of_the_first_dreamer_becomes_an_interleaved_one():
+def test_translate_turns_dreamer_paper_loop_into_interleaved():
     made = translate(DreamerPaper(steps=50_000), Sheeprl)
     plan, interleaved = made.target.to_plan(), DreamerPaper(steps=50_000).interleaved()
     assert plan.replay_ratio == interleaved.replay_ratio
     assert plan.after(plan.iterations) == interleaved.after(plan.iterations)
 
 
-def test_what_has_no_words_at_all_is_refused():
+def test_translate_rejects_plan_without_equivalent():
     with raises_setting("update_epochs"):
         translate(CleanRL(algo="ppo"), Dreamer)
 
 
 # -------------------------------------------------------------------- compare
-def test_two_ways_to_say_the_same_run():
+def test_compare_text_reports_identical_runs():
     text = compare_text(
         SB3(algo="sac", n_envs=4, gradient_steps=-1, total_timesteps=400).to_plan(),
         SB3(algo="sac", n_envs=4, gradient_steps=4, total_timesteps=400).to_plan(),
@@ -118,7 +118,7 @@ def test_two_ways_to_say_the_same_run():
     assert text.startswith("Identical runs")
 
 
-def test_the_first_difference_of_two_runs_is_shown():
+def test_compare_text_shows_first_difference():
     one = SB3(algo="sac", n_envs=4, total_timesteps=400).to_plan()
     other = Sheeprl(algo="sac", num_envs=4, total_steps=400, replay_ratio=1.0).to_plan()
     text = compare_text(one, other, ("sb3", "sheeprl"))

@@ -20,12 +20,12 @@ _last = st.sampled_from(["smaller", "merge", "drop"])
     ("last", "sizes"),
     [("smaller", [20, 20, 20, 4]), ("merge", [20, 20, 24]), ("drop", [20, 20, 20])],
 )
-def test_four_rows_are_left_of_sixty_four(last, sizes):
+def test_epoch_sizes_apply_rule_for_leftover_rows(last, sizes):
     assert epoch_sizes(64, 20, last) == sizes
 
 
 @given(_rows, _size, _last, st.none() | st.integers(1, 5))
-def test_a_pass_is_cut_row_by_row(rows, size, last, limit):
+def test_epoch_sizes_match_cut_of_rows(rows, size, last, limit):
     sizes = [len(minibatch) for minibatch in cut(rows, size, last)]
     assert epoch_sizes(rows, size, last) == sizes
     one = permutation(rows, size, last)
@@ -34,9 +34,7 @@ def test_a_pass_is_cut_row_by_row(rows, size, last, limit):
 
 
 @given(_rows, _size, st.sampled_from(["carry", "smaller", "drop"]), _rows, _rows)
-def test_a_sampler_that_is_never_reset_goes_from_permutation_to_permutation(
-    rows, size, last, drawn, wanted
-):
+def test_endless_sampler_cycles_through_permutations(rows, size, last, drawn, wanted):
     one = [len(m) for m in cut(rows, size, "smaller" if last == "carry" else last)]
     endless = list(islice(chain.from_iterable(cycle([one])), drawn + wanted)) if one else []
     sampler = permutation(rows, size, last)

@@ -17,7 +17,7 @@ RATIOS = ["1/3", 0.3, 0.0625, 2.5]
 
 
 @pytest.mark.parametrize("ratio", RATIOS)
-def test_nothing_drifts_after_a_million_million_steps(ratio):
+def test_replay_ratio_does_not_drift_after_many_steps(ratio):
     running, exact = ReplayRatio(ratio), Fraction(str(ratio))
     due = running.advance(10**12)
     for step in range(1, 2000):
@@ -26,7 +26,7 @@ def test_nothing_drifts_after_a_million_million_steps(ratio):
 
 
 @given(st.fractions(0, 20, max_denominator=1000), st.lists(st.integers(0, 10**15), max_size=30))
-def test_what_was_due_is_the_floor_whatever_the_increments(ratio, increments):
+def test_due_steps_equal_floor_for_any_increments(ratio, increments):
     running, due, played = ReplayRatio(ratio), 0, 0
     for steps in increments:
         due, played = due + running.advance(steps), played + steps
@@ -34,7 +34,7 @@ def test_what_was_due_is_the_floor_whatever_the_increments(ratio, increments):
 
 
 @given(st.fractions(0, 5, max_denominator=50), st.lists(st.integers(0, 50), max_size=20))
-def test_it_continues_after_a_resume(ratio, increments):
+def test_replay_ratio_continues_after_resume(ratio, increments):
     running, saved = ReplayRatio(ratio), ReplayRatio(ratio)
     for steps in increments:
         again = ReplayRatio(ratio)
@@ -56,7 +56,7 @@ def test_it_continues_after_a_resume(ratio, increments):
         (1e-300, Fraction("1e-300")),
     ],
 )
-def test_a_float_means_the_simplest_fraction_that_rounds_to_it(given_ratio, exact):
+def test_float_ratio_becomes_simplest_fraction(given_ratio, exact):
     assert ReplayRatio(given_ratio).ratio == exact
     assert float(exact) == float(ReplayRatio(given_ratio).ratio)
 
@@ -64,6 +64,6 @@ def test_a_float_means_the_simplest_fraction_that_rounds_to_it(given_ratio, exac
 @pytest.mark.parametrize(
     "bad", [-1, -0.5, "-1/2", math.nan, math.inf, "1/0", "one", None, [], True, "1e999999999999"]
 )
-def test_a_ratio_that_is_none_is_refused(bad):
+def test_replay_ratio_rejects_invalid_values(bad):
     with raises_setting("replay_ratio"):
         ReplayRatio(bad)

@@ -44,7 +44,7 @@ def follow(schedule: RunSchedule, plan: StepPlan):
 
 # ---------------------------------------------------------------------- agreement with the plan
 @given(plans)
-def test_gradient_steps_and_evaluations_are_those_of_the_plan(plan):
+def test_schedule_matches_gradient_steps_and_evaluations_of_plan(plan):
     schedule = RunSchedule(plan)
     assert schedule.initial_evaluations == plan.evaluations(0)
     for iteration, due in enumerate(follow(schedule, plan), start=1):
@@ -54,7 +54,7 @@ def test_gradient_steps_and_evaluations_are_those_of_the_plan(plan):
 
 
 @given(plans, PERIODS, PERIODS)
-def test_rows_and_checkpoints_come_where_a_multiple_of_their_period_is_crossed(plan, log, save):
+def test_rows_and_checkpoints_occur_at_multiples_of_periods(plan, log, save):
     schedule = RunSchedule(plan, log_every=log, checkpoint_every=save)
     before = schedule.progress
     for iteration, due in enumerate(follow(schedule, plan), start=1):
@@ -68,7 +68,7 @@ def test_rows_and_checkpoints_come_where_a_multiple_of_their_period_is_crossed(p
 
 
 @given(plans, PERIODS, st.integers(0, 14))
-def test_a_resumed_schedule_continues_where_it_was_saved(plan, log, stop):
+def test_resumed_schedule_continues_unchanged(plan, log, stop):
     whole = list(follow(RunSchedule(plan, log_every=log), plan))
     schedule, due = RunSchedule(plan, log_every=log), []
     for iteration in range(1, plan.iterations + 1):
@@ -81,12 +81,12 @@ def test_a_resumed_schedule_continues_where_it_was_saved(plan, log, stop):
 
 
 # ---------------------------------------------------------------------- periods
-def test_by_default_a_run_has_a_hundred_rows_and_ten_checkpoints():
+def test_default_periods_give_100_rows_and_10_checkpoints():
     schedule = RunSchedule(StepPlan(total_policy_steps=5_000))
     assert (schedule.log_every, schedule.checkpoint_every) == (50, 500)
 
 
-def test_offline_periods_are_gradient_steps():
+def test_offline_periods_count_gradient_steps():
     plan = StepPlan(iterations=10, steps_per_env=0, gradient_steps_per_iteration=100)
     assert RunSchedule(plan).log_every == 10
     schedule = RunSchedule(plan, log_every=250, checkpoint_every=500)
@@ -97,13 +97,13 @@ def test_offline_periods_are_gradient_steps():
 
 @pytest.mark.parametrize("field", ["log_every", "checkpoint_every"])
 @pytest.mark.parametrize("value", [0, -5, 1.5, math.nan])
-def test_periods_are_whole_numbers_from_one(field, value):
+def test_schedule_rejects_invalid_periods(field, value):
     with raises_setting(field):
         RunSchedule(StepPlan(iterations=1), **{field: value})
 
 
 # ---------------------------------------------------------------------- whole episodes
-def test_a_run_of_whole_episodes_is_done_when_its_steps_are_reached():
+def test_episode_schedule_ends_when_steps_are_reached():
     plan = StepPlan(total_policy_steps=50, min_episodes=1, evaluation_every=20)
     schedule = RunSchedule(plan, log_every=1_000, checkpoint_every=1_000)
     assert schedule.initial_evaluations == 0
@@ -115,7 +115,7 @@ def test_a_run_of_whole_episodes_is_done_when_its_steps_are_reached():
     assert due == [0, 1, 0, 1]
 
 
-def test_episodes_evaluated_before_updates_are_counted_one_iteration_early():
+def test_evaluation_before_update_counts_one_iteration_early():
     plan = StepPlan(
         iterations=4, min_episodes=1, evaluation_every_iterations=2, evaluation_before_update=True,
         final_evaluation=False,
@@ -125,7 +125,7 @@ def test_episodes_evaluated_before_updates_are_counted_one_iteration_early():
     assert [schedule.advance(7).evaluations for _ in range(4)] == [0, 1, 0, 0]
 
 
-def test_a_prefill_of_whole_episodes_counts_as_it_comes_and_learning_starts_as_asked():
+def test_episode_schedule_counts_actual_prefill_steps():
     plan = StepPlan(
         total_policy_steps=60, min_episodes=1, prefill_steps=20, learning_starts=30,
         replay_ratio=1, minibatch_size=4, evaluation_every=50,

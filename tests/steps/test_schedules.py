@@ -24,7 +24,7 @@ _kinds = st.sampled_from([Linear, Cosine, Exponential])
 
 
 @given(_kinds, _values, _values, st.integers(1, 10**12), st.integers(0, 10**13))
-def test_a_ramp_begins_and_ends_exactly_and_never_passes_its_end(kind, start, end, length, count):
+def test_ramp_has_exact_ends_and_stays_between_them(kind, start, end, length, count):
     ramp = kind(start, end, length)
     assert ramp(0) == start
     assert ramp(length) == end
@@ -38,23 +38,23 @@ def test_a_ramp_is_monotonic(kind, start, end, length):
     assert values == sorted(values, reverse=start > end)
 
 
-def test_the_middle_of_each_ramp():
+def test_ramps_have_expected_midpoint():
     assert Linear(1.0, 0.0, 10)(5) == 0.5
     assert Cosine(1.0, 0.0, 10)(5) == pytest.approx(0.5)
     assert Exponential(1.0, 0.01, 10)(5) == pytest.approx(0.1)
 
 
-def test_pieces_change_at_their_boundaries():
+def test_piecewise_changes_at_boundaries():
     pieces = Piecewise([10, 20], [3.0, 2.0, 1.0])
     assert [pieces(count) for count in (0, 9, 10, 19, 20, 10**9)] == [3, 3, 2, 2, 1, 1]
 
 
-def test_a_decay_begins_when_it_is_told_and_approaches_its_end():
+def test_decay_starts_at_begin_and_approaches_end():
     assert [Decay(1.0, 0.5)(count) for count in range(4)] == [1.0, 0.5, 0.25, 0.125]
     assert [Decay(1.0, 0.5, 0.5, 2)(count) for count in range(5)] == [1.0, 1.0, 1.0, 0.75, 0.625]
 
 
-def test_schedules_by_name():
+def test_make_schedule_creates_schedule_by_name():
     assert make_schedule("constant", 0.5, 0.0, 10)(99) == 0.5
     assert make_schedule("linear", 1.0, 0.0, 4)(1) == 0.75
 
@@ -74,12 +74,12 @@ def test_schedules_by_name():
         (lambda: make_schedule("lineal", 1.0, 0.0, 10), "schedule"),
     ],
 )
-def test_numbers_that_make_no_schedule_are_refused(make, field):
+def test_schedules_reject_invalid_values(make, field):
     with raises_setting(field):
         make()
 
 
-def test_a_warm_up_rises_from_0_and_then_leaves_the_schedule_alone():
+def test_warmup_rises_from_zero_then_follows_schedule():
     made = make_schedule("warmup 0.25 linear", 1.0, 0.0, 8)
     assert [made(count) for count in range(9)] == [
         0.0, 0.5 * 0.875, *(1 - count / 8 for count in range(2, 9)),
@@ -88,7 +88,7 @@ def test_a_warm_up_rises_from_0_and_then_leaves_the_schedule_alone():
     assert make_schedule("warmup 0.1", 2.0, 2.0, 4)(1) == 2.0  # at least one step
 
 
-def test_pieces_are_factors_of_the_start_from_a_share_of_the_run_on():
+def test_named_piecewise_scales_start_at_fractions_of_run():
     made = make_schedule("piecewise 0.5 0.1 0.75 0.01", 2.0, 0.0, 8)
     assert [made(count) for count in (0, 3, 4, 5, 6, 9)] == [2.0, 2.0, 0.2, 0.2, 0.02, 0.02]
 
@@ -110,7 +110,7 @@ def test_pieces_are_factors_of_the_start_from_a_share_of_the_run_on():
         "",
     ],
 )
-def test_a_schedule_that_cannot_be_read_is_refused(kind):
+def test_make_schedule_rejects_invalid_strings(kind):
     with raises_setting("lr_schedule") as refused:
         make_schedule(kind, 1.0, 0.0, 8, "lr_schedule")
     assert refused.value.field == "lr_schedule"

@@ -29,11 +29,11 @@ def run(plan: StepPlan) -> StepLedger:
 
 
 @given(step_plans())
-def test_a_run_that_keeps_its_plan_differs_in_nothing(plan):
+def test_compare_finds_no_difference_for_planned_run(plan):
     assert run(plan).compare(plan) == []
 
 
-def test_each_count_that_differs_is_named():
+def test_compare_names_each_different_count():
     plan = StepPlan(iterations=10, num_envs=4, replay_ratio=1, minibatch_size=8)
     ledger = run(plan)
     ledger.collected(4, 4, 0)
@@ -45,7 +45,7 @@ def test_each_count_that_differs_is_named():
     assert set(shown) == {"policy_steps", "gradient_steps", "samples", "evaluations"}
 
 
-def test_env_steps_are_between_one_and_the_action_repeat_for_each_policy_step():
+def test_compare_accepts_env_steps_up_to_action_repeat():
     plan = StepPlan(iterations=10, action_repeat=4)
     ledger = run(plan)
     assert ledger.compare(plan) == []
@@ -55,7 +55,7 @@ def test_env_steps_are_between_one_and_the_action_repeat_for_each_policy_step():
     assert ledger.compare(plan) == []
 
 
-def test_a_run_stopped_early_is_compared_with_as_many_iterations():
+def test_compare_uses_completed_iterations_of_stopped_run():
     plan = StepPlan(iterations=10, num_envs=2, final_evaluation=False)
     ledger = StepLedger()
     for _ in range(3):
@@ -64,7 +64,7 @@ def test_a_run_stopped_early_is_compared_with_as_many_iterations():
     assert ledger.compare(plan) == []
 
 
-def test_totals_are_local_counts_of_all_processes():
+def test_totals_combine_local_counts_of_all_processes():
     ledger = StepLedger(world_size=3)
     ledger.collected(5, 10, 1, random_policy_steps=2)
     ledger.updated(64)
@@ -75,7 +75,7 @@ def test_totals_are_local_counts_of_all_processes():
 
 
 @given(step_plans())
-def test_it_continues_after_a_resume(plan):
+def test_ledger_restores_counters_after_resume(plan):
     ledger = run(plan)
     again = StepLedger(plan.world_size)
     again.load_state_dict(json.loads(json.dumps(ledger.state_dict())))

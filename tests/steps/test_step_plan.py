@@ -13,7 +13,7 @@ from tests.errors import raises_setting
 from tests.steps.step_plans import cut, episode_plans, simulate, step_plans
 
 
-def test_an_on_policy_run_is_counted_from_its_settings():
+def test_on_policy_plan_derives_counts_from_settings():
     plan = StepPlan(
         total_policy_steps=65_536,
         num_envs=8,
@@ -28,7 +28,7 @@ def test_an_on_policy_run_is_counted_from_its_settings():
     assert plan.minibatch_sizes(1) == [256] * 16
 
 
-def test_an_off_policy_run_trains_from_the_end_of_the_iteration_that_reaches_learning_starts():
+def test_off_policy_plan_trains_from_learning_starts():
     plan = StepPlan(
         total_policy_steps=40, num_envs=4, learning_starts=16, replay_ratio=1, minibatch_size=8
     )
@@ -37,7 +37,7 @@ def test_an_off_policy_run_trains_from_the_end_of_the_iteration_that_reaches_lea
     assert plan.random_steps == 16
 
 
-def test_processes_count_together_unless_the_count_is_local():
+def test_plan_counts_all_processes_and_local_steps():
     plan = StepPlan(
         iterations=3, num_envs=2, steps_per_env=5, world_size=3, update_epochs=1, minibatch_size=5
     )
@@ -47,7 +47,7 @@ def test_processes_count_together_unless_the_count_is_local():
     assert after.gradient_steps == 3 * after.local_gradient_steps
 
 
-def test_action_repeat_is_part_of_env_steps_only():
+def test_action_repeat_affects_only_env_steps():
     plan = StepPlan(iterations=10, num_envs=2, action_repeat=4)
     assert plan.total_policy_steps == 20
     assert plan.env_steps_after(10, episode_env_steps=100) == 80
@@ -57,12 +57,12 @@ def test_action_repeat_is_part_of_env_steps_only():
     ("length", "repeat", "limit", "env_steps"),
     [(5, 2, None, 2 * (5 + 5 + 5 + 2)), (100, 4, 3, 2 * 40), (5, 1, None, 20), (4, 8, None, 80)],
 )
-def test_an_episode_can_end_inside_a_repeat(length, repeat, limit, env_steps):
+def test_episode_can_end_inside_action_repeat(length, repeat, limit, env_steps):
     plan = StepPlan(iterations=10, num_envs=2, action_repeat=repeat, max_episode_steps=limit)
     assert plan.env_steps_after(10, length) == env_steps
 
 
-def test_episodes_of_unknown_length_leave_the_counts_open():
+def test_plan_is_inexact_for_unknown_episode_length():
     plan = StepPlan(iterations=2, min_episodes=4)
     assert not plan.is_exact
     with raises_setting("episode_length"):
@@ -70,12 +70,12 @@ def test_episodes_of_unknown_length_leave_the_counts_open():
 
 
 @pytest.mark.parametrize("iteration", [1.5, -1, 4])
-def test_an_iteration_that_is_not_in_the_plan_is_refused(iteration):
+def test_after_rejects_iteration_outside_plan(iteration):
     with raises_setting("iteration"):
         StepPlan(iterations=3).after(iteration)
 
 
-def test_a_prefill_can_be_part_of_the_first_on_policy_batch():
+def test_prefill_can_join_first_on_policy_batch():
     plan = StepPlan(
         iterations=2,
         num_envs=2,
@@ -91,7 +91,7 @@ def test_a_prefill_can_be_part_of_the_first_on_policy_batch():
     assert [schedule.advance(20).gradient_steps for _ in range(2)] == [2, 1]
 
 
-def test_only_the_newest_of_a_batch_may_be_trained_on():
+def test_train_on_newest_limits_rows_of_batch():
     plan = StepPlan(
         iterations=2, num_envs=4, steps_per_env=16, update_epochs=1, minibatch_size=8,
         train_on_newest=32,
@@ -100,7 +100,7 @@ def test_only_the_newest_of_a_batch_may_be_trained_on():
     assert plan.after(2).samples == 64
 
 
-def test_leftovers_can_open_the_next_epoch():
+def test_carry_moves_leftover_rows_to_next_epoch():
     plan = StepPlan(
         iterations=3, num_envs=5, steps_per_env=8, update_epochs=2, minibatch_size=12,
         last_minibatch="carry",
@@ -113,7 +113,7 @@ def test_leftovers_can_open_the_next_epoch():
     assert plan.after(3).samples == sum(sum(plan.minibatch_sizes(k)) for k in (1, 2, 3))
 
 
-def test_recurrent_minibatches_are_whole_sequences():
+def test_recurrent_minibatches_contain_complete_sequences():
     plan = StepPlan(
         iterations=1, num_envs=4, steps_per_env=32, update_epochs=2, minibatch_size=3,
         sequence_length=16,
@@ -123,7 +123,7 @@ def test_recurrent_minibatches_are_whole_sequences():
     assert plan.unseen_samples(1, 4) == (3 + 2) * 16
 
 
-def test_offline_nothing_is_collected():
+def test_offline_plan_collects_nothing():
     plan = StepPlan(
         iterations=3, steps_per_env=0, gradient_steps_per_iteration=10, minibatch_size=8
     )
@@ -133,7 +133,7 @@ def test_offline_nothing_is_collected():
     assert "stored (offline)" in plan.table()
 
 
-def test_sampled_minibatches_are_counted_for_each_gradient_step():
+def test_minibatches_per_gradient_step_multiply_minibatches():
     plan = StepPlan(
         iterations=2, steps_per_env=4, gradient_steps_per_iteration=5, minibatch_size=8,
         minibatches_per_gradient_step=3,
@@ -142,7 +142,7 @@ def test_sampled_minibatches_are_counted_for_each_gradient_step():
     assert plan.minibatch_counts(2) == {8: 15}
 
 
-def test_offline_evaluations_are_counted_by_gradient_steps():
+def test_offline_evaluations_follow_gradient_steps():
     plan = StepPlan(
         iterations=4, steps_per_env=0, gradient_steps_per_iteration=10, pretrain_steps=5,
         minibatch_size=8, evaluation_every=20,
@@ -166,14 +166,14 @@ def test_offline_evaluations_are_counted_by_gradient_steps():
         ({"prefill_steps": 5}, r"prefill_steps=5 needs policy steps.*Try: 0\."),
     ],
 )
-def test_offline_counts_of_policy_steps_are_refused(settings, message):
+def test_offline_plan_rejects_counts_of_policy_steps(settings, message):
     with pytest.raises(SettingError, match=message):
         StepPlan(iterations=3, steps_per_env=0, minibatch_size=8, **settings)
 
 
 # -------------------------------------------------------------------- simulation
 @given(step_plans() | episode_plans())
-def test_a_plan_is_what_following_it_step_by_step_counts(plan):
+def test_plan_counts_match_step_by_step_simulation(plan):
     story = simulate(plan)
     for iteration, (played, random, updates, evaluated) in enumerate(story):
         counts = plan.after(iteration)
@@ -184,7 +184,7 @@ def test_a_plan_is_what_following_it_step_by_step_counts(plan):
 
 
 @given(step_plans())
-def test_minibatches_are_the_cut_of_the_batch(plan):
+def test_minibatch_sizes_match_cut_of_batch(plan):
     for k in range(1, plan.iterations + 1):
         if plan.on_policy and k >= plan.first_training_iteration:
             rows = plan.rows(k)
@@ -201,18 +201,18 @@ def test_minibatches_are_the_cut_of_the_batch(plan):
 
 # -------------------------------------------------------------------- in and out
 @given(step_plans() | episode_plans())
-def test_a_plan_goes_through_json_and_pickle(plan):
+def test_plan_survives_json_and_pickle(plan):
     assert StepPlan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
     assert pickle.loads(pickle.dumps(plan)) == plan
     assert hash(StepPlan.from_dict(plan.to_dict())) == hash(plan)
 
 
-def test_an_unknown_setting_is_refused_with_the_nearest_spelling():
+def test_from_dict_rejects_unknown_setting():
     with raises_setting("num_env"):
         StepPlan.from_dict({"num_env": 3, "iterations": 1})
 
 
-def test_replace_derives_the_iterations_again():
+def test_replace_recomputes_iterations():
     plan = StepPlan(total_policy_steps=100, num_envs=10)
     assert plan.replace(num_envs=5).iterations == 20
     assert plan.replace(iterations=3).total_policy_steps == 30
@@ -234,7 +234,7 @@ def test_replace_derives_the_iterations_again():
         ),
     ],
 )
-def test_plans_are_equal_if_they_make_the_same_run(one, other):
+def test_plans_are_equal_when_runs_are_identical(one, other):
     first = StepPlan(iterations=10, num_envs=4, **one)
     second = StepPlan(iterations=10, num_envs=4, **other)
     assert first == second
@@ -256,7 +256,7 @@ def test_plans_are_equal_if_they_make_the_same_run(one, other):
         {"prefill_steps": 4},
     ],
 )
-def test_plans_that_differ_in_a_count_are_not_equal(change):
+def test_plans_with_different_counts_are_unequal(change):
     settings = {"iterations": 10, "num_envs": 4, "replay_ratio": "1/4", "minibatch_size": 8}
     assert StepPlan(**settings) != StepPlan(**settings | change)
 
@@ -272,19 +272,19 @@ def test_plans_that_differ_in_a_count_are_not_equal(change):
         ({"steps_per_env": None, "min_steps": 40}, {"steps_per_env": None, "min_steps": 80}),
     ],
 )
-def test_plans_that_cut_or_collect_in_other_ways_are_not_equal(one, other):
+def test_plans_with_different_cutting_or_min_steps_are_unequal(one, other):
     settings = {"iterations": 10, "num_envs": 4, "update_epochs": 1}
     assert StepPlan(**settings, **one) != StepPlan(**settings, **other)
 
 
 @given(step_plans(), step_plans())
-def test_equal_plans_count_equally(one, other):
+def test_equal_plans_have_equal_counts(one, other):
     if one == other:
         ours = [one.after(k) for k in range(one.iterations + 1)]
         assert ours == [other.after(k) for k in range(other.iterations + 1)]
 
 
-def test_a_table_shows_asked_and_planned():
+def test_table_shows_requested_and_planned_counts():
     plan = StepPlan(total_policy_steps=1000, num_envs=3, rounding="down")
     table = plan.table()
     assert plan.total_policy_steps == 999
@@ -293,27 +293,27 @@ def test_a_table_shows_asked_and_planned():
     assert "999" in table
 
 
-def test_a_table_is_quick_for_batches_of_any_size():
+def test_table_supports_batches_of_any_size():
     plan = StepPlan(
         iterations=2, num_envs=1000, steps_per_env=10**9, update_epochs=10, minibatch_size=1
     )
     assert "10,000,000,000,000 x 1" in plan.table()
 
 
-def test_random_steps_that_follow_from_learning_starts_follow_again():
+def test_replace_updates_default_random_steps():
     plan = StepPlan(total_policy_steps=400, learning_starts=100, replay_ratio=1, minibatch_size=8)
     assert plan.replace(learning_starts=200).random_steps == 200
     assert plan.replace(learning_starts=200, random_steps=50).random_steps == 50
     assert plan.replace(random_steps=50).replace(learning_starts=200).random_steps == 50
 
 
-def test_a_plan_of_episodes_shorter_than_a_sequence_is_itself():
+def test_plan_of_episodes_shorter_than_sequence_round_trips():
     episodes = {"min_episodes": 1, "episode_length": 1, "sequence_length": 2}
     plan = StepPlan(iterations=1, update_epochs=2, minibatch_size=2, **episodes)
     assert plan == StepPlan.from_dict(plan.to_dict())
 
 
-def test_a_plan_of_no_iterations_has_no_prefill_either_and_can_be_changed():
+def test_plan_without_iterations_has_no_prefill():
     prefill = {"prefill_steps": 30, "prefill_is_iteration": True}
     plan = StepPlan(iterations=0, steps_per_env=10, gradient_steps_per_iteration=1, **prefill)
     assert plan.total_policy_steps == 0
@@ -337,12 +337,12 @@ def test_table_lists_rows_that_fill_no_minibatch(last, row):
     assert " of 50" not in StepPlan(**settings, minibatch_size=50).table()
 
 
-def test_plans_that_cut_a_batch_differently_are_not_equal():
+def test_plans_with_different_last_minibatch_are_unequal():
     settings = {"iterations": 10, "num_envs": 4, "update_epochs": 1, "minibatch_size": 3}
     smaller, drop = (StepPlan(**settings, last_minibatch=last) for last in ("smaller", "drop"))
     assert smaller != drop
 
 
-def test_plans_with_another_minimum_of_steps_are_not_equal():
+def test_plans_with_different_min_steps_are_unequal():
     plan = StepPlan(iterations=10, steps_per_env=None, min_steps=8)
     assert plan != plan.replace(min_steps=16)

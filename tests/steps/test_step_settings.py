@@ -16,24 +16,24 @@ def on_policy(**settings):
 
 
 # ---------------------------------------------------------------------- minibatches of a batch
-def test_a_minibatch_is_the_whole_batch_however_many_environments_there_are():
+def test_minibatch_size_none_uses_full_batch():
     steps = on_policy(minibatch_size=None)
     for num_envs in (1, 2, 4):
         assert steps.to_plan(num_envs=num_envs).minibatch_sizes(1) == [8 * num_envs]
 
 
-def test_the_whole_batch_can_be_said_where_settings_are_plain_values():
+def test_from_plain_accepts_full_batch_and_minibatches():
     assert from_plain(OnPolicySteps, {"minibatch_size": None}).minibatch_size is None
     assert from_plain(OnPolicySteps, {"minibatches": 4}).minibatches == 4
 
 
 @pytest.mark.parametrize(("num_envs", "size"), [(1, 2), (2, 4), (4, 8)])
-def test_a_batch_is_cut_into_equally_many_minibatches(num_envs, size):
+def test_minibatches_divide_batch_equally(num_envs, size):
     plan = on_policy(minibatches=4).to_plan(num_envs=num_envs)
     assert plan.minibatch_sizes(1) == [size] * 4
 
 
-def test_a_number_of_minibatches_needs_no_size():
+def test_minibatches_determine_minibatch_size():
     assert on_policy(minibatches=2, minibatch_size=None).to_plan(num_envs=2).minibatch_size == 8
 
 
@@ -45,12 +45,12 @@ def test_a_number_of_minibatches_needs_no_size():
         {"minibatches": 2, "minibatch_size": 4},
     ],
 )
-def test_minibatches_that_a_batch_does_not_make_are_refused(settings):
+def test_plan_rejects_minibatches_that_do_not_fit_batch(settings):
     with raises_setting("minibatches"):
         on_policy(**settings).to_plan(num_envs=2)
 
 
-def test_a_number_of_minibatches_takes_the_place_of_the_recipes_own_size():
+def test_minibatches_replace_default_size_of_recipe():
     config = recipes.ppo_recurrent.Config()
     config.steps.minibatches = 2  # of 64 sequences
     assert make_plan(config, "ppo_recurrent").minibatch_size == 32
@@ -59,14 +59,14 @@ def test_a_number_of_minibatches_takes_the_place_of_the_recipes_own_size():
         make_plan(config, "ppo_recurrent")
 
 
-def test_whole_episodes_are_not_cut_into_a_number_of_minibatches():
+def test_plan_rejects_minibatches_for_complete_episodes():
     steps = OnPolicySteps(steps_per_env=None, min_episodes=2, minibatches=4)
     with raises_setting("minibatches"):
         steps.to_plan()
 
 
 # ---------------------------------------------------------------------- sequences
-def test_samples_of_a_replay_buffer_can_be_sequences():
+def test_replay_samples_can_be_sequences():
     steps = OffPolicySteps(
         total_policy_steps=20, learning_starts=10, minibatch_size=4, sequence_length=5
     )

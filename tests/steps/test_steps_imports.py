@@ -22,14 +22,14 @@ MODULES = [
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_importing_it_imports_no_heavy_library(module):
+def test_module_imports_no_heavy_library(module):
     heavy = "{'torch', 'torchrl', 'tensordict', 'numpy', 'matplotlib', 'yaml', 'gymnasium'}"
     code = f"import sys, {module}; print(*{heavy} & set(sys.modules))"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == ""
 
 
-def test_the_rooms_below_are_not_imported():
+def test_steps_and_dialects_import_no_other_kit_packages():
     code = (
         "import sys, kit.steps, kit.dialects.sheeprl\n"
         "ours = {m for m in sys.modules if m.startswith('kit.')}\n"

@@ -184,11 +184,11 @@ def broken(kind: type[VectorCollector], vectorization: str = "sync", world=COUNT
     return make
 
 
-def test_a_collector_that_is_right_passes_with_the_names_of_all_promises():
+def test_correct_collector_passes_all_checks():
     assert check_collector(broken(VectorCollector), cases=CASES) == list(COLLECTOR_CHECKS)
 
 
-def test_a_single_step_that_two_seeds_have_in_common_proves_nothing():
+def test_check_allows_seeds_to_share_single_step():
     one = CollectorCase(num_envs=1, steps_per_env=1, batches=1)
     assert check_collector(broken(VectorCollector), cases=[one]) == list(COLLECTOR_CHECKS)
 
@@ -210,7 +210,7 @@ def test_a_single_step_that_two_seeds_have_in_common_proves_nothing():
         (CollectsOn, "shutdown"),
     ],
 )
-def test_the_promise_that_is_broken_is_named(kind, promise):
+def test_error_names_broken_promise(kind, promise):
     case = COUNTING.cases[0]
     with pytest.raises(ConformanceError, match=rf"^{promise}: ") as caught:
         check_collector(broken(kind), cases=[case])
@@ -219,7 +219,7 @@ def test_the_promise_that_is_broken_is_named(kind, promise):
 
 
 @pytest.mark.parametrize("world", [COUNTING, CARTPOLE], ids=["counting", "cartpole"])
-def test_a_policy_that_is_not_said_to_be_exact_may_round_a_little(world):
+def test_check_allows_rounding_of_inexact_policy(world):
     make = broken(RoundsALittle, world=world)
     assert check_collector(make, world=world, promises=["plain"]) == ["plain"]
 
@@ -245,7 +245,7 @@ class SaysItIsRandom(VectorCollector):
     ],
 )
 @pytest.mark.parametrize("steps", [3, 21, 60])
-def test_random_steps_are_random_and_counted(kind, promise, steps):
+def test_check_verifies_that_random_steps_are_random(kind, promise, steps):
     def make(case):
         env, random = counter_env(case), {"init_random_frames": case.random_steps}
         return kind(env, counter_policy(env), **amounts(case), **random)
@@ -258,7 +258,7 @@ def test_random_steps_are_random_and_counted(kind, promise, steps):
         check_collector(make, cases=[case], promises=["counts", "random_actions"])
 
 
-def test_random_steps_are_counted_on_in_a_run_that_goes_on():
+def test_check_detects_random_step_count_lost_on_resume():
     def make(case):
         env, random = counter_env(case), {"init_random_frames": case.random_steps}
         return ForgetsRandomSteps(env, counter_policy(env), **amounts(case), **random)
@@ -267,7 +267,7 @@ def test_random_steps_are_counted_on_in_a_run_that_goes_on():
         check_collector(make, cases=[CollectorCase(random_steps=6)])
 
 
-def test_a_process_that_is_left_is_found():
+def test_check_detects_process_left_after_shutdown():
     before = set(multiprocessing.active_children())
     try:
         with pytest.raises(ConformanceError, match=r"^shutdown: processes are left"):
@@ -291,7 +291,7 @@ class CountsPolicySteps(VectorCollector):
         return batch
 
 
-def test_env_steps_are_counted_where_actions_are_repeated():
+def test_check_detects_wrong_env_steps_with_action_repeat():
     check_collector(broken(CountsPolicySteps), promises=["counts"])
     with pytest.raises(ConformanceError, match=r"^counts: counted .*'env_steps'"):
         check_collector(broken(CountsPolicySteps, world=REPEATING), world=REPEATING)
@@ -301,7 +301,7 @@ def test_env_steps_are_counted_where_actions_are_repeated():
     ("entry", "promise"),
     [("action", "counts"), (("next", "truncated"), "counts"), (TRAJ_IDS, "trajectories")],
 )
-def test_an_entry_that_is_in_no_batch_is_named(entry, promise):
+def test_error_names_missing_entry(entry, promise):
     class Incomplete(VectorCollector):
         def collect(self):
             return super().collect().exclude(entry)
@@ -312,16 +312,16 @@ def test_an_entry_that_is_in_no_batch_is_named(entry, promise):
         check_collector(broken(Incomplete), cases=CASES)
 
 
-def test_only_the_promises_that_are_asked_for_are_checked():
+def test_check_runs_only_requested_promises():
     assert check_collector(broken(OneMemory), promises=["seeds"], cases=CASES) == ["seeds"]
 
 
-def test_a_promise_that_nobody_makes_is_refused_with_those_that_there_are():
+def test_check_rejects_unknown_promise():
     with raises_setting("promises"):
         check_collector(broken(VectorCollector), promises=["count"])
 
 
-def test_what_goes_wrong_in_a_collector_is_passed_on():
+def test_check_propagates_collector_errors():
     class Raises(VectorCollector):
         def collect(self):
             raise EnvError("env", 1, "fell over")

@@ -54,14 +54,14 @@ def on_trial(kind, world, spoil=lambda env: env, **kwargs):
 
 
 @KINDS
-def test_one_wrong_transition_of_an_episode_is_found(kind):
+def test_check_detects_single_wrong_transition(kind):
     with pytest.raises(ConformanceError, match=r"^transitions: next observation is"):
         on_trial(kind, CARTPOLE, wrappers=[Nudged])
 
 
 @KINDS
 @WORLDS
-def test_another_reward_is_found(kind, world):
+def test_check_detects_wrong_reward(kind, world):
     with pytest.raises(ConformanceError, match=r"^transitions: next reward is"):
         on_trial(kind, world, wrappers=[OneRewardMore])
 
@@ -69,7 +69,7 @@ def test_another_reward_is_found(kind, world):
 @pytest.mark.filterwarnings("ignore:.*You are calling 'step")
 @KINDS
 @WORLDS
-def test_an_end_that_does_not_come_is_found(kind, world):
+def test_check_detects_missing_termination(kind, world):
     with pytest.raises(ConformanceError, match=r"^transitions: next terminated is"):
         on_trial(kind, world, wrappers=[Unyielding])
 
@@ -89,10 +89,10 @@ def leave_the_pole(env):
 
 
 @KINDS
-def test_an_episode_that_goes_on_after_its_end_is_found(kind):
+def test_check_detects_episode_that_continues_after_end(kind):
     with pytest.raises(ConformanceError, match=r"^continuity: observations are"):
         on_trial(kind, CARTPOLE, leave_the_pole, vectorization="native")
 
 
-def test_a_right_collector_of_the_right_environment_is_not_blamed():
+def test_check_accepts_correct_collector_and_environment():
     on_trial(vector, CARTPOLE)

@@ -91,7 +91,7 @@ class TakesAStepFirst(VectorCollector):
 
 @WORLDS
 @pytest.mark.parametrize("exact_resume", [False, True])
-def test_a_collector_that_only_claims_to_go_on_exactly_is_found(world, exact_resume):
+def test_check_detects_false_claim_of_exact_resume(world, exact_resume):
     with pytest.raises(
         ConformanceError, match=r"^checkpoint: batches differ after loading a saved state"
     ):
@@ -99,7 +99,7 @@ def test_a_collector_that_only_claims_to_go_on_exactly_is_found(world, exact_res
 
 
 @WORLDS
-def test_new_beginnings_have_to_be_allowed(world):
+def test_check_allows_restart_only_without_exact_resume(world):
     check(VectorCollector, world, exact_resume=False)
     with pytest.raises(ConformanceError, match=r"^checkpoint: does not resume exactly"):
         check(VectorCollector, world, exact_resume=True)
@@ -117,12 +117,12 @@ def test_new_beginnings_have_to_be_allowed(world):
         (ForgetsReports, "reports"),
     ],
 )
-def test_what_is_wrong_after_a_new_beginning_is_named(kind, promise, world):
+def test_error_names_broken_promise_after_restart(kind, promise, world):
     with pytest.raises(ConformanceError, match=f"^checkpoint: after a restart, {promise}: "):
         check(kind, world)
 
 
-def test_a_collector_that_could_go_on_exactly_but_says_no_has_to_begin_anew():
+def test_check_requires_restart_when_collector_is_inexact():
     class SaysNo(VectorCollector):
         def load_state_dict(self, state_dict):
             super().load_state_dict(state_dict)
@@ -137,7 +137,7 @@ def test_a_collector_that_could_go_on_exactly_but_says_no_has_to_begin_anew():
 
 
 @WORLDS
-def test_whole_episodes_are_all_played_before_anything_is_saved(world):
+def test_episode_collector_passes_when_env_state_is_unavailable(world):
     def make(case) -> EpisodeCollector:
         return episodes(case, without_state(world.env(case)))
 

@@ -11,7 +11,7 @@ from kit.testing.envs import Catch, GoNoGo, Maze
 
 
 @pytest.mark.parametrize("name", ["Recall", "GoNoGo", "Glimpse", "Catch", "Allowed", "Maze"])
-def test_each_keeps_gymnasiums_promises(name):
+def test_small_env_passes_gymnasium_check(name):
     check_env(gym.make(f"kit/{name}-v0").unwrapped, skip_render_check=True)
 
 
@@ -31,13 +31,13 @@ def towards(board) -> int:
     return int(np.sign(ball - paddle)) + 1
 
 
-def test_a_ball_that_is_caught_pays_when_it_arrives():
+def test_catch_rewards_caught_ball_on_arrival():
     assert caught(towards) == [0, 0, 0, 0, 1]
     assert caught(lambda board: 2 - towards(board)) == [0, 0, 0, 0, -1]
 
 
 @pytest.mark.parametrize("remembers", [True, False])
-def test_a_cue_that_is_shown_once_pays_who_remembers_it(remembers):
+def test_go_no_go_rewards_remembered_cue(remembers):
     env, returns = GoNoGo(delay=3), []
     for seed in range(40):
         seen, _ = env.reset(seed=seed)
@@ -60,7 +60,7 @@ def walk(env, *moves: tuple[int, int]) -> list[float]:
 DOWN, RIGHT = 0, 2
 
 
-def test_a_room_of_a_maze_is_left_through_its_doors_alone():
+def test_maze_rooms_connect_only_through_doors():
     env = Maze(rooms=2)
     env.reset()
     walk(env, (DOWN, 8))
@@ -72,7 +72,7 @@ def test_a_room_of_a_maze_is_left_through_its_doors_alone():
     assert rewards == [0.0] * 9 + [1.0]
 
 
-def test_the_goal_of_a_maze_ends_the_episode_and_time_cuts_it():
+def test_maze_terminates_at_goal_and_truncates_at_time_limit():
     env = Maze(rooms=1, steps=9)
     env.reset()
     outcomes = [env.step(action)[1:4] for action in [DOWN] * 4 + [RIGHT] * 4]

@@ -33,22 +33,22 @@ def ends(world, vectorization):
 
 @pytest.mark.parametrize("world", [COUNTING, CARTPOLE], ids=["counting", "cartpole"])
 @pytest.mark.parametrize("vectorization", ["sync", "native", "tensor"])
-def test_episodes_terminate_and_are_truncated_and_both_at_once(world, vectorization):
+def test_episodes_end_by_termination_truncation_and_both(world, vectorization):
     assert all(ends(world, vectorization))
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "tensor"])
-def test_they_do_so_where_actions_are_repeated(vectorization):
+def test_episodes_end_in_all_ways_with_action_repeat(vectorization):
     assert all(ends(REPEATING, vectorization))
 
 
-def test_they_do_so_in_envpool():
+def test_episodes_end_in_all_ways_in_envpool():
     pytest.importorskip("envpool")
     assert all(ends(CARTPOLE, "envpool"))
 
 
 # ---------------------------------------------------------------------- CartPole
-def test_what_is_expected_of_cartpole_is_what_gymnasiums_equations_give():
+def test_cartpole_expectation_matches_gymnasium():
     env = gym.make("CartPole-v1").unwrapped
     state = torch.tensor([2.39, 1.0, -0.1, -2.0], dtype=torch.float64)
     for action in (0, 1):
@@ -74,20 +74,20 @@ def test_what_is_expected_of_cartpole_is_what_gymnasiums_equations_give():
         (0.0, ANGLE_LIMIT - ROUNDING / 2, False, True),
     ],
 )
-def test_only_next_to_a_bound_rounding_may_decide(position, angle, terminated, undecided):
+def test_cartpole_rounding_decides_only_near_bounds(position, angle, terminated, undecided):
     standing = torch.tensor([[position, 0.0, angle, 0.0]], dtype=torch.float64)
     outcome = CARTPOLE.expected(standing, torch.tensor([1]))
     assert outcome.terminated.item() is terminated
     assert outcome.undecided.item() is undecided
 
 
-def test_an_episode_begins_near_zero_in_all_four_quantities():
+def test_cartpole_recognizes_initial_observations():
     observation = torch.tensor([[0.05, -0.05, 0.0, 0.05], [0.0, 0.06, 0.0, 0.0]])
     assert CARTPOLE.begins(observation).tolist() == [True, False]
 
 
 # ---------------------------------------------------------------------- in general
-def test_a_world_makes_its_environment_for_a_case():
+def test_world_creates_environment_for_case():
     case = replace(CARTPOLE.cases[0], num_envs=2, seed=7)
     one, other = CARTPOLE.env(case), CARTPOLE.env(case, "native")
     assert one.num_envs == other.num_envs == 2
@@ -97,6 +97,6 @@ def test_a_world_makes_its_environment_for_a_case():
     assert not np.array_equal(seen[0], seen[2])
 
 
-def test_steps_are_numbered_from_the_beginning_of_their_episode():
+def test_ages_count_steps_since_episode_start():
     done = torch.tensor([0, 0, 1, 1, 0, 1, 0], dtype=torch.bool)
     assert ages(done).tolist() == [1, 2, 3, 1, 1, 2, 1]

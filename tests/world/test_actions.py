@@ -11,7 +11,7 @@ from tests.errors import raises_setting
 from tests.tiny import Scripted
 
 
-def test_an_environment_that_masks_actions_is_refused():
+def test_action_code_rejects_action_masks():
     class Masked(Scripted):
         def reset(self, *, seed=None, options=None):
             return super().reset(seed=seed)[0], {"action_mask": np.ones(2, np.int8)}
@@ -21,7 +21,7 @@ def test_an_environment_that_masks_actions_is_refused():
     assert ActionCode(make_env(Masked, 2, action_mask=False)).features == 2
 
 
-def test_an_environment_whose_actions_are_whole_numbers_in_a_box_is_refused():
+def test_action_code_rejects_integer_box_actions():
     class Levers(Scripted):
         action_space = gym.spaces.Box(-2, 3, (2,), np.int16)
 

@@ -27,7 +27,7 @@ def losses(minibatch: TensorDict, **settings) -> TensorDict:
 
 
 @pytest.mark.parametrize("starts", [2, 6])
-def test_nothing_is_learnt_in_imagination_that_begins_where_an_episode_terminated(starts):
+def test_imagination_from_terminated_states_has_zero_loss(starts):
     minibatch = sequences(time=6)
     minibatch["terminated"][:, -starts:] = True
     found = losses(minibatch, imagination_starts=starts)
@@ -35,7 +35,7 @@ def test_nothing_is_learnt_in_imagination_that_begins_where_an_episode_terminate
 
 
 @pytest.mark.parametrize("terminated", [True, False])
-def test_a_start_that_terminated_is_left_out_alone(terminated):
+def test_behaviour_losses_exclude_only_terminated_starts(terminated):
     minibatch = sequences(rows=3, time=6)
     minibatch["terminated"][1] = terminated
     found = losses(minibatch)
@@ -46,7 +46,7 @@ def test_a_start_that_terminated_is_left_out_alone(terminated):
         assert torch.equal(found[name], moved[name]) == terminated
 
 
-def test_a_discount_of_zero_ends_no_imagination_at_its_start():
+def test_zero_discount_does_not_mask_imagination_starts():
     found = losses(sequences(), gamma=0.0)
     assert all(found[name] != 0 for name in BEHAVIOUR)
 
@@ -93,7 +93,7 @@ def lambda_return(reward: Tensor, going: Tensor, value: Tensor, start: int) -> T
 
 
 @pytest.mark.parametrize("continuation_coeff", [0.0, 10.0])
-def test_actor_and_critic_learn_from_the_returns_of_the_paper(continuation_coeff):
+def test_actor_and_critic_losses_match_paper_returns(continuation_coeff):
     loss, minibatch = published(continuation_coeff=continuation_coeff)
     records = Records.of(minibatch, loss.world_model, GAMMA)
     seen = imagined(loss, records)
@@ -113,7 +113,7 @@ def test_actor_and_critic_learn_from_the_returns_of_the_paper(continuation_coeff
 
 
 @pytest.mark.parametrize("free_nats", [0.0, 60.0, 1e3])
-def test_the_world_model_maximises_the_likelihoods_of_the_paper(free_nats):
+def test_world_model_loss_matches_paper_likelihoods(free_nats):
     settings = {"free_nats": free_nats, "divergence_coeff": 0.5, "continuation_coeff": 2.0}
     loss, minibatch = published(**settings)
     model, records = loss.world_model, Records.of(minibatch, loss.world_model, GAMMA)
@@ -139,7 +139,7 @@ def test_the_world_model_maximises_the_likelihoods_of_the_paper(free_nats):
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
-def test_each_loss_trains_whom_it_should(env_id):
+def test_each_loss_trains_expected_networks(env_id):
     loss, minibatch = published(env_id)
     named = dict(loss.named_parameters())
     reached = {}

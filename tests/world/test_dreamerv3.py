@@ -41,7 +41,7 @@ def sequences(env_id: str = "CartPole-v1", rows: int = 3, time: int = 6) -> Tens
 
 
 # ---------------------------------------------------------------------- returns
-def test_returns_are_those_of_the_equation():
+def test_lambda_returns_match_equation():
     torch.manual_seed(0)
     reward, value = torch.randn(5, 2).double(), torch.randn(5, 2).double()
     going = torch.rand(5, 2).double()
@@ -53,14 +53,14 @@ def test_returns_are_those_of_the_equation():
     torch.testing.assert_close(lambda_returns(reward[1:], going[1:], value[1:], 0.9), wanted)
 
 
-def test_returns_bootstrap_where_an_episode_was_cut_off():
+def test_lambda_returns_bootstrap_when_episode_is_truncated():
     ones = torch.ones(3)
     last = torch.tensor([0.0, 1.0, 0.0])
     found = lambda_returns(ones, 0.5 * ones, 10 * ones, 1.0 * (1 - last))
     assert found.tolist() == [1 + 0.5 * 6, 1 + 0.5 * 10, 1 + 0.5 * 10]
 
 
-def test_an_imagined_trajectory_ends_where_the_model_says():
+def test_imagined_weights_are_zero_when_model_predicts_end():
     loss = make_loss()
     head = loss.world_model.continuation_head[-1]
     head.bias.data.fill_(-1e4)
@@ -85,7 +85,7 @@ OWNERS = {
 
 @pytest.mark.parametrize("name", OWNERS)
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
-def test_each_loss_trains_whom_it_should(name, env_id):
+def test_each_loss_trains_expected_networks(name, env_id):
     loss = make_loss(env_id, free_nats=0.0)
     named = dict(loss.named_parameters())
     outputs = loss(sequences(env_id))
@@ -98,7 +98,7 @@ def test_each_loss_trains_whom_it_should(name, env_id):
     assert reached == OWNERS[name]
 
 
-def test_every_parameter_is_trained_by_some_loss():
+def test_losses_train_every_parameter():
     loss = make_loss(free_nats=0.0)
     outputs = loss(sequences())
     total = sum(outputs[name] for name in OWNERS)
@@ -106,7 +106,7 @@ def test_every_parameter_is_trained_by_some_loss():
     assert all(gradient is not None for gradient in found)
 
 
-def test_the_prior_and_the_posterior_move_towards_each_other():
+def test_prior_and_posterior_train_towards_each_other():
     loss = make_loss(free_nats=0.0)
     rssm = loss.world_model.rssm
     outputs = loss(sequences(time=1))  # later priors depend on earlier posteriors
@@ -122,13 +122,13 @@ def test_the_prior_and_the_posterior_move_towards_each_other():
     assert not reaches("loss_representation", prior)
 
 
-def test_free_nats_cost_nothing():
+def test_free_nats_clip_divergence_losses():
     outputs = make_loss(free_nats=1e4)(sequences())
     assert outputs["loss_dynamics"] == 1e4
     assert outputs["loss_representation"] == 1e3
 
 
-def test_imagination_may_begin_at_the_last_time_steps_alone():
+def test_imagination_starts_limit_time_steps():
     few, all_ = make_loss(imagination_starts=2), make_loss()
     rows = []
     for loss in (few, all_):
@@ -167,7 +167,7 @@ def stored() -> TensorDict:
     return minibatch
 
 
-def test_a_sequence_goes_on_from_the_latent_that_was_stored():
+def test_sequence_continues_from_stored_latent():
     minibatch = stored()
     whole = minibatch["latent", "deter"].float()
     rest = continued(after(minibatch, 3))
@@ -177,7 +177,7 @@ def test_a_sequence_goes_on_from_the_latent_that_was_stored():
     assert not torch.allclose(continued(begun), whole[:, 3:], atol=2e-2)
 
 
-def test_no_stored_latent_passes_the_beginning_of_an_episode():
+def test_stored_latent_does_not_cross_episode_start():
     minibatch = after(stored(), 3)
     minibatch["is_init"][:, 0] = True
     found = continued(minibatch.clone())
@@ -185,7 +185,7 @@ def test_no_stored_latent_passes_the_beginning_of_an_episode():
     assert torch.equal(continued(minibatch), found)
 
 
-def test_a_replay_keeps_what_a_latent_is():
+def test_packed_latent_is_restored_exactly():
     rssm = make_loss().world_model.rssm
     codes = torch.nn.functional.one_hot(torch.randint(8, (5, 8)), 8).float().flatten(-2)
     latent = Latent(torch.rand(5, 64).half().float(), codes)
@@ -194,7 +194,7 @@ def test_a_replay_keeps_what_a_latent_is():
 
 
 # ---------------------------------------------------------------------- returns
-def test_returns_are_scaled_by_running_percentiles():
+def test_return_scale_follows_running_percentiles():
     loss = ReturnScale(rate=0.5)
     returns = torch.linspace(0, 100, 101)
     assert loss(returns) == 45.0

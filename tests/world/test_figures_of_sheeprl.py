@@ -17,7 +17,7 @@ def assert_close(found: Figures, wanted: Figures) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_losses_and_gradients_are_those_that_sheeprl_has_found(case):
+def test_losses_and_gradients_match_stored_sheeprl_values(case):
     step, wanted = make_step(case), stored_figures(case)
     found = kit_step(step)
     assert set(found.losses) == {part for names in wanted.losses for part in names.split("+")}
@@ -26,7 +26,7 @@ def test_losses_and_gradients_are_those_that_sheeprl_has_found(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_losses_and_gradients_are_those_of_sheeprl_as_it_is_installed(case):
+def test_losses_and_gradients_match_installed_sheeprl(case):
     pytest.importorskip("sheeprl")
     from benchmarks.sheeprl_figures import sheeprl_step
 

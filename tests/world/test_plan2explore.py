@@ -33,7 +33,7 @@ def gradients(loss: Plan2ExploreLoss, reward: float) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("exploring", [True, False])
-def test_rewards_change_the_features_of_the_world_model_after_exploration_alone(exploring):
+def test_rewards_change_features_only_after_exploration(exploring):
     loss = build(recipes.plan2explore).update.loss_module
     with torch.no_grad():  # initial outputs of zero would hide what depends on what
         for parameter in loss.parameters():
@@ -45,7 +45,7 @@ def test_rewards_change_the_features_of_the_world_model_after_exploration_alone(
 
 # ---------------------------------------------------------------------- novelty
 @pytest.mark.parametrize("members", [2, 5])
-def test_novelty_is_the_variance_of_a_sample_of_predictions(members):
+def test_novelty_is_sample_variance_of_predictions(members):
     """Sekar et al. 2020, section 3: the sum of squares is divided by K - 1."""
     torch.manual_seed(0)
     ensemble = Ensemble(members, 6, 2, 9, SIZES["nano"])
@@ -57,7 +57,7 @@ def test_novelty_is_the_variance_of_a_sample_of_predictions(members):
     torch.testing.assert_close(found, squares.mean(-1) / (members - 1))
 
 
-def test_an_action_beyond_its_bounds_is_as_novel_as_the_bound():
+def test_novelty_clips_actions_to_bounds():
     """The explorer imagines such actions, the environment clips them, the replay has none."""
     loss = build(recipes.plan2explore, env=EnvConfig("Pendulum-v1", 1)).update.loss_module
     seen = torch.randn(7, loss.world_model.features)
@@ -85,7 +85,7 @@ def test_ensemble_does_not_learn_across_episode_ends():
     torch.testing.assert_close(loss._ensemble_loss(latents, records), expected)
 
 
-def test_embeddings_that_the_ensemble_predicts_do_not_drift():
+def test_target_embeddings_of_ensemble_stay_fixed():
     trainer = build(recipes.plan2explore, total_policy_steps=72, exploration_steps=72)
     (fixed,), trained = trainer.loss_module.fixed_encoders, trainer.loss_module.world_model.encoder
     before = [parameter.clone() for parameter in trained.parameters()]
@@ -94,7 +94,7 @@ def test_embeddings_that_the_ensemble_predicts_do_not_drift():
     assert not all(map(torch.equal, before, trained.parameters()))
 
 
-def test_one_model_alone_disagrees_with_nobody():
+def test_ensemble_rejects_single_member():
     with raises_setting("ensemble"):
         Ensemble(1, 6, 2, 9, SIZES["nano"])
     with raises_setting("ensemble"):
@@ -123,7 +123,7 @@ def outputs_of(loss: Plan2ExploreLoss, env_id: str = "CartPole-v1") -> TensorDic
     return loss(sequences(env_id))
 
 
-def test_running_std_is_that_of_an_exponential_average():
+def test_running_std_matches_exponential_average():
     scale, generator = RunningStd(rate=0.1), torch.Generator().manual_seed(0)
     values = 3.0 + torch.randn(4, 50, generator=generator)
     found = [float(scale(one)) for one in values]
@@ -134,7 +134,7 @@ def test_running_std_is_that_of_an_exponential_average():
     assert found[0] == pytest.approx(float(values[0].std(correction=0)), rel=1e-4)
 
 
-def test_intrinsic_returns_do_not_depend_on_the_scale_of_disagreement(monkeypatch):
+def test_intrinsic_returns_are_invariant_to_disagreement_scale(monkeypatch):
     """Disagreements of 1e-4 would never exceed the smallest scale of returns, which is 1."""
     found = []
     for factor in (1.0, 1e-3):
@@ -149,7 +149,7 @@ def test_intrinsic_returns_do_not_depend_on_the_scale_of_disagreement(monkeypatc
 
 
 @pytest.mark.parametrize("env", [None, PENDULUM], ids=["discrete", "continuous"])
-def test_advantages_of_an_explorer_are_weighted_means(env):
+def test_explorer_advantages_are_weighted_means(env):
     """As in sheeprl: each critic's advantages are divided by the spread of its returns."""
     loss = explorer_loss(env, extrinsic_weight=1.0, entropy_coeff=0.0)
     found = {}
@@ -165,7 +165,7 @@ def test_advantages_of_an_explorer_are_weighted_means(env):
     torch.testing.assert_close(both, (0.1 * intrinsic + extrinsic) / 1.1)
 
 
-def test_weights_of_the_explorer_are_settings():
+def test_explorer_weights_are_configurable():
     loss = build(recipes.plan2explore, intrinsic_weight=0.1, extrinsic_weight=1.0)
     assert [*loss.update.loss_module.explorer_weights.values()] == [0.1, 1.0]
     alone = build(recipes.plan2explore).update.loss_module
@@ -173,7 +173,7 @@ def test_weights_of_the_explorer_are_settings():
 
 
 @pytest.mark.parametrize("env", [None, PENDULUM], ids=["discrete", "continuous"])
-def test_continuous_explorers_alone_learn_through_the_dynamics(env):
+def test_only_continuous_explorer_learns_through_dynamics(env):
     loss = explorer_loss(env)
     outputs = outputs_of(loss, "CartPole-v1" if env is None else env.id)
     networks = loss.world_model.rssm, loss.ensemble, loss.explorer
@@ -189,7 +189,7 @@ def test_continuous_explorers_alone_learn_through_the_dynamics(env):
 
 
 @pytest.mark.parametrize("env", [None, PENDULUM], ids=["discrete", "continuous"])
-def test_explorer_and_ensemble_have_their_own_optimizers(env):
+def test_explorer_and_ensemble_have_separate_optimizers(env):
     """So what trains the explorer through the dynamics changes neither these nor the ensemble."""
     settings = {} if env is None else {"env": env}
     update = build(recipes.plan2explore, ensemble_learning_rate=0.02, **settings).update
@@ -203,7 +203,7 @@ def test_explorer_and_ensemble_have_their_own_optimizers(env):
     assert [*update.optimizers] == ["optimizer", "ensemble", "explorer_actor"]
 
 
-def test_recorded_gradients_of_a_continuous_explorer_are_the_eager_ones():
+def test_traced_gradients_of_continuous_explorer_match_eager():
     short = {"env": PENDULUM, "total_policy_steps": 72, "sequence_length": 3}
     one, other = (build(recipes.plan2explore, compile=how, **short) for how in ("auto", False))
     one.run()

@@ -33,7 +33,7 @@ def observe(rssm, action, embedding, first, seed=1):
     return rssm.observe(rssm.initial(first.shape[1]), action, embedding, first)
 
 
-def test_a_latent_depends_on_the_past_alone(rssm):
+def test_latent_does_not_depend_on_future(rssm):
     action, embedding, first = sequences(rssm)
     (before, _), _ = observe(rssm, action, embedding, first)
     embedding[4], action[4] = 0.0, 0.0
@@ -43,7 +43,7 @@ def test_a_latent_depends_on_the_past_alone(rssm):
     assert not torch.equal(before[5], after[5])
 
 
-def test_nothing_passes_the_beginning_of_an_episode(rssm):
+def test_latent_state_resets_at_episode_start(rssm):
     action, embedding, first = sequences(rssm)
     first[3] = True
     (deter, _), logits = observe(rssm, action, embedding, first)
@@ -53,12 +53,12 @@ def test_nothing_passes_the_beginning_of_an_episode(rssm):
     assert torch.equal(logits[3:], changed_logits[3:])
 
 
-def test_actions_beyond_one_are_scaled_to_one(rssm):
+def test_rssm_scales_large_actions_to_one(rssm):
     scaled = rssm.action(torch.tensor([[3.0, -0.5]]))
     torch.testing.assert_close(scaled, rssm.action(torch.tensor([[1.0, -0.5]])))
 
 
-def test_divergences_are_those_of_torchrl(rssm):
+def test_divergences_match_torchrl(rssm):
     posterior, prior = torch.randn(2, 5, 64), torch.randn(2, 5, 64)
     latents = [logits.unflatten(-1, (8, 8)) for logits in (posterior, prior)]
     theirs = categorical_kl_terms(*latents, free_nats=0.0)
@@ -66,7 +66,7 @@ def test_divergences_are_those_of_torchrl(rssm):
         torch.testing.assert_close(ours.mean(), one.mean())
 
 
-def test_samples_have_the_probabilities_asked_for():
+def test_one_hot_samples_follow_requested_probabilities():
     torch.manual_seed(0)
     wanted = torch.tensor([0.5, 0.0, 0.2, 0.3])
     drawn = sample_one_hot(wanted.expand(40_000, 4), torch.rand(40_000))
@@ -75,14 +75,14 @@ def test_samples_have_the_probabilities_asked_for():
     assert drawn[:, 1].sum() == 0
 
 
-def test_one_percent_of_every_latent_is_uniform(rssm):
+def test_latent_probabilities_mix_in_one_percent_uniform(rssm):
     certain = torch.zeros(64)
     certain[::8] = 1e4
     least = rssm.probabilities(certain).min()
     torch.testing.assert_close(least, torch.tensor(0.01 / 8))
 
 
-def test_gradients_pass_straight_through_samples(rssm):
+def test_samples_pass_gradients_straight_through(rssm):
     logits = torch.randn(5, 64, requires_grad=True)
     sampled = rssm.sample(logits, torch.rand(5, 8))
     weight = torch.randn(5, 64)
@@ -92,17 +92,17 @@ def test_gradients_pass_straight_through_samples(rssm):
 
 
 # ---------------------------------------------------------------------- numbers
-def test_symexp_undoes_symlog():
+def test_symexp_inverts_symlog():
     numbers = torch.tensor([-1e4, -1.0, 0.0, 0.5, 3e3])
     torch.testing.assert_close(symexp(symlog(numbers)), numbers)
 
 
-def test_equal_logits_are_exactly_zero():
+def test_two_hot_mean_of_equal_logits_is_exactly_zero():
     assert TwoHot().mean(torch.full((3, 255), 0.7)).tolist() == [0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("number", [-3e8, -17.0, -0.01, 0.0, 0.3, 5.0, 2e5])
-def test_the_cheapest_distribution_of_a_number_has_its_mean(number):
+def test_two_hot_optimum_has_target_as_mean(number):
     two_hot, target = TwoHot(), torch.tensor([number])
     logits = torch.zeros(1, 255, requires_grad=True)
     (gradient,) = torch.autograd.grad(two_hot.loss(logits, target).sum(), logits)
@@ -111,7 +111,7 @@ def test_the_cheapest_distribution_of_a_number_has_its_mean(number):
     assert (best > 1e-6).sum() <= 2
 
 
-def test_the_loss_of_numbers_is_that_of_torchrl():
+def test_two_hot_loss_matches_torchrl():
     two_hot, logits = TwoHot(), torch.randn(50, 255)
     one, other = 30 * torch.randn(50), torch.randn(50)
     theirs = sum(
@@ -121,12 +121,12 @@ def test_the_loss_of_numbers_is_that_of_torchrl():
     torch.testing.assert_close(two_hot.loss(logits, one, other), theirs)
 
 
-def test_a_head_begins_at_zero():
+def test_two_hot_head_starts_at_zero():
     two_hot = TwoHot()
     assert two_hot.mean(two_hot.head(4, 8, 1)(torch.randn(5, 4))).tolist() == [0.0] * 5
 
 
-def test_the_output_that_widens_a_head_changes_nothing():
+def test_padding_output_of_head_has_no_effect():
     torch.manual_seed(0)
     two_hot, value, target = TwoHot(), torch.randn(6, 4), torch.randn(6)
     wide = two_hot.head(4, 8, 1)
@@ -145,14 +145,14 @@ def test_the_output_that_widens_a_head_changes_nothing():
 
 
 @pytest.mark.parametrize("spread", [1e-3, 0.1, 3.0])
-def test_the_mean_of_small_differences_is_that_of_the_probabilities(spread):
+def test_two_hot_mean_matches_exact_probabilities(spread):
     torch.manual_seed(0)
     two_hot, logits = TwoHot(), spread * torch.randn(50, 255)
     exact = logits.softmax(-1).double() @ two_hot.bins.double()
     torch.testing.assert_close(two_hot.mean(logits).double(), exact, rtol=3e-5, atol=0)
 
 
-def test_the_mean_of_logits_is_not_rounded_where_matrices_are():
+def test_two_hot_mean_is_not_rounded_in_autocast():
     two_hot, logits = TwoHot(), torch.full((1, 255), -30.0)
     logits[0, [164, 165]] = 0.0
     with torch.autocast("cpu", torch.bfloat16):
@@ -161,7 +161,7 @@ def test_the_mean_of_logits_is_not_rounded_where_matrices_are():
 
 
 # ---------------------------------------------------------------------- acting
-def test_the_player_filters_as_training_does():
+def test_player_filters_like_training():
     torch.manual_seed(0)
     env = make_env("CartPole-v1", 2)
     model = make_world_model(env, "nano")
@@ -190,7 +190,7 @@ def test_the_player_filters_as_training_does():
 
 
 @pytest.mark.parametrize("kind", [kind for kind in ExplorationType if kind.name != "RANDOM"])
-def test_actions_are_sampled_where_they_are_to_be_random_alone(kind):
+def test_player_uses_mode_unless_exploration_is_random(kind):
     env = make_env("Pendulum-v1", 2)
     model = make_world_model(env, "nano")
     actor = LatentActor(model.code, model.features, model.size)
@@ -202,7 +202,7 @@ def test_actions_are_sampled_where_they_are_to_be_random_alone(kind):
     assert torch.equal(following["_previous_action"], actor.mode(actor(features)))
 
 
-def test_player_clips_exploration_noise_to_the_bounds():
+def test_player_clips_exploration_noise_to_bounds():
     env = make_env("Pendulum-v1", 8)
     model = make_world_model(env, "nano")
     actor = LatentActor(model.code, model.features, model.size)

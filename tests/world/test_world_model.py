@@ -33,7 +33,7 @@ def env_of(observation=NUMBERS, action=CHOICE):
     ],
     ids=str,
 )  # fmt: skip
-def test_a_model_reads_and_predicts_what_is_observed(space):
+def test_model_encodes_and_predicts_observations(space):
     env = env_of(space)
     model = make_world_model(env, "nano")
     observed = TensorDict({}, [6])
@@ -51,7 +51,7 @@ def test_a_model_reads_and_predicts_what_is_observed(space):
     assert all(p.grad is not None for p in [features])
 
 
-def test_images_are_predicted_between_black_and_white():
+def test_predicted_pixels_are_between_zero_and_one():
     model = make_world_model(env_of(pixels(16, 16, 3)), "nano")
     image = model.image_decoders[0](torch.randn(4, model.features))
     assert image.shape == (4, 16, 16, 3)
@@ -61,7 +61,7 @@ def test_images_are_predicted_between_black_and_white():
 @pytest.mark.parametrize(
     "space", [spaces.Box(-1, 1, (2, 3), np.float32), pixels(9, 64, 3), pixels(4, 4, 3)], ids=str
 )
-def test_other_observations_are_refused(space):
+def test_model_rejects_unsupported_observations(space):
     with raises_setting("observation"):
         make_world_model(env_of(space), "nano")
 
@@ -74,17 +74,17 @@ def test_other_observations_are_refused(space):
         spaces.Box(0, 1, (2, 2)),
     ],
 )
-def test_other_actions_are_refused(space):
+def test_model_rejects_unsupported_actions(space):
     with raises_setting("env.id"):
         make_world_model(env_of(action=space), "nano")
 
 
-def test_a_size_is_known():
+def test_model_rejects_unknown_size():
     with raises_setting("size"):
         make_world_model(env_of(), "small")
 
 
-def test_published_sizes_have_the_parameters_that_they_are_named_after():
+def test_published_sizes_match_parameter_counts():
     env = env_of(pixels(64, 64, 3))
     with torch.device("meta"):
         model = make_world_model(env, "12m")
@@ -94,7 +94,7 @@ def test_published_sizes_have_the_parameters_that_they_are_named_after():
 
 
 # ---------------------------------------------------------------------- actions
-def test_bounded_actions_are_read_from_minus_one_to_one():
+def test_bounded_actions_are_encoded_from_minus_one_to_one():
     code = ActionCode(env_of(action=spaces.Box(np.float32([0, -2]), np.float32([10, 2]))))
     action = torch.tensor([[0.0, -2.0], [10.0, 2.0], [5.0, 1.0]])
     encoded = torch.tensor([[-1.0, -1.0], [1.0, 1.0], [0.0, 0.5]])
@@ -105,20 +105,20 @@ def test_bounded_actions_are_read_from_minus_one_to_one():
 
 
 @pytest.mark.parametrize("limit", [np.inf, np.finfo(np.float32).max])
-def test_actions_without_bounds_to_scale_by_stay_as_they_are(limit):
+def test_unbounded_actions_stay_unchanged(limit):
     code = ActionCode(env_of(action=spaces.Box(-limit, limit, (2,))))
     action = torch.tensor([[-30.0, 4.5]])
     torch.testing.assert_close(code.encode(action), action)
     torch.testing.assert_close(code.decode(action), action)
 
 
-def test_a_number_between_equal_bounds_stays_there():
+def test_action_with_equal_bounds_is_constant():
     code = ActionCode(env_of(action=spaces.Box(np.float32([3, -2]), np.float32([3, 2]))))
     assert torch.equal(code.decode(torch.tensor([[0.7, 0.5]])), torch.tensor([[3.0, 1.0]]))
     assert code.encode(torch.tensor([[3.0, 1.0], [0.0, 0.0]])).isfinite().all(), "nor where none is"
 
 
-def test_choices_are_one_hot():
+def test_discrete_actions_are_one_hot():
     code = ActionCode(env_of())
     action = torch.arange(4)
     assert torch.equal(code.encode(action), torch.eye(4))
@@ -126,7 +126,7 @@ def test_choices_are_one_hot():
 
 
 @pytest.mark.parametrize("action", [CHOICE, spaces.Box(-2, 2, (2,))], ids=str)
-def test_the_actors_distribution_is_the_one_it_samples(action):
+def test_actor_log_prob_and_entropy_match_samples(action):
     torch.manual_seed(0)
     actor = LatentActor(ActionCode(env_of(action=action)), 5, SIZES["nano"])
     columns = actor(torch.randn(1, 5)).expand(20_000, -1)
@@ -136,7 +136,7 @@ def test_the_actors_distribution_is_the_one_it_samples(action):
     assert (actor.log_prob(columns, actor.mode(columns))[0] >= log_prob - 1e-6).all()
 
 
-def test_choices_are_read_one_hot_and_predicted_by_their_probabilities():
+def test_discrete_observations_use_one_hot_and_cross_entropy():
     model = make_world_model(env_of(spaces.Dict({"gear": CHOICE, "joints": NUMBERS})), "nano")
     gear, joints = torch.tensor([1, 3]), torch.tensor([[5.0, 0.0, -1.0], [0.0, 2.0, 0.0]])
     (target,) = targets = model.targets(TensorDict({"gear": gear, "joints": joints}, [2]))

@@ -37,7 +37,7 @@ CHANGES = [
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=named)
 @pytest.mark.parametrize("changes", CHANGES, ids=lambda changes: "-".join(changes))
-def test_what_was_planned_is_done(recipe, changes):
+def test_run_matches_plan(recipe, changes):
     trainer = build(recipe, **changes)
     ledger = trainer.run()
     assert ledger.compare(trainer.plan) == []
@@ -45,7 +45,7 @@ def test_what_was_planned_is_done(recipe, changes):
     assert ledger.gradient_steps > 0
 
 
-def test_an_episode_then_its_gradient_steps_is_a_ratio_told_otherwise():
+def test_training_per_episode_matches_equal_replay_ratio():
     """Where all episodes are equally long, both rhythms are one run, bit for bit."""
     common = {"env": PENDULUM, "total_policy_steps": 600, "learning_starts": 400, "random_steps": 0}
     episodes = {"steps_per_env": None, "min_episodes": 1}
@@ -72,7 +72,7 @@ class OwnExplorer(Plan2ExploreLoss):
 @pytest.mark.parametrize(
     ("recipe", "own"), zip(RECIPES, [OwnV3, OwnV1, OwnExplorer]), ids=[*map(named, RECIPES)]
 )
-def test_a_loss_of_ones_own_takes_the_place_of_the_recipes(recipe, own):
+def test_custom_loss_replaces_recipe_loss(recipe, own):
     trainer = build(recipe, loss=f"{__name__}:{own.__name__}", total_policy_steps=72)
     assert type(trainer.update.loss_module) is own
     usual = build(recipe, total_policy_steps=72)
@@ -83,7 +83,7 @@ def test_a_loss_of_ones_own_takes_the_place_of_the_recipes(recipe, own):
 # ---------------------------------------------------------------------- exactness
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("recipe", RECIPES, ids=named)
-def test_recorded_operations_are_bitwise_the_eager_ones(recipe, precision):
+def test_traced_run_matches_eager_run_bitwise(recipe, precision):
     short = {"total_policy_steps": 72, "sequence_length": 3, "precision": precision}
     one = build(recipe, compile="auto", **short)
     one.run()
@@ -95,7 +95,7 @@ def test_recorded_operations_are_bitwise_the_eager_ones(recipe, precision):
 
 @pytest.mark.parametrize("env", [PENDULUM, EnvConfig(id="CartPole-v1", num_envs=1)])
 @pytest.mark.parametrize("recipe", RECIPES, ids=named)
-def test_in_bfloat16_matrices_alone_are_rounded(recipe, env):
+def test_bfloat16_rounds_only_matrix_products(recipe, env):
     """A discount of 0.999 would be 1, and no return between 256 and 512 odd."""
     loss = build(recipe, env=env, precision="bfloat16").update.loss_module
     head = loss.world_model.continuation_head[-1]
@@ -112,7 +112,7 @@ def test_in_bfloat16_matrices_alone_are_rounded(recipe, env):
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=named)
-def test_a_stopped_run_continues_bit_for_bit(recipe, tmp_path):
+def test_stopped_run_resumes_bitwise(recipe, tmp_path):
     settings = {"evaluation_every": 96, "env": EnvConfig(id="CartPole-v1", num_envs=2)}
     if recipe is recipes.plan2explore:
         settings["exploration_steps"] = 104
@@ -130,7 +130,7 @@ def test_a_stopped_run_continues_bit_for_bit(recipe, tmp_path):
 
 
 @pytest.mark.parametrize("recipe", RECIPES[::2], ids=named)
-def test_latents_of_every_gradient_step_are_stored(recipe):
+def test_buffer_stores_latents_of_every_gradient_step(recipe):
     trainer = build(recipe, total_policy_steps=72, minibatch_size=30)
     trainer.run()
     played = build(recipe, total_policy_steps=72, replay_ratio=0)
@@ -142,13 +142,13 @@ def test_latents_of_every_gradient_step_are_stored(recipe):
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=named)
-def test_an_evaluation_calls_the_policy_as_the_collector_does(recipe):
+def test_evaluator_uses_fast_policy_of_collector(recipe):
     trainer = build(recipe, collector_kwargs={"fast_policy": "module"})
     assert trainer.evaluate.fast_policy == "module"
 
 
 # ---------------------------------------------------------------------- exploration
-def test_after_exploration_neither_explorer_nor_ensemble_is_trained():
+def test_explorer_and_ensemble_stop_training_after_exploration():
     explored = build(recipes.plan2explore, exploration_steps=128)
     explored.run()
     assert explored.update.loss_module.exploring
@@ -172,7 +172,7 @@ def test_after_exploration_neither_explorer_nor_ensemble_is_trained():
     assert not {"explorer", "ensemble", "explorer_critic_network_params"} & moved
 
 
-def test_fine_tuning_of_sheeprl_continues_from_an_exploration_with_its_buffer(tmp_path):
+def test_sheeprl_finetuning_continues_exploration_with_buffer(tmp_path):
     """The explorer plays until the first training; then the task actor plays and learns alone."""
     explored = build(recipes.plan2explore, tmp_path, total_policy_steps=72, exploration_steps=72)
     explored.run()
@@ -206,13 +206,13 @@ def test_fine_tuning_of_sheeprl_continues_from_an_exploration_with_its_buffer(tm
     assert SavedRun(trainer.folder).policy() is not None, "it is played without the exploration"
 
 
-def test_exploration_of_sheeprl_explores_in_the_whole_run():
+def test_sheeprl_exploration_lasts_complete_run():
     words = {"total_steps": 64, "num_envs": 1, "learning_starts": 24}
     plan = Sheeprl(algo="p2e_dv3_exploration", **words).to_plan()
     assert (plan.exploration_steps, plan.random_steps) == (64, 24)
 
 
-def test_fine_tuning_without_the_buffer_of_an_exploration_is_refused(tmp_path):
+def test_finetuning_rejects_exploration_without_buffer(tmp_path):
     steps = {"total_policy_steps": 68, "exploration_steps": 68}
     explored = build(recipes.plan2explore, tmp_path, save_policy=True, **steps)
     explored.run()
@@ -222,7 +222,7 @@ def test_fine_tuning_without_the_buffer_of_an_exploration_is_refused(tmp_path):
 
 
 @pytest.mark.nightly
-def test_plan2explore_learns_a_goal_that_random_actions_do_not_find(tmp_path):
+def test_plan2explore_reaches_goal_missed_by_random_actions(tmp_path):
     """Random actions find it in one of 4,100 episodes; a run has at most 120."""
     maze = ["preset=maze", "env.kwargs.rooms=2", "env.kwargs.steps=50", "progress=false"]
     for seed in (1, 2, 0):  # rounding, and therefore the processor, decides which seeds fail
@@ -247,7 +247,7 @@ def forget(monkeypatch):
 
 
 @pytest.mark.parametrize("remembers", [True, False])
-def test_without_recurrence_nothing_is_left_of_a_cue_when_it_is_asked_for(monkeypatch, remembers):
+def test_latents_retain_cue_only_with_recurrence(monkeypatch, remembers):
     """So no policy of such latents earns more than the half that one without memory does."""
     model = build(recipes.dreamerv3, env=GO_NO_GO).update.loss_module.world_model
     if not remembers:
@@ -279,7 +279,7 @@ def test_dreamerv3_learns_cartpole():
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("remembers", [True, False])
-def test_dreamerv3_answers_what_it_has_seen_eight_steps_before(monkeypatch, remembers):
+def test_dreamerv3_recalls_cue_only_with_recurrence(monkeypatch, remembers):
     if not remembers:
         forget(monkeypatch)
     steps = recipes.dreamerv3.SequenceSteps(
@@ -297,7 +297,7 @@ def test_dreamerv3_answers_what_it_has_seen_eight_steps_before(monkeypatch, reme
 
 
 # ---------------------------------------------------------------------- refusals
-def test_settings_that_cannot_work_are_refused():
+def test_recipes_reject_invalid_settings():
     with raises_setting("learning_starts"):
         build(recipes.dreamerv3, learning_starts=4).run()
     with raises_setting("sequence_length"):
@@ -310,21 +310,21 @@ def test_settings_that_cannot_work_are_refused():
         build(recipes.dreamerv1, size="12m")
 
 
-def test_noise_that_choices_do_not_take_is_refused():
+def test_build_rejects_exploration_noise_for_discrete_actions():
     with raises_setting("exploration_noise"):
         build(recipes.dreamerv1, exploration_noise=0.9)
     assert build(recipes.dreamerv1, exploration_noise=0.9, env=PENDULUM).plan
 
 
 @pytest.mark.parametrize("steps", [0, 41, 64])
-def test_an_exploration_that_cannot_be_is_refused_by_the_name_of_its_setting(steps):
+def test_error_names_invalid_exploration_steps(steps):
     two = EnvConfig(id="CartPole-v1", num_envs=2)
     with raises_setting("steps.exploration_steps"):
         build(recipes.plan2explore, env=two, exploration_steps=steps)
     assert build(recipes.plan2explore, env=two, exploration_steps=66).plan.exploration_steps == 66
 
 
-def test_exploration_that_ends_within_the_first_trained_batch_is_refused():
+def test_build_rejects_exploration_ending_before_training():
     """The explorer would never be trained: at the first gradient step it has ended."""
     with raises_setting("steps.exploration_steps"):
         build(recipes.plan2explore, steps_per_env=128, exploration_steps=100)
@@ -333,19 +333,19 @@ def test_exploration_that_ends_within_the_first_trained_batch_is_refused():
         build(recipes.plan2explore, **late)
 
 
-def test_an_explorer_whose_steps_are_all_random_is_refused():
+def test_build_rejects_exploration_of_only_random_steps():
     with raises_setting("steps.exploration_steps"):
         build(recipes.plan2explore, exploration_steps=80, random_steps=80)
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=named)
-def test_sequences_are_not_made_of_flat_batches(recipe):
+def test_run_rejects_flat_layout_for_sequences(recipe):
     config = {"steps_per_env": None, "min_episodes": 1, "collector_kwargs": {"layout": "flat"}}
     trainer = build(recipe, **config)
     with raises_setting("layout"):
         trainer.run()
 
 
-def test_an_ensemble_that_no_machine_holds_is_refused_before_it_is_made():
+def test_build_rejects_ensemble_too_large_to_allocate():
     with raises_setting("ensemble"):
         build(recipes.plan2explore, ensemble=10**12)
