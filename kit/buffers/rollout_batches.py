@@ -162,7 +162,7 @@ class GroupedMinibatches(RolloutMinibatches):
 
 
 def valid_rows(batch: TensorDictBase, keys: Sequence[Any] = ()) -> TensorDictBase:
-    """Return the transitions of a batch ``[num_envs, steps]`` as rows, without padding.
+    """Return the transitions of a batch ``[num_envs, steps]`` as rows, excluding padding.
 
     Args:
         batch: Batch, possibly with a padding mask.

@@ -140,7 +140,7 @@ def _group_of(name: str) -> str:
 
 
 def _usual(found: Sequence[Setting], config_class: type[RunConfig]) -> Iterator[Setting]:
-    """Yield the settings that are not rare, or whose default the recipe changes."""
+    """Yield commonly used settings, and those whose default the recipe changes."""
     shared = (cls for cls in config_class.__mro__ if cls.__module__ == RunConfig.__module__)
     base = next(cls for cls in shared if issubclass(cls, RunConfig))
     defaults = {setting.name: setting.default for setting in recipe_settings(base())}

@@ -90,7 +90,7 @@ class Settings:
 
         config = OmegaConf.create(self.given)
         pairs = [(entry.key_or_group, entry.value()) for entry in map(parsed, overrides)]
-        # Plain values for groups are applied last, or later overrides would silently replace them.
+        # Apply plain values for groups last. Otherwise, other overrides silently replace them.
         groups = {name for name, value in self.values.items() if isinstance(value, dict)}
         pairs.sort(key=lambda pair: pair[0] in groups and not isinstance(pair[1], dict))
         try:

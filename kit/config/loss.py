@@ -1,4 +1,4 @@
-"""Arguments for the loss of a recipe, and checks that networks and settings match the loss."""
+"""Create a recipe's loss, and check that networks and settings are compatible with it."""
 
 from __future__ import annotations
 

@@ -243,7 +243,7 @@ def uncounted(settings: Dialect) -> dict[str, Any]:
 
 
 def differing_meanings(source: Dialect, target: Dialect) -> dict[str, tuple[Any, Any]]:
-    """Return recipe settings that two libraries configure differently, including by default.
+    """Return the recipe settings that differ between two libraries, including defaults.
 
     Each pair of values is keyed by the name of the recipe setting.
     """

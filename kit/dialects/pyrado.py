@@ -321,7 +321,7 @@ class Pyrado(WrappedDialect):
         }
 
     def _check_memory(self, warm_up: int) -> None:
-        """Check that the replay memory suffices. pyrado never samples the last two transitions."""
+        """Check the size of the replay memory. pyrado never samples the last two transitions."""
         assert self.memory_size is not None
         length, stored = self.rollout_length, self.memory_size
         if length is not None:

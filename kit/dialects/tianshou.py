@@ -63,7 +63,7 @@ def _capacity(given: int, settings: Any) -> int:
 
 
 def _neutral_field(neutral: str, default: Any, only: tuple[str, ...] = (), **more: Any) -> Any:
-    """Declare a field that determines step counts, with its name in :class:`Sampling`."""
+    """Declare a field that affects step counts; ``neutral`` names its :class:`Sampling` field."""
     return field(default=default, metadata={"neutral": neutral, "only": only, **more})
 
 

@@ -314,7 +314,7 @@ class TensorBoardLogger(TorchRLLogger):
         self.logger.experiment.add_text(name, textwrap.indent(text, "    "), self._next)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the step after the last row."""
+        """Return the first step that no logged row covers."""
         return {"next": self._next}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

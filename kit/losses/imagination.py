@@ -22,7 +22,7 @@ class Imagined(NamedTuple):
     columns: Tensor
     """Actor outputs, differentiable in the actor's weights, ``[horizon, rows, columns]``."""
     reward: Tensor
-    """Expected reward that arrives with each latent except the first, ``[horizon, rows]``."""
+    """Predicted reward for entering each latent state after the first, ``[horizon, rows]``."""
     continuation: Tensor
     """Discounted continuation probabilities, ``[horizon + 1, rows]``."""
 

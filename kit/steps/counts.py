@@ -411,7 +411,7 @@ class PlannedCounts:
         period = self.evaluation_every_iterations
         if not self.evaluation_before_update:
             return iteration // period
-        # Evaluations before an update are counted at the end of the previous iteration.
+        # An evaluation before an update belongs to the end of the previous iteration.
         return min(iteration, self.iterations - 1) // period + 1 if self.iterations else 0
 
     def _crossings_until(self, iteration: int) -> int:

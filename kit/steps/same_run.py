@@ -1,4 +1,4 @@
-"""Comparison of plans that may have different settings but equal counts."""
+"""Compare plans by their step counts, whatever settings lead to these counts."""
 
 from __future__ import annotations
 

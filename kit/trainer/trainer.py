@@ -204,7 +204,7 @@ class Trainer(TorchRLProtocol):
             compatibility.in_rewards(self.buffer, self.stages),
             plan_fit.in_counts(self.collector, self.ledger),
         )
-        # Calling run() again after a completed run is allowed, because no steps are left.
+        # Calling run() after the run has completed is allowed: it does nothing.
         if self._released and not self._complete:
             reason = f"stopped after {self.policy_steps:,} policy steps and closed its environments"
             last = self.last_checkpoint

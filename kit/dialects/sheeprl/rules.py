@@ -99,7 +99,7 @@ def first_due(ratio: float, policy_steps: int) -> int:
 
 
 class _PretrainingRatio(SheeprlRatio):
-    """Replay ratio in 0.5.7, where pretraining replaces the first evaluation."""
+    """Replay ratio as in sheeprl 0.5.7: the first call returns the pretraining steps."""
 
     pretrains = True
 
@@ -162,7 +162,7 @@ def _july_2024_decoupled(plan: PlannedCounts, argument: str) -> SheeprlRatio:
 
 
 def _train_every(plan: PlannedCounts, argument: str) -> TrainEvery:
-    """Return the rule ``sheeprl-0.5.0:period,first`` for the code of February 2024."""
+    """Return the rule ``sheeprl-0.5.0:period,first`` for sheeprl's code as of February 2024."""
     period, first = rule_numbers(plan, argument, 2, "sheeprl-0.5.0:1,1")
     return TrainEvery(max(period, 1), first, plan.gradient_steps_per_iteration or 0)
 
