@@ -302,7 +302,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         return step
 
     def take_episodes(self) -> list[Episode]:
-        """Return the episodes that have ended in :meth:`step` since the last call."""
+        """Return the episodes that have ended since the last call (TensorDict steps only)."""
         finished, self._now.finished = self._now.finished, []
         return finished
 

@@ -113,7 +113,7 @@ class _Planner:
         self.graph.erase_node(node)
 
     def _new(self, node: fx.Node) -> Tensor | None:
-        """Return a buffer for an intermediate result, or ``None`` if it is not dense or is returned."""
+        """Return a buffer for an intermediate result; ``None`` if it is an output or not dense."""
         if self._shown[node] & self._excluded or not _bytes(node):
             return None
         shape, strides, kind = (node.meta[name] for name in ("shape", "stride", "dtype"))
