@@ -24,7 +24,7 @@ READING = {
 }  # fmt: skip
 
 
-class HostRead(AssertionError):
+class HostReadError(AssertionError):
     """The host read a tensor."""
 
 
@@ -45,7 +45,9 @@ class Reads:
         self.seen.append(what)
         self.places.append(place.filename)
         if self.forbid:
-            raise HostRead(f"{what} reads a tensor: {place.filename}:{place.lineno} {place.line}")
+            raise HostReadError(
+                f"{what} reads a tensor: {place.filename}:{place.lineno} {place.line}"
+            )
 
 
 class _Operations(TorchDispatchMode):
@@ -82,7 +84,7 @@ class _Methods(TorchFunctionMode):
 
 @contextlib.contextmanager
 def host_reads(forbid: bool = True) -> Iterator[Reads]:
-    """Raise :class:`HostRead` at every read in this block, or only note them.
+    """Raise :class:`HostReadError` at every read in this block, or only note them.
 
     A read is noted once by its method and once more by the operation it leads to, if any.
     """

@@ -251,7 +251,7 @@ def test_host_reads_detects_read_in_hook(how):
         read(trainer.last_metrics["loss_objective"])
 
     trainer.register_op("post_optim", careless)
-    with pytest.raises(HookError, match=r"careless at stage 'post_optim' raised HostRead"):
+    with pytest.raises(HookError, match=r"careless at stage 'post_optim' raised HostReadError"):
         guarded(trainer)
     assert trainer.ledger.iterations == WARM
 
