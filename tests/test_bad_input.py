@@ -87,7 +87,7 @@ REFUSED = {
     "ppo steps.total_policy_steps=72 steps.rounding=error": "steps.total_policy_steps=72 is not a "
     "whole number of iterations of 16 policy steps. Try: 64 or 80, or steps.rounding=up",
     "ppo steps.minibatches=2 steps.minibatch_size=128": "steps.minibatches=2 conflicts with "
-    "minibatch_size=128. Use steps.minibatches=null.",
+    "steps.minibatch_size=128. Use steps.minibatches=null.",
     "ppo steps.rounding=upp": "steps.rounding='upp' is not a valid choice. Try: up,",
     "sac steps.replay_ratio=nan": "steps.replay_ratio=nan is not a finite number >= 0. Use a "
     "number such as 0.5 or '1/3'.",
@@ -104,9 +104,9 @@ REFUSED = {
     "that updates the actor's running statistics. Use loss=kit.losses:CrossQLoss.",
     "ppo collector_kwargs.exploration_type=3": "collector_kwargs={'exploration_type': 3}: "
     "The collector cannot be created: ValueError: 3 is not a valid ",
-    "ppo env.kwargs.id=Pendulum-v1": "env.kwargs.id='Pendulum-v1': It is set by "
+    "ppo env.kwargs.id=Pendulum-v1": "env.kwargs.id='Pendulum-v1': The run sets it to "
     "env.id. Use env.id='Pendulum-v1'",
-    "ppo env.kwargs.gamma=0.5": "env.kwargs.gamma=0.5: It is set by gamma. Use gamma",
+    "ppo env.kwargs.gamma=0.5": "env.kwargs.gamma=0.5: The run sets it to gamma. Use gamma",
     "sac buffer_size=1_000_000_000_000": "buffer_size=1000000000000: It needs ",
     "ppo seed=9223372036854775808": "The value must be at most 9223372036854775807.",
     "ppo device=meta": "device='meta': PyTorch cannot use it",

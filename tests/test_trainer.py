@@ -1110,7 +1110,7 @@ def test_run_rejects_collector_batch_of_other_size():
 
     with raises_setting("collector") as refused:
         ppo_trainer_of(Short, on_policy_plan()).run()
-    assert refused.value.works == "frames_per_batch=16"
+    assert refused.value.works == "use frames_per_batch=16"
 
 
 def test_nan_episode_return_raises_env_error():
