@@ -15,7 +15,7 @@ help:
 	@echo "make train        train PPO on CartPole-v1 and say where the learning curve is"
 	@echo "make check        30-second smoke test: train, kill and resume, explain steps"
 	@echo "make test         run the fast tests (4 minutes on two cores)"
-	@echo "make test-slow    run the tests that take longer than 0.4 CPU seconds each"
+	@echo "make test-slow    run the tests that take longer than 0.3 CPU seconds each"
 	@echo "make nightly      run everything that takes long: nightly tests, fuzz, mutations, lowest versions"
 	@echo "make test-gpu     run the tests that need a GPU"
 	@echo "make chaos        kill runs at every file operation and at random times"

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 FILE = Path(__file__).with_name("durations.json")
-LIMIT = 0.4
+LIMIT = 0.3
 """Most CPU seconds of a fast test."""
 STARTUP = 25.0
 """CPU seconds in which one pytest worker imports torch and collects the tests."""
