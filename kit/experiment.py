@@ -85,10 +85,10 @@ __all__ = [
 ]  # fmt: skip
 
 EVALUATED_AT_ONCE = 32
-"""Maximum number of parallel evaluation environments, unless training uses more."""
+"""Maximum number of parallel evaluation environments, unless more are used for training."""
 
 Parts = Mapping[str, Any]
-"""Trainer parts that replace the recipe's parts, keyed by argument name."""
+"""Parts passed by the caller of ``build`` instead of the recipe's, keyed by argument name."""
 
 
 class Experiment:
@@ -174,7 +174,7 @@ class Experiment:
             "gamma": getattr(cfg, "gamma", 1.0),  # behaviour cloning has no discount factor
             "normalization_steps": None,
         }
-        if isinstance(cfg.steps, OnPolicySteps):  # nip does not count these steps in the total
+        if isinstance(cfg.steps, OnPolicySteps):  # in nip, these steps are not part of the total
             settings["normalization_steps"] = cfg.steps.num_normalization_steps or None
         kwargs = settings.pop("kwargs")
         check_arguments(cfg, settings)
@@ -402,7 +402,7 @@ class Experiment:
         hooks = self._hooks(wired.pop("hooks", ()), replaced.pop("hooks", ()))
         loggers = replaced.pop("logger", ())
         if isinstance(loss := getattr(wired.get("update"), "loss_module", None), nn.Module):
-            loss.to(cfg.device)  # TorchRL creates value estimators on the CPU
+            loss.to(cfg.device)  # TorchRL creates the loss's value estimator on the CPU
         chosen = {**wired, **replaced}
         if "buffer" in replaced:
             chosen["buffer"] = delivering_to(cfg.device, replaced["buffer"])
@@ -418,7 +418,7 @@ class Experiment:
             start = cfg.init_from if run is None else run.config["init_from"]
             if start is not None and (run is None or run.checkpoint is None):
                 folder = init_from(trainer, start, cfg, self.name, start_with_buffer)
-                if run is not None:  # "latest" would later mean a different run
+                if run is not None:  # store the folder, because "latest" will later be another run
                     run.config["init_from"] = str(folder)
         trainer.numbers.threads = cfg.threads
         return trainer
@@ -467,7 +467,7 @@ class Experiment:
         return 2 if self._loss is not None and self._loss.writes_squares else 1
 
     def _try_loss(self, env: VectorEnv, policy: Policy, parts: dict[str, Any]) -> None:
-        """Call a custom loss with an example batch, and check that n-step returns are supported."""
+        """Test a custom loss on an example batch. Check that the loss supports n-step returns."""
         advantage, buffer = parts.get("advantage"), parts.get("buffer")
         recipe_loss = self._loss
         if recipe_loss is None:

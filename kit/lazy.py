@@ -10,8 +10,8 @@ from typing import Any
 def lazy(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return ``__getattr__`` and ``__dir__`` for a package with lazy imports (PEP 562).
 
-    The package imports its names only in an ``if TYPE_CHECKING:`` block. Type checkers read this
-    block, and so does the first access to a name.
+    The package imports its names only in an ``if TYPE_CHECKING:`` block. This block is read by type
+    checkers, and by kit when a name is first accessed.
     """
     modules: dict[str, str] = {}
 
@@ -26,7 +26,7 @@ def lazy(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
 
 
 def imports_of(package: str) -> dict[str, str]:
-    """Map each name that ``package`` imports from kit to the module that it comes from."""
+    """Return the source modules of a package's imports from kit, keyed by imported name."""
     import ast  # imported here to keep `import kit` fast
 
     loader: Any = importlib.import_module(package).__loader__

@@ -19,7 +19,7 @@ LOSSES: dict[str, tuple[str, dict[str, Any]]] = {
     "f": ("BCLoss", {"loss_function": "l2"}),
     "i": ("kit.losses:LikelihoodBCLoss", {}),
 }
-"""Loss and loss arguments for actions of type float (``f``) or integer (``i``)."""
+"""Loss and loss arguments, keyed by action dtype: float (``f``) or integer (``i``)."""
 
 
 @dataclass

@@ -29,7 +29,7 @@ class Config(CriticNetworkConfig, OfflineConfig):
     num_critics: NumNetworks = 2
     """Number of Q-networks. The minimum of their estimates is used."""
     expectile: UnitInterval = 0.7
-    """Expectile of the Q-values of dataset actions to which the state value is fitted (eq. 5)."""
+    """Expectile in the regression of the state value on the dataset actions' Q-values (eq. 5)."""
     temperature: PositiveFloat = 3.0
     """Factor applied to advantages in the exponential weights of the actor loss (beta in eq. 7)."""
     tau: UnitInterval = 0.005

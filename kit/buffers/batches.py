@@ -157,13 +157,13 @@ class ReplayMinibatches:
 
     @property
     def summed(self) -> NStep | None:
-        """n-step settings of the buffer or its transforms; ``None``: one-step returns."""
+        """n-step settings from the buffer or its transforms; ``None`` for one-step returns."""
         kinds = [one for one in self._transforms if isinstance(one, MultiStepTransform)]
         found = [NStep(one.n_steps, float(one.gamma)) for one in kinds]
         return self.n_step or next(iter(found), None)
 
     def _check_transforms(self, num_envs: int) -> None:
-        """Reject buffer parts that treat adjacent rows as steps of one environment."""
+        """Raise an error if the buffer treats adjacent rows as steps of one environment."""
         found = [("transform", name) for name in self._joining()]
         unit = getattr(self.buffer, "_sample_unit", None)
         for field, name in found + ([] if unit is None else [("sample_unit", type(unit).__name__)]):
@@ -172,11 +172,11 @@ class ReplayMinibatches:
             raise SettingError(field, name, reason, hint)
 
     def _order_dependent_parts(self) -> list[Any]:
-        """Return the buffer parts that depend on the order in which environments write."""
+        """Return the storage, sampler or buffer if its class relies on the order of the rows."""
         torchrl_kinds = (SliceSampler, HERReplayBuffer)
         parts = (self.buffer.storage, self.buffer.sampler, self.buffer)
         single = self.sequences is not None and self.sequences.sequence_length == 1
-        exempt = self.sequences if single else None  # sequences of one step need no order
+        exempt = self.sequences if single else None  # single steps need no order
         return [
             part
             for part in parts
@@ -190,7 +190,7 @@ class ReplayMinibatches:
         return self.n_step is not None or bool(self._ordered) or bool(self._joining())
 
     def _set_num_envs(self, ordered: Any, batch: TensorDictBase) -> None:
-        """Set the number of environments for an order-dependent part, or reject the batch."""
+        """Set ``num_envs`` on a component that relies on the row order, or reject the batch."""
         name, num_envs = type(ordered).__name__, batch.shape[0]
         whole_episodes = batch.get(("collector", "mask"), None) is not None
         if isinstance(ordered, SliceSampler):
@@ -245,14 +245,14 @@ class ReplayMinibatches:
         return [nested(entries, [size]) for entries in moved]
 
     def _normalized(self, minibatch: TensorDictBase, normalizer: Normalizer) -> TensorDictBase:
-        """Return the normalised minibatch. Rewards are clipped before the n-step sum."""
+        """Return the normalised minibatch. Rewards are clipped before they are summed."""
         entries, reward = normalizer.minibatch(leaves(minibatch)), ("next", "reward")
         if self.n_step is not None and self.n_step.apart and reward in entries:
             entries[reward] = self.n_step.summed(entries[reward])
         return nested(entries, minibatch.batch_size, minibatch.device)
 
     def _stored_samples(self, size: int, count: int) -> list[TensorDictBase]:
-        """Draw minibatches of stored values on the storage's device."""
+        """Draw minibatches without normalisation, on the storage's device."""
         keys = self.keys_read if self.sequences is None else ()
         if minibatches := self._direct.samples(size, count, keys):
             return minibatches
@@ -268,14 +268,14 @@ class ReplayMinibatches:
 
     @property
     def gpu(self) -> torch.device | None:
-        """GPU that stores the transitions; ``None``: they are stored on the host."""
+        """GPU that stores the transitions; ``None`` if they are stored on the host."""
         device = getattr(self.buffer.storage, "device", None)
         return device if isinstance(device, torch.device) and device.type == "cuda" else None
 
     @property
     def copies(self) -> bool:
         """Whether the buffer copies batches when storing them."""
-        transformed = len(self._transforms) > 0  # a transform may keep references
+        transformed = len(self._transforms) > 0  # a transform may keep references to the batch
         return isinstance(self.buffer.storage, LazyTensorStorage) and not transformed
 
     @property
@@ -328,7 +328,7 @@ class ReplayMinibatches:
         if (saved := state_dict.get("size", size)) != size:
             reason = f"The checkpoint was saved with a buffer of {saved} transitions"
             raise SettingError("buffer_size", size, reason, [saved])
-        if not state_dict.get("raw", False):  # earlier versions stored normalised rows
+        if not state_dict.get("raw", False):  # earlier versions of kit stored normalised rows
             self.normalize_by(None)
         filled, once = int(state_dict["filled"]), self._once
         self.buffer.storage._empty()  # set() appends to existing rows
@@ -352,19 +352,19 @@ class ReplayMinibatches:
             self._hindsight.load_episodes_state(state_dict["episodes"])
 
     def _rows(self, index: Any) -> TensorDictBase:
-        """Return stored rows, without observations that an ObservationStorage stores separately."""
+        """Return stored rows. For an ObservationStorage, observations are omitted."""
         rows = self.buffer.storage.get(index) if self._once is None else self._once.rows(index)
         return torch.stack(rows) if isinstance(rows, list) else rows  # type: ignore[no-any-return]
 
     def _filled(self) -> int:
-        """Return the number of filled entries along the storage's first dimension."""
+        """Return the storage's filled length along its first dimension."""
         storage = self.buffer.storage
         if not len(storage):
             return 0
         return len(storage) if storage.ndim == 1 else int(storage.shape[0])
 
     def close_open_episodes(self, num_envs: int) -> None:
-        """Mark the newest transition of every environment with an open episode as truncated.
+        """Mark the last transition of every open episode as truncated.
 
         Called when environments start new episodes: in a new run with a pre-filled buffer, or in a
         resumed run without saved environment state.
@@ -386,7 +386,7 @@ class ReplayMinibatches:
 
 
 def _plain(rows: TensorDictBase) -> dict[str, Any]:
-    """Return a TensorDict as lists and tensors, so that loading a checkpoint executes no code."""
+    """Convert a TensorDict to lists and tensors, which can be loaded without running code."""
     keys = sorted(rows.keys(True, True), key=str)
     return {
         "batch_size": list(rows.batch_size),
@@ -401,7 +401,7 @@ def _from_plain(rows: dict[str, Any]) -> TensorDictBase:
 
 
 def as_minibatches(buffer: Minibatches | ReplayBuffer | None) -> Minibatches:
-    """Wrap a TorchRL buffer as a source of minibatches. ``None``: passes over the last batch."""
+    """Wrap a TorchRL buffer as a minibatch source. If ``None``, use passes over the last batch."""
     if buffer is None:
         return RolloutMinibatches()
     return ReplayMinibatches(buffer) if isinstance(buffer, ReplayBuffer) else buffer

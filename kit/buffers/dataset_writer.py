@@ -79,7 +79,7 @@ class DatasetWriter:
         return len(episodes)
 
     def _episode(self, number: int, rows: TensorDictBase) -> Any:
-        """Return a Minari episode with the environment's original values."""
+        """Return a Minari episode with values as the environment returned them."""
         seen = torch.cat([rows["observation"], rows["next", "observation"][-1:]]).numpy()
         converted = ActionConverter(
             self._action_leaf.space, [self._action_leaf], 1
@@ -104,7 +104,7 @@ class DatasetWriter:
             warnings.simplefilter("ignore")  # Minari warns about missing author metadata
             name = self.folder.name
             dataset = create(name, episodes, algorithm_name=algorithm, **spaces, **exact)
-            if self._spec is not None:  # given a spec, create() would build the environment
+            if self._spec is not None:  # if given a spec, create() would build the environment
                 text = self._spec.to_json()
                 dataset.storage.update_metadata({"env_spec": text, "eval_env_spec": text})
 
@@ -152,7 +152,7 @@ def _only_array(env: VectorEnv, leaves: list[Leaf], kind: str) -> Leaf:
 
 
 def _env_spec(env: VectorEnv) -> EnvSpec | None:
-    """Return the EnvSpec for Minari's metadata; ``None`` for environments outside Gymnasium."""
+    """Return the EnvSpec for Minari's metadata; ``None`` if it is not a Gymnasium environment."""
     if not isinstance(env.backend, SerialBackend):
         return None
     one = env.backend.envs[0]
@@ -182,7 +182,7 @@ def _with_importable_entry_point(spec: EnvSpec) -> EnvSpec:
 
 
 def _with_repeat(spec: EnvSpec, repeat: int, limited: bool) -> EnvSpec:
-    """Return the spec with the action repeat filled in and its time limit in env steps."""
+    """Return the spec with the action repeat added and the time limit given in env steps."""
 
     def with_arguments(wrapper: WrapperSpec) -> WrapperSpec:
         is_repeat = wrapper.name == ActionRepeat.__name__

@@ -31,7 +31,7 @@ _loading_disabled: ContextVar[bool] = ContextVar("loading_disabled", default=Fal
 
 @contextlib.contextmanager
 def without_dataset_loading() -> Iterator[None]:
-    """Disable dataset loading while trainers are built only to play a policy.
+    """Disable dataset loading while a trainer is built only to play its policy.
 
     Observation normalisation statistics then come from the run's checkpoint.
     """
@@ -53,7 +53,7 @@ class DatasetMinibatches(ReplayMinibatches):
     Checkpoints store a checksum of the dataset instead of its contents.
 
     Args:
-        transitions: Dataset ``[transitions]``; ``None``: no data, so training is not possible.
+        transitions: Dataset ``[transitions]``. If ``None``, training is not possible.
         minibatch_size: Transitions per minibatch.
         normalizer: Normalises the observations with its statistics at the start of training. A run
             that starts from another run uses that run's statistics, which match its weights.
@@ -92,7 +92,7 @@ class DatasetMinibatches(ReplayMinibatches):
         return {"transitions": len(self.buffer), "contents": self._checksum}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Check that the run was trained on this dataset.
+        """Check that the checkpoint's run was trained on this dataset.
 
         Raises:
             SettingError: If the transitions differ.
@@ -105,7 +105,7 @@ class DatasetMinibatches(ReplayMinibatches):
 
 
 def _checksum(transitions: TensorDictBase) -> int:
-    """Return the CRC-32 of all entries, sorted by name."""
+    """Return a CRC-32 checksum of all entries in the order of their names."""
     entries, checksum = transitions.flatten_keys("."), 0
     for name in sorted(entries.keys()):
         checksum = zlib.crc32(entries[name].cpu().contiguous().numpy(), checksum)
@@ -113,7 +113,7 @@ def _checksum(transitions: TensorDictBase) -> int:
 
 
 def folder_of(name: str) -> Path:
-    """Return a dataset's folder: ``name`` itself, or Minari's install folder for ``minari:ID``."""
+    """Return a dataset's folder: ``name``, or Minari's local folder if it is ``minari:ID``."""
     prefix, _, dataset_id = name.partition(":")
     if prefix != "minari" or not dataset_id:
         return Path(name)
@@ -184,7 +184,7 @@ def _check_lengths(folder: Path, episode: Any) -> None:
 
 
 def _tensor(array: NDArray[Any]) -> torch.Tensor:
-    """Convert floats to float32, and integers except for uint8 to int64."""
+    """Convert floats to float32 and integers to int64, but leave uint8 unchanged."""
     if array.dtype.kind == "f":
         return torch.as_tensor(array, dtype=torch.float32)
     if array.dtype == np.uint8:  # as int64, images would need eight times as much memory

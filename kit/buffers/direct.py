@@ -1,4 +1,4 @@
-"""Fast access to TorchRL's replay storage, bypassing TensorDict."""
+"""Fast access to TorchRL's replay storage without TensorDict operations."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SAMPLERS = (RandomSampler, PrioritizedSampler, SequenceSampler)
 
 
 class _Rows:
-    """All rows of one storage entry, ``[max_size, ...]``."""
+    """All stored rows for one entry, ``[max_size, ...]``."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
@@ -42,7 +42,7 @@ class _Rows:
         self._time_ordered: NDArray[Any] | None = None
 
     def takes(self, value: Tensor | None) -> bool:
-        """Return whether values ``[num_envs, steps, ...]`` can be written without loss."""
+        """Return whether the entry can store values ``[num_envs, steps, ...]`` without loss."""
         if value is None or value is self._last_value:
             return value is not None
         fits: bool = torch.can_cast(value.dtype, self.tensor.dtype)
@@ -57,7 +57,7 @@ class _Rows:
 
     def _ordered(self, value: Tensor) -> NDArray[Any]:
         """Return host values ``[num_envs, steps, ...]`` as rows in time order."""
-        if value is self._last_value:  # a reused tensor, whose cached view is still valid
+        if value is self._last_value:  # the same tensor as before, so the cached view is valid
             assert self._time_ordered is not None
             return self._time_ordered
         array: NDArray[Any] = value.numpy()
@@ -71,7 +71,7 @@ class _Rows:
         return rows
 
     def bytes_of(self, value: Tensor) -> NDArray[np.uint8]:
-        """Return host values ``[num_envs, steps, ...]`` as bytes in the storage's dtype."""
+        """Convert host values ``[num_envs, steps, ...]`` to bytes in the storage's dtype."""
         if value.dtype is not self.tensor.dtype:
             value = value.to(self.tensor.dtype)
         return np.ascontiguousarray(self._ordered(value)).reshape(-1).view(np.uint8)
@@ -160,11 +160,11 @@ class FastStorageIO:
 
     @property
     def filled(self) -> int:
-        """Number of stored rows in a plain buffer; 0 for other buffers."""
+        """Number of stored rows if the buffer is plain; otherwise 0."""
         return self.storage._len if self._is_plain() else 0
 
     def extend(self, batch: TensorDictBase) -> bool:
-        """Store a batch ``[num_envs, steps]`` in time order; return whether it was stored.
+        """Store a batch ``[num_envs, steps]`` in time order. Return whether it was stored.
 
         Nothing is stored if the buffer is not plain, its writer is not kit's, the batch would wrap
         around the end of the storage, or the batch contains priorities.
@@ -180,7 +180,7 @@ class FastStorageIO:
         for path, stored in self._rows.items():
             if not stored.takes(entries.get(path)):
                 _raise_entry_error(path, entries.get(path), stored.tensor)
-        for path in entries.keys() - self._rows.keys():  # TorchRL would zero-fill earlier rows
+        for path in entries.keys() - self._rows.keys():  # TorchRL would zero earlier rows
             _raise_entry_error(path, entries[path], None)
         if type(self.writer) is not SliceWriter:
             return False
@@ -209,14 +209,14 @@ class FastStorageIO:
         return True
 
     def _copy_to_gpu(self, rows: slice, values: Mapping[tuple[str, ...], Tensor]) -> None:
-        """Write host entries to GPU rows with a single transfer."""
+        """Copy host values for all entries to rows on the GPU in a single transfer."""
         sources = [self._rows[path].bytes_of(value) for path, value in values.items()]
         targets = [self._rows[path].bytes_at(rows) for path in values]
         moved = torch.from_numpy(np.concatenate(sources)).to(targets[0].device)
         torch._foreach_copy_(targets, torch.split(moved, [*map(len, sources)]))
 
     def _advance_cursor(self, end: int) -> None:
-        """Update the storage's cursor and revision, ten times faster than the storage's methods."""
+        """Update the storage's cursor and revision. The storage's methods are ten times slower."""
         storage, names = self.storage, ("_last_cursor_index_value", "_mutation_revision_value")
         cursor, revision = (getattr(storage, name, None) for name in names)
         if type(cursor) is type(revision) is Tensor and on_host(cursor) and on_host(revision):
@@ -228,7 +228,7 @@ class FastStorageIO:
             storage._bump_mutation_revision()
 
     def _notify_samplers(self, start: int, end: int) -> None:
-        """Notify the samplers of all buffers that share the storage about new rows."""
+        """Tell the samplers of all buffers that share the storage which rows are new."""
         sampler, attached = self.buffer._sampler, self.storage._attached_entities
         if type(sampler) is RandomSampler and len(attached) == 1:
             return
@@ -238,7 +238,7 @@ class FastStorageIO:
         sampler.extend(index)
 
     def samples(self, size: int, count: int, keys: Sequence[Any] = ()) -> list[TensorDictBase]:
-        """Draw minibatches ``[size]``; return an empty list for an empty or non-plain buffer.
+        """Draw minibatches ``[size]``. Return an empty list if the buffer is empty or not plain.
 
         Uniform samples are drawn in chunks of about one mebibyte. Prioritized samples are drawn one
         minibatch at a time, because priorities depend on the previous gradient step.

@@ -1,4 +1,4 @@
-"""Adapt a replay buffer passed to a recipe, and reject settings that conflict with it."""
+"""Functions for recipes that are given a replay buffer as an argument."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _UNCHANGED = "a replay buffer passed as an argument keeps its own settings"
 
 
 def buffer_settings(cfg: OffPolicyConfig, plan: StepPlan) -> dict[str, Any]:
-    """Return the arguments of :func:`~kit.buffers.make_replay_buffer` for these settings."""
+    """Return these settings as arguments for :func:`~kit.buffers.make_replay_buffer`."""
     return {
         "size": cfg.buffer_size,
         "minibatch_size": plan.minibatch_size,
@@ -30,12 +30,12 @@ def buffer_settings(cfg: OffPolicyConfig, plan: StepPlan) -> dict[str, Any]:
 
 
 def check_given(cfg: RunConfig, buffer: Any, exponent_per_alpha: int) -> None:
-    """Reject settings that differ from the replay buffer passed as an argument.
+    """Raise an error if settings contradict the replay buffer passed as an argument.
 
     Args:
         cfg: Settings of the recipe.
         buffer: Replay buffer passed by the caller.
-        exponent_per_alpha: Exponent of absolute TD errors if the sampler's alpha is 1.
+        exponent_per_alpha: Power of the absolute TD errors that alpha=1 corresponds to.
     """
     if isinstance(cfg, OfflineConfig) and cfg.normalize_data:
         raise SettingError(
@@ -60,7 +60,7 @@ def check_given(cfg: RunConfig, buffer: Any, exponent_per_alpha: int) -> None:
 
 
 def delivering_to(device: torch.device | str, buffer: Any) -> Any:
-    """Return the buffer; if its storage is on another device, deliver minibatches to ``device``."""
+    """Return the buffer, wrapped to move minibatches to ``device`` if stored elsewhere."""
     batches = as_minibatches(buffer)
     if not isinstance(batches, ReplayMinibatches) or batches.device is not None:
         return buffer

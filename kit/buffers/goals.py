@@ -18,7 +18,7 @@ from kit.steps import SettingError
 _GOALS = ("achieved_goal", "desired_goal")
 _HINT = "Omit hindsight, or use a goal-conditioned environment, for example FetchReach-v4"
 _CHECKED_STEPS = 8
-"""Number of random steps whose recomputed rewards are compared with the environment's rewards."""
+"""Number of random steps for which recomputed and original rewards are compared."""
 
 
 class GoalReward:

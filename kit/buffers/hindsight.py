@@ -39,7 +39,7 @@ class HindsightReplayBuffer(HERReplayBuffer):  # type: ignore[misc, unused-ignor
 
     def __init__(self, reward_fn: Any, *, num_envs: int = 1, **kwargs: Any) -> None:
         kwargs.setdefault("writer", SliceWriter())
-        # A goal achieved before the action is already reached, so nothing is learned from it.
+        # A goal that was achieved before the action teaches nothing about the action.
         kwargs.setdefault("achieved_goal_key", ("next", "achieved_goal"))
         super().__init__(reward_fn, **kwargs)
         self.num_envs = whole_number("num_envs", num_envs, at_least=1)
@@ -47,10 +47,10 @@ class HindsightReplayBuffer(HERReplayBuffer):  # type: ignore[misc, unused-ignor
 
     def _restart(self) -> None:
         size = self._storage.max_size
-        # First and last time step of each row's episode, by storage index; -1 marks open episodes.
+        # First and last time step of each stored row's episode; the last is -1 while it is open.
         self._begins = torch.zeros(size, dtype=torch.long)
         self._ends = torch.full((size,), -1)
-        self._open = [0] * self.num_envs  # start of each environment's open episode
+        self._open = [0] * self.num_envs  # first time step of each environment's open episode
         self._rows = 0
 
     def belong_to(self, num_envs: int) -> None:
@@ -66,7 +66,7 @@ class HindsightReplayBuffer(HERReplayBuffer):  # type: ignore[misc, unused-ignor
             self._restart()
 
     def extend(self, tensordicts: TensorDictBase, **kwargs: Any) -> Tensor:
-        """Store rows, grouped by time step with one row per environment."""
+        """Store rows in time order. Each time step has one row per environment."""
         if len(tensordicts) % self.num_envs:
             reason = f"A batch of {len(tensordicts)} rows is not divisible by num_envs"
             hint = "Collect with steps_per_env instead of whole episodes"
@@ -76,7 +76,7 @@ class HindsightReplayBuffer(HERReplayBuffer):  # type: ignore[misc, unused-ignor
         return index
 
     def add(self, data: TensorDictBase) -> Tensor:
-        """Store one row; requires a single environment."""
+        """Store one row. Requires ``num_envs`` to be 1."""
         return self.extend(data.unsqueeze(0))
 
     def note(self, done: Tensor) -> None:
@@ -96,7 +96,7 @@ class HindsightReplayBuffer(HERReplayBuffer):  # type: ignore[misc, unused-ignor
             self._open[env] = begin
 
     def _oldest(self, env: Any) -> Any:
-        """Return the time step of an environment's oldest row that is not overwritten."""
+        """Return the time step of an environment's oldest row that is still stored."""
         overwritten = max(self._rows - self._storage.max_size, 0)
         return (overwritten - env + self.num_envs - 1) // self.num_envs
 
@@ -109,7 +109,7 @@ class HindsightReplayBuffer(HERReplayBuffer):  # type: ignore[misc, unused-ignor
         return (steps * self.num_envs + env) % self._storage.max_size
 
     def _rows_at(self, places: Tensor) -> Tensor:
-        """Return the number of rows written before each row at the given storage indices."""
+        """Return how many rows were written before the row at each storage index."""
         newest = self._rows - 1
         size: int = self._storage.max_size
         return newest - (newest - places) % size
@@ -121,7 +121,7 @@ class HindsightReplayBuffer(HERReplayBuffer):  # type: ignore[misc, unused-ignor
         return data, info
 
     def relabel(self, minibatch: TensorDictBase, index: Tensor) -> None:
-        """Replace the goals and rewards in the first fraction ``her_ratio`` of the rows, in place.
+        """Relabel the first rows of a minibatch in place; ``her_ratio`` is their fraction.
 
         TorchRL's class computes the same result, but reads all entries of the goal rows.
 
@@ -167,7 +167,7 @@ class HindsightReplayBuffer(HERReplayBuffer):  # type: ignore[misc, unused-ignor
 
     # ------------------------------------------------------------------ episodes and state
     def close_open_episodes(self) -> None:
-        """End every open episode at its newest transition."""
+        """End every open episode at its last stored transition."""
         newest = self._rows // self.num_envs - 1
         for env in range(self.num_envs):
             begin = max(self._open[env], self._oldest(env))

@@ -48,7 +48,7 @@ class NStep:
 
     @property
     def waiting(self) -> TensorDictBase | None:
-        """Steps of transitions that are still incomplete; ``None`` if there are no such steps."""
+        """Steps whose n-step transitions are still incomplete; ``None`` if there are none."""
         return nested(_tensors(self._newest), self._size) if self._newest else None
 
     @waiting.setter
@@ -115,7 +115,7 @@ class NStep:
         return (rewards * discounts).sum(-1, keepdim=True)
 
     def close_open_episodes(self) -> None:
-        """Mark the newest step of every environment with an open episode as truncated."""
+        """Mark the last step of every open episode as truncated."""
         if self.waiting is not None:
             close(self.waiting[..., -1])  # a view of the stored steps
 
@@ -129,12 +129,12 @@ def _check_tensors(entries: Entries) -> None:
 
 
 def _time_slice(axis: int, start: int, count: int) -> tuple[slice, ...]:
-    """Return the index that selects ``count`` time steps, beginning at ``start``, on ``axis``."""
+    """Return an index for time steps ``start`` to ``start + count - 1`` along ``axis``."""
     return (slice(None),) * axis + (slice(start, start + count),)
 
 
 def _select_steps(values: Any, steps: Any, axis: int, library: Any) -> Any:
-    """Return values ``[..., steps, ...]`` at the given time steps for each environment."""
+    """Select time steps, which may differ per environment, from values ``[..., steps, ...]``."""
     if axis == 0:
         return values[steps]
     if len(values) == 1:
@@ -143,12 +143,12 @@ def _select_steps(values: Any, steps: Any, axis: int, library: Any) -> Any:
 
 
 def _positions(like: Any, axis: int, library: Any) -> Any:
-    """Return the position of every entry along an axis, counted from 0."""
+    """Return an array of the same shape with each entry's index along ``axis``."""
     return library.ones_like(like).cumsum(axis) - 1
 
 
 def _fits_numpy(values: Values) -> bool:
-    """Return whether all entries are on the host and rewards keep their dtype in NumPy."""
+    """Return whether NumPy can process the entries without copies or a changed reward dtype."""
     tensors = {path: one for path, one in values.items() if isinstance(one, Tensor)}
     reward = tensors.get(_REWARD)
     floating = reward is None or reward.is_floating_point()  # NumPy promotes integers to float64
@@ -169,7 +169,7 @@ def _moved_to(values: Values, others: Entries) -> Entries:
 
 
 def close(rows: TensorDictBase) -> None:
-    """Mark transitions as the last of their episodes, and as truncated if they were not done."""
+    """Mark transitions as the last of their episodes. Those not done become truncated."""
     done, truncated = (rows.get(("next", name), None) for name in ("done", "truncated"))
     if truncated is not None:
         truncated |= ~done

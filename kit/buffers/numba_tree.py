@@ -14,7 +14,7 @@ from torch import Tensor
 from kit.buffers.priority_trees import PriorityTree, check_sum
 
 BLOCK = 1_024
-"""Number of values per block; a lower bound is stored for each block."""
+"""Number of values in a block. A lower bound is stored for each block."""
 _SMALLEST = float(np.nextafter(0.0, 1.0))
 """Smallest positive float64."""
 
@@ -53,7 +53,7 @@ class NumbaPriorityTree(PriorityTree):
         return float(_sum_of_eight(self._nodes, self._starts[-2]))
 
     def limits(self, places: Any, values: Any) -> tuple[Any, Any, Any, Any]:
-        """Return the lowest and highest index, and the lowest and highest value."""
+        """Return the minimum and maximum index, and the minimum and maximum value."""
         return _limits(places, values)  # type: ignore[no-any-return]
 
     def __getitem__(self, places: Any) -> NDArray[np.float64]:
@@ -71,7 +71,7 @@ class NumbaPriorityTree(PriorityTree):
 
     def tensor(self, array: NDArray[Any], dtype: torch.dtype | None = None) -> Tensor:
         """Return a NumPy array as a tensor, optionally converted to ``dtype``."""
-        if dtype is torch.float32:  # NumPy converts three times as fast as PyTorch
+        if dtype is torch.float32:  # NumPy converts dtypes three times as fast as PyTorch
             return torch.from_numpy(array.astype(np.float32))
         found = torch.from_numpy(array)
         return found if dtype is None else found.to(dtype)
@@ -98,7 +98,7 @@ class NumbaPriorityTree(PriorityTree):
         _write(self._nodes, self._starts, places, values, self._bounds, self._is_bound)
 
     def find(self, share: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return the indices ``[batch]`` at the given fractions of the sum, and their values."""
+        """Return the indices ``[batch]`` at given fractions of the cumulative sum, and values."""
         check_sum(total := self.sum)
         wanted = share * total
         place, found = _find(self._nodes, self._starts, wanted)
@@ -132,7 +132,7 @@ def _compiled(signature: str) -> Callable[[Callable[..., Any]], Any]:
 # Indices are unsigned, so Numba generates no code for negative indices.
 @_compiled("float64(float64[::1], uint64)")
 def _sum_of_eight(nodes: Any, first: Any) -> Any:
-    """Add eight nodes in pairs, in the order of a binary tree."""
+    """Return the sum of eight nodes, added in pairs as in a binary tree."""
     one, two, three, four = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
     left = (nodes[first] + nodes[first + one]) + (nodes[first + two] + nodes[first + three])
     first += four
@@ -142,7 +142,7 @@ def _sum_of_eight(nodes: Any, first: Any) -> Any:
 
 @_compiled("Tuple((int64, int64, float32, float32))(int64[:], float32[:])")
 def _limits(places: Any, values: Any) -> Any:
-    """Return the lowest and highest index, and the lowest and highest value."""
+    """Return the minimum and maximum index, and the minimum and maximum value."""
     least, most, lowest, highest = places[0], places[0], values[0], values[0]
     for row in range(len(places)):
         least, most = min(least, places[row]), max(most, places[row])
@@ -154,19 +154,19 @@ def _limits(places: Any, values: Any) -> Any:
 
 @_compiled("void(float64[::1], uint64[::1], int64[::1], float64[::1], float64[::1], boolean[::1])")
 def _write(nodes: Any, starts: Any, places: Any, values: Any, bounds: Any, is_bound: Any) -> None:
-    """Set values, and update the sums above them and the bounds of their blocks."""
+    """Set values. Update the sums that include them and the lower bounds for their blocks."""
     place = places.astype(np.uint64)
     for row in range(len(place)):
         value, block = values[row], place[row] // np.uint64(BLOCK)
         if 0 < value <= bounds[block]:
             bounds[block] = value
         elif nodes[place[row]] == bounds[block]:
-            is_bound[block] = True  # the smallest value changed, so the bound is not exact
+            is_bound[block] = True  # the bound may now be lower than every value
         nodes[place[row]] = value
     for level in range(1, len(starts) - 1):
         children, start = starts[level - 1], starts[level]
         parents = (start - children) >> np.uint64(3)
-        if parents <= len(place):  # updating every parent once is cheaper
+        if parents <= len(place):  # updating all parents on this level is cheaper
             for parent in range(parents):
                 nodes[start + parent] = _sum_of_eight(nodes, children + (parent << np.uint64(3)))
         else:
@@ -178,11 +178,11 @@ def _write(nodes: Any, starts: Any, places: Any, values: Any, bounds: Any, is_bo
 
 @_compiled("Tuple((int64[::1], float64[::1]))(float64[::1], uint64[::1], float64[::1])")
 def _find(nodes: Any, starts: Any, sums: Any) -> Any:
-    """Return the first indices whose cumulative sum reaches the given sums, and their values."""
+    """Return the first indices at which the cumulative sum reaches ``sums``, and the values."""
     one, two, three = np.uint64(1), np.uint64(2), np.uint64(3)
     rest = sums.copy()
     place = np.zeros(len(rest), np.uint64)
-    first = np.empty(len(rest))  # first children, prefetched for all rows
+    first = np.empty(len(rest))  # values of the first children, read for all rows in advance
     for level in range(len(starts) - 2, -1, -1):
         start = starts[level]
         for row in range(len(rest)):

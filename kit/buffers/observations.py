@@ -19,7 +19,7 @@ from kit.steps import SettingError
 
 _FLAGS = {("reward",), ("done",), ("terminated",), ("truncated",)}
 _NONE, _REPEATED = -1, -2
-"""Markers for transitions with no separate last observation or with a repeated observation."""
+"""Markers used instead of a row: next observation not stored separately, or repeated."""
 
 Path = tuple[str, ...]
 Array = NDArray[Any]
@@ -54,7 +54,7 @@ class ObservationStorage(TransitionStorage):
         self._written = 0  # number of transitions written so far
         self._memories: dict[Path, _Frames] = {}
         self._begins = np.zeros(0, np.bool_)
-        self._ends = np.zeros(0, np.int64)  # row of each transition's last observation, or a marker
+        self._ends = np.zeros(0, np.int64)  # row of a separate next observation, or a marker
         self._free: list[int] = []  # free rows for last observations
 
     def _empty(self) -> None:
@@ -133,7 +133,7 @@ class ObservationStorage(TransitionStorage):
         self._ends = np.full(self.max_size, _NONE)
 
     def _write(self, pairs: dict[Path, tuple[Array, Array]], done: Array, ended: Array) -> None:
-        """Store observations and next observations of one time step, at most one row per env.
+        """Store the observations and next observations from one time step of all environments.
 
         ``ended`` marks environments whose previous transition ended an episode.
         """
@@ -141,7 +141,7 @@ class ObservationStorage(TransitionStorage):
         self._written += len(done)
         before, places = numbers - self.num_envs, numbers % len(self._begins)
         has_previous = before >= 0
-        changed = np.zeros_like(done)  # observations that do not continue the previous step
+        changed = np.zeros_like(done)  # differs from the previous step's next observation
         for path, (seen, _) in pairs.items():
             differs = self._newest(seen) != self._memories[path].values[places]
             changed |= differs.reshape(len(done), -1).any(1)
@@ -193,12 +193,12 @@ class ObservationStorage(TransitionStorage):
     # ------------------------------------------------------------------ reading
     @property
     def observed_bytes(self) -> int:
-        """Size in bytes of an observation and its next observation; 0 if the storage is empty."""
+        """Size in bytes of one transition's two observations; 0 if the storage is empty."""
         frames: int = sum(memory.values[0].nbytes for memory in self._memories.values())
         return 2 * self.frames * frames
 
     def get(self, index: Any) -> Any:
-        """Return rows with their observations and next observations."""
+        """Return complete rows, including observations and next observations."""
         rows = super().get(index).copy()  # get() may return the storage itself if it is full
         if isinstance(index, (slice, range)):
             span = index if isinstance(index, range) else range(*index.indices(len(self)))
@@ -218,7 +218,7 @@ class ObservationStorage(TransitionStorage):
         return found
 
     def _read(self, path: Path, numbers: Array) -> tuple[Array, Array]:
-        """Return observations and next observations ``[rows, ...]`` of numbered transitions."""
+        """Return observations and next observations ``[rows, ...]`` for transition numbers."""
         memory, size = self._memories[path], len(self._begins)
         rows = self._ends[numbers % self.max_size]
         following = memory.values[(numbers + self.num_envs) % size]
@@ -240,15 +240,15 @@ class ObservationStorage(TransitionStorage):
 
     # ------------------------------------------------------------------ state
     def rows(self, index: Any) -> TensorDictBase:
-        """Return rows without observations."""
+        """Return rows with all entries except the observations."""
         return super().get(index)  # type: ignore[no-any-return]
 
     def set_rows(self, index: Any, rows: TensorDictBase) -> None:
-        """Store rows without observations."""
+        """Store the entries of rows that contain no observations."""
         super().set(index, rows)
 
     def observations(self) -> dict[str, Any]:
-        """Return all stored observations as plain values and tensors."""
+        """Return all stored observations and their bookkeeping as plain values and tensors."""
         used = self._written + self.num_envs  # includes next observations of the newest step
         return {
             "written": self._written,
@@ -295,7 +295,7 @@ class ObservationStorage(TransitionStorage):
 
 
 class _Frames:
-    """Frames of one observation entry; ``last`` contains the last frames of episodes."""
+    """Stored frames for one observation entry. Last frames of episodes are in ``last``."""
 
     def __init__(self, values: Array, last: Array | None = None) -> None:
         self.values = values
@@ -308,5 +308,5 @@ class _Frames:
 
 
 def _is_observed(path: Path, values: Mapping[Path, Tensor]) -> bool:
-    """Return whether an entry also has a next value and is neither a reward nor a flag."""
+    """Return whether an entry has a next value and is neither a reward nor a flag."""
     return ("next", *path) in values and path not in _FLAGS

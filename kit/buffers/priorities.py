@@ -161,10 +161,10 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
             self.load_state_dict(state)
 
     def add(self, index: Any) -> None:
-        """Do nothing, because :meth:`mark_update` is called afterwards."""
+        """Do nothing. :meth:`mark_update` sets the priorities afterwards."""
 
     def extend(self, index: Any) -> None:
-        """Do nothing, because :meth:`mark_update` is called afterwards."""
+        """Do nothing. :meth:`mark_update` sets the priorities afterwards."""
 
     # ------------------------------------------------------------------ state
     def state_dict(self) -> dict[str, Any]:
@@ -187,7 +187,7 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
             SettingError: If the state has more priorities than the buffer's capacity.
         """
         values, highest = state_dict["values"], state_dict["highest"]
-        if len(values) > self._max_capacity:  # a compiled tree would write beyond its memory
+        if len(values) > self._max_capacity:  # a compiled tree does not check indices
             reason = f"The checkpoint contains priorities for {len(values)} transitions"
             raise SettingError("max_capacity", self._max_capacity, reason, [len(values)])
         self._alpha, self._beta = state_dict["alpha"], state_dict["beta"]

@@ -36,7 +36,7 @@ class PriorityTree:
     def __init__(self, size: int, device: torch.device | str = "cpu") -> None:
         self.size, self.device = size, torch.device(device)
         self.sums: list[Tensor] = []
-        nodes = size + 1  # one extra entry receives masked writes
+        nodes = size + 1  # writes that are masked out go to one extra entry
         while not self.sums or nodes > _WIDEST_ROOT:
             nodes = -(-nodes // _FAN_OUT)
             level = torch.zeros(nodes * _FAN_OUT, dtype=torch.float64, device=device)
@@ -58,7 +58,7 @@ class PriorityTree:
         return array if dtype is None else array.to(dtype)  # type: ignore[no-any-return]
 
     def higher(self, one: Tensor | None, other: Any) -> Tensor:
-        """Return the higher of two numbers, or NaN if either is NaN; ``one`` may be ``None``."""
+        """Return the higher of two numbers, or NaN if either is NaN. ``one`` may be ``None``."""
         return other if one is None else one.maximum(other)  # type: ignore[no-any-return]
 
     def min(self) -> Tensor | float:
@@ -66,9 +66,9 @@ class PriorityTree:
         return self._lowest.min()
 
     def limits(self, places: Any, values: Any) -> tuple[Any, Any, Any, Any]:
-        """Return the lowest and highest index, and the lowest and highest value, of host arrays.
+        """Return the minimum and maximum of host arrays of indices and of values.
 
-        The highest value is NaN if any value is NaN.
+        The maximum value is NaN if any value is NaN.
         """
         return int(places.min()), int(places.max()), values.min(), values.max()
 
@@ -113,7 +113,7 @@ class PriorityTree:
 
 
 def check_sum(total: float) -> None:
-    """Raise an error if the sum of priorities does not permit sampling.
+    """Raise an error if the priorities do not have a valid sum for sampling.
 
     Raises:
         SettingError: If the sum is not positive and finite.

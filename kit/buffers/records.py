@@ -1,4 +1,4 @@
-"""Replay of sequences across episode boundaries, including the last observation of each episode."""
+"""Replay buffer for sequences that cross episode boundaries and include last observations."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class SequenceReplay:
     FLAGS = ("is_init", "terminated", "done")
     joins_steps = True
     in_keys = (("next", "reward"), ("next", "terminated"), ("next", "done"))
-    """Batch keys that :meth:`extend` reads."""
+    """Batch keys that :meth:`extend` needs."""
 
     reads_minibatches = False
     reads_loss_outputs = True
@@ -70,7 +70,7 @@ class SequenceReplay:
         self.latents = dict(latents or {})
         self._rows: TensorDictBase | None = None  # [num_envs, capacity]
         self._written: list[int] = []  # number of records written by each environment
-        self._arrived: list[tuple[float, bool]] = []  # reward and is_init of the next record
+        self._arrived: list[tuple[float, bool]] = []  # each next record's reward and is_init
 
     @property
     def capacity(self) -> int:
@@ -86,7 +86,7 @@ class SequenceReplay:
 
     # ------------------------------------------------------------------ writing
     def extend(self, batch: TensorDictBase, keys: Sequence[Any] = ()) -> None:
-        """Add the transitions of a batch as records.
+        """Convert a batch's transitions to records and store them.
 
         Args:
             batch: Batch ``[num_envs, steps]``, or complete episodes ``[episodes, longest]`` with a
@@ -124,7 +124,7 @@ class SequenceReplay:
         done = transitions.get(("next", "done")).reshape(-1).cpu()
         ends = done.nonzero().reshape(-1)
         steps = torch.arange(len(done))
-        place = steps + done.cumsum(0) - done.long()  # leave room for final records
+        place = steps + done.cumsum(0) - done.long()  # leaves room for final records
         records = self._rows[0, :1].expand(len(done) + len(ends)).clone().zero_()
         records[place] = self._records(env, transitions, done)
         if len(ends):
@@ -173,7 +173,7 @@ class SequenceReplay:
         return final.update(following.select(*keys, strict=False)).to(self.device)
 
     def _stored_entries(self, transitions: TensorDictBase) -> TensorDictBase:
-        """Return the entries of transitions that are stored, without rewards and flags."""
+        """Return the transition entries to store, except rewards and flags."""
         stored = transitions.exclude("next", "collector", "reward", *self.FLAGS, "truncated")
         if self.latents and "latent" not in stored.keys():
             for name, value in self.latents.items():
@@ -230,7 +230,7 @@ class SequenceReplay:
         has_latent = torch.zeros_like(is_init[:, 0])
         if self.latents:
             before = self._at(rows[:, 0])
-            # At the oldest record, the preceding index contains the newest record instead.
+            # The index before the oldest record holds the newest record, so it is not used.
             has_latent = before["latent", "known"] & (place > 0).to(self.device).unsqueeze(-1)
             sequences.set("before", before.unsqueeze(1).expand(count, length))
             sequences.set("index", rows[:, 1:])
@@ -241,12 +241,12 @@ class SequenceReplay:
         return sequences.set("is_init", is_init)  # type: ignore[no-any-return]
 
     def _at(self, rows: Tensor) -> TensorDictBase:
-        """Return records at indices into the flattened ``[num_envs, capacity]`` storage."""
+        """Return the records at indices into the flattened ``[num_envs, capacity]`` storage."""
         assert self._rows is not None
         return self._rows[rows // self.capacity, rows % self.capacity]
 
     def update_priority(self, minibatch: TensorDictBase) -> None:
-        """Store the latents of a minibatch; sampling stays uniform.
+        """Store the minibatch's latents with their records. Sampling stays uniform.
 
         If a record is in several windows, the latent from the last window is stored.
         """
@@ -281,7 +281,7 @@ class SequenceReplay:
         if (saved := state_dict.get("size", self.size)) != self.size:
             reason = f"The checkpoint was saved with a buffer of {saved} records"
             raise SettingError("buffer_size", self.size, reason, [saved])
-        if not state_dict.get("raw", False):  # earlier versions stored normalised records
+        if not state_dict.get("raw", False):  # earlier versions of kit stored normalised records
             self.normalizer = None
         self._written = [int(written) for written in state_dict["written"]]
         self._arrived = [(float(reward), bool(first)) for reward, first in state_dict["arrived"]]
@@ -294,6 +294,6 @@ class SequenceReplay:
         self._rows = empty
 
     def close_open_episodes(self, num_envs: int) -> None:
-        """Start new episodes, because the environments do not continue the stored episodes."""
+        """Start new episodes. Called when the environments do not continue the stored episodes."""
         del num_envs
         self._arrived = [(0.0, True)] * len(self._arrived)

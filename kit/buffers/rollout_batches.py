@@ -16,7 +16,7 @@ from kit.steps import StepPlan
 from kit.steps.minibatches import epoch_sizes
 
 MinibatchGroup = list[TensorDictBase]
-"""Minibatches for one gradient step. Gradients are accumulated over several minibatches."""
+"""Minibatches for one gradient step, over which gradients are accumulated."""
 
 
 class Minibatches(Protocol):
@@ -42,7 +42,7 @@ class Minibatches(Protocol):
         """Update sampling priorities from the minibatch's TD errors."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that persists between iterations."""
+        """Return the state that is kept between iterations."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state returned by :meth:`state_dict`."""
@@ -65,7 +65,7 @@ class RolloutMinibatches:
         self._order = torch.empty(0, dtype=torch.long)
 
     def extend(self, batch: TensorDictBase, keys: Sequence[Any] = ()) -> None:
-        """Replace the previous batch; unread entries are dropped to save slicing time."""
+        """Replace the previous batch. Entries that will not be read are dropped to save time."""
         self._rows = valid_rows(batch, keys)
         has_envs = batch.ndim == 2 and entry(batch, ("collector", "mask")) is None
         self._row_blocks = batch.shape[0] if has_envs else 1
@@ -92,7 +92,7 @@ class RolloutMinibatches:
         """Do nothing, because every transition is sampled equally often."""
 
     def _newest(self, rows: TensorDictBase, plan: StepPlan) -> TensorDictBase:
-        """Return the newest rows, equally many from each environment."""
+        """Return the newest rows that are used for training, equally many per environment."""
         newest = plan.train_on_newest
         if newest is None or newest >= rows.shape[0]:
             return rows
@@ -124,7 +124,7 @@ class RolloutMinibatches:
             yield rows[chosen.to(rows.device) if rows.device is not None else chosen]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the unused part of the permutation; the batch itself is not saved."""
+        """Return the unused indices of the current permutation. The batch itself is not saved."""
         return {"order": self._order}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

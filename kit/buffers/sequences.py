@@ -44,11 +44,11 @@ class SequenceSampler(Sampler):  # type: ignore[misc, unused-ignore]
         self.num_envs = num_envs
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
-        """Count rows written by any buffer that shares the storage."""
+        """Count new rows, which may be written by any buffer that shares the storage."""
         self._rows += index.numel() if isinstance(index, Tensor) else 1
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draw sequences with ``batch_size`` transitions in total; return their storage indices.
+        """Return the storage indices of random sequences with ``batch_size`` transitions in total.
 
         Raises:
             SettingError: If no sequence of this length has been stored yet.

@@ -12,7 +12,7 @@ from kit.steps import SettingError
 
 
 def check_num_envs(num_envs: int | list[int], stored: int | list[int]) -> None:
-    """Raise an error if the number of environments that write has changed.
+    """Raise an error if stored transitions come from a different number of environments.
 
     Raises:
         SettingError: If the numbers differ.

@@ -1,4 +1,4 @@
-"""The command ``kit compare``: statistics over the seeds of saved runs, grouped by settings.
+"""The command ``kit compare``: seed statistics for saved runs, grouped by settings.
 
 Run it::
 

@@ -60,7 +60,7 @@ BAND, INTERPOLATED, SINGLE = (
     "thin lines: single seeds where some have no data",
 )
 ELEMENTS = (BAND, INTERPOLATED, SINGLE)
-"""Elements of the plot, as described in the legend."""
+"""Legend descriptions of the plot elements."""
 
 
 def _label(group: Group) -> str:
@@ -100,7 +100,7 @@ def shared(runs: Sequence[SeedCurve]) -> tuple[Curves, Curves, bool]:
 
 
 def _outside(run: SeedCurve, steps: Curves) -> list[Curves]:
-    """Return the parts of a curve before and after the shared steps, each ``[2, points]``."""
+    """Return the parts of a curve outside the shared steps, as arrays ``[2, points]``."""
     points = np.array([run.steps, run.values], float)
     if not len(steps):
         return [points]

@@ -29,13 +29,13 @@ EXPLAINED = (
 _INSTALLED = tuple(
     [str(Path(__file__).parents[2] / name) + os.sep for name in ("kit", "recipes")]
     + [sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")]
-    + ["<"]  # generated code and frozen modules
+    + ["<"]  # file names of generated code and frozen modules
 )
 """Path prefixes of installed code."""
 
 
 def _passes_user_code(error: BaseException) -> bool:
-    """Return whether the stack trace contains user code, which may have a bug."""
+    """Return whether the stack trace contains user code, where the bug may be."""
     frames = traceback.extract_tb(error.__traceback__)
     return any(not frame.filename.startswith(_INSTALLED) for frame in frames)
 

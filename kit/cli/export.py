@@ -59,7 +59,7 @@ class ExportedPolicy(nn.Module):
         env, policy = evaluator.env, evaluator.policy
         self.inputs, self.outputs = env.observation_leaves, env.action_leaves
         known = {path_of(leaf.key) for leaf in self.inputs}
-        known.add(("params",))  # written by the network itself for a CompositeDistribution
+        known.add(("params",))  # a network with a CompositeDistribution writes this entry itself
         read = [path_of(key) for key in getattr(policy, "in_keys", ())]
         more = ["/".join(path) for path in read if path not in known]
         more += ["the particle index"] if evaluator.particles > 1 else []
@@ -222,7 +222,7 @@ def _compare(
 
 
 def _env_type(leaf: Leaf) -> Any:
-    """Return the environment's dtype, which may differ from the policy's float32."""
+    """Return the dtype in the environment; the policy may use float32 instead."""
     return leaf.dtype if leaf.space is None else leaf.space.dtype
 
 

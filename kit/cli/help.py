@@ -29,12 +29,12 @@ GROUPS = (
     "Run",
     "Hardware",
 )
-"""Titles of the groups of settings, in the order in which the help prints them."""
+"""Titles of the settings groups, in the order in which the help prints them."""
 _OF_CLASSES = (
     (RunConfig, "Run"), (OfflineConfig, "Data"), (ReplayConfig, "Replay buffer"),
     (OffPolicyConfig, "Replay buffer"),
 )  # fmt: skip
-"""Help group for settings declared by each class. Other settings are in "Algorithm"."""
+"""Help groups for settings that these classes declare. The default is "Algorithm"."""
 _OF_NAMES = {
     "gamma": "Algorithm", "n_step": "Algorithm",
     "device": "Hardware", "threads": "Hardware", "compile": "Hardware", "precision": "Hardware",

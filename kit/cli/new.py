@@ -25,7 +25,7 @@ the loss and the optimizer; replace any of them with your own.
 
 
 def copied(name: str, file: Path) -> str:
-    """Return the source code of a built-in recipe with a header for the copy in ``file``.
+    """Return a built-in recipe's source code, with a header for the copy at the path ``file``.
 
     Raises:
         SettingError: if there is no such recipe.

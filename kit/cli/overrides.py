@@ -26,7 +26,7 @@ from kit.steps.errors import SettingError, one_of
 from kit.steps.values import flat
 
 CHOICES = ("steps", "preset", "resume", "trust")
-"""Arguments that select the settings to which the overrides apply."""
+"""Arguments that are read before the overrides are applied."""
 
 
 def split(override: str) -> tuple[str, str]:
@@ -62,7 +62,7 @@ def parsed(override: str) -> Any:
 
 
 def without_commas(override: str) -> str:
-    """Quote a value such as ``logger=wandb,tensorboard``, which is a list and not a sweep."""
+    """Quote ``logger=wandb,tensorboard``, so that Hydra does not read the list as a sweep."""
     key, value = split(override)
     is_list = key == "logger" and "," in value
     return "logger='{}'".format(value.strip("[]'\"")) if is_list else override
@@ -170,7 +170,7 @@ def _nearest_names(name: str, known: Iterable[str]) -> list[str]:
 
 
 def _of_libraries(name: str) -> Iterator[str]:
-    """Yield kit's equivalents of settings with this name in other libraries."""
+    """Yield the kit settings that correspond to this setting name in other libraries."""
     for cls in map(dialect, DIALECTS):
         for field, use, target in use_of(cls):
             if use == "acts" and field.rpartition(".")[2] == name:
@@ -198,7 +198,7 @@ def chosen_settings(
     values: dict[str, Any] = to_plain(default)
     given = OmegaConf.create()
     for name, value in mapped.items():
-        if value:  # command-line arguments are added to the defaults
+        if value:  # so that command-line arguments extend these defaults
             OmegaConf.update(given, name, value)
     preset: dict[str, Any] = {}
     if "preset" in chosen:
@@ -215,7 +215,7 @@ def chosen_settings(
 
 
 def choices(words: Sequence[str]) -> dict[str, Any]:
-    """Return the values of :data:`CHOICES` and ``log_dir``. Values to sweep over stay strings."""
+    """Return the values of :data:`CHOICES` and ``log_dir``. Sweep values stay unparsed strings."""
     chosen: dict[str, Any] = {}
     for word in words:
         key, value = split(word)

@@ -72,7 +72,7 @@ def _play(
     if normalizer is not None and normalizer.statistics.observation is not None:
         policy = NormalizingPolicy(policy, normalizer, evaluator.device)
     if isinstance(policy, nn.Module):
-        policy.eval()  # affects batch normalisation and noisy weights
+        policy.eval()  # evaluation mode for batch normalisation and noisy weights
     collector = VectorCollector(
         env,
         policy,

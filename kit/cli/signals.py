@@ -20,7 +20,7 @@ _STOPPING = (signal.SIGTERM, signal.SIGINT)
 _SAVING = signal.SIGUSR1
 _HANGING = signal.SIGALRM
 _PATIENCE = 1.5
-"""Maximum duration in seconds of an environment step after Ctrl-C."""
+"""Seconds after which an environment step counts as hanging once Ctrl-C was pressed."""
 
 
 class Signals:
@@ -77,7 +77,7 @@ class Signals:
                 print(f"\n{self._advice(self.number)}", file=sys.stderr)
                 raise SystemExit(128 + self.number)
         finally:
-            Signals.ending = False  # `stop_with_parent` may end the process from now on
+            Signals.ending = False  # from now on, `stop_with_parent` may end the process
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == _SAVING:
@@ -126,7 +126,7 @@ class Signals:
 
 
 def hold_saving() -> None:
-    """Store a SIGUSR1 received before the trainer is built, so that the run saves a checkpoint."""
+    """Remember a SIGUSR1 received before the trainer is built, so that a checkpoint is saved."""
     signal.signal(_SAVING, lambda *_: setattr(Signals, "save_next", True))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {_SAVING})
 

@@ -198,7 +198,7 @@ def _fields(cls: type[Dialect]) -> list[tuple[str, str, str, str, str]]:
 
 # -------------------------------------------------------------------- arguments
 def _settings(words: Sequence[str]) -> Dialect | StepPlan:
-    """Create settings from a dialect, an optional file, and ``name=value`` arguments."""
+    """Create settings from a dialect, optionally a config file, and ``name=value`` arguments."""
     name, *rest = words
     path = rest.pop(0) if rest and "=" not in rest[0] else None
     settings = settings_of(rest)
@@ -216,7 +216,7 @@ def _unread(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _typed(words: Sequence[str]) -> dict[str, Any]:
-    """Return the settings as typed, including settings that equal their default."""
+    """Return the ``name=value`` arguments as settings, including values equal to the default."""
     return settings_of(word for word in words if "=" in word)
 
 

@@ -1,4 +1,4 @@
-"""Sweeps, which check all settings before the first run and print a table at the end."""
+"""Sweeps. All settings are checked before the first run, and a table is printed at the end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from kit.steps import SettingError
 from kit.steps.table import measured, text_table
 
 _COLUMNS = {"episode/return": "return", "evaluation/return": "evaluation"}
-"""Metrics that the table shows from a run's last row, and their column names."""
+"""Metrics from each run's last row that the table shows, with their column names."""
 
 
 def format_overrides(overrides: Sequence[str]) -> str:
@@ -62,10 +62,10 @@ class Job:
     ) -> None:  # fmt: skip
         self.recipe, self.config_class, self.build = recipe, config_class, build
         self.before = before
-        self.folder = Path()  # sweep folder; set before the first run
+        self.folder = Path()  # folder of the sweep; assigned before the first run
         self.is_elsewhere = False
         self.failed: list[Exception] = []
-        self._latest = ""  # newest run before the sweep, if init_from=latest
+        self._latest = ""  # if init_from=latest: newest run before the sweep
 
     def __reduce__(self) -> tuple[Any, ...]:
         names = self.config_class.__name__, self.build.__name__
@@ -110,7 +110,7 @@ class Job:
 def _job_elsewhere(
     recipe: Recipe, config_class: str, build: str, before: Settings, state: dict[str, Any]
 ) -> Job:
-    """Recreate a job in a launcher's process."""
+    """Recreate a job in a process that was started by a launcher."""
     module = recipe.load()
     job = Job(recipe, getattr(module, config_class), getattr(module, build), before)
     vars(job).update(state, is_elsewhere=True)

@@ -122,13 +122,13 @@ class ActionSelector:
             self._compute_in_numpy()
 
     def act_at_random(self, policy_steps: int) -> None:
-        """Set the number of random policy steps. Without a policy, all steps are random."""
+        """Set the number of initial random policy steps. Without a policy, all steps are random."""
         self.init_random_frames = policy_steps
         self._random_until = _FOREVER if self.runner is None else policy_steps
         self._policy_from = max(self._random_until, self.exploration_frames)
 
     def _compute_in_numpy(self) -> None:
-        """Compute actions with NumPy if the policy is supported."""
+        """Set up NumPy to compute the actions if it supports the policy."""
         assert self.runner is not None
         before, policy = self.numpy, self.runner.policy
         try:
@@ -145,7 +145,7 @@ class ActionSelector:
 
     @property
     def path(self) -> PolicyPath:
-        """How the policy is executed, which may change during the first calls."""
+        """How the policy is currently executed. This may change during the first calls."""
         if self.runner is None:
             return PolicyPath("module", "actions are random")
         if self.numpy is not None:
@@ -156,7 +156,7 @@ class ActionSelector:
 
     # ------------------------------------------------------------------ batch collection
     def prepare(self) -> None:
-        """Detect changes to the policies. Called once per batch."""
+        """Check whether the policies have changed. Called once per batch."""
         for runner in self._runners:
             if runner is self.runner and self.numpy is not None:
                 followed = self._copy is None or self._copy.follow()
@@ -167,7 +167,7 @@ class ActionSelector:
                 self._compute_in_numpy()
 
     def is_ready(self, policy_steps: int, steps: int) -> bool:
-        """Return whether NumPy can compute a batch of actions from noise drawn in advance."""
+        """Return whether NumPy will compute the next batch's actions from noise already drawn."""
         numpy = self.numpy
         return numpy is not None and policy_steps >= self._policy_from and numpy.has_noise(steps)
 
@@ -226,7 +226,7 @@ class ActionSelector:
 
     @property
     def _keys(self) -> Sequence[Key]:
-        """Keys of the recorded outputs. They are unknown before the policy's first call."""
+        """Keys of the recorded outputs. The policy's keys are unknown until its first call."""
         return self.action_keys if self.runner is None else self.runner.out_keys
 
     def _tensors(self, observation: Arrays) -> Tensors:
@@ -243,7 +243,7 @@ class ActionSelector:
     def _before_the_policy(
         self, observation: Arrays, policy_steps: int, active: Mask | None
     ) -> Sequence[Tensor]:
-        """Return the outputs for a step with random actions or the exploration policy."""
+        """Return the outputs for a step before ``policy`` selects all actions."""
         count = self.num_envs if active is None else int(active.sum())
         at_random = self.random_steps(policy_steps, count)
         if at_random:
@@ -274,10 +274,10 @@ class ActionSelector:
     def _padded(
         self, values: Tensors, observation: Arrays, acting: PolicyRunner | None
     ) -> list[Tensor]:
-        """Return random or exploration outputs under the policy's keys. Missing outputs are zero.
+        """Return the given outputs for all of the policy's keys, with zeros for missing outputs.
 
         Args:
-            values: dict of the outputs to return.
+            values: random actions or exploration outputs, keyed by output key.
             observation: dict of observations at this step.
             acting: runner that computed the outputs; other runners skip this step.
         """
@@ -306,7 +306,7 @@ class ActionSelector:
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether any policy has hidden state; true until this is known."""
+        """Whether any policy has hidden state. True until this has been determined."""
         return any(runner.is_recurrent for runner in self._runners)
 
     def end_episodes(self, ended: Mask) -> None:
@@ -321,7 +321,7 @@ class ActionSelector:
 
     # ------------------------------------------------------------------ blocks of steps
     def phases(self, policy_steps: int, steps: int) -> list[tuple[PolicyRunner | None, int]]:
-        """Split the next time steps into (runner, steps) pairs; ``None`` means random actions."""
+        """Split the next time steps into (runner, steps) pairs. Random steps have no runner."""
         limits: list[tuple[PolicyRunner | None, int]] = [(None, self._random_until)]
         limits += [(self.explorer, self.exploration_frames), (self.runner, _FOREVER)]
         found = []
@@ -334,7 +334,7 @@ class ActionSelector:
 
     # ------------------------------------------------------------------ restart and state
     def restart(self) -> None:
-        """Reset all hidden state, because every environment starts a new episode."""
+        """Reset all hidden state. Called when every environment starts a new episode."""
         for runner in self._runners:
             runner.restart()
 

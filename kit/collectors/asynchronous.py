@@ -102,7 +102,7 @@ class AsyncCollector(KitCollector):
         self._taken, self._published = 0, -1
         self.staleness = 0
         self._staleness_since_row: list[int] = []
-        # One version of the weights per batch in progress. A new version overwrites the oldest.
+        # Versions of the weights for the batches in progress. A new version overwrites the oldest.
         versions = range(self.max_staleness + 1)
         policies = _policies(policy, exploration_policy)
         self._weights = [[_shared(tensor) for tensor in _tensors(policies)] for _ in versions]
@@ -186,11 +186,11 @@ class AsyncCollector(KitCollector):
         return {"collector/staleness": statistics.fmean(since)} if since else {}
 
     def seconds_in_step(self) -> float:
-        """Return how many seconds the worker's environments have spent in their current step."""
+        """Return how long the worker's current environment step has taken so far, in seconds."""
         return float(self._in_step)
 
     def deliver_raw(self, raw: bool) -> bool:
-        """Set whether batches are raw or normalised; return whether this is supported.
+        """Set whether batches are raw or normalised, and return whether the choice is supported.
 
         Raw batches are supported only if this process has the worker's normalisation statistics.
         """
@@ -247,7 +247,7 @@ class AsyncCollector(KitCollector):
         self._slots.clear()
 
     def state_dict(self) -> OrderedDict[str, Any]:
-        """Wait until the worker is idle. Return counters, queued batches and the worker's state."""
+        """Return the counters, queued batches and worker state. Waits until the worker is idle."""
         state = super().state_dict()
         self._send(("state",))
         state["collector"] = self._await("state")
@@ -267,7 +267,7 @@ class AsyncCollector(KitCollector):
         return state
 
     def load_state_dict(self, state_dict: OrderedDict[str, Any]) -> None:
-        """Restore a saved state whose ``max_staleness`` is at least this collector's."""
+        """Restore a saved state. Its ``max_staleness`` must not be lower than this collector's."""
         if self.max_staleness > (most := int(state_dict["max_staleness"])):
             reason = "is larger than in the checkpoint, which lacks the required older weights"
             raise SettingError("max_staleness", self.max_staleness, reason, [most])
@@ -330,7 +330,7 @@ def _settings(policies: nn.ModuleList) -> dict[tuple[str, str], Any]:
 
 
 def _plain(settings: dict[tuple[str, str], Any]) -> dict[tuple[str, str], Any]:
-    """Return the attributes that checkpoints can store, excluding enum members."""
+    """Return the attributes of type int, float, bool or str, excluding enum members."""
     return {n: v for n, v in settings.items() if type(v) in (bool, int, float, str)}
 
 
@@ -381,14 +381,14 @@ def serve(
 
 
 def _normalized_by(collector: KitCollector) -> str:
-    """Return the name of the running observation normaliser, or an empty string."""
+    """Return the name of the normaliser in use, or an empty string if there is none."""
     env: Any = getattr(collector, "env", None)
     learns = env.backend.learns if isinstance(env, VectorEnv) else None
     return str(learns or ("" if collector.normalizer is None else "Normalizer"))
 
 
 def _watch(in_step: Tensor, thread: int) -> None:
-    """Publish the duration of the current environment step several times per second."""
+    """Write the duration of the current environment step to ``in_step`` five times per second."""
     watch = StepWatch(thread)
     while True:
         in_step.fill_(watch.seconds())
@@ -428,7 +428,7 @@ class _Worker:
         self.collected = 0
         self.newest = -1
         self._starts_episodes = False  # whether the next batch starts new episodes
-        self._settings: dict[int, dict[tuple[str, str], Any]] = {}  # attributes by weights version
+        self._settings: dict[int, dict[tuple[str, str], Any]] = {}  # keyed by weights version
         self._slots: dict[int, TensorDictBase] = {}
 
     @property
@@ -438,13 +438,13 @@ class _Worker:
 
     @property
     def _is_due(self) -> bool:
-        """Whether another batch must be collected and its weights are available."""
+        """Whether another batch is needed and its weights have arrived."""
         total = self.collector.total_frames
         more = total < 0 or self.collector.policy_steps < total
         return more and self._version <= self.newest
 
     def work(self) -> bool:
-        """Collect a batch or execute a command; return whether to continue."""
+        """Collect one batch or execute one command. Return whether the worker should continue."""
         if self._is_due and not self.pipe.poll():
             self._collect_batch()
             return True
@@ -520,7 +520,7 @@ def _signature(batch: TensorDictBase) -> tuple[Any, ...]:
 
 
 def _sendable(error: BaseException) -> Exception:
-    """Return an exception that can be pickled. Unknown types are converted to RuntimeError."""
+    """Convert an exception to one that can be pickled. Unknown types become RuntimeError."""
     if isinstance(error, KeyboardInterrupt):  # raised by an environment, not by Ctrl-C
         return EnvError("env", None, "raised KeyboardInterrupt in the collector's process")
     if isinstance(error, (EnvError, PolicyError, SettingError)):

@@ -133,7 +133,7 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
         )
 
     def act_at_random(self, policy_steps: int) -> None:
-        """Set ``init_random_frames``, unless the user set it or another process selects actions."""
+        """Set ``init_random_frames`` unless the user set it or another process selects actions."""
         if self.follows_plan and (actor := vars(self).get("_actor")) is not None:
             self.init_random_frames = policy_steps
             actor.act_at_random(policy_steps)
@@ -183,11 +183,11 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
 
     @abc.abstractmethod
     def _collect(self) -> TensorDictBase:
-        """Take policy steps, count them and return the batch."""
+        """Take the policy steps for one batch, count them and return the batch."""
 
     @property
     def policy_path(self) -> PolicyPath:
-        """How this process executes the policy, and why no faster path applies."""
+        """How this process executes the policy, and why it cannot use a faster method."""
         return self._actor.path
 
     @property
@@ -246,7 +246,7 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
 
     @abc.abstractmethod
     def _seed_environments(self, seed: int) -> None:
-        """Seed the environments, which are reset before the next batch."""
+        """Seed the environments. They are reset before the next batch."""
 
     # ------------------------------------------------------------------ shutdown and state
     def shutdown(
@@ -355,7 +355,7 @@ class StepsCollector(KitCollector):
 
 
 class RNGStream:
-    """RNG state for a collector, isolated from other uses of PyTorch's RNG.
+    """A collector's RNG state, kept separate from PyTorch's global RNG state.
 
     Inside ``with stream:``, PyTorch uses the stream's RNG state and computes no gradients.
 
@@ -508,7 +508,7 @@ def check_policy(
             continue
         if value.dtype is torch.bfloat16:  # not supported by NumPy
             value = value.float()
-        total = value.numpy().sum()  # NaN if any entry is NaN; twice as fast as in PyTorch
+        total = value.numpy().sum()  # NaN if any entry is NaN; NumPy is twice as fast as PyTorch
         if total == total:
             continue
         steps = value.isnan().reshape(*value.shape[:2], -1).any(-1).T  # [steps, num_envs]

@@ -64,7 +64,7 @@ class EpisodeCollector(KitCollector):
 
     collects_on_host = True
 
-    _left: Arrays | None = None  # last observation, from which the next batch continues
+    _left: Arrays | None = None  # last observation, where the next batch continues
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class EpisodeCollector(KitCollector):
         return batch if self.storing_device.type == "cpu" else batch.to(self.storing_device)
 
     def _check_continuity(self) -> None:
-        """Mark all environments for a reset if other code has stepped them."""
+        """Mark all environments as needing a reset if other code has stepped them."""
         if self.env.is_started and not self.env.is_at(self._left):
             self._needs_reset[...] = True
 
@@ -212,11 +212,11 @@ class ActiveEpisodes(ActiveEnvs):
         self.freeze_mask = self.active if can_freeze else None
 
     def begins(self, result: StepArrays) -> Mask:
-        """Return a mask of the environments that started an episode after the last step."""
+        """Return a mask of the environments whose next step is the first of an episode."""
         return self._begun
 
     def stepped(self, result: StepArrays) -> None:
-        """Close the episodes that ended, and start new episodes if needed."""
+        """Record the episodes that ended in this step, and start new episodes if needed."""
         self._time += 1
         self.policy_steps += self._count
         ended = result.terminated | result.truncated
@@ -237,7 +237,7 @@ class ActiveEpisodes(ActiveEnvs):
         self._update()
 
     def _begin(self, free: Mask) -> Mask:
-        """Start the required episodes in free environments; return a mask of these environments."""
+        """Start as many episodes as needed; return a mask of the environments that start one."""
         begun = np.zeros_like(free)
         for env in np.flatnonzero(free):
             if len(self.spans) >= self.min_episodes and self._expected() >= self.min_steps:
@@ -248,7 +248,7 @@ class ActiveEpisodes(ActiveEnvs):
         return begun
 
     def _expected(self) -> int:
-        """Return the expected total length, in policy steps, of the episodes that have started."""
+        """Return the expected number of policy steps in all episodes started so far."""
         collector, length = self._collector, self._collector.episode_length
         finished = sum(span.end - span.start for span in self.spans if span.end)
         if length is None:
@@ -257,7 +257,7 @@ class ActiveEpisodes(ActiveEnvs):
         return finished + sum(max(self._time - s.start, length) for s in self._open.values())
 
     def _reset_idle(self, begun: Mask) -> None:
-        """Reset environments that were stepped while idle and now start an episode."""
+        """Reset the starting environments that were stepped while they were idle."""
         needs_reset = begun & self._collector._needs_reset
         if needs_reset.any():
             self._collector.env.restart(needs_reset)

@@ -22,16 +22,16 @@ from kit.envs.vector_env import VectorEnv
 
 @dataclass
 class Span:
-    """Location of an episode in the buffer."""
+    """An episode's location in the buffer."""
 
     env: int
     start: int
     end: int = 0
-    """Time step after the last step of the episode; 0 while the episode is open."""
+    """Index of the time step after the episode's last step; 0 while the episode is open."""
 
     @property
     def steps(self) -> slice:
-        """Slice that selects the time steps of a finished episode."""
+        """Slice that selects a finished episode's time steps."""
         return slice(self.start, self.end)
 
 
@@ -140,7 +140,7 @@ class EpisodeBuffer:
 
 
 class _Places:
-    """Indices that arrange environment steps in the layout of an episode batch."""
+    """Indices that copy steps from the buffer into the layout of an episode batch."""
 
     def __init__(self, spans: Sequence[Span], layout: str) -> None:
         lengths = torch.tensor([span.end - span.start for span in spans])

@@ -35,7 +35,7 @@ def in_collector(plan: StepPlan, collector: Any, *, joins_steps: bool) -> Iterat
 
 
 def _in_restarts(plan: StepPlan, collector: Any, joins_steps: bool) -> Iterator[Refusal]:
-    """Yield errors if episodes would be joined, truncated or miscounted at batch boundaries."""
+    """Yield errors if batch boundaries would cause episodes to be joined, cut or miscounted."""
     if joins_steps and isinstance(collector, MultiAsyncCollector) and collector.num_workers > 1:
         reason = "returns batches in any order, but the buffer joins consecutive batches"
         hint = "use MultiSyncCollector or a single worker"
@@ -106,7 +106,7 @@ def _frame_skip_of(env: Any, base: Any) -> int | None:
 
 
 def _in_episodes(plan: StepPlan, collector: Any) -> Iterator[Refusal]:
-    """Yield errors if a collector does not return the complete episodes that the plan requires."""
+    """Yield errors if the plan requires complete episodes but the collector returns others."""
     trajectories = getattr(collector, "trajs_per_batch", None)
     is_torchrl = isinstance(collector, (Collector, MultiCollector))
     if not trajectories and (is_torchrl or getattr(collector, "frames_per_batch", -1) > 0):
@@ -123,7 +123,7 @@ def _in_episodes(plan: StepPlan, collector: Any) -> Iterator[Refusal]:
 
 
 def in_counts(collector: Any, ledger: StepLedger) -> Iterator[Refusal]:
-    """Yield an error if a collector has already collected steps outside this run."""
+    """Yield an error if a collector has already collected steps that are not part of this run."""
     collected = collector.policy_steps if isinstance(collector, KitCollector) else 0
     if collected > ledger.local_policy_steps:
         reason = f"has already collected {collected:,} policy steps that are not part of this run"

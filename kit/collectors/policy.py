@@ -1,4 +1,4 @@
-"""Eager or traced execution of policies, with their inputs, outputs and hidden state."""
+"""Eager or traced execution of policies, including recurrent ones."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ IS_INIT = "is_init"
 
 
 class PolicyPath(NamedTuple):
-    """How a collector executes its policy, and why no faster path applies."""
+    """How a collector executes its policy, and why it cannot use a faster method."""
 
     name: Literal["numpy", "program", "module"]
     """``numpy``: NumPy computes a small network; ``program``: a traced graph is replayed;
     ``module``: the TensorDict module is called."""
     reason: str
-    """Why no faster path applies; empty for ``numpy``."""
+    """Why the policy cannot be executed faster; empty for ``numpy``."""
 
 
 def fast_policy_of(fast_policy: FastPolicy | bool) -> FastPolicy:
@@ -102,7 +102,7 @@ class PolicyRunner:
         self._starts = torch.ones(num_envs, 1, dtype=torch.bool, device=device)
         self._ongoing = torch.zeros_like(self._starts)
         self._written: list[Key] = []  # keys that the module writes
-        self._fed: list[Key] = []  # hidden state inputs that become outputs
+        self._fed: list[Key] = []  # inputs that are hidden state, also returned as outputs
         self._fast, self._known = fast, False
         self._restored = False  # whether hidden state was loaded from a checkpoint
         self._check = check
@@ -110,11 +110,11 @@ class PolicyRunner:
 
     @property
     def plain_reason(self) -> str:
-        """Why the policy runs as a TensorDict module; empty if it does not."""
+        """Why the policy is not traced; empty if it is traced."""
         return self._traced.reason if self._fast else "fast_policy='module'"
 
     def prepare(self) -> bool:
-        """Discard the traced graph if the policy has changed; return whether it was discarded."""
+        """Discard the traced graph if the policy has changed. Return whether it was discarded."""
         dropped = self._fast and self._traced.refresh()
         if dropped:
             self._known, self.is_recurrent, self._was_recurrent = False, True, True
@@ -138,7 +138,7 @@ class PolicyRunner:
             outputs = self._traced(tensors)
             return [outputs[key] for key in self.out_keys]
         pool = {IS_INIT: self._starts, **tensors, **self._hidden}
-        if not self._fast or not self._written:  # the first call finds the hidden state
+        if not self._fast or not self._written:  # the first call determines the output keys
             outputs = self._call(pool)
         else:
             outputs = self._traced(pool)
@@ -156,7 +156,7 @@ class PolicyRunner:
         self._known = True
 
     def call_module(self, tensors: Mapping[Key, Tensor]) -> Sequence[Tensor]:
-        """Call the TensorDict module directly, for callers that trace the call themselves."""
+        """Call the TensorDict module directly. For callers that trace this call themselves."""
         pool = {IS_INIT: self._starts, **tensors, **self._hidden}
         return self._keep_hidden(self._call(pool), pool)
 
@@ -170,7 +170,7 @@ class PolicyRunner:
         self._hidden = hidden
 
     def peek(self, tensors: Mapping[Key, Tensor]) -> Sequence[Tensor]:
-        """Return the outputs of a call without changing hidden state, buffers or RNG state."""
+        """Return a call's outputs, but leave hidden state, buffers and RNG state unchanged."""
         hidden, starts = self._hidden, self._starts
         buffers = list(self.policy.buffers()) if isinstance(self.policy, nn.Module) else []
         saved = [buffer.clone() for buffer in buffers]
@@ -245,7 +245,7 @@ class PolicyRunner:
             self._hidden[key] = where_rows(ended, first.expand_as(value), value)
 
     def restart(self) -> None:
-        """Reset all hidden state, because every environment starts a new episode."""
+        """Reset all hidden state. Called when every environment starts a new episode."""
         self._starts = torch.ones_like(self._starts)
         zero = {key: torch.zeros_like(value) for key, value in self._hidden.items()}
         self._hidden = {**zero, **self._first}
@@ -313,7 +313,7 @@ _STEP_ENTRIES |= {("collector", name) for name in ("traj_ids", "mask")}
 
 
 def first_values(policy: Any, num_envs: int, device: torch.device | str) -> Tensors:
-    """Return the initial hidden state that the policy's TorchRL primers define."""
+    """Return the initial hidden state defined by the policy's TorchRL primers."""
     if not isinstance(policy, nn.Module):
         return {}
     primers = get_primers_from_module(policy, warn=False, strict=False)
@@ -346,12 +346,12 @@ def _written(
 
 
 def _versions(tensors: Tensors) -> dict[Key, int]:
-    """Return the version counters of tensors. Inference tensors have none and are omitted."""
+    """Return the tensors' version counters, omitting inference tensors, which have none."""
     return {key: value._version for key, value in tensors.items() if not value.is_inference()}
 
 
 def _shows(value: Any, tensor: Tensor) -> bool:
-    """Return whether a value is the given tensor or a view of the whole tensor."""
+    """Return whether ``value`` is ``tensor`` itself or a view of all of its elements."""
     same = value is tensor or (isinstance(value, Tensor) and value.data_ptr() == tensor.data_ptr())
     return same and value.shape == tensor.shape
 
@@ -361,7 +361,7 @@ def _is_next(key: Key) -> bool:
 
 
 def _read_as(key: Key) -> Key:
-    """Return the key under which the next step reads an output."""
+    """Return the key under which the policy reads this output at the next step."""
     if not _is_next(key):
         return key
     return key[1] if len(key) == 2 else key[1:]

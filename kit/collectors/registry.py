@@ -95,7 +95,7 @@ def _resolve(collector: str | Callable[..., BaseCollector]) -> Any:
 
 
 def _step_counts(plan: StepPlan) -> dict[str, Any]:
-    """Return the collector arguments that set the step counts for one process."""
+    """Return the collector arguments that define one process's step counts."""
     total = plan.total_policy_steps if plan.is_exact else None
     prefill = plan.prefill_steps
     local = plan.local_prefill_steps * plan.world_size if prefill and plan.is_exact else prefill
@@ -134,7 +134,7 @@ def _torchrl(
     device: torch.device | str | None,
     **kwargs: Any,
 ) -> BaseCollector:
-    """Create TorchRL's collector, which supports neither prefill nor exploration policies.
+    """Create TorchRL's collector. It supports neither prefill nor exploration policies.
 
     The collector takes no seed, because its policy uses PyTorch's global RNG and its environments
     are already seeded.

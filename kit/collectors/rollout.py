@@ -31,12 +31,12 @@ from kit.envs.vector_env import VectorEnv
 
 
 class ActiveEnvs:
-    """Selects the environments that take the next step of a rollout; all by default."""
+    """Selects the environments that take the next step of a rollout. By default, all do."""
 
     policy_steps: int
     """Total number of policy steps in all environments so far."""
     active: Mask | None = None
-    """Mask of the environments that take the next step; ``None``: all."""
+    """Mask of the environments that take the next step. If ``None``, all do."""
     freeze_mask: Mask | None = None
     """Equal to ``active`` if the other environments can skip steps, else ``None``."""
     done = False
@@ -62,7 +62,7 @@ def rollout(
     *,
     rewards: bool = True,
 ) -> None:
-    """Step environments until a schedule is done or no rows are left.
+    """Step environments until the schedule is done or no rows are left.
 
     Args:
         env: environments to step.
@@ -119,7 +119,7 @@ class VectorCollector(StepsCollector):
     _buffer: RolloutBuffer | None = None
     _batches: RolloutViews | None = None
     _gives_away = False
-    _left: Arrays | None = None  # last observation, from which the next batch continues
+    _left: Arrays | None = None  # last observation, where the next batch continues
 
     def __init__(
         self,
@@ -228,7 +228,7 @@ class VectorCollector(StepsCollector):
             self._count_batches()
 
     def _count_batches(self) -> None:
-        """Count the env steps and episodes in the batches since the last call."""
+        """Update the env step and episode counts with all batches that are not yet counted."""
         if self._batches is None or not self._batches.uncounted_steps:
             return
         reward, terminated, truncated, env_steps = self._batches.uncounted()
@@ -264,7 +264,7 @@ class VectorCollector(StepsCollector):
         return super().take_episodes()
 
     def _restart(self) -> None:
-        """Reset statistics and hidden state, because all environments start new episodes."""
+        """Reset statistics and hidden state. Called when all environments start new episodes."""
         self._count_batches()
         self._statistics.restart()
         self._episode_ids.restart()

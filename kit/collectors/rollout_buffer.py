@@ -1,4 +1,4 @@
-"""Buffers for rollouts in host environments and for the batches copied from them."""
+"""Buffers for rollouts in host environments, and the batches returned from these buffers."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ CHUNK = 128
 """Minimum number of time steps for which memory is allocated at once."""
 
 SMALL = 2**22
-"""Maximum size in bytes of batches that are copied. Larger batches are not copied."""
+"""Maximum batch size in bytes for which batches are copied."""
 
 _FLAGS = ("done", "terminated", "truncated")
 _AT_ENDS = frozenset({*(("next", name) for name in _FLAGS), ("collector", "traj_ids")})
-"""Entries that are written only if an episode ends."""
+"""Entries that are copied only if an episode ends in the batch."""
 
 Copies = Mapping[tuple[str, ...], NDArray[Any]]
 """Arrays, keyed by path."""
 
 Row = tuple[Arrays, StepArrays]
-"""Observation of a time step, and the arrays for its results."""
+"""Observation arrays for one time step, and the arrays for that step's results."""
 
 
 class RolloutBuffer:
@@ -91,7 +91,7 @@ class RolloutBuffer:
         self.rows: list[Row] = list(zip(rows_of(self.acted_on), self.whole.rows()))
 
     def begin(self, *, shown: bool = False) -> None:
-        """Begin a batch. Set ``shown`` if the caller may have changed the last batch's flags."""
+        """Begin a batch. ``shown``: whether the caller may have changed the last batch's flags."""
         present, first = self.env.start(), self.rows[0][0]
         for key, row in first.items():
             row[...] = present[key]
@@ -109,7 +109,7 @@ class RolloutBuffer:
             episodes.number(self.done, self.episode_ids)
 
     def entries(self) -> dict[tuple[str, ...], NDArray[Any]]:
-        """Return the arrays of a batch, ``[steps, num_envs, ...]``, keyed by path."""
+        """Return the batch's arrays ``[steps, num_envs, ...]``, keyed by path."""
         whole = self.whole
         found = {path_of(key): array for key, array in self.acted_on.items()}
         found |= {("next", *path_of(key)): array for key, array in whole.next_observation.items()}
@@ -134,7 +134,7 @@ class RolloutBuffer:
     def has_infinite(self) -> bool:
         """Return whether a reward or an observation may be infinite or NaN."""
         found = may_be_infinite(self.whole.reward) or any(map(may_be_infinite, self._seen.values()))
-        if not self.any_done:  # each next observation is the next step's observation
+        if not self.any_done:  # all next observations are also stored in _seen
             return found
         return found or any(map(may_be_infinite, self.whole.next_observation.values()))
 
@@ -164,7 +164,7 @@ class RolloutBuffer:
 
 
 class RolloutViews:
-    """Batches that are copies or views of a rollout buffer.
+    """Creates batches that are copies or views of a rollout buffer.
 
     Args:
         buffer: rollout buffer that environments write to.
@@ -176,7 +176,7 @@ class RolloutViews:
         self._buffer, self.steps, self._count, self.copied = buffer, buffer.steps, count, copied
         self._used = self._counted = 0
         self._size = buffer.env.num_envs, buffer.steps
-        # Steps and episodes are counted from copies, because callers may change the batches.
+        # Copies for counting steps and episodes, because callers may change the batches.
         counted = buffer.whole.counted
         self._counts = [np.zeros((count, *a.shape), a.dtype) for a in counted]
         self._pairs = list(zip(self._counts, counted))
@@ -192,7 +192,7 @@ class RolloutViews:
         self._views = {k: torch.from_numpy(a).transpose(0, 1) for k, a in shown.items()}
 
     def _copy(self, entries: Copies, copies: Copies) -> None:
-        """Set up the arrays that are copied from the buffer for each batch."""
+        """Choose the arrays that are copied from the buffer for every batch."""
         for key in _AT_ENDS:
             copies[key][...] = 0
         self._pairs += [(copies[key], entries[key]) for key in entries if key not in _AT_ENDS]
@@ -206,11 +206,11 @@ class RolloutViews:
 
     @property
     def uncounted_steps(self) -> int:
-        """Number of time steps since the last call to :meth:`uncounted`."""
+        """Number of time steps collected since the last call to :meth:`uncounted`."""
         return (self._used - self._counted) * self.steps
 
     def rewind(self) -> None:
-        """Reuse the memory from the start, after all batches have been counted."""
+        """Start again at the first allocated batch. All batches must have been counted."""
         self._used = self._counted = 0
 
     def take(self, outputs: Tensors, episodes: EpisodeIds) -> TensorDictBase:
@@ -257,7 +257,7 @@ class EpisodeIds:
     """
 
     def __init__(self, num_envs: int) -> None:
-        self.present = np.arange(-num_envs, 0)  # the first episode gets number 0
+        self.present = np.arange(-num_envs, 0)  # so that the first new number is 0
         self.changes = 0
 
     def number(self, done: Mask, ids: NDArray[np.int64]) -> None:
@@ -276,7 +276,7 @@ class EpisodeIds:
         self.present[...] = present
 
     def restart(self) -> None:
-        """Assign new numbers, because all environments start new episodes."""
+        """Assign new numbers. Called when all environments start new episodes."""
         self.changes += 1
         self.present += int(self.present.max()) + 1 - int(self.present.min())
 
@@ -312,12 +312,12 @@ def _zeros(*groups: Mapping[Any, Any]) -> tuple[list[NDArray[Any]], list[dict[An
 
 
 def _padded(shape: Sequence[int], dtype: np.dtype[Any]) -> int:
-    """Return the padded number of entries. MKL's rounding depends on 16-byte alignment."""
+    """Return the number of entries rounded up to 16 bytes, as MKL's rounding needs alignment."""
     return -(-math.prod(shape) * dtype.itemsize // 16) * 16 // dtype.itemsize
 
 
 def may_be_infinite(values: NDArray[Any]) -> bool:
-    """Return whether any entry may be infinite or NaN. Computes only a dot product."""
+    """Return whether any entry may be infinite or NaN, based only on a dot product."""
     return values.dtype.kind == "f" and not np.vdot(values, values) < np.inf
 
 
@@ -349,7 +349,7 @@ class MaskCheck:
 
 
 def first_infinite(values: NDArray[Any]) -> tuple[int, int, str] | None:
-    """Return step, environment and name of the first NaN or infinity, or ``None``.
+    """Return the step, environment and kind of the first NaN or infinity; ``None`` if none.
 
     ``values`` have shape ``[steps, num_envs, ...]``.
     """

@@ -123,7 +123,7 @@ class TensorCollector(StepsCollector):
 
     @property
     def _writes(self) -> int:
-        """Version counter of the environments, which each step or reset increments."""
+        """Version counter that is incremented whenever the environments are stepped or reset."""
         return int(self.env.episode_length._version)
 
     # ------------------------------------------------------------------ normalisation
@@ -140,7 +140,7 @@ class TensorCollector(StepsCollector):
         return True
 
     def _begin(self) -> bool:
-        """Normalise the first observations; return whether the batch updates the statistics."""
+        """Prepare the statistics for a batch, and return whether the batch will update them."""
         if self._outer is None or self.normalizer is None:
             return False
         normalizer = self.normalizer.to(self.device)
@@ -161,7 +161,7 @@ class TensorCollector(StepsCollector):
         self._env_steps += memory.step["env_steps"].sum() if memory.repeats else frames
 
     def _trajectories(self, memory: TensorMemory) -> Tensor:
-        """Return episode numbers. In each environment, they increase in steps of ``num_envs``."""
+        """Return each step's episode number, which grows by ``num_envs`` per episode."""
         done = memory.done.long()
         ended = self._episode + done.cumsum(0)
         self._episode = ended[-1]
@@ -174,7 +174,7 @@ class TensorCollector(StepsCollector):
         check_policy(written, seen, self._actor.action_keys, taken)
 
     def _record_choices(self, memory: TensorMemory) -> None:
-        """Record the lowest and highest discrete action."""
+        """Record the lowest and highest discrete actions, which are checked later."""
         if self.env.num_actions:
             lowest, highest = memory.written[self._actor.action_keys[0]].long().aminmax()
             torch.minimum(self._choices[0], lowest, out=self._choices[0])
@@ -217,7 +217,7 @@ class TensorCollector(StepsCollector):
         assert value == 0 or self._ended.count() == value
 
     def take_episodes(self) -> list[Episode]:
-        """Return the episodes that ended since the last call, at most the last 65,536."""
+        """Return the episodes that ended since the last call, but at most the latest 65,536."""
         self._check_choices()
         self._finished += self._ended.take()
         return super().take_episodes()
@@ -270,7 +270,7 @@ class TensorCollector(StepsCollector):
 
 
 def as_tensor_env(create_env_fn: Any) -> tuple[TensorEnv, VectorEnv | None]:
-    """Return the torch environment, created if necessary, and the ``VectorEnv`` around it."""
+    """Return the torch environment and its ``VectorEnv``, creating them if necessary."""
     env = create_env_fn if isinstance(create_env_fn, EnvBase) else create_env_fn()
     outer = None
     if isinstance(env, VectorEnv) and isinstance(env.backend, TensorBackend):
@@ -289,7 +289,7 @@ class TensorSteps:
     """
 
     raw = False
-    """Whether observations and rewards are written before normalisation."""
+    """Whether observations and rewards are written to batches without normalisation."""
 
     def __init__(
         self,
@@ -405,7 +405,7 @@ class TensorSteps:
                 results.append({**step._asdict(), "observation": acted_on})
                 for key, place in _of("outputs", inputs).items():
                     if key in outputs:  # the exploration policy may lack some of these outputs
-                        place[time_step].copy_(outputs[key])  # the next step may reuse the memory
+                        place[time_step].copy_(outputs[key])  # the next step may reuse its memory
             for name, place in _of("step", inputs).items():
                 torch.stack([result[name].transpose(0, -1) for result in results], out=place)
             later = {} if runner is None else {key: runner.hidden[key] for key in hidden}
@@ -500,18 +500,18 @@ class TensorMemory:
 
 
 class FinishedEpisodes:
-    """Ring buffer of the last ``capacity`` finished episodes, on the device."""
+    """Ring buffer on the device for the last ``capacity`` finished episodes."""
 
     def __init__(self, num_envs: int, device: torch.device, capacity: int = 2**16) -> None:
         self.num_envs, self.capacity = num_envs, capacity
         self._ended = torch.zeros((), dtype=torch.int64, device=device)
         self._taken = 0
-        # Rows are the fields of Episode. The extra last column collects steps that end no episode.
+        # One row per field of Episode. Steps that end no episode are written to the extra column.
         self._columns = torch.zeros(5, capacity + 1, dtype=torch.float64, device=device)
         self._open_env_steps = torch.zeros(num_envs, dtype=torch.int64, device=device)
 
     def add(self, memory: TensorMemory) -> None:
-        """Add the finished episodes of a batch."""
+        """Add the episodes that finished in a batch."""
         done, length = memory.done, memory.step["episode_length"]
         made = self._env_steps(done, memory.step["env_steps"]) if memory.repeats else length
         envs = torch.arange(self.num_envs, device=done.device).expand_as(length)
@@ -527,7 +527,7 @@ class FinishedEpisodes:
             self._ended += flat.sum()
 
     def _env_steps(self, done: Tensor, env_steps: Tensor) -> Tensor:
-        """Return the number of env steps since each episode's start, ``[steps, num_envs]``."""
+        """Return the episode's env steps so far at each time step, ``[steps, num_envs]``."""
         made = env_steps.long().cumsum(0)
         at_ends = (made * done).cummax(0).values
         before = torch.cat([torch.zeros_like(made[:1]), at_ends[:-1]])
@@ -536,7 +536,7 @@ class FinishedEpisodes:
         return since
 
     def count(self) -> int:
-        """Return the number of finished episodes. Synchronises with the device."""
+        """Return the total number of finished episodes. Synchronises with the device."""
         return int(self._ended)
 
     def take(self) -> list[Episode]:
@@ -551,11 +551,11 @@ class FinishedEpisodes:
         ]
 
     def restart(self) -> None:
-        """Reset the step counts of open episodes, because all environments start new episodes."""
+        """Reset the open episodes' step counts. Called when all environments start new episodes."""
         self._open_env_steps = torch.zeros_like(self._open_env_steps)
 
     def state_dict(self) -> dict[str, Tensor | int]:
-        """Return the counts. Episodes that were not returned yet are saved by the collector."""
+        """Return the counts. The collector saves the episodes that were not returned yet."""
         return {"ended": self.count(), "open_env_steps": self._open_env_steps.cpu().clone()}
 
     def load_state_dict(self, state_dict: dict[str, Tensor | int]) -> None:

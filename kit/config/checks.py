@@ -35,7 +35,7 @@ def check_run_memory(plan: StepPlan, cfg: RunConfig, env: Any, latent: int = 0) 
         sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
         for leaves in (env.observation_leaves, env.action_leaves)
     )
-    rest = action + 4 + 3 + 16  # bytes of reward, flags, episode number and index
+    rest = action + 4 + 3 + 16  # bytes for reward, flags, episode number and index
     estimates = [rollout_memory(plan, 2 * observation + rest)]
     if hasattr(cfg, "buffer_size"):
         frames = getattr(cfg, "stacked_frames", 1)
@@ -45,7 +45,7 @@ def check_run_memory(plan: StepPlan, cfg: RunConfig, env: Any, latent: int = 0) 
         if (folder := getattr(cfg, "buffer_folder", None)) is not None:
             check_memory([buffer], *free_disk_space(folder))
         elif both and str(cfg.device).startswith("cuda"):
-            import torch  # imported here because kit.config works without torch
+            import torch  # imported here so that kit.config works without torch
 
             available = torch.cuda.mem_get_info(cfg.device)[1]
             check_memory([buffer], available, f"memory of {cfg.device}")
@@ -63,7 +63,7 @@ def reraise_as_setting_error(
     *,
     exclude: tuple[type[Exception], ...] = (),
 ) -> Iterator[None]:
-    """Convert exceptions from a class or function that a setting names to a SettingError.
+    """Convert exceptions raised inside this context to a SettingError for ``field``.
 
     Args:
         field: name of the setting.

@@ -43,7 +43,7 @@ def check_arguments(cfg: RunConfig, settings: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def renamed_errors(cfg: RunConfig) -> Iterator[None]:
-    """In offline recipes, report ``env.normalize_observation`` errors as ``normalize_data``."""
+    """In offline recipes, report ``normalize_data`` instead of ``env.normalize_observation``."""
     try:
         yield
     except SettingError as error:
@@ -53,7 +53,7 @@ def renamed_errors(cfg: RunConfig) -> Iterator[None]:
 
 
 def check_stacked_frames(cfg: RunConfig, env: Any) -> None:
-    """Check that the first dimension of observations has size ``stacked_frames``."""
+    """Check that the first dimension of each observation has size ``stacked_frames``."""
     frames = getattr(cfg, "stacked_frames", 1)
     for leaf in env.observation_leaves if frames > 1 else ():
         stacked = leaf.shape[0] if len(leaf.shape) > 1 else 1
@@ -118,14 +118,14 @@ def check_dataset(env: Any, rows: Any, names: Sequence[str]) -> None:
         most, least = (end(0).double().numpy() for end in (action.amax, action.amin))
         low, high = (bound.astype(np.float64) for bound in (space.low, space.high))
         excess = (most - high).max(), (low - least).max()
-        if max(excess) > 1e-3 * (high - low).min():  # smaller differences are rounding errors
+        if max(excess) > 1e-3 * (high - low).min():  # a smaller excess is a rounding error
             reason = f"Actions exceed the action bounds of {env.name} by up to {max(excess):.3g}"
             advice = "Use the environment that was recorded, or clip the stored actions"
             raise SettingError("dataset", [*names], reason, advice)
 
 
 def _differences(parts: Sequence[Any], leaf: Any, several: bool) -> Iterator[tuple[str, str]]:
-    """Yield a (dataset, environment) pair of descriptions for each property that differs."""
+    """For each difference, yield descriptions of the dataset and of the environment."""
     shape = tuple(parts[0].shape[1:])
     if several or leaf.path or leaf.shape != shape:
         is_nested = several or leaf.path
@@ -148,14 +148,14 @@ def _differences(parts: Sequence[Any], leaf: Any, several: bool) -> Iterator[tup
 
 
 def _kind(dtype: np.dtype[Any], leaf: Any) -> str:
-    """Return the kind of a data type: real, integer, or bytes for images."""
+    """Classify a data type as real, integer, or bytes (images)."""
     if dtype == np.uint8 and _choices(leaf) is None:
         return "bytes"
     return "real" if dtype.kind == "f" else "integer"
 
 
 def _choices(leaf: Any) -> Any:
-    """Return the number of values per entry of a discrete space, or ``None`` for other spaces."""
+    """Return how many values each discrete entry can take, or ``None`` for other spaces."""
     if isinstance(leaf.space, gym.spaces.MultiBinary):
         return 2
     return getattr(leaf.space, "n", getattr(leaf.space, "nvec", None))

@@ -61,12 +61,12 @@ class RecipeLoss:
                 self._check_default(name, accepted.pop(name))
         is_a2c = isinstance(make, type) and issubclass(make, objectives.A2CLoss)
         if is_a2c and accepted.get("critic_coeff") == 0:
-            # With 0, A2CLoss would still compute the value loss. PPO losses interpret None as 1.
+            # With 0, A2CLoss computes the value loss anyway. In PPO losses, None would mean 1.
             accepted["critic_coeff"] = None
         return accepted
 
     def _check_default(self, name: str, argument: Any) -> None:
-        """Raise SettingError if the loss ignores a setting that was changed."""
+        """Raise SettingError if a setting that the loss does not accept was changed."""
         make, value = self.make, getattr(self._cfg, name)  # the argument may be a converted value
         is_reinforce = isinstance(make, type) and issubclass(make, objectives.ReinforceLoss)
         keeps_critic = is_reinforce and name == "critic_coeff" and not argument
@@ -129,7 +129,7 @@ class RecipeLoss:
 
     @property
     def writes_squares(self) -> bool:
-        """Whether the loss writes the squared TD error as ``td_error``, used for priorities."""
+        """Whether the ``td_error`` that the loss writes for priorities is squared."""
         known = isinstance(self.module, _SQUARED_ERROR_LOSSES)
         return bool(getattr(self.module, "writes_squared_errors", known))
 

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 from kit.steps import SettingError, StepPlan
 
 BYTES_PER_STEP = 1_500
-"""Bytes of Python objects (mostly array views) per time step in a rollout buffer."""
+"""Bytes that Python objects (mostly array views) use per time step of a rollout buffer."""
 
 
 class MemoryEstimate(NamedTuple):
-    """Estimate of the memory that is proportional to a setting."""
+    """Memory estimate for data whose size is proportional to a setting."""
 
     field: str
     """Name of the setting."""
@@ -26,7 +26,7 @@ class MemoryEstimate(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Total bytes."""
+        """Total number of bytes."""
         return self.value * self.each
 
 
@@ -75,7 +75,7 @@ def buffer_memory(cfg: Any, row: int) -> MemoryEstimate:
 
 
 def memory_of_machine() -> tuple[int, str]:
-    """Return the memory limit of this process in bytes, and a description of the limit."""
+    """Return this process's memory limit in bytes, and a description for error messages."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = [int(text) for text in _control_groups() if text.isdigit()]
     if limits and min(limits) < machine:
@@ -84,12 +84,12 @@ def memory_of_machine() -> tuple[int, str]:
 
 
 def free_disk_space(folder: str) -> tuple[int, str]:
-    """Return the free disk space for a folder in bytes, and a description of the space."""
+    """Return the free disk space in bytes for a folder, and a description for error messages."""
     return shutil.disk_usage(folder).free, f"free space in {folder}"
 
 
 def _control_groups() -> Iterator[str]:
-    """Yield the memory limits of this process's cgroups, which containers and Slurm set."""
+    """Yield the cgroup memory limits for this process (set by containers or Slurm), as strings."""
     root, groups = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
     hierarchies = [(root, "memory.max"), (root / "memory", "memory.limit_in_bytes")]
     try:

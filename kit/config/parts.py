@@ -57,7 +57,7 @@ def accepts(make: Callable[..., Any], argument: str) -> bool:
             return True
         if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             return False
-    # All constructors pass on **kwargs to the last one. TorchRL's losses reject the argument.
+    # All constructors pass **kwargs to the next one. A TorchRL loss at the end rejects them.
     return bool(constructors) and bases[-1] not in vars(objectives).values()
 
 
@@ -76,16 +76,16 @@ class Replacements:
     def __init__(self, parts: Mapping[str, Any]) -> None:
         self.parts = parts
         self.requested: set[str] = set()
-        self._replaced: dict[str, str] = {}  # maps each setting to the replaced part
-        self._used = {"env", "device"}  # env and device are always in use
+        self._replaced: dict[str, str] = {}  # setting -> replaced part that read it
+        self._used = {"env", "device"}  # env and device always have an effect
 
     @property
     def without_effect(self) -> dict[str, str]:
-        """Settings that are no longer used, mapped to the caller's part that caused this."""
+        """Caller's parts, keyed by the settings that have no effect because of them."""
         return {name: part for name, part in self._replaced.items() if name not in self._used}
 
     def network(self, part: str, make: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
-        """Create a network with the caller's factory if there is one, else with the recipe's."""
+        """Create a network with the caller's factory, or with the recipe's if there is none."""
         self.requested.add(part)
         names = _names_of(make, *arguments, **settings)
         names |= {f"critic_{name}" for name in names if part == "make_critic"}
@@ -125,7 +125,7 @@ class Replacements:
     def optimizer(
         self, make: type[Optimizer], parameters: Iterable[Any], **settings: Any
     ) -> Optimizer:
-        """Create an optimizer with the caller's factory if there is one, else with the recipe's.
+        """Create an optimizer with the caller's factory, or with the recipe's if there is none.
 
         Raises:
             SettingError: if the caller's optimizer lacks some of the parameters.
@@ -156,7 +156,7 @@ class Replacements:
 
 
 def _names_of(make: Callable[..., Any], *arguments: Any, **settings: Any) -> set[str]:
-    """Return the argument names of a call, including arguments passed via ``**kwargs``."""
+    """Return the names of the arguments passed to a function, including its ``**kwargs``."""
     signature = inspect.signature(make)
     bound = signature.bind(*arguments, **settings).arguments
     kwargs = [n for n, p in signature.parameters.items() if p.kind is p.VAR_KEYWORD]
@@ -164,7 +164,7 @@ def _names_of(make: Callable[..., Any], *arguments: Any, **settings: Any) -> set
 
 
 REPLACED = ("make_actor", "make_critic", "optimizer")
-"""Parts that a recipe requests when it creates networks and optimizers."""
+"""Parts that replace a recipe's networks and optimizers."""
 PARTS = (
     "collector", "update", "buffer", "advantage", "evaluate", "exploration_policy", "hooks",
     "logger", "loss_module", *REPLACED,

@@ -164,7 +164,7 @@ def _no_dialect(path: str, name: Any, group: type) -> SettingError:
 
 
 def _not_a_group(path: str, value: Any, group: type) -> SettingError:
-    """Return the error for a plain value where a settings group is expected."""
+    """Return the error for a plain value that was given instead of a settings group."""
     advice = f"Use {path}={group.__name__}(...), or {path}.name=value on the command line"
     return SettingError(path, value, "A group of settings is expected", advice)
 

@@ -76,7 +76,7 @@ def _check_limits(plan: StepPlan, cfg: Any) -> None:
 def _check_learning(plan: StepPlan, cfg: Any) -> None:
     """Raise SettingError if the run ends before training starts."""
     starts, total = plan.learning_starts, plan.total_policy_steps
-    value = getattr(cfg.steps, "learning_starts", ...)  # `...`: the library has no such setting
+    value = getattr(cfg.steps, "learning_starts", ...)  # `...` if the library has no such setting
     name = "learning_starts" if value is ... else "steps.learning_starts"
     advice = "Lower it, or train longer"
     if plan.trains and starts and total is not None and starts > total:

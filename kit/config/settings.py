@@ -173,7 +173,7 @@ class OffPolicyConfig(ReplayConfig):
     reward_scale: PositiveFloat = 1.0
     """Factor applied to rewards during training. Logged returns are not scaled."""
     standardize_reward: bool = False
-    """Whether rewards are standardised per minibatch before scaling. Requires n_step=1."""
+    """Whether rewards are standardised per minibatch before reward_scale. Requires n_step=1."""
     n_step: PositiveInt = 1
     """Number of rewards summed before bootstrapping (n-step returns)."""
     per_alpha: NonNegativeFloat = 0.0

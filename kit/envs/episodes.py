@@ -29,7 +29,7 @@ class Episode(NamedTuple):
 
 
 Infos = Mapping[tuple[int, int], Mapping[str, float]]
-"""``Episode.info`` keyed by the (step index, environment index) that ended the episode."""
+"""``Episode.info`` of each ended episode, keyed by (step index, environment index)."""
 
 
 def info_means(episodes: Iterable[Episode]) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kit.steps.errors import place_of
 
 FAULTS = (Exception, SystemExit)
-"""Exceptions treated as environment failures. Some simulators call ``sys.exit`` on errors."""
+"""Exceptions treated as environment failures; some simulators fail with ``sys.exit``."""
 
 
 class EnvError(RuntimeError):

@@ -67,8 +67,8 @@ def _arrays(owner: Any) -> Iterator[tuple[str, Array]]:
 
 
 def _derived(data: Any) -> Iterator[tuple[str, Array]]:
-    """Yield derived arrays of fixed size. Contacts and constraints are recomputed in each step."""
-    begin = data.qpos.ctypes.data  # qpos is the first array in the buffer
+    """Yield an MjData's fixed-size arrays, which exclude contacts and constraints."""
+    begin = data.qpos.ctypes.data  # qpos is the first array in MjData's buffer
     buffer = range(begin, begin + data.nbuffer)
     for name, value in _public(data):
         if not isinstance(value, np.ndarray) or not value.size or not value.flags.writeable:
@@ -78,7 +78,7 @@ def _derived(data: Any) -> Iterator[tuple[str, Array]]:
 
 
 def _public(owner: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the public attributes that can be read in the current state."""
+    """Yield the names and values of an object's public attributes, skipping unreadable ones."""
     for name in dir(owner):
         if not name.startswith("_"):
             try:

@@ -20,7 +20,7 @@ from kit.steps.errors import SettingError, real_number
 EPSILON = 1e-8
 """Constant added to variances before the square root, to avoid division by zero."""
 _FEW = 4_096
-"""Largest array averaged with a matrix product. BLAS uses one thread for products this small."""
+"""Maximum array size for averaging by matrix product, for which BLAS uses only one thread."""
 
 
 class RunningMeanStd(NamedTuple):
@@ -172,7 +172,7 @@ class Normalizer:
                 _learn(moments, observation[key][rows])
             if not raw:
                 self._apply(moments, (observation[key], rows))
-        if learn:  # frozen statistics may belong to a different number of environments
+        if learn:  # otherwise, ``_returns`` may have rows for another number of environments
             self._returns[rows] = 0.0
 
     def step(
@@ -193,14 +193,14 @@ class Normalizer:
             active: mask of the environments that were stepped; ``None``: all.
             recovered: mask of rebuilt environments, which repeat their previous observation.
             rewards: whether to normalise rewards; if false, call :meth:`rewards` later.
-            taught: mask of stepped environments that update the statistics; ``None``: all stepped.
+            taught: mask of stepped environments whose data update the statistics; ``None``: all.
             raw: whether to leave observations and rewards unchanged.
         """
         if learn and not self._on_host:
             self.to("cpu")
         rows: Any = slice(None) if active is None else active
         seen = stepped = rows
-        if recovered is not None:  # may include inactive environments
+        if recovered is not None:  # ``recovered`` may include inactive environments
             seen = recovered | (True if active is None else active)
             stepped = seen & ~recovered
         ended = result.terminated | result.truncated
@@ -258,7 +258,7 @@ class Normalizer:
         reward = steps.reward / np.sqrt(variances + EPSILON)
         steps.reward[...] = self._clipped(reward)
 
-    @np.errstate(invalid="ignore")  # infinite rewards are reported by backends
+    @np.errstate(invalid="ignore")  # backends report infinite rewards
     def _learn_rewards(self, steps: StepArrays) -> NDArray[np.float64]:
         """Update the reward statistics and return the variance after each step, ``[steps, 1]``."""
         assert self._reward is not None
@@ -332,7 +332,7 @@ class Normalizer:
         return result
 
     def _scale(self, key: Any, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return mean and standard deviation for observation ``key`` (``None``: for rewards)."""
+        """Return the mean and standard deviation of observation ``key``, or of rewards if None."""
         moments = self.reward if key is None else self.observation[key]
         assert moments is not None
         mean = torch.zeros_like(moments.mean) if key is None else moments.mean
@@ -343,7 +343,7 @@ class Normalizer:
     def _clipped(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Clip values in place. Keep infinities, because backends report them as failures."""
         squares = np.vdot(values, values)
-        if squares <= self.clip * self.clip:  # so every value is within the bounds
+        if squares <= self.clip * self.clip:  # implies that all values are within the bounds
             return values
         # Two ufunc calls are several times faster than np.clip.
         finite = True if squares < np.inf else np.isfinite(values)

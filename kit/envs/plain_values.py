@@ -340,7 +340,7 @@ class Decoder:
     def _container(self, value: dict[str, Any]) -> Any:
         name = next(name for name in _CONTAINERS if name in value)
         made = deque(maxlen=value["maxlen"]) if name == "deque" else _CONTAINERS[name]()
-        self._known.setdefault(value["number"], made)  # items may refer to ``made``
+        self._known.setdefault(value["number"], made)  # items may contain references to ``made``
         if isinstance(made, dict):
             for key, item in value[name]:
                 made[self(key)] = self(item)
@@ -408,7 +408,7 @@ class Decoder:
             self._demand(own and kind.__name__ == value["object"], value["object"], present)
             made = self._kept.get(value["number"])
             if type(made) is not type(present):
-                made = object.__new__(type(present))  # copied, as present may be shared
+                made = object.__new__(type(present))  # copy, because ``present`` may be shared
                 vars(made).update(vars(present))
             self._known[value["number"]] = made
             self.attributes(made, value["attributes"])

@@ -247,7 +247,7 @@ def quiet_mujoco(spec: EnvSpec) -> Iterator[None]:
     Gymnasium's own models are dropped.
     """
     if "mujoco" not in str(spec.entry_point) or not importlib.util.find_spec("mujoco"):
-        yield  # gym.make reports that MuJoCo is missing
+        yield  # if MuJoCo is missing, gym.make reports it
         return
     import mujoco
 

@@ -132,7 +132,7 @@ class Shared:
                 raise StateCaptureError(f"{name} is shared by all environments and has changed")
 
     def _seen(self) -> Iterator[tuple[str, str]]:
-        """Yield the name and the ``repr`` of the encoded value of each shared variable."""
+        """Yield each shared variable's name and the ``repr`` of its encoded value."""
         for where, name, value in self._places():
             if any(value is space for space in self._spaces):
                 continue

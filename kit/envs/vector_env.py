@@ -31,7 +31,7 @@ _KEPT = 65_536
 
 
 class _Present:
-    """State of the current step. A plain object, because setting attributes on a module is slow."""
+    """State of the current step. Not stored on the module, where setting attributes is slow."""
 
     def __init__(self, observation: Arrays) -> None:
         self.observation = observation
@@ -149,7 +149,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         observation = {**self._now.observation}  # a new dict, so that is_at() detects the reset
         if mask is None or not self._now.started:
             mask = None
-            # The current arrays belong to a batch, which must not change.
+            # The current arrays are part of a batch and must not be overwritten.
             observation = empty(self.observation_leaves, self.num_envs)
         seeds = None if self._seed is None else env_seeds(self._seed, self.num_envs)
         self.backend.reset(observation, seeds if mask is None else None, mask)

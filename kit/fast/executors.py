@@ -24,7 +24,7 @@ from kit.fast.trace import Recording
 aten = torch.ops.aten
 
 Run = Callable[..., Sequence[Tensor]]
-"""Function that maps the inputs that a graph reads to its outputs. Constants are already bound.
+"""Function that maps a graph's inputs to its outputs. Constants are already bound.
 
 The interpreter returns inference tensors, which cannot be modified outside inference mode.
 """

@@ -142,7 +142,7 @@ def _modules_in(value: Any) -> list[nn.Module]:
 
 
 def _is_custom(function: Any) -> bool:
-    """Return whether a value is a partial, or a function or method outside installed libraries."""
+    """Return whether a value is a partial, or a function or method that is not from a library."""
     if isinstance(function, functools.partial):
         return True
     function = _unwrap(getattr(function, "__func__", function))

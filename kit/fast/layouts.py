@@ -1,9 +1,9 @@
 """Compute matrix products of ensembles in the memory layout that later operations need.
 
 If ``vmap`` is applied to a linear layer, the results or operands of its matrix products are
-transposed in memory. This takes a third as long as the product. Computing the same sums in the same
-order, but in the other layout, avoids the copy. Each product is computed both ways on random values
-of the same shapes. It is replaced only if the results are bitwise equal.
+copied to transpose them in memory. The copy takes a third as long as the product, and is avoided by
+computing the same sums in the same order but in the other layout. Each product is computed both
+ways on random values of the same shapes. It is replaced only if the results are bitwise equal.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _gradient_of_weights(
 def _outputs(
     graph: fx.Graph, node: fx.Node, touched: Callable[[fx.Node], bool], replace: Replace
 ) -> None:
-    """Compute ``(W @ x.T).T``, with the members' weights stacked in ``W``, member by member."""
+    """Compute ``(W @ x.T).T`` separately for each member, whose weights are stacked in ``W``."""
     found = _chain(node.args[0], ({aten.transpose.int}, _VIEWS, {aten.mm.default}))
     if found is None or found[2].args[1].target is not aten.t.default:
         return
@@ -150,7 +150,7 @@ def _is_swapped(node: Any) -> bool:
 
 
 def _chain(node: Any, targets: Any) -> list[Any] | None:
-    """Return the nodes along first arguments, or ``None`` if a node's target is not allowed."""
+    """Follow first arguments and return the nodes, or ``None`` if they do not match ``targets``."""
     found: list[Any] = []
     for allowed in targets:
         if not isinstance(node, fx.Node) or node.target not in allowed:

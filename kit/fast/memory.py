@@ -34,7 +34,7 @@ _VIEWS = frozenset({operator.getitem, aten._unsafe_view.default})
 def with_own_memory(
     graph: fx.Graph, constants: list[Tensor]
 ) -> tuple[fx.Graph, list[Tensor]] | None:
-    """Return a copy of a graph that uses preallocated memory, and the copy's constants.
+    """Copy a graph so that it uses preallocated memory. Return the copy and its constants.
 
     Return ``None`` if a result is larger than :data:`SMALL`. Outputs are new tensors in every call.
     Concurrent calls would overwrite each other's results.

@@ -78,7 +78,7 @@ def _is_deterministic(node: fx.Node) -> bool:
 
 
 def _fuse_additions(graph: fx.Graph, node: fx.Node, constant: Callable[[Tensor], fx.Node]) -> None:
-    """Replace additions to scalars that are adjacent in memory with one vector addition."""
+    """Merge additions to scalars that are adjacent in memory into one vector addition."""
     if node.target is not aten._foreach_add_.Scalar:
         return
     elements, number = node.args

@@ -117,7 +117,7 @@ class Recording:
         _restore(self.before)
 
     def pin_constants(self) -> None:
-        """Make ``is_valid`` also check addresses of constants, and the values of CPU constants."""
+        """Make ``is_valid`` also check all constants' addresses and the values of CPU constants."""
         self._pinned += self.constants
         self._settings += [tensor for tensor in self.constants if tensor.is_cpu]
         self._store_state()

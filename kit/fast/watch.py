@@ -30,7 +30,7 @@ _CONTAINERS = (dict, list, deque)
 _NO_SETTINGS = (type, ModuleType, nn.Module, Tensor, TensorDictBase)
 _PARTS = ("_parameters", "_buffers", "_modules", *_HOOKS)
 _MODULE_ATTRIBUTES = frozenset(vars(nn.Module())) - {"training"}
-"""Attributes of every ``nn.Module``. Of these, only the contents of ``_PARTS`` are watched."""
+"""Attributes of every ``nn.Module``. Only the contents of those in ``_PARTS`` are watched."""
 _GLOBAL_HOOKS = [
     *(
         getattr(nn.modules.module, f"_global_{kind}_hooks")
@@ -167,7 +167,7 @@ def _places(watched: Any) -> Iterator[Any]:
             parts = (vars(module).get(part) for part in _PARTS)
             yield from (
                 part for part in parts if isinstance(part, dict)
-            )  # skip parts of TorchScript modules
+            )  # TorchScript modules have other types
         yield from filter(None, chain.from_iterable(map(_hooks, watched.parameters())))
     elif hasattr(watched, "__dict__"):
         yield from _with_contents(vars(watched))

@@ -185,7 +185,7 @@ class WandbLogger(TorchRLLogger):
         from torchrl.record.loggers.wandb import WandbLogger as Wandb
 
         self.folder.mkdir(parents=True, exist_ok=True)
-        # The server has the earlier rows of an online run. Offline runs start a new folder.
+        # An online run's earlier rows are on the server. An offline run starts a new folder.
         self.begins_anew = offline = not _logged_in()
         logger = Wandb(
             exp_name=self.run_name,
@@ -193,7 +193,7 @@ class WandbLogger(TorchRLLogger):
             id=self.id,
             project=self.project,
             settings=wandb.Settings(silent=True),
-            log_env_packages=False,  # these would overwrite the config's "env" group
+            log_env_packages=False,  # packages would overwrite the config's "env" group
             **({"mode": "offline"} if offline else {}),
         )
         for axis in AXES:

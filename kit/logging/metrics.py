@@ -43,7 +43,7 @@ def weighted_mean(parts: Sequence[Mapping[K, Tensor]], weights: Sequence[float])
 
 
 def numbers(scalars: Iterable[Tensor]) -> list[float]:
-    """Return scalars as floats with a single device transfer. Some scalars may be on the host."""
+    """Convert scalars, which may be on the device or the host, to floats in one transfer."""
     values = [value.reshape(()) for value in scalars]
     device = next((value.device for value in values if not value.is_cpu), None)
     if device is not None:

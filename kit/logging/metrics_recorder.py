@@ -117,7 +117,7 @@ class MetricsRecorder:
         """Record an evaluation for the next row.
 
         Returns:
-            Whether no previous evaluation of the run has a higher ``evaluation/return``.
+            Whether the ``evaluation/return`` is at least as high as in all previous evaluations.
         """
         self.note(result)
         value = float(result.get("evaluation/return", math.nan))

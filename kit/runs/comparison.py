@@ -52,11 +52,11 @@ class Group:
     runs: list[SeedCurve]
     """One run per seed, ordered by seed."""
     mean: float
-    """Mean over seeds of the last values."""
+    """Mean over seeds of each run's last value."""
     std: float | None
     """Population standard deviation of the last values; ``None`` for one seed."""
     greatest: float
-    """Mean over seeds of the maximum values."""
+    """Mean over seeds of each run's maximum value."""
     interquartile_mean: float | None
     """Mean of the last values without the lowest and the highest quarter (each rounded down);
     ``None`` for fewer than :data:`FOR_IQM` seeds."""
@@ -75,7 +75,7 @@ class Comparison:
     groups: list[Group]
     """Groups in the order of their first run."""
     remarks: list[str] = field(default_factory=list)
-    """Notes on omitted runs, runs of different lengths and different tasks."""
+    """Notes on omitted runs, and on runs that differ in length or task."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ _NOT_SET = "(not set)"
 
 
 def _differing(runs: Sequence[_Run]) -> list[dict[str, Any]]:
-    """Return each run's settings that differ. Between recipes, only task settings are compared."""
+    """Return each run's task settings that differ, and others that differ within its recipe."""
     sources = sorted({run.recipe for run in runs})
     names = {source: Recipe(source).name for source in sources}
     if len(set(names.values())) < len(sources):

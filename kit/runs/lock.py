@@ -14,7 +14,7 @@ from kit.steps import SettingError
 
 
 class RunLock:
-    """Lock that a process holds from building a run until the run or the process ends.
+    """Lock that a process holds from when it builds a run until the run or process ends.
 
     The file ``.lock`` is locked, and the system unlocks it when the process dies. While the lock is
     held, the file ``lock`` contains the host and the process ID.

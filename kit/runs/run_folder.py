@@ -72,7 +72,7 @@ class RunFolder(KitHook):
         _reject_links(self.folder)
         check_same_recipe(self.folder, recipe)
         if isinstance(cfg, OfflineConfig) and saved_in(self.folder / "checkpoints"):
-            self._free = {*FREE_TO_DIFFER, "dataset"}  # checkpoints record the dataset
+            self._free = {*FREE_TO_DIFFER, "dataset"}  # checkpoints record which dataset was used
         self._check_same_settings(getattr(cfg, "steps", None))
 
     @contextlib.contextmanager
@@ -162,7 +162,7 @@ class RunFolder(KitHook):
         self.lock.check()
 
     def end(self) -> None:
-        """Write the step counts and unlock the folder; remove it if the run never started."""
+        """Write the step counts and unlock the folder. Remove it if the run never started."""
         if not self.lock.begun:
             self._release()
             return

@@ -25,7 +25,7 @@ _ARGUMENTS = ("env.kwargs.", "collector_kwargs.")
 _NO_MODULES = frozenset({"recipe", "device", "log_dir", "resume", "init_from", "buffer_folder"})
 """Settings in which a colon is part of a device or path."""
 _FOLDERS_OF_RUNS = 3
-"""Number of parent folder levels that contain runs, as in ``<log_dir>/<recipe>/<env>/<run>``."""
+"""Number of folders above a run folder, as in ``<log_dir>/<recipe>/<env>/<run>``."""
 
 
 def check_names(
@@ -98,7 +98,7 @@ def _is_trusted(module: str, run: Path, trust: Collection[str], *folders: Path) 
         return True
     found = _find(module)
     if found is None:
-        return False  # a later import may find it elsewhere
+        return False  # a later import may find a different file
     project = [Path.cwd(), *folders]
     if module.partition(".")[0] in {*_TRUSTED, *_environments()}:
         package = [file.parent for file in found.files[:1]]
@@ -166,9 +166,9 @@ def _is_below(file: Path, root: Path) -> bool:
 def _came_with(run: Path, found: _Found, *project: Path, installed: bool = False) -> bool:
     """Return whether a module is in the run folder, or may have been unpacked with it.
 
-    A module may have been unpacked with the run if a folder contains both of them but no folder in
-    ``project``. The same is true for modules next to the run or in a folder that contains runs,
-    unless they are ``installed`` packages.
+    A module may have been unpacked with the run if a folder contains the run and the module, but no
+    ``project`` folder. Unless the module is ``installed``, it may also have been unpacked with the
+    run if its top-level package is next to the run or in a folder that contains runs.
     """
     code = [folder.resolve() for folder in project]
     places = [place.resolve() for place in found.places]

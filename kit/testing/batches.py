@@ -29,7 +29,7 @@ def rows(batch: TensorDictBase) -> TensorDictBase:
 
 
 def integers(action: Tensor) -> Tensor:
-    """Return actions as integers. One-hot actions are converted."""
+    """Return actions as integers, converting one-hot actions."""
     return action.argmax(-1) if action.ndim > 1 else action
 
 
@@ -80,9 +80,9 @@ def ages(done: Tensor) -> Tensor:
 def equal(
     one: Sequence[TensorDictBase], other: Sequence[TensorDictBase], rounding: float = 0.0
 ) -> bool:
-    """Return whether two lists of batches are bitwise equal.
+    """Return whether two lists of batches are equal.
 
-    Floats may differ by ``rounding``, as a relative and absolute tolerance.
+    ``rounding`` is the relative and absolute tolerance for floats; all else must be identical.
     """
     if len(one) != len(other):
         return False

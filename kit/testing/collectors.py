@@ -207,7 +207,7 @@ def _random_numbers(trial: CollectorUnderTest) -> None:
     runs = []
     for seed in (1, 2):
         torch.manual_seed(seed)
-        np.random.seed(seed)  # detects collectors that seed NumPy
+        np.random.seed(seed)  # to detect collectors that reseed NumPy
         random.seed(seed)
         before = _global_random_numbers()
         runs.append(trial.run().batches)
@@ -365,7 +365,7 @@ _SECONDS_TO_END = 5.0
 
 
 def _shutdown(trial: CollectorUnderTest) -> None:
-    """Check that ``shutdown`` stops all processes and threads, and prevents collecting."""
+    """Check that ``shutdown`` stops all processes and threads and prevents further collection."""
     # Complete a run first, because libraries keep some threads after their first use.
     trial.demand(bool(trial.whole.batches), "the collector returns no batch")
     gc.collect()
@@ -388,7 +388,7 @@ def _shutdown(trial: CollectorUnderTest) -> None:
 
 
 def _left_in_time(find: Callable[[], set[Any]]) -> set[Any]:
-    """Return the elements that ``find`` still finds after the time limit."""
+    """Call ``find`` until it returns an empty set or time runs out. Return the last set."""
     until = time.monotonic() + _SECONDS_TO_END
     while (left := find()) and time.monotonic() < until:
         time.sleep(0.01)
@@ -407,9 +407,9 @@ _ENOUGH_SAMPLES = 10
 _BATCHES_TO_FOLLOW = 5
 """Number of batches after which new weights must be in use."""
 _WEIGHT_STD = 6.0
-"""Standard deviation of the noise added to weights; large enough to make few actions likely."""
+"""Standard deviation of weight noise; large, so that the new policy makes few actions likely."""
 _MIN_LOG_PROB = -20.0
-"""Lower bound of log-probabilities. One in 500 million correct samples is below this bound."""
+"""Minimum accepted log-probability. One in 500 million correct samples is below it."""
 _ROUNDING = 1e-5
 """Tolerance for a float32 policy that sums in a different order."""
 

@@ -138,7 +138,7 @@ def _compare(
             result.compared.append(name)
             wanted = expected.figures[name]
             if isinstance(value, list) and expected.figures.get("iterations", 0) > LISTED:
-                value = value[:LISTED]  # some libraries list more iterations
+                value = value[:LISTED]  # recordings may list more iterations
             if not _agree(wanted, value, cut.get(figure, _CUT)):
                 text = f"observed {show(value)}, but the dialect predicts {show(wanted)}"
                 result.differences.append(f"{name}: {text}")

@@ -61,9 +61,9 @@ class Expected(NamedTuple):
     truncated: Tensor | None = None
     """Truncation flag, ``[..., 1]``, bool; ``None`` if observations contain no step count."""
     undecided: Tensor | None = None
-    """Whether termination depends on rounding, ``[..., 1]``, bool; ``None``: never."""
+    """Whether termination depends on rounding, ``[..., 1]``, bool. If ``None``, it never does."""
     env_steps: Tensor | None = None
-    """Env steps per policy step, ``[...]``, integers; ``None``: always 1."""
+    """Number of env steps per policy step, ``[...]``, integers. If ``None``, it is always 1."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,11 @@ class SuiteEnv:
     expected: Callable[[Tensor, Tensor], Expected]
     """Function that maps observations ``[..., observation]`` and actions ``[...]`` to results."""
     begins: Callable[[Tensor], Tensor]
-    """Function that returns whether observations can start an episode, ``[...]``, bool."""
+    """Function that returns whether each observation can start an episode, ``[...]``, bool."""
     cases: tuple[CollectorCase, ...]
     """Default cases."""
     episode: Callable[[Tensor], Tensor] | None = None
-    """Function that returns the observations' episode ids, ``[...]``; ``None`` if unknown."""
+    """Function that returns each observation's episode id, ``[...]``; ``None`` if unknown."""
     action_repeat: int = 1
     """Env steps per action."""
     tolerance: float = 0.0

@@ -55,8 +55,8 @@ class CorruptCheckpointError(SettingError):
 class Checkpoints:
     """Newest checkpoints of a run, each in a folder that is written atomically.
 
-    Before loading, a checkpoint is rejected if a file was changed, removed or added. Loading
-    executes no code, because PyTorch's restricted unpickler reads only tensors and plain values.
+    A checkpoint is not loaded if any of its files were changed, removed or added. Loading executes
+    no code, because PyTorch's restricted unpickler reads only tensors and plain values.
 
     Args:
         folder: folder that contains the checkpoints.
@@ -77,7 +77,7 @@ class Checkpoints:
             self._checkpoint.register(name, part, adapter=StateFile(lambda: self._last, name))
 
     def save(self, steps: int, metadata: Mapping[str, Any]) -> Path:
-        """Write a checkpoint, then remove checkpoints that are too old or have a later step.
+        """Write a checkpoint, then remove later checkpoints and all but the newest ``keep``.
 
         Args:
             steps: number of policy steps (offline: gradient steps) so far, used in the folder name.
@@ -192,7 +192,7 @@ class Checkpoints:
 
     @staticmethod
     def tidy(folder: Path, last: Path | None) -> None:
-        """Remove a killed run's temporary files, and all but the newest checkpoints up to ``last``.
+        """Remove a killed run's temporary files, and old checkpoints that exceed the number kept.
 
         Checkpoints later than ``last`` are removed when the next checkpoint is saved.
         """
@@ -221,7 +221,7 @@ def _check_named(path: Path) -> None:
 
 
 def _check_left_out(path: Path, names: list[str]) -> None:
-    """Raise an error if part of a checkpoint would not be loaded. For hooks, only warn."""
+    """Raise an error for state without a matching component. For a missing hook, only warn."""
     for name in names:
         if not name.startswith(_HOOK):
             reason = f"has state for {name}, but the trainer has no such component"
@@ -261,7 +261,7 @@ def saved_in(folder: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Raise ``SettingError`` for an ``OSError``, because an unreadable checkpoint may be intact."""
+    """Convert ``OSError`` to ``SettingError``. A checkpoint that cannot be read may be intact."""
     try:
         yield
     except OSError as error:
@@ -355,7 +355,7 @@ def stateful_parts(
 
 
 def make_parts_when_loaded(loss_module: Any) -> None:
-    """Register hooks that create the lazy parts of losses before their state is loaded.
+    """Register hooks that create a loss's lazy parts before the loss's state is loaded.
 
     Otherwise, PyTorch would reject the state of value estimators, target entropies or lazy layers.
     """
@@ -429,7 +429,7 @@ def normalization_of(collector: Any, evaluate: Any) -> dict[str, Any]:
 
 
 def normalizer_of(part: Any) -> Normalizer | None:
-    """Return the normaliser of a collector's or evaluator's environments, even if wrapped."""
+    """Return the normaliser of a collector's or evaluator's environments, wrapped or not."""
     if isinstance(part, KitCollector):
         return part.normalizer
     # Reading an unknown attribute of a closed TorchRL environment would recurse endlessly.

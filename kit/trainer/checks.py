@@ -88,7 +88,7 @@ def in_left_out(
 def in_places(drawn: Tensor, returned: Tensor | None) -> Iterator[Refusal]:
     """Yield an error if a hook returned a minibatch with buffer indices that were not drawn.
 
-    Such indices would update the priorities of other rows, or of rows that were never written.
+    With such indices, the priorities of wrong or unwritten rows would be updated.
     """
     if returned is None or not returned.is_cpu:  # a check on the GPU would synchronise
         return

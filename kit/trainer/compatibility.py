@@ -49,7 +49,7 @@ def in_learning_rates(update: Any, modules: Mapping[str, Any]) -> Iterator[Refus
         optimizer = getattr(getattr(hook, "scheduler", None), "optimizer", None)
         owners = [value.owner for value in hook.values] if isinstance(hook, Anneal) else [optimizer]
         for owner in owners:
-            # A hook may step a separate optimiser, but not one that has weights of the update.
+            # A hook may step its own optimiser, unless that optimiser has weights of the update.
             stepped = owner.param_groups if isinstance(owner, Optimizer) else ()
             weights = {id(weight) for group in stepped for weight in group["params"]}
             if weights & trained and not any(owner is optimizer for optimizer in stepping):
@@ -153,7 +153,7 @@ def in_networks(
 
 
 def _memory_of(weight: nn.Parameter) -> int:
-    """Return an ID for a weight's storage, shared by all its views. Lazy weights have none."""
+    """Return an ID that all views of a weight share. A lazy weight has an ID of its own."""
     return id(weight) if is_lazy(weight) else weight.untyped_storage().data_ptr()
 
 

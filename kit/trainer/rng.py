@@ -18,12 +18,12 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 class IsolatedRNG:
     """Context manager that isolates a run's RNG state for Python, NumPy and PyTorch.
 
-    Inside ``with numbers:`` the process uses the run's RNG state. On exit, the previous RNG state
+    Inside the ``with`` block, the process uses the run's RNG state. On exit, the previous RNG state
     is restored. Therefore, runs in one process do not affect each other. The run's RNG state starts
     as a copy of the global state. TorchRL's ``GlobalRNGState`` reads and sets the RNG states.
 
     Attributes:
-        threads: number of PyTorch threads inside the context; ``None``: do not change the number.
+        threads: number of PyTorch threads inside the context. If ``None``, it is not changed.
     """
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ _HOLDERS: list[int] = []
 
 def _hold() -> None:
     thread = threading.get_ident()
-    _HOLDERS.append(thread)  # before the check, so that two concurrent threads both raise
+    _HOLDERS.append(thread)  # add before checking, so that concurrent threads both raise
     if {*_HOLDERS} != {thread}:
         _HOLDERS.remove(thread)
         reason = "would share the global RNG state with a run in another thread"

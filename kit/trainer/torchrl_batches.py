@@ -29,7 +29,7 @@ from kit.trainer.batches import CollectorAdapter, NoCollector, size_of
 
 
 def counted(collector: BaseCollector | None, plan: StepPlan) -> CollectorAdapter:
-    """Return the adapter that counts a collector's steps. With ``None``, batches are empty."""
+    """Return an adapter that counts a collector's steps. Without a collector, batches are empty."""
     if collector is None:
         return CollectorAdapter(NoCollector(0), plan)
     is_kit = isinstance(collector, KitCollector)

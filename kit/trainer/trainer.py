@@ -66,23 +66,23 @@ class Trainer(TorchRLProtocol):
         plan: step counts of the run. They override the defaults of kit's components: a collector's
             ``init_random_frames``, an evaluator's ``episodes`` and a buffer's minibatch size.
         collector: kit or TorchRL collector; ``None`` if the plan is offline (``steps_per_env=0``).
-        update: takes gradient steps: an :class:`~kit.update.Update` or one of TorchRL's steppers.
+        update: :class:`~kit.update.Update` or TorchRL stepper that takes the gradient steps.
             ``None`` if nothing is trained or a hook at stage ``optimizer`` takes the gradient steps
             (``loss_module`` is then required). The policies in ``collector`` and ``evaluate``,
             and the critic in ``advantage``, must either belong to the update's loss or be frozen
             with ``requires_grad_(False)``.
-        buffer: source of minibatches, such as a TorchRL replay buffer; ``None``: train on the last
-            batch only.
+        buffer: source of minibatches, such as a TorchRL replay buffer. If ``None``, train on the
+            last batch only.
         advantage: function that adds advantages and value targets to each batch before training.
         evaluate: evaluator that is called whenever the plan contains an evaluation.
         logger: logger or loggers that receive each row of metrics.
         hooks: kit or TorchRL hook objects, which define ``register(trainer, name)``.
-        folder: run folder. Checkpoints are written to its subfolder ``checkpoints``. ``None``: no
-            checkpoints.
-        log_every: policy steps (offline: gradient steps) between rows of metrics; ``None``: 1% of
-            the run.
-        checkpoint_every: policy steps (offline: gradient steps) between checkpoints; ``None``: 10%
-            of the run.
+        folder: run folder. Checkpoints are written to its subfolder ``checkpoints``. If ``None``,
+            none are written.
+        log_every: policy steps (offline: gradient steps) between rows of metrics. ``None`` means
+            1% of the run.
+        checkpoint_every: policy steps (offline: gradient steps) between checkpoints. ``None`` means
+            10% of the run.
         loss_module: loss module for TorchRL's hooks and steppers; default: the update's loss.
         optimizer: optimiser for TorchRL's hooks and steppers; default: the update's optimiser.
         config: config of the run as plain values, passed to loggers.

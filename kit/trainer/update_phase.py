@@ -39,7 +39,7 @@ class UpdatePhase:
         self.trainer = trainer
         self._metrics = MetricMeans()
         self._drawn = 0
-        self._writer = object()  # identifies the trainer without a reference to it
+        self._writer = object()  # identifies the trainer without referring to it
 
     def store(self, batch: TensorDictBase) -> None:
         """Store a batch in the buffer without training on it."""
@@ -120,7 +120,7 @@ class UpdatePhase:
 
     @property
     def _memory(self) -> Any:
-        """Return the buffer that joins consecutive steps: kit's (for n-step) or TorchRL's."""
+        """Return kit's buffer if it computes n-step returns, else the TorchRL buffer inside it."""
         buffer = self.trainer.buffer
         # Pending n-step sums are stored in kit's buffer, not in TorchRL's buffer.
         waits = getattr(buffer, "n_step", None) is not None
@@ -145,7 +145,7 @@ class UpdatePhase:
                 stages.fire("post_optim")
                 trainer.log("post_optim_log", minibatches[-1])
         if trainer.plan.on_policy and steps:
-            at_once = isinstance(trainer.buffer, ReplayMinibatches)  # draws for all epochs at once
+            at_once = isinstance(trainer.buffer, ReplayMinibatches)  # one call draws all epochs
             share = steps * (trainer.plan.update_epochs or 1) / due if at_once else 1
             trainer.ledger.update_epochs += max(round(share), 1)
         return steps
@@ -169,7 +169,7 @@ class UpdatePhase:
 
     @contextlib.contextmanager
     def _shortcuts(self) -> Iterator[None]:
-        """Skip work in the update and the buffer that no hook can observe during an epoch."""
+        """For one epoch, skip work in the update and the buffer that no hook can observe."""
         trainer, update, buffer = self.trainer, self.trainer.update, self.trainer.buffer
         if not isinstance(update, Update):
             yield
@@ -215,7 +215,7 @@ class UpdatePhase:
         return minibatch
 
     def _skip_minibatches(self, due: int) -> None:
-        """Draw and discard the minibatches for skipped steps, to advance a carried permutation."""
+        """Discard the minibatches for skipped steps if a permutation spans iterations."""
         trainer = self.trainer
         drawn = due if trainer.plan.last_minibatch == "carry" else 0
         while drawn and due:

@@ -32,15 +32,15 @@ class StepArrays(NamedTuple):
     next_observation: Arrays
     """Observations after the step, including the last observation of ended episodes."""
     observation: Arrays
-    """Observations for the next action. After an episode's end, they start the new episode."""
+    """Observations for the next action. Finished environments have already been reset."""
     reward: NDArray[np.float32]
     """Rewards, ``[num_envs]``."""
     terminated: Mask
-    """Whether the episode terminated, ``[num_envs]``; must be false before the step."""
+    """Whether the episode terminated, ``[num_envs]``; must be set to false before the step."""
     truncated: Mask
-    """Whether the episode was truncated, ``[num_envs]``; must be false before the step."""
+    """Whether the episode was truncated, ``[num_envs]``; must be set to false before the step."""
     env_steps: NDArray[np.int32]
-    """Env steps performed, ``[num_envs]``; must be 1 before the step."""
+    """Number of env steps performed, ``[num_envs]``; must be set to 1 before the step."""
     raw_reward: NDArray[np.float32] | None = None
     """Rewards before normalisation, ``[num_envs]``; ``None`` if rewards are not normalised."""
 
@@ -81,7 +81,7 @@ class EnvBackend(ABC):
         faults: number of failures recovered from so far.
         infos: numeric ``info`` entries of episodes that ended in the last :meth:`step`, keyed by
             environment index; see :func:`info_numbers`.
-        tell: callback for failures that were recovered from; ``None``: emit a warning.
+        tell: callback for failures that were recovered from. If ``None``, a warning is emitted.
         specs: TorchRL observation and action specs; ``None`` if Gymnasium spaces are used.
     """
 
@@ -226,7 +226,7 @@ def infos_of_arrays(info: Mapping[str, Any], ended: Mask) -> dict[int, dict[str,
 
 
 def derived_seed(*numbers: int) -> int:
-    """Return a seed derived deterministically from integers."""
+    """Derive a seed deterministically from the given integers."""
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 

@@ -66,7 +66,7 @@ class GymnasiumBackend(EnvBackend):
         """Reset the environments in ``mask`` (``None``: all) through the vector environment."""
         options = None if mask is None or mask.all() else {"reset_mask": mask}
         seed = None if seeds is None else list(seeds)
-        if seed is not None:  # seed the vector first, because envs may share its spaces
+        if seed is not None:  # seed the vector first, because its envs may share spaces
             seed_spaces(self.vector, seed[0])
             for env, env_seed in zip(getattr(self.vector.unwrapped, "envs", ()), seed):
                 seed_spaces(env, env_seed)

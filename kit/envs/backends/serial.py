@@ -21,7 +21,7 @@ MakeCopy = Callable[[], gym.Env[Any, Any]]
 
 
 class SerialBackend(EnvBackend):
-    """Steps environments sequentially in this process; the fastest backend for cheap steps.
+    """Backend that steps environments sequentially in this process; fastest for cheap steps.
 
     Args:
         make: function that creates one environment; called ``num_envs`` times.
@@ -54,7 +54,7 @@ class SerialBackend(EnvBackend):
         self._repeats = any(isinstance(layer, ActionRepeat) for layer in layers(one))
         leaf = self.observation_leaves[0]
         is_float_array = not leaf.path and leaf.dtype.kind == "f"
-        # Float observations of this shape are written without checks. "" never equals a shape.
+        # Float arrays of this shape are written unchecked; "" (unequal to any shape) disables this.
         self._key, self._shape = leaf.key, leaf.shape if is_float_array else ""
         self._numbers = range(num_envs)
         self._seeds = list(range(num_envs))
@@ -109,7 +109,7 @@ class SerialBackend(EnvBackend):
         return recovered
 
     def _timed(self, numbers: Iterator[int]) -> Iterator[int]:
-        """Yield indices of environments and record the start time of each step."""
+        """Yield each environment's index after recording the start time of its step."""
         assert self.clock is not None
         for number in numbers:
             self.clock[:] = self.first + number, time.monotonic()

@@ -16,7 +16,7 @@ from kit.envs.tensor.base import TensorEnv
 
 
 class TensorBackend(EnvBackend):
-    """Gives torch environments a NumPy interface, so that all collectors can use them.
+    """Backend that lets all collectors use torch environments through a NumPy interface.
 
     :class:`~kit.collectors.TensorCollector` bypasses this backend and uses tensors directly.
     """

@@ -65,7 +65,7 @@ class TorchRLBackend(EnvBackend):
         self.num_envs = env.batch_size.numel()
         self.specs = (self._rows(env.full_observation_spec), self._rows(env.full_action_spec))
         self.observation_leaves, self.action_leaves = map(_leaves, self.specs)
-        if len(self.action_leaves) > 1:  # each action is looked up by its own key
+        if len(self.action_leaves) > 1:  # look up each action array by its own key
             self.action_leaves = [replace(a, path=path_of(a.key)) for a in self.action_leaves]
         self.convert = ActionConverter(None, self.action_leaves, self.num_envs)
         reward = self._rows(env.full_reward_spec)
@@ -79,7 +79,7 @@ class TorchRLBackend(EnvBackend):
             if not leaf.shape and leaf.key != "observation"
         ]
         self._root: TensorDictBase | None = None
-        self._left: Arrays | None = None  # last observation of a wrapped VectorEnv
+        self._left: Arrays | None = None  # current observation of a wrapped VectorEnv
         below = base_env_of(env)
         self._own = below if isinstance(below, VectorEnv) else None
         if isinstance(below, GymWrapper) and isinstance(below._env, gym.vector.VectorEnv):
@@ -88,7 +88,7 @@ class TorchRLBackend(EnvBackend):
         self._shows_arrays = isinstance(below, GymWrapper) and not env.batch_dims
         if self._own is not None and self._own.normalizer is not None:
             name = "observation" if self._own.normalizer.observation else "reward"
-            reason = "Normalisation statistics below transforms would be updated during evaluations"
+            reason = "The inner VectorEnv would keep updating its statistics during evaluations"
             hint = "Normalise in the outer make_env(...) instead"
             raise SettingError(f"env.normalize_{name}", True, reason, hint)
         self.name = type(below).__name__ if self._own is None else self._own.name
@@ -121,7 +121,7 @@ class TorchRLBackend(EnvBackend):
         """Step through TorchRL, which resets finished environments."""
         assert active is None
         assert self._root is not None
-        self.convert(actions)  # raises SettingError for wrong shapes
+        self.convert(actions)  # raises SettingError if an action has a wrong shape
         inputs = self._root.copy()
         for key, values in actions.items():
             shape = self.env.full_action_spec[key].shape
@@ -174,8 +174,8 @@ class TorchRLBackend(EnvBackend):
         """Return the current TensorDict and the state of the environments below the transforms.
 
         Raises:
-            StateCaptureError: if an environment below is neither a VectorEnv nor a Gymnasium
-                environment in this process.
+            StateCaptureError: if an environment below the transforms is neither a VectorEnv nor a
+                Gymnasium environment in this process.
         """
         assert self._root is not None
         return [{"below": state_below(self.env), "root": plain_entries(self._root)}]
@@ -189,7 +189,7 @@ class TorchRLBackend(EnvBackend):
 
     @property
     def is_where_it_was(self) -> bool:
-        """Whether no other code has stepped a wrapped VectorEnv; true if there is none."""
+        """Whether no other code has stepped the wrapped VectorEnv, if there is one."""
         return self._own is None or self._own.is_at(self._left)
 
     @property
@@ -214,7 +214,7 @@ class TorchRLBackend(EnvBackend):
         transforms = list(transforms_of(self.env))
         for transform, state in zip(transforms, states):
             transform.load_state_dict(filled(transform.state_dict(), state["own"]))
-            for name, value in state["held"].items():  # e.g. a random truncation's horizon
+            for name, value in state["held"].items():  # e.g. RandomTruncationTransform's horizon
                 setattr(transform, name, value.clone())
         for processes, state in zip(processes_of(self.env), states[len(transforms) :]):
             processes.load_state_dict(filled(processes.state_dict(), state))

@@ -37,7 +37,7 @@ from kit.steps.errors import SettingError
 def transforms_of(env: EnvBase) -> Iterator[Transform]:
     """Yield all transforms of an environment in this process, innermost first.
 
-    A ``SerialEnv`` creates its transforms on its first reset; before that, none are found.
+    A ``SerialEnv`` creates its transforms on its first reset, so none are found before that.
     """
     if isinstance(env, TransformedEnv):
         yield from transforms_of(env.base_env)
@@ -145,14 +145,14 @@ def normalization_of_transforms(**parts: Any) -> dict[str, Normalization]:
 
 
 def copied(value: Any) -> Any:
-    """Copy a state, except the entry of ``Hash`` transforms that TorchRL cannot load."""
+    """Copy a state without the ``Hash`` transforms' repertoire, which TorchRL cannot load."""
     if isinstance(value, dict):
         return {name: copied(inner) for name, inner in value.items() if name != "_repertoire"}
     return value.clone() if isinstance(value, Tensor) else value
 
 
 def _fits(present: Any, saved: Any) -> bool:
-    """Return whether tensors that occur in both states have equal shapes."""
+    """Return whether all tensors that occur in both states have the same shape in both."""
     if isinstance(present, dict) and isinstance(saved, dict):
         return all(_fits(present[name], saved[name]) for name in present.keys() & saved.keys())
     both = isinstance(present, Tensor) and isinstance(saved, Tensor) and not is_lazy(present)
@@ -250,12 +250,12 @@ def _state_of(part: Any) -> Any:
 
 # ---------------------------------------------------------------------- TensorDicts
 def plain_entries(tensordict: TensorDictBase) -> dict[str, Tensor]:
-    """Return a dict with copies of all entries, keyed by name."""
+    """Copy all entries of a TensorDict to a flat dict keyed by name."""
     return {text_of(key): value.clone() for key, value in tensordict.items(True, True)}
 
 
 def from_entries(entries: dict[str, Tensor], env: EnvBase) -> TensorDictBase:
-    """Convert :func:`plain_entries` to a TensorDict with the batch size and device of ``env``."""
+    """Convert a :func:`plain_entries` dict to a TensorDict with ``env``'s batch size and device."""
     nested = {tuple(name.split("/")): value for name, value in entries.items()}
     return TensorDict(nested, env.batch_size, device=env.device)
 

@@ -47,10 +47,11 @@ _SECONDS_TO_LOOK = 60.0
 
 
 class WorkersBackend(EnvBackend):
-    """Steps environments in worker processes. Useful if steps take longer than sending messages.
+    """Backend that steps environments in worker processes.
 
-    Faster than Gymnasium's ``AsyncVectorEnv`` (``benchmarks/results/workers.md``). Recovers from
-    failures and captures the exact state of every environment.
+    Useful if steps take longer than sending messages. Faster than Gymnasium's ``AsyncVectorEnv``
+    (``benchmarks/results/workers.md``). Recovers from failures and captures the exact state of
+    every environment.
 
     Args:
         make: function that creates one environment; pickled by value for the workers.
@@ -58,7 +59,7 @@ class WorkersBackend(EnvBackend):
         name: id of the environment, for messages.
         num_workers: number of processes; ``None``: one per core, at most ``num_envs``.
         restarts: number of failures to recover from. An environment that raises is rebuilt. A
-            process that dies is restarted with its environments. Their episodes are truncated.
+            process that dies is restarted with its environments. Affected episodes are truncated.
         step_timeout: timeout in seconds for one ``step`` or ``reset`` of one environment. On
             timeout, the process is killed and a failure is reported. ``None``: no limit.
 
@@ -128,7 +129,7 @@ class WorkersBackend(EnvBackend):
                 self.convert(actions)  # raises SettingError with the expected shape
             values[...] = actions[key]
         arrays.active[...] = True if active is None else active
-        if active is not None or self.restarts:  # workers may return the previous observation
+        if active is not None or self.restarts:  # workers may repeat the previous observation
             for key, values in arrays.result.observation.items():
                 values[...] = self.present[key]
         for worker in self._workers:
@@ -208,7 +209,7 @@ class WorkersBackend(EnvBackend):
 
     # ------------------------------------------------------------------ state
     def full_states(self) -> list[Any]:
-        """Request the states of all environments from the workers and return the states."""
+        """Return the states of all environments, as reported by the workers."""
         return [state for worker in self._workers for state in self._ask(worker, "full_states")]
 
     def set_full_states(self, states: list[Any]) -> None:
@@ -237,7 +238,7 @@ class _Arrays(NamedTuple):
     active: Mask
     recovered: Mask
     clock: NDArray[np.float64]
-    """``[num_envs, 2]``; row 0 has the index and step start time of the current environment."""
+    """``[num_envs, 2]``; row 0 holds the current environment's index and its step's start time."""
 
 
 class _SharedMemory:
@@ -317,7 +318,7 @@ class _Worker:
             self.pipe.send_bytes(pickle.dumps(message))
 
     def receive(self) -> tuple[list[EnvError], Any]:
-        """Wait for the answer: the failures recovered from, and either a result or an error.
+        """Wait for an answer. Return the failures recovered from, and the result or an error.
 
         Raises:
             EOFError: if the process has died, or was killed by the step timeout.
@@ -377,7 +378,7 @@ def without_main() -> Iterator[None]:
     Signals are blocked during the spawn. Otherwise, signals would kill a worker that does not
     ignore them yet (:func:`~kit.envs.hanging.is_parents_affair`).
     """
-    resource_tracker.ensure_running()  # starting the tracker unblocks signals, so start it first
+    resource_tracker.ensure_running()  # starting the tracker later would unblock signals
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, OF_PARENT)
     main, method = sys.modules["__main__"], multiprocessing.get_start_method(allow_none=True)
     sys.modules["__main__"] = types.ModuleType("__main__")
@@ -428,7 +429,7 @@ class _Served:
         except KeyboardInterrupt:  # raised by an environment; workers ignore Ctrl-C
             what = "raised KeyboardInterrupt in its process"
             value = EnvError(getattr(self.backend, "name", "env"), None, what)
-        except Exception as error:  # sent as a string, because some cannot be pickled
+        except Exception as error:  # some exceptions cannot be pickled, so send text
             value = RuntimeError(f"{type(error).__name__}: {error}")
         self.arrays.clock[0, 1] = math.inf
         answer = pickle.dumps((self.faults, value))

@@ -20,7 +20,7 @@ TENSOR_ENVS: dict[str, tuple[type[TensorEnv], dict[str, Any]]] = {
     "MountainCarContinuous-v0": (MountainCarContinuous, {}),
     "Acrobot-v1": (Acrobot, {}),
 }
-"""Maps Gymnasium ids to a class and default arguments. Custom environments can be added."""
+"""Maps each Gymnasium id to a class and its default arguments; custom entries can be added."""
 
 
 def make_tensor_env(id: str, num_envs: int, **kwargs: Any) -> TensorEnv:

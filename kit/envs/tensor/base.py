@@ -258,7 +258,7 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         env_steps = torch.ones_like(episodes.episode_length)
         for made in range(1, self.action_repeat):
             over = terminated
-            if self._most_env_steps % self.action_repeat:  # the time limit falls inside a repeat
+            if self._most_env_steps % self.action_repeat:  # time limit may fall within a repeat
                 before = episodes.episode_length * self.action_repeat
                 over = over | (before + made >= self._most_env_steps)
             later, more, now_terminated = self.transition(physics, action)

@@ -12,7 +12,7 @@ from kit.envs.tensor.base import TensorEnv
 GRAVITY = 10.0  # m/s^2
 MASS = 1.0  # kg
 LENGTH = 1.0  # m
-INERTIA = MASS * LENGTH**2 / 3  # inertia of a uniform rod around its end in kg m^2
+INERTIA = MASS * LENGTH**2 / 3  # moment of inertia of a uniform rod about its end in kg m^2
 TIME_STEP = 0.05  # s
 MAX_TORQUE = 2.0  # N m
 MAX_SPIN = 8.0  # rad/s
