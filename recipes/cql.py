@@ -35,7 +35,7 @@ class Config(CriticNetworkConfig, OfflineConfig):
     initial_alpha: PositiveFloat = 1.0
     """Initial entropy temperature. The temperature is learned."""
     target_entropy: FiniteFloat | None = None
-    """Target entropy in nats, for actions that are not rescaled to [-1, 1]. null: minus the number
+    """Target entropy in nats, in the environment's own action units. null: minus the number
     of action dimensions."""
     tau: UnitInterval = 0.005
     """Polyak coefficient: weight of the online networks in each target update (1: full copy)."""

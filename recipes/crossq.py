@@ -55,7 +55,7 @@ class Config(CriticNetworkConfig, OffPolicyConfig):
     fixed_alpha: bool = False
     """Whether the entropy temperature stays at initial_alpha. false: it is learned."""
     target_entropy: FiniteFloat | None = None
-    """Target entropy in nats, for actions that are not rescaled to [-1, 1]. null: minus the number
+    """Target entropy in nats, in the environment's own action units. null: minus the number
     of action dimensions."""
     learning_rate: PositiveFloat = 1e-3
     """Adam learning rate for the actor, the critics and the temperature."""

@@ -51,7 +51,7 @@ class Config(ReplayConfig):
     """Size of all networks: nano, tiny, or an approximate number of parameters (1m, 12m, 25m, 50m,
     100m, 200m, 400m)."""
     latents: Annotated[int, Limits(1, 1_024)] | None = None
-    """Number of discrete latents. Latents that the task does not need stay random. null: determined
+    """Number of discrete latents. Superfluous latents carry no information. null: determined
     by size."""
     loss: str = "kit.losses:DreamerV3Loss"
     """Loss class, as module:Class."""

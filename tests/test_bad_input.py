@@ -85,7 +85,7 @@ REFUSED = {
     "ppo env.vectorization=asnc": "env.vectorization='asnc' is not a valid choice. Try: async,",
     "ppo env.num_envs=0": "env.num_envs=0: The value must be at least 1",
     "ppo steps.total_policy_steps=72 steps.rounding=error": "steps.total_policy_steps=72 is not a "
-    "whole number of iterations of 16 policy steps. Try: 64 or 80, or steps.rounding=up",
+    "multiple of the 16 policy steps per iteration. Try: 64 or 80, or steps.rounding=up",
     "ppo steps.minibatches=2 steps.minibatch_size=128": "steps.minibatches=2 conflicts with "
     "steps.minibatch_size=128. Use steps.minibatches=null.",
     "ppo steps.rounding=upp": "steps.rounding='upp' is not a valid choice. Try: up,",
@@ -94,19 +94,19 @@ REFUSED = {
     "ppo steps=tianshu": "steps='tianshu' is not a valid choice. Try: tianshou,",
     "ppo steps=sb3 steps.n_step=8": "steps.n_step='8': There is no such setting. Try: ",
     "sac steps.learning_starts=60": "steps.learning_starts=60: Training would never start, "
-    "because the run has only 40 policy steps. Lower it, or train longer.",
+    "because the run has only 40 policy steps. Start training earlier, or run ",
     "sac steps=torchrl steps.total_frames=40 steps.frames_per_batch=10 steps.batch_size=4 "
     "steps.optim_steps_per_batch=1 steps.init_random_frames=60": "learning_starts=60: Training "
-    "would never start, because the run has only 40 policy steps. Lower it, or train longer.",
+    "would never start, because the run has only 40 policy steps. Start training earlier, or run ",
     "redq steps.sequence_length=1": "steps.sequence_length=1: REDQLoss does not support",
     "ppo shared_backbone=true critic_hidden_sizes=[8]": "the critic uses the actor's",
     "crossq renorm_actor=true loss=CrossQLoss": "renorm_actor=True: It needs a loss "
     "that updates the actor's running statistics. Use loss=kit.losses:CrossQLoss.",
     "ppo collector_kwargs.exploration_type=3": "collector_kwargs={'exploration_type': 3}: "
     "The collector cannot be created: ValueError: 3 is not a valid ",
-    "ppo env.kwargs.id=Pendulum-v1": "env.kwargs.id='Pendulum-v1': The run sets it to "
+    "ppo env.kwargs.id=Pendulum-v1": "env.kwargs.id='Pendulum-v1': It must be set with "
     "env.id. Use env.id='Pendulum-v1'",
-    "ppo env.kwargs.gamma=0.5": "env.kwargs.gamma=0.5: The run sets it to gamma. Use gamma",
+    "ppo env.kwargs.gamma=0.5": "env.kwargs.gamma=0.5: It must be set with gamma. Use gamma",
     "sac buffer_size=1_000_000_000_000": "buffer_size=1000000000000: It needs ",
     "ppo seed=9223372036854775808": "The value must be at most 9223372036854775807.",
     "ppo device=meta": "device='meta': PyTorch cannot use it",

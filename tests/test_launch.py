@@ -122,7 +122,7 @@ def test_sweep_writes_hydra_files_under_log_dir(tmp_path):
          "learning_rate=-1.0: The value must be above 0. "
          "This is run 1 of the sweep (learning_rate=-1); no run was started."),
         ("steps.steps_per_env=8,12 seed=0,1 steps.rounding=error",
-         "steps.total_policy_steps=32 is not a whole number of iterations of 24 policy steps. "
+         "steps.total_policy_steps=32 is not a multiple of the 24 policy steps per iteration. "
          "Try: 24 or 48, or steps.rounding=up or down. "
          "This is run 2 of the sweep (steps.steps_per_env=12, seed=0); no run was started."),
         ("seed=0,1 hydra/launcher=joblib gamma=2",

@@ -17,7 +17,7 @@ from recipes.ppo import Config
 EXAMPLES: list[tuple[Callable[[], Any], str]] = [
     (
         lambda: OnPolicySteps(500, steps_per_env=16, rounding="error").to_plan(num_envs=8),
-        "total_policy_steps=500 is not a whole number of iterations of 128 policy steps. "
+        "total_policy_steps=500 is not a multiple of the 128 policy steps per iteration. "
         "Try: 384 or 512, or rounding=up or down.",
     ),
     (

@@ -78,7 +78,7 @@ def _check_learning(plan: StepPlan, cfg: Any) -> None:
     starts, total = plan.learning_starts, plan.total_policy_steps
     value = getattr(cfg.steps, "learning_starts", ...)  # `...` if the library has no such setting
     name = "learning_starts" if value is ... else "steps.learning_starts"
-    advice = "Lower it, or train longer"
+    advice = "Start training earlier, or run for more policy steps"
     if plan.trains and starts and total is not None and starts > total:
         reason = f"Training would never start, because the run has only {total} policy steps"
         raise SettingError(name, starts if value in (None, ...) else value, reason, advice)

@@ -173,7 +173,7 @@ class OffPolicyConfig(ReplayConfig):
     reward_scale: PositiveFloat = 1.0
     """Factor applied to rewards during training. Logged returns are not scaled."""
     standardize_reward: bool = False
-    """Whether rewards are standardised per minibatch before reward_scale. Requires n_step=1."""
+    """Whether rewards are standardised per minibatch before scaling. Requires n_step=1."""
     n_step: PositiveInt = 1
     """Number of rewards summed before bootstrapping (n-step returns)."""
     per_alpha: NonNegativeFloat = 0.0
@@ -275,7 +275,7 @@ class ActorCriticConfig(OnPolicyConfig):
     lr_schedule: ScheduleName = "linear"
     """Learning-rate schedule: constant; linear or cosine (decay to 0); "warmup 0.1 cosine" (linear
     warm-up during the first 10 % of the run, then cosine); or "piecewise 0.5 0.1" (multiplied by
-    0.1 after half of the run)."""
+    0.1 halfway through the run)."""
     max_grad_norm: PositiveFloat | None = 0.5
     """Maximum gradient norm. null: no clipping."""
 

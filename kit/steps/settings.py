@@ -24,7 +24,7 @@ class _Steps(GivenFields):
     """policy steps per iteration, summed over all envs (num_envs * steps_per_env); null: use
     steps_per_env."""
     min_episodes: int | None = None
-    """minimum number of whole episodes per iteration; null: one if min_steps is set."""
+    """minimum number of complete episodes per iteration. null: 1, if min_steps is set."""
     min_steps: int | None = None
     """minimum number of policy steps per iteration when whole episodes are collected."""
     evaluation_every: int | None = None
@@ -179,7 +179,7 @@ class OfflineSteps(GivenFields):
     gradient_steps: PositiveInt = 20_000
     """gradient steps in the run."""
     gradient_steps_per_iteration: PositiveInt = 100
-    """gradient steps per iteration. Time limits and stop requests apply between iterations."""
+    """gradient steps per iteration. Time limits are only checked between iterations."""
     minibatch_size: int = 256
     """transitions per minibatch."""
     evaluation_every: int | None = None

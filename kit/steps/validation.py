@@ -146,7 +146,7 @@ def _iterations(plan: PlannedCounts) -> int:
         return down + before
     if plan.rounding == "error":
         prefill = f" after a prefill of {first}" if first else ""
-        why = f"is not a whole number of iterations of {each} policy steps{prefill}"
+        why = f"is not a multiple of the {each} policy steps per iteration{prefill}"
         works = sorted({first + n * each for n in (max(down, 1), max(down + 1, 1))})
         raise _error(plan, "total_policy_steps", why, works, "or rounding=up or down")
     rounded = max(down, 0) if plan.rounding == "down" else max(down + 1, 0)

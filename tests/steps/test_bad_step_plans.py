@@ -164,7 +164,7 @@ def test_error_suggests_nearest_totals_and_rounding():
     with pytest.raises(SettingError) as error:
         StepPlan(total_policy_steps=1001, num_envs=4)
     assert str(error.value) == (
-        "total_policy_steps=1001 is not a whole number of iterations of 4 policy steps. "
+        "total_policy_steps=1001 is not a multiple of the 4 policy steps per iteration. "
         "Try: 1000 or 1004, or rounding=up or down."
     )
 
