@@ -212,7 +212,7 @@ class Tianshou2(TianshouSettings):
     """Environment steps per training step, rounded up to a multiple of the number of
     environments."""
     collection_step_num_episodes: PositiveInt | None = count_field(only=_COLLECTING)
-    """Episodes per training step. tianshou ignores this setting and fails."""
+    """Episodes per training step. Not usable: tianshou does not read it and raises an error."""
     test_in_training: bool = unsupported(
         "Evaluations run between iterations", False, only=_COLLECTING
     )

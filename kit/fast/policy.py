@@ -67,7 +67,7 @@ class TracingPolicy:
         return True
 
     def count_dropped(self, replays: list[int]) -> None:
-        """Record that graphs were dropped, given the number of replays of each graph."""
+        """Count dropped graphs. ``replays`` has the number of replays of each graph."""
         if replays:
             self._wasted = self._wasted + 1 if max(replays) < PATIENCE else 0
         self._eager_calls.clear()

@@ -188,7 +188,7 @@ class OfflineSteps(GivenFields):
     """number of whole episodes per evaluation."""
 
     def to_plan(self, **environment: Any) -> StepPlan:
-        """Return the plan for these settings and the plan fields in ``environment``."""
+        """Create a plan from these settings, combined with the plan fields in ``environment``."""
         settings = asdict(self)
         total, each = settings.pop("gradient_steps"), self.gradient_steps_per_iteration
         if total % each:
