@@ -358,7 +358,7 @@ class GrowingSampler(CountingRule):
         return IteratedSampler(rows // self.size, self.limit, epochs=1)
 
     def _ended_at_limit(self, rows: int) -> bool:
-        """Return whether the last epoch stopped exactly at the last minibatch of a pass."""
+        """Return whether the newest epoch reached its limit at the end of the data."""
         full, left = divmod(rows // self.size, self.limit)
         return full > 0 and not left and self.epochs_drawn % (full + 1) == full
 

@@ -198,7 +198,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         now.steps += 1
 
     def normalize_rewards(self, steps: StepArrays) -> None:
-        """Normalise the rewards of consecutive steps that used ``rewards=False``."""
+        """Normalise the raw rewards from consecutive calls with ``rewards=False``."""
         if self.normalizer is not None:
             self.normalizer.rewards(steps, self.training, self.raw)
 
