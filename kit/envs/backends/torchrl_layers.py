@@ -135,7 +135,7 @@ class Normalization:
 
 
 def normalization_of_transforms(**parts: Any) -> dict[str, Normalization]:
-    """Return a :class:`Normalization` for each environment, if it has normalising transforms."""
+    """Return one :class:`Normalization` for the TorchRL transforms of all environments, if any."""
     envs = {name: getattr(part, "env", None) for name, part in parts.items()}
     for name, env in envs.items():
         envs[name] = getattr(env.backend, "env", env) if isinstance(env, VectorEnv) else env
