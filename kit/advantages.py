@@ -62,7 +62,7 @@ def generalized_advantages(
         done: Whether the episode ended with the step.
         terminated: Whether the episode terminated with the step.
         gamma: Discount factor in [0, 1].
-        lmbda: Weight of longer estimates in [0, 1].
+        lmbda: Weight, in [0, 1], of longer estimates.
     """
     delta = reward + gamma * next_value * ~terminated - value
     return discounted_suffix_sums(delta, gamma * lmbda * (~done).to(delta.dtype))
@@ -158,7 +158,7 @@ class AdvantageNormalizer(nn.Module):
 
 
 def _centred(advantage: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return weights (0 for padding), their sum, the mean, and centred advantages times weights."""
+    """Return weights (0 for padding), the weight sum, the mean, and weighted centred advantages."""
     weight = torch.ones_like(advantage)
     if mask is not None:
         more = [1] * (advantage.ndim - mask.ndim)
@@ -187,8 +187,8 @@ class GAE(torchrl_value.GAE):
 
     Args:
         gamma: Discount factor in [0, 1].
-        lmbda: Weight of longer estimates in [0, 1].
-        value_network: Module from observations to values.
+        lmbda: Weight, in [0, 1], of longer estimates.
+        value_network: Module that maps observations to values.
         n_step: Number of rewards summed before bootstrapping. ``None``: use ``lmbda``.
         standardize: Transitions over which advantages are normalised (see
             :class:`AdvantageNormalizer`). ``None``: advantages are not normalised here. A loss can
@@ -312,7 +312,7 @@ class VTrace(GAE):
 
     Args:
         gamma: Discount factor in [0, 1].
-        value_network: Module from observations to values.
+        value_network: Module that maps observations to values.
         actor_network: Current policy; its log-probabilities are compared with those in the batch.
         max_rho: Maximum importance weight of a temporal difference.
         max_c: Maximum importance weight that is propagated to earlier steps.
@@ -341,7 +341,7 @@ class VTrace(GAE):
 
     @property
     def _reads(self) -> list[Any]:
-        """Keys that the value network and the policy read, and the policy's outputs."""
+        """Keys that the value network and the policy read, and keys that the policy writes."""
         reads = [*self.actor_network.in_keys, *self.actor_network.out_keys]
         return [*dict.fromkeys([*super()._reads, *reads])]
 

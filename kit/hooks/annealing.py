@@ -150,7 +150,7 @@ class Anneal(KitHook):
         return self.schedule != "constant" and any(same)
 
     def _set_schedules(self, trainer: HookedTrainer) -> None:
-        """Create a schedule with a fixed start value and duration for every value."""
+        """Assign a schedule to each value; named schedules get a fixed start and duration."""
         self.counter = self.counter or _default_counter(self.schedule, trainer.plan)
         for optimizer in getattr(trainer.update, "optimizers", {}).values():
             for place, group in enumerate(optimizer.param_groups):

@@ -98,8 +98,8 @@ class Hook(TrainerHookBase):
 class KitHook(Hook):
     """Base class for kit's own hooks, which declare how they use batches and training state.
 
-    Custom hooks derive from :class:`Hook`. For attributes below that a custom hook does not set,
-    kit assumes ``True``.
+    Custom hooks derive from :class:`Hook`. If a custom hook does not set an attribute below, kit
+    assumes that the attribute is ``True``.
     """
 
     keeps_batches = False

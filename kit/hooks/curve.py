@@ -72,6 +72,6 @@ def draw_curve(metrics: Path, picture: Path, title: str = "", axis: str = "polic
 
 
 def _column(rows: list[dict[str, str]], axis: str, name: str) -> NDArray[np.float64]:
-    """Return an array ``[2, rows]`` with the steps and values from all rows with a metric."""
+    """Return an array ``[2, rows]`` of steps and metric values from rows that have the metric."""
     found = [(row[axis], row[name]) for row in rows if row.get(name)]
     return np.array(found, float).reshape(-1, 2).T

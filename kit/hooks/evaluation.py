@@ -182,7 +182,7 @@ class Evaluator:
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the environments. Warn once if it cannot be captured."""
         known = self.env.not_resumable
-        # The training environments save the normalizer.
+        # The normalizer is saved with the training environments.
         state = {**self.env.full_state(), "normalizer": None}
         if state["not_resumable"] and not known:
             what = "Checkpoints do not contain the state of the evaluation environments"
@@ -200,7 +200,7 @@ class Evaluator:
 
 
 def _memory(env: VectorEnv) -> RolloutBuffer:
-    """Create a reusable rollout buffer. Larger observations get fewer rows, to fit CPU caches."""
+    """Create a reusable rollout buffer with a number of rows chosen to fit CPU caches."""
     row = sum(leaf.dtype.itemsize * math.prod(leaf.shape) for leaf in env.observation_leaves)
     return RolloutBuffer(env, min(SMALL // (row * env.num_envs) + 1, CHUNK))
 
@@ -250,7 +250,7 @@ class _EpisodeQuota(ActiveEnvs):
         self._set_room()
 
     def cut_longest(self) -> Mask | None:
-        """Truncate episodes at the maximum length and return a mask of their environments."""
+        """Truncate episodes at the maximum length; return a mask of the affected environments."""
         if self.room > 0 or self.done:
             return None
         longest = (self._statistics.lengths >= self._max_steps) & (np.array(self._quotas) > 0)

@@ -134,7 +134,7 @@ class StopWhen(KitHook):
     def end(self) -> None:
         """Warn if no row of a complete run contained the metric."""
         plan, ledger = self.trainer.plan, self.trainer.ledger
-        # A resumed run may still log the metric if this run is incomplete.
+        # If this run is incomplete, a resumed run may still log the metric.
         complete = getattr(ledger, plan.axis) >= (plan.length or 0)
         if self.best is None and self._columns and complete:
             near = nearest_first(self.metric, sorted(self._columns))[0]

@@ -70,7 +70,7 @@ class RecordVideo(KitHook):
         trainer.journal.spent("video", began)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the step count of the last evaluation that was checked."""
+        """Return the step count at which the hook last checked whether a video is due."""
         return self._due.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -57,7 +57,7 @@ class _DistributionalLoss(objectives.DQNLoss):
             raise SettingError("loss", type(self).__name__, reason, [other])
 
     def _support(self) -> Tensor | None:
-        """Return the fixed returns of the atoms, or ``None`` for a quantile network."""
+        """Return the network's fixed support, or ``None`` for a quantile network."""
         return self.value_network_params.get(("module", "0", "module", "support"), None)  # type: ignore[no-any-return]
 
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
@@ -83,7 +83,7 @@ class _DistributionalLoss(objectives.DQNLoss):
     def _returns(
         self, rows: TensorDictBase, params: Any, action: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the atoms of ``action`` (``None``: greedy), ``[batch, atoms]``, and the action."""
+        """Return the atoms ``[batch, atoms]`` of an action (default: greedy), and the action."""
         rows = rows.select(*self.value_network.in_keys)
         with params.to_module(self.value_network, preserve_module_state=False):
             self.value_network(rows)

@@ -70,7 +70,7 @@ class DreamerV1Loss(LossModule):  # type: ignore[misc, unused-ignore]
         return Records.keys(self.world_model)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
-        """Return scalar losses and the terms of ``loss_model`` for ``[sequences, time]`` data."""
+        """Return scalar losses and the terms of ``loss_model`` from ``[sequences, time]`` data."""
         records = Records.of(tensordict, self.world_model, self.gamma)
         latents, parts = self._model_losses(records)
         starts, horizon = latents.newest(self.imagination_starts), self.imagination_horizon

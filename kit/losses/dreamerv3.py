@@ -128,7 +128,7 @@ class DreamerV3Loss(LossModule):  # type: ignore[misc, unused-ignore]
         return Records.keys(self.world_model) + stored
 
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
-        """Return all losses and metrics as scalars for ``[sequences, time]`` data."""
+        """Return scalar losses and metrics for a ``[sequences, time]`` minibatch."""
         outputs, _ = self._outputs(tensordict)
         return TensorDict(outputs, [])
 
@@ -249,7 +249,7 @@ class DreamerV3Loss(LossModule):  # type: ignore[misc, unused-ignore]
             return network.two_hot.mean(network(features))  # type: ignore[no-any-return]
 
     def _replay_critic_loss(self, records: Records, features: Tensor, bootstrap: Tensor) -> Tensor:
-        """Return the critic loss on replayed latents, with gradients to their features.
+        """Return the critic loss on replayed latents; gradients flow to the latents' features.
 
         The returns bootstrap from imagined returns and stop at the end of an episode.
         """

@@ -41,7 +41,7 @@ def losses_due(loss_module: nn.Module, minibatch: TensorDictBase, due: Set[str])
     Args:
         loss_module: Loss module that is minimised.
         minibatch: Minibatch; TD errors are written to it, as in the module's ``forward``.
-        due: Names of the losses whose optimisers step.
+        due: Names of the losses whose optimisers take a step.
     """
     method = _CRITICS.get(type(loss_module))
     precision, forward = vars(loss_module).get("autocast_loss", (contextlib.nullcontext(), None))
@@ -57,7 +57,7 @@ def losses_due(loss_module: nn.Module, minibatch: TensorDictBase, due: Set[str])
 
 
 def _is_changed(loss_module: nn.Module, forward: Any) -> bool:
-    """Return whether calling the module involves hooks, a replaced ``forward`` or a value loss.
+    """Return whether the module has hooks, a replaced ``forward`` or a value loss.
 
     Args:
         loss_module: Loss module.

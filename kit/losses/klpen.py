@@ -11,7 +11,7 @@ from torchrl import objectives
 
 
 class _Unreachable:
-    """KL target whose comparisons with tensors are false, so TorchRL leaves ``beta`` unchanged."""
+    """KL target that makes all tensor comparisons false, so TorchRL leaves ``beta`` unchanged."""
 
     def _itself(self, _: Any) -> _Unreachable:
         return self

@@ -150,7 +150,7 @@ class Plan2ExploreLoss(DreamerV3Loss):
         return latents, losses
 
     def _ensemble_loss(self, latents: Latent, records: Records) -> Tensor:
-        """Return the squared error of predicted embeddings, except across episode ends."""
+        """Return the squared error of predicted embeddings, ignoring steps across episode ends."""
         features = latents.features.detach()[:-1].flatten(0, 1)
         predicted = self.ensemble(features, records.action[:-1].flatten(0, 1))
         targets = self.world_model.targets(records.observations)

@@ -140,7 +140,7 @@ class _MaskedValues(nn.Module):
 
 
 def _dueling(columns: Tensor) -> Tensor:
-    """Return Q-values, computed from a state value (first column) and advantages."""
+    """Return Q-values computed from a state value (first column) and advantages."""
     advantage = columns[..., 1:]
     return columns[..., :1] + advantage - advantage.mean(-1, keepdim=True)
 
@@ -154,7 +154,7 @@ class _DuelingValues(nn.Sequential):
 
 
 class _Distributions(nn.Module):
-    """Computes the atoms of return distributions, and Q-values as the distributions' means."""
+    """Computes each action's return-distribution atoms, and their mean as the Q-value."""
 
     support: Tensor | None
 

@@ -11,7 +11,7 @@ import torchrl.modules
 from torch import Tensor
 
 _MANY_ROWS = 128
-"""Minimum number of rows for sampling by inverting cumulative probabilities."""
+"""Minimum number of rows at which sampling on a CPU inverts cumulative probabilities."""
 _ROUNDING = 1e-5
 """Maximum difference between NumPy's and PyTorch's tanh, relative to the action's range."""
 
@@ -166,7 +166,7 @@ class TanhNormal(torchrl.modules.TanhNormal):  # type: ignore[misc, unused-ignor
 
 @torch.distributions.register_kl(TanhNormal, TanhNormal)  # type: ignore[no-untyped-call, untyped-decorator]
 def _kl_before_tanh(one: TanhNormal, other: TanhNormal) -> Tensor:
-    """Return the KL divergence of the base distributions, which the invertible tanh preserves."""
+    """Return the KL divergence, computed between base distributions because tanh preserves it."""
     return torch.distributions.kl_divergence(one.base_dist, other.base_dist)
 
 
@@ -210,6 +210,6 @@ class MultiDiscrete(torch.distributions.Distribution):
 
 @torch.distributions.register_kl(MultiDiscrete, MultiDiscrete)  # type: ignore[no-untyped-call, untyped-decorator]
 def _kl_of_choices(one: MultiDiscrete, other: MultiDiscrete) -> Tensor:
-    """Return the sum of the KL divergences of all entries."""
+    """Return the KL divergence, summed over all entries."""
     parts = [torch.distributions.kl_divergence(*pair) for pair in zip(one.parts, other.parts)]
     return torch.stack(parts, dim=-1).sum(dim=-1)

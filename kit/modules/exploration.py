@@ -21,7 +21,7 @@ from kit.modules.heads import action_masks
 
 
 class _OnDevice:
-    """Mixin that keeps a module's spec on the same device as its buffers, unlike TorchRL."""
+    """Mixin that, unlike TorchRL, keeps a module's spec on the same device as its buffers."""
 
     buffers: Any
     _spec: Any

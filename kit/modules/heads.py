@@ -38,7 +38,7 @@ class Parameters(nn.Module):
         return self
 
     def forward(self, columns: Tensor) -> tuple[Tensor, ...]:
-        """Return the parameters for outputs ``[..., columns]``, in the order of ``names``."""
+        """Convert network outputs ``[..., columns]`` to parameters, in the order of ``names``."""
         return (columns,)
 
 
@@ -147,7 +147,7 @@ class Heads(nn.Module):
 
 
 def masked(values: Tensor, mask: Tensor) -> Tensor:
-    """Return logits or Q-values, replaced by a very low value where ``mask`` is 0."""
+    """Return logits or Q-values with a very low value wherever ``mask`` is 0."""
     # The square root of the largest float is used because losses multiply and subtract masked
     # values, and an infinite result times a probability of 0 would be NaN.
     return values.masked_fill(mask == 0, -(torch.finfo(values.dtype).max ** 0.5))

@@ -51,7 +51,7 @@ class HostCopy:
         """Copy the current weights from the GPU policy.
 
         Returns:
-            ``True`` if the weights were copied; ``False`` if anything but the weights has changed.
+            ``True`` if the weights were copied; ``False`` if other parts of the policy changed.
         """
         if self._watch.changed() or [address() for address in self._addresses] != self._places:
             return False

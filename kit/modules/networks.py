@@ -28,7 +28,7 @@ class SigmoidTanh(nn.Module):
 
 
 Layers = Callable[[int], Sequence[nn.Module]]
-"""Function from a layer size to extra layers, such as dropout or normalisation."""
+"""Function that maps a layer size to extra layers, such as dropout or normalisation."""
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
@@ -122,7 +122,7 @@ class FlattenMLP(nn.Module):
         out_gain: gain of the output layer's orthogonal weights.
         before: factory of extra layers between each hidden linear layer and its activation.
         after: factory of extra layers after the joined inputs and after each activation.
-        layer: function from input and output size to a linear layer; ``None``: ``nn.Linear``.
+        layer: function that maps input and output sizes to a linear layer; default: ``nn.Linear``.
 
     Attributes:
         out_features: size of the output.

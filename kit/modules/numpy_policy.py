@@ -42,7 +42,7 @@ from kit.modules.squashed import SquashedActor, pre_tanh_key
 Array = NDArray[Any]
 
 MOST_PRODUCTS = 2**18
-"""Maximum number of multiplications in a layer per time step, for all environments together."""
+"""Maximum number of multiplications in a layer per time step, summed over environments."""
 
 _AHEAD = 128
 """Minimum number of time steps for which random numbers are drawn in one call."""
@@ -140,7 +140,7 @@ class NumpyPolicy:
         self._known = [*itertools.chain(*self._entries)]
 
     def is_valid(self) -> bool:
-        """Return whether no parameter, module, hook or ``forward`` has been added or replaced."""
+        """Return ``False`` if a parameter, module, hook or ``forward`` was added or replaced."""
         try:
             same = [*itertools.chain(*self._entries)] == self._known
         except RuntimeError:  # comparing lists fails if a tensor was replaced
@@ -154,7 +154,7 @@ class NumpyPolicy:
 
     # ------------------------------------------------------------------ random numbers
     def continue_from(self, other: NumpyPolicy | None) -> None:
-        """Reuse the random numbers that ``other`` drew in advance, if they fit this policy."""
+        """Reuse random numbers that ``other`` drew in advance, if distribution and shape match."""
         if other is not None and self._sampler.draws == other._sampler.draws:
             self.noise = other.noise
 
@@ -174,7 +174,7 @@ class NumpyPolicy:
             into: output array for actions, ``[steps, num_envs, ...]``; ``None``: allocate arrays.
         """
         missing = steps - len(self.noise)
-        if self.samples and missing > 0:  # extra steps must not change the numbers
+        if self.samples and missing > 0:  # drawing extra steps must not change the numbers
             self._draw(max(missing, _AHEAD) if self._sampler.at_once else missing)
         self._sampler.refresh()
         self._actions, self._columns, self._noises = [], [], []

@@ -51,11 +51,11 @@ class Sampler:
 
     @property
     def draws(self) -> tuple[Any, ...]:
-        """Distribution and shape of the random numbers."""
+        """Values that identify the distribution and shape of the random numbers."""
         return type(self), self.shape
 
     def refresh(self) -> None:
-        """Update values that are derived from the policy's parameters, once per batch."""
+        """Once per batch, update values that are derived from the policy's parameters."""
 
     def noise(self, steps: int) -> Array:
         """Draw the noise for ``steps`` consecutive time steps, ``[steps, num_envs, ...]``."""
@@ -185,7 +185,7 @@ class EpsilonGreedySampler(Sampler):
             self._epsilon = np.float32(self.head.eps.item())
 
     def noise(self, steps: int) -> Array:
-        """Draw uniform numbers, then random actions for each step, as ``EGreedyModule`` does.
+        """For each step, draw uniform numbers and then random actions, as ``EGreedyModule`` does.
 
         The module uses 32 bits from PyTorch's generator per number. Drawing all bits at once as
         64-bit words is twenty times faster.

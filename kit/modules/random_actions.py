@@ -26,7 +26,7 @@ class HasActionSpec(Protocol):
 
 
 def draw_alike(*ways: Callable[[], Sequence[Tensor]]) -> bool:
-    """Return whether all functions draw the same numbers, without changing PyTorch's RNG state."""
+    """Return whether all functions draw the same numbers. PyTorch's RNG state is restored."""
     with torch.random.fork_rng(devices=[]):
         before, found = torch.get_rng_state(), []
         for draw in ways:
@@ -51,7 +51,7 @@ class RandomActions:
         self._alike: bool | None = None
 
     def begin(self, steps: int, left: int) -> None:
-        """Draw actions for ``steps`` steps or, if possible, up to ``left`` steps in advance."""
+        """Draw actions in advance for ``steps`` steps or, if possible, for up to ``left`` steps."""
         missing = steps - len(self._ahead)
         if self._mask is not None or missing <= 0:
             return

@@ -67,7 +67,7 @@ def groups_of(
 
 
 def due_at(groups: Sequence[Group], gradient_step: int) -> Due:
-    """Return the groups whose optimisers step at the given gradient step, counted from 1."""
+    """Return the indices of the groups due at a gradient step, which is counted from 1."""
     return tuple([n for n, group in enumerate(groups) if gradient_step % group.period == 0])
 
 
@@ -80,7 +80,7 @@ def ever_due(groups: Sequence[Group]) -> set[Due]:
 
 
 def losses_among(names: Iterable[Any]) -> list[str]:
-    """Return the output names of losses, which start with ``loss``."""
+    """Return the names of losses: output names that start with ``loss``."""
     return [name for name in names if isinstance(name, str) and name.startswith("loss")]
 
 

@@ -64,7 +64,7 @@ class TargetUpdates:
             self._update = _traced(updater)
 
     def move_with(self, periods: list[int]) -> bool:
-        """Return whether all joint steps of optimisers with these periods include a soft update."""
+        """Return whether a soft update is due whenever optimisers with these periods all step."""
         if type(self.updater) is not SoftUpdate or self.counts != "gradient":
             return False
         return self.period.period in (1, *periods)
@@ -87,7 +87,7 @@ class TargetUpdates:
                 self._update()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the updater's state and the latest counted step."""
+        """Return the updater's state and the last step count that was checked for updates."""
         targets = {} if self.updater is None else self.updater.state_dict()
         return {"targets": targets, "target_period": self.period.state_dict()}
 

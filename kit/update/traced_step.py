@@ -19,7 +19,7 @@ TRACES_STEPS = ("auto", "exact")
 
 
 class TracedStep:
-    """Traced functions for an update: two for each set of optimisers that step together.
+    """Traced functions for an update: up to two for each set of optimisers that step together.
 
     ``"step"`` is the whole gradient step. It is used if the optimisers' steps are fixed lists of
     operations and no hook runs between gradients and optimisers. Otherwise, ``"loss"`` computes
@@ -32,8 +32,8 @@ class TracedStep:
 
     Attributes:
         traced: Traced functions, keyed by due optimisers and kind.
-        looked: Steps already checked for changes while ``update.undisturbed`` is true; otherwise
-            ``None``.
+        looked: Due groups whose traced step was already checked for changes; ``None`` unless
+            ``update.undisturbed`` is true.
     """
 
     def __init__(self, update: Any, loss: Function, step: Function) -> None:
@@ -68,7 +68,7 @@ class TracedStep:
         return self._keys_read
 
     def _keys_of(self, due: Due) -> list[Any]:
-        """Return the keys that the traced function reads; empty if there is no traced function."""
+        """Return the keys that the traced function reads; empty if there is no valid trace."""
         step = self.traced.get((due, "step"))
         if step is not None and self._is_valid(due, step):
             return step.keys_read
@@ -104,7 +104,7 @@ class TracedStep:
         return (loss is None or not loss.reason) and step_is_fixed(optimizers)
 
     def _is_valid(self, due: Due, step: Traced) -> bool:
-        """Return whether a traced step can be replayed because its dependencies are unchanged."""
+        """Return whether a traced step can be replayed and its dependencies are unchanged."""
         if not step.replays:
             return False
         if self.looked is not None and due in self.looked:

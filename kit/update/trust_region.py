@@ -19,7 +19,7 @@ from kit.steps.errors import Limits, real_number, whole_number
 from kit.update.groups import flat, losses_among, reaches, total_of
 
 _SMALLEST = 1e-12
-"""Smallest divisor, so that a zero gradient yields a zero step."""
+"""Lower bound for divisors, so that a zero gradient yields a zero step."""
 
 
 class TrustRegion(OptimizationStepper):

@@ -190,7 +190,7 @@ class Update(OptimizationStepper):
 
     # ------------------------------------------------------------------ one gradient step
     def __call__(self, minibatch: TensorDictBase, *others: TensorDictBase) -> Metrics:
-        """Take one gradient step on a minibatch, or with averaged gradients on several minibatches.
+        """Take one gradient step on a minibatch, or on averaged gradients from several minibatches.
 
         Args:
             minibatch: TensorDict of any batch size.
@@ -276,11 +276,11 @@ class Update(OptimizationStepper):
             self._targets.period.last = 0
 
     def advance(self, policy_steps: int) -> None:
-        """Update the targets if they are due after this number of policy steps in the run."""
+        """Update the targets if due, given the run's total number of policy steps so far."""
         self._targets.count("policy", policy_steps)
 
     def targets_move_with(self, due: Due) -> bool:
-        """Return whether a gradient step of these due groups includes a soft target update."""
+        """Return whether a soft target update is due whenever these groups step together."""
         return self._targets.move_with([self._groups[number].period for number in due])
 
     def _due(self) -> Due:

@@ -81,7 +81,7 @@ class ActionCode(nn.Module):
         return (action - self.low) / self.width * 2 - 1
 
     def decode(self, code: Tensor) -> Tensor:
-        """Return the environment's clipped actions for encoded actions ``[..., features]``."""
+        """Return environment actions, clipped to their bounds, for encoded ``[..., features]``."""
         if self.discrete:
             return code.argmax(-1)
         inside = torch.where(self.bounded, code.clamp(-1.0, 1.0), code)
@@ -95,7 +95,7 @@ class Behaviour(nn.Module):
 
     Args:
         code: action encoder.
-        network: network from features to logits, or to concatenated means and raw standard
+        network: network that maps features to logits, or to concatenated means and raw standard
             deviations.
     """
 
@@ -124,7 +124,7 @@ class Behaviour(nn.Module):
         raise NotImplementedError
 
     def mode(self, columns: Tensor) -> Tensor:
-        """Return the encoded mean or most probable action."""
+        """Return the encoded action: the mean, or the most probable action."""
         if not self.code.discrete:
             return columns.chunk(2, -1)[0]
         return one_hot(columns.argmax(-1), columns.shape[-1])

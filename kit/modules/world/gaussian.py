@@ -124,7 +124,7 @@ class GaussianWorldModel(WorldModel):
         return self.reward_head(features).float().squeeze(-1)  # type: ignore[no-any-return]
 
     def reward_error(self, features: Tensor, reward: Tensor) -> Tensor:
-        """Return half the squared error, as for a normal distribution of variance 1, ``[...]``."""
+        """Return half the squared error, the loss for a normal with unit variance, ``[...]``."""
         return (self.reward(features) - reward).square() / 2
 
 
@@ -137,7 +137,7 @@ class TanhActor(Behaviour):
 
     LEAST, SCALE = 1e-4, 5.0
     RAW = math.log(math.expm1(5.0))
-    """Offset before the softplus, so that initial standard deviations are about 5."""
+    """Offset added before the softplus; it makes initial standard deviations about 5."""
 
     def __init__(self, code: ActionCode, features: int, size: Size) -> None:
         super().__init__(code, elu_network(features, size.units, 4, self.columns(code)))

@@ -13,13 +13,13 @@ from kit.modules.world.sizes import Size
 from kit.steps import SettingError
 
 SMALLEST = 4
-"""Minimum side length in pixels after the last stage."""
+"""Minimum side length, in pixels, of the last stage's output."""
 FACTORS = (2, 3, 4, 4)
-"""Channels of each stage in multiples of ``Size.depth``; further stages use the last factor."""
+"""Channels of each stage as multiples of ``Size.depth``; further stages use the last multiple."""
 
 
 def stages(shape: tuple[int, ...]) -> int:
-    """Return how many times an image is halved until its shorter side has 4 to 7 pixels.
+    """Return how often an image must be halved for its shorter side to have 4 to 7 pixels.
 
     Raises:
         SettingError: if the sides are too small or cannot be halved that often.

@@ -37,7 +37,7 @@ class NormSiLU(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
-        """Return the gradients for x, ``scale (g w - n mean(g n w))``, and for w, ``g n``.
+        """Return the gradients ``scale (g w - n mean(g n w))`` for x and ``g n`` for w.
 
         Here, ``g`` is the gradient for the input of SiLU, ``n * w``.
         """

@@ -129,7 +129,7 @@ class WorldModel(nn.Module):
         return total
 
     def _vector_error(self, predicted: Tensor, target: Tensor) -> Tensor:
-        """Return squared errors for numeric plus cross-entropies for discrete inputs, ``[...]``."""
+        """Return squared errors of numeric plus cross-entropies of discrete inputs, ``[...]``."""
         widths = [width for width, _ in self.flatten.parts]
         columns = zip(torch.split(predicted, widths, -1), torch.split(target, widths, -1))
         errors = [
@@ -149,11 +149,11 @@ class WorldModel(nn.Module):
         return self.continuation_head(features).float().squeeze(-1).sigmoid()  # type: ignore[no-any-return]
 
     def reward_error(self, features: Tensor, reward: Tensor) -> Tensor:
-        """Return the cross-entropy with the two-hot reward, ``[...]``."""
+        """Return the cross-entropy of the predicted reward with its two-hot target, ``[...]``."""
         return self.two_hot.loss(self.reward_head(features), reward)
 
     def continuation_error(self, features: Tensor, continuation: Tensor) -> Tensor:
-        """Return the binary cross-entropy with the discounted continuation, ``[...]``."""
+        """Return the binary cross-entropy for predicting the discounted continuation, ``[...]``."""
         logits = self.continuation_head(features).squeeze(-1)
         return functional.binary_cross_entropy_with_logits(logits, continuation, reduction="none")
 

@@ -83,7 +83,7 @@ class Player(TensorDictModuleBase):  # type: ignore[misc, unused-ignore]
         return tensordict
 
     def remember(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Set the next step's previous action to the action in the TensorDict."""
+        """Store the action in the TensorDict as the next step's previous action."""
         code = self.world_model.code
         return tensordict.set(("next", self.ACTION), code.encode(tensordict.get(code.key)))
 

@@ -28,7 +28,7 @@ class Latent(NamedTuple):
         return torch.cat([self.stoch, self.deter], -1)
 
     def newest(self, time_steps: int) -> Latent:
-        """Flatten the last ``time_steps`` of ``[time, sequences, ...]`` into rows; 0: all steps."""
+        """Flatten the last ``time_steps`` (0: all) of ``[time, sequences, ...]`` into rows."""
         return Latent(*(part[-time_steps:].flatten(0, 1) for part in self))
 
 
@@ -43,7 +43,7 @@ class StateSpace(nn.Module):
         action_features: size of an encoded action.
         features: size of a latent's features.
         posterior_embedding: linear projection of encoded observations.
-        prior: network from the deterministic state to the prior's parameters.
+        prior: network that maps the deterministic state to the prior's parameters.
     """
 
     deter: int
@@ -220,7 +220,7 @@ class RSSM(StateSpace):
         return following.transpose(0, 1).reshape(rows, -1)
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """Return class probabilities mixed with a uniform part, ``[..., stoch, classes]``."""
+        """Return class probabilities, mixed with uniform ones, ``[..., stoch, classes]``."""
         size = self.size
         # Classes are moved to the first dimension, as softmax over few adjacent values is slow.
         classes = logits.float().reshape(-1, size.classes).t().softmax(0)

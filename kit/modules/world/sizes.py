@@ -44,7 +44,7 @@ SIZES = {
     "200m": Size(8192, 1024, 64, 1024, 64),
     "400m": Size(12288, 1536, 96, 1536, 96),
 }
-"""Published sizes by number of parameters, plus ``nano`` and ``tiny`` for a single CPU core."""
+"""Published sizes, keyed by parameter count, plus ``nano`` and ``tiny`` for one CPU core."""
 
 
 def size_of(
@@ -54,7 +54,7 @@ def size_of(
 
     Args:
         size: name of a size, or custom sizes.
-        sizes: sizes by name.
+        sizes: network sizes, keyed by name.
         latents: number of discrete latents; ``None``: the size's default.
 
     Raises:
