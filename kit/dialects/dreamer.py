@@ -49,7 +49,7 @@ class Dreamer(Dialect):
     PATHS: ClassVar = {"replay.size": "replay_size"}
 
     steps: NonNegativeInt = 10**10
-    """Transitions in the run, rounded up to chunks of at least ten (``run.steps``)."""
+    """Transitions in the run, rounded up to whole driver chunks (``run.steps``)."""
     train_ratio: float = 32.0
     """Replayed time steps per transition (``run.train_ratio``), which is ``batch_size *
     batch_length`` times the replay ratio. 0 disables training. A negative value means one gradient

@@ -30,9 +30,9 @@ class Translation:
     differences: list[Difference]
     """Name, source value and nearest value of each plan setting the target cannot express."""
     typed: dict[str, Any] = field(default_factory=dict)
-    """Source settings as typed by the user, including settings at their defaults."""
+    """Source settings that the user typed, including values equal to the defaults."""
     left_out: dict[str, Any] = field(default_factory=dict)
-    """Changed source settings that do not affect step counts and are not translated."""
+    """Non-default source settings that do not affect step counts and are not translated."""
 
     def text(self) -> str:
         """Return the translation as text."""
