@@ -26,7 +26,7 @@ RAW: dict[str, Any] = {"env.normalize_observation": False, "env.normalize_reward
 """Implicit defaults for libraries that normalise neither observations nor rewards."""
 
 Difference = tuple[str, Any, Any]
-"""Name of a plan setting, its value in the plan, and the nearest value in the dialect."""
+"""A plan setting's name, its value in the plan, and the nearest value that the library supports."""
 
 
 @dataclass
@@ -40,19 +40,19 @@ class Dialect(ForeignSteps):
     LIBRARY: ClassVar[str]
     """Name of the library."""
     VERSIONS: ClassVar[Mapping[str, str]]
-    """Supported library versions and their descriptions. The first version is the default."""
+    """Supported library versions, mapped to descriptions. The first version is the default."""
     ALGORITHMS: ClassVar[Mapping[str, str]]
     """The library's algorithms, mapped to their families."""
     ALIASES: ClassVar[Mapping[str, str]] = {}
     """Alternative algorithm names, mapped to names in ``ALGORITHMS``."""
     IMPLIED: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """Fields that imply an algorithm, keyed by algorithm. An empty tuple marks the fallback."""
+    """Fields that imply an algorithm, keyed by algorithm. An empty tuple marks the default."""
     DEFAULTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Algorithm-specific defaults for fields that are ``None``."""
     TOTAL: ClassVar[str] = ""
     """Field with the requested policy steps, before rounding to whole iterations."""
     CANNOT: ClassVar[Mapping[str, tuple[Any, str]]] = {}
-    """Plan properties that are fixed in this library, mapped to their value and the reason."""
+    """Plan properties that the library fixes, mapped to (value, reason) pairs."""
     RENAMED: ClassVar[Mapping[str, str]] = {}
     """Field names in other library versions, mapped to their names in this version."""
     GROUPS: ClassVar[Mapping[str, type]] = {}
@@ -62,10 +62,10 @@ class Dialect(ForeignSteps):
     PATHS: ClassVar[Mapping[str, str]] = {}
     """Dotted names in config files, mapped to fields with a different name."""
     CONFIGS: ClassVar[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {}
-    """Settings defined by each option of each config group, such as ``env``."""
+    """Settings that are defined by the options of each config group, such as ``env``."""
 
     IMPLICIT_DEFAULTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """Recipe settings that are hard-coded in the library, keyed by algorithm."""
+    """The library's hard-coded values for recipe settings, keyed by algorithm."""
 
     algo: str | None = extra_field()
     """Algorithm or family (``on_policy``, ``off_policy``, ``offline``); inferred if ``None``."""
@@ -115,7 +115,7 @@ class Dialect(ForeignSteps):
 
     @classmethod
     def _same_as(cls, algo: str) -> dict[str, str]:
-        """Return the plan settings that copy an algorithm's fields, keyed by field name."""
+        """Return a dict from the algorithm's field names to plan settings with the same value."""
         used = {f.name: f.metadata.get("plan") for f in fields(cls) if cls.applies(f.name, algo)}
         return {name: plan for name, plan in used.items() if plan}
 
@@ -296,14 +296,14 @@ class Dialect(ForeignSteps):
         return frozenset(used - set(uses(cls)) - set(cls.GROUPS))
 
     def idle_settings(self, algo: str | None = None) -> list[str]:
-        """Return the names of changed fields that have no effect for the algorithm."""
+        """Return the names of non-default fields that have no effect for the algorithm."""
         algorithm = self._algorithm(algo if algo is not None else self.algo)
         default = {**vars(self.unchanged()), "version": self.version}
         idle = [name for name in default if not self.applies(name, algorithm)]
         return [name for name in idle if not same_value(getattr(self, name), default[name])]
 
     def _reject_idle(self, given: Dialect) -> None:
-        """Raise an error if ``given`` changes a field that has no effect for ``self.algo``."""
+        """Raise an error if ``given`` has non-default fields that do not affect ``self.algo``."""
         for name in given.idle_settings(self.algo):
             reason = f"This field has no effect for {self.algo} in {self.LIBRARY}"
             applicable = ", ".join(sorted(self.counting_fields(str(self.algo))))
@@ -339,7 +339,7 @@ class Dialect(ForeignSteps):
 
     @classmethod
     def placed(cls, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return settings keyed by field name, and the remaining settings that match no field."""
+        """Split settings into those of known fields, keyed by field name, and unmatched ones."""
         by_field: dict[str, Any] = {}
         unmatched: dict[str, Any] = {}
         for name, value in values.items():

@@ -237,7 +237,7 @@ def _select_uses(resolved: Dialect) -> dict[str, MapsTo | Unsupported]:
 
 
 def uncounted(settings: Dialect) -> dict[str, Any]:
-    """Return changed settings that do not affect step counts, keyed by name (dotted in groups)."""
+    """Return non-default settings that affect no step counts, keyed by name (dotted in groups)."""
     names = _select_uses(settings.resolved())
     return {name: value for name, value in changed(settings).items() if name in names}
 
@@ -253,7 +253,7 @@ def differing_meanings(source: Dialect, target: Dialect) -> dict[str, tuple[Any,
 
 
 def _translate_fields(settings: Dialect) -> dict[str, Any]:
-    """Return the recipe settings for all fields and implicit defaults."""
+    """Return the recipe settings to which all fields and implicit defaults map."""
     resolved = settings.resolved()
     values = flat(resolved)
     translated = dict(resolved.IMPLICIT_DEFAULTS.get(str(resolved.algo), {}))
@@ -266,7 +266,7 @@ def _translate_fields(settings: Dialect) -> dict[str, Any]:
 def _translate_value(
     use: MapsTo | Unsupported, value: Any, settings: Dialect
 ) -> dict[str, Any] | None:
-    """Return the recipe settings for a field's value, or ``None`` if there are none."""
+    """Return the recipe settings to which a field's value maps, or ``None`` if there are none."""
     if isinstance(use, Unsupported):
         return None
     try:
@@ -280,7 +280,7 @@ def _translate_value(
 def _map_field(
     name: str, given: Any, use: MapsTo | Unsupported, resolved: Dialect, config: Any
 ) -> dict[str, Any]:
-    """Return the recipe settings for a changed field, or raise an error if there are none."""
+    """Return the recipe settings to which a field maps, or raise an error if unsupported."""
     if isinstance(use, Unsupported):
         if given in use.accepted:
             return {}
@@ -317,7 +317,7 @@ def _is_given(config: Any, name: str, value: list[Any], default: Any) -> bool:
 
 
 def _setting(config: Any, name: str) -> list[Any]:
-    """Return a recipe setting's value in a list, which is empty if the setting does not exist."""
+    """Return a list with a recipe setting's value, or an empty list if it does not exist."""
     try:
         return [functools.reduce(getattr, name.split("."), config)]
     except AttributeError:

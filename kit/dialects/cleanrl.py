@@ -123,7 +123,7 @@ class CleanRL(WrappedDialect):
     }
 
     total_timesteps: NonNegativeInt = count_field()
-    """Policy steps, rounded down to whole batches (PPO), or vector steps (off-policy)."""
+    """Total steps: policy steps rounded down to whole batches (PPO), or vector steps (others)."""
     num_envs: PositiveInt = count_field("num_envs")
     """Number of environments; DQN and DDPG support only one."""
     num_steps: PositiveInt = count_field("steps_per_env", only=ON_POLICY)
@@ -133,7 +133,7 @@ class CleanRL(WrappedDialect):
     update_epochs: NonNegativeInt = count_field("update_epochs", only=ON_POLICY)
     """Passes over a batch (PPO)."""
     train_frequency: PositiveInt = count_field(only=_DQNS)
-    """Steps per gradient step (DQN). DQN trains at multiples of this number, counted from 0."""
+    """Steps per gradient step (DQN). Training occurs at multiples of this number."""
     learning_starts: NonNegativeInt = count_field(only=OFF_POLICY)
     """Steps after which training begins. Before that, SAC, TD3 and DDPG take random actions."""
     batch_size: PositiveInt = count_field("minibatch_size", only=OFF_POLICY)
@@ -276,9 +276,9 @@ class CleanRL(WrappedDialect):
             yield "CleanRL uses the mean of squared errors as its loss; recipes use the Huber loss."
 
     def _target_notes(self, first: int, every: int) -> Iterator[str]:
-        """Yield a note if the first target update differs between CleanRL and recipes."""
+        """Yield a note if recipes make their first target update at a different step."""
         period = self.target_network_frequency
-        if period is None or period % every:  # Recipes reject indivisible intervals.
+        if period is None or period % every:  # Recipes reject these intervals.
             return
         updated = first // self.num_envs + period - every
         if updated % period:

@@ -50,7 +50,7 @@ class MapsTo:
     otherwise: MapsTo | Unsupported | None = None
     """How other families use the field; ``None`` if the field only affects their step counts."""
     also: MapsTo | None = None
-    """Second recipe setting that the field maps to. A value of ``None`` is ignored."""
+    """Mapping to a second recipe setting, which is skipped if its value is ``None``."""
 
 
 def count_field(plan: str = "", default: Any = None, *, only: Any = ()) -> Any:

@@ -152,7 +152,7 @@ def read(
 
 
 MANY = 12
-"""If at least this many settings are unread, only names similar to field names are reported."""
+"""If at least this many settings match no field, only likely misspellings are reported."""
 
 
 def left_unread(cls: type[Dialect], path: Path, choice: str | None = None) -> dict[str, Any]:
@@ -248,7 +248,7 @@ def _read_options(
 
 
 def _algorithm_in_name(cls: type[Dialect], path: Path) -> str | None:
-    """Return the algorithm that a file name contains, or ``None`` if there is none."""
+    """Return the algorithm named in a file name, or ``None`` if there is none."""
     configs = cls.CONFIGS.get("algo", {})
     word = r"(?<![a-z0-9]){}(?![a-z0-9])"
     names = [*cls.ALGORITHMS, *configs]

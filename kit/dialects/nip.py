@@ -110,11 +110,11 @@ class Nip(WrappedDialect):
     clip_value: float | bool | None = mapped("clip_value", False, _clip_value)
     """Value clip range. ``True`` is the policy's range; ``False`` or ``None`` disables clipping."""
     normalize_observations: bool = mapped("env.normalize_observation", True)
-    """Whether to normalise observations with statistics from random actions before training."""
+    """Whether to normalise observations with statistics collected by random actions in advance."""
     num_normalization_steps: NonNegativeInt = unsupported(
         "Use steps.num_normalization_steps of the kit, which is part of the total", 1000
     )
-    """Frames for normalising each observation key, in training and in test environments."""
+    """Frames used to normalise each observation key, both in training and in test environments."""
     gamma: float = mapped("gamma", 0.9)
     """Discount factor per step."""
     lmbda: float = mapped("gae_lambda", 0.95)

@@ -80,7 +80,7 @@ def _shared_norm(value: Any, settings: Any) -> Any:
 
 
 _CLIPPED_ALONE = {"ppo2": "each network", "a2c": "the policy", "sac": "the policy"}
-"""Networks with clipped gradients, for algorithms whose clipping differs from recipes."""
+"""Networks whose gradients pyrado clips, for algorithms in which recipes clip differently."""
 
 
 def _critic_norm(value: Any, settings: Any) -> Any:
@@ -90,7 +90,7 @@ def _critic_norm(value: Any, settings: Any) -> Any:
 _EPOCHS = MapsTo(
     "critic_epochs", lambda _, settings: _critic_epochs(settings.critic.num_epoch, settings)
 )
-"""Sets ``critic_epochs``, because critic settings need a separate critic optimiser."""
+"""Mapping to ``critic_epochs``, which gives the critic a separate optimiser in recipes."""
 
 _FLOOR = MapsTo("epsilon_end", lambda decay, settings: settings.eps_init if decay == 1 else 0.05)
 """Final epsilon. DQL always uses the default ``eps_final`` of pyrado's exploration strategy."""
@@ -172,7 +172,7 @@ class Pyrado(WrappedDialect):
     eval_intvl: PositiveInt = count_field(default=100, only=OFF_POLICY)
     """Iterations between evaluations with 100 rollouts each; ignored with a custom logger."""
     use_trained_policy_for_refill: bool = count_field(default=False, only=OFF_POLICY)
-    """Whether to refill the replay memory after a reset using the policy, not random actions."""
+    """Whether the policy, not random actions, refills the replay memory after a reset."""
     num_workers: PositiveInt = unsupported("Use env.vectorization=async", 4)
     """Number of sampling processes, which does not affect the samples."""
     num_particles: PositiveInt = count_field(default=1, only="svpg")

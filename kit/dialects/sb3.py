@@ -69,7 +69,7 @@ def _net_arch(value: Any, settings: Any) -> tuple[list[int], list[int]]:
 
 
 def _target_period(value: Any, settings: Any) -> int:
-    """Convert the interval between target updates (timesteps for DQN) to gradient steps."""
+    """Convert the target update interval, in timesteps for DQN, to gradient steps."""
     envs, rollout, updates = settings.n_envs, settings.rollout(), settings.gradient_steps
     if settings.algo != "dqn":  # Each train() call starts with a target update.
         steps = rollout if updates < 0 else max(updates, 1)
@@ -92,7 +92,7 @@ def _target_period(value: Any, settings: Any) -> int:
 
 
 def _alpha(value: Any, settings: Any = None) -> float:
-    """Return SAC's entropy coefficient, which is 0.1 for both ``0.1`` and ``auto_0.1``."""
+    """Return SAC's fixed or initial entropy coefficient: 0.1 for ``0.1`` and ``auto_0.1``."""
     name, _, first = str(value).partition("_")
     if name != "auto":
         return real_number("ent_coef", value)
@@ -171,7 +171,7 @@ class SB3(WrappedDialect):
     n_epochs: PositiveInt = count_field(only="ppo")
     """Passes over a rollout (PPO)."""
     train_freq: Any = count_field(only=OFF_POLICY)
-    """Vector steps per rollout (off-policy), or episodes, as in ``(2, "episode")``."""
+    """Vector steps or, as in ``(2, "episode")``, episodes per rollout (off-policy)."""
     gradient_steps: Annotated[int, Limits(-LARGEST, LARGEST)] = count_field(only=OFF_POLICY)
     """Gradient steps per rollout, not scaled by ``n_envs``. Negative values: one per timestep."""
     learning_starts: NonNegativeInt = count_field(only=OFF_POLICY)
@@ -183,7 +183,7 @@ class SB3(WrappedDialect):
     target_update_interval: PositiveInt = mapped(
         "target_update_every", None, _target_period, only=("sac", "dqn")
     )
-    """Timesteps (DQN) or gradient steps within a ``train()`` call (SAC) between target updates."""
+    """Target update interval in timesteps (DQN) or gradient steps of a ``train()`` call (SAC)."""
     policy_delay: PositiveInt = mapped("policy_delay", only="td3")
     """Critic gradient steps per policy update (TD3)."""
     target_policy_noise: float = mapped("policy_noise", only="td3")

@@ -32,7 +32,7 @@ _COLLECTING = (ON_POLICY, OFF_POLICY)
 BUFFER_SIZE = 4096
 """Default value of ``buffer_size``."""
 INITIAL_TESTS = {"1.1.0": 2, "2.0.1": 1}
-"""Number of tests before training, keyed by version. 1.1.0 resets the trainer twice."""
+"""Number of tests before training, keyed by version; tianshou 1.1.0 resets its trainer twice."""
 
 
 def _stores_next(ignored: bool, settings: Any) -> bool:
@@ -175,7 +175,7 @@ class Tianshou(TianshouSettings):
     stop_rew: float | None = extra_field(use=MapsTo("stop_at_return"))
     """Mean test return at which the run stops after an epoch (``stop_fn``)."""
     test_return: float | None = extra_field()
-    """Return of every test episode, if known in advance."""
+    """The return of every test episode, if known in advance."""
 
     @property
     def test_seed(self) -> int:
@@ -326,7 +326,7 @@ class Sampling:
     # ------------------------------------------------------------------ plan
     def plan(self) -> dict[str, Any]:
         """Return the plan settings."""
-        offline = self.family == OFFLINE  # An offline epoch counts gradient steps.
+        offline = self.family == OFFLINE  # Offline epochs are measured in gradient steps.
         every = 1 if offline else self.trainings_per_epoch
         plan: dict[str, Any] = {
             "iterations": self.epochs_run * every,

@@ -23,7 +23,7 @@ class CountingRule(ABC):
     STATE: ClassVar[tuple[str, ...]] = ()
     """names of the attributes saved in checkpoints."""
     pretrains: ClassVar[bool] = False
-    """whether the rule includes the pretraining steps of a plan."""
+    """whether the rule's counts include the plan's pretraining steps."""
     asks_each_step: ClassVar[bool] = False
     """whether evaluating the rule takes time proportional to policy steps, not iterations."""
 
@@ -150,7 +150,7 @@ def as_fraction(field: str, value: Any) -> Fraction:
     return fraction
 
 
-@lru_cache(maxsize=1024, typed=True)  # typed=True distinguishes True from 1
+@lru_cache(maxsize=1024, typed=True)  # typed=True caches True and 1 separately
 def _as_fraction(value: Any) -> Fraction:
     if isinstance(value, bool):
         value = None  # rejected below

@@ -336,7 +336,7 @@ class PlannedCounts:
         return {size: n * times for size, n in counts.items() if size > 0 and n * times > 0}
 
     def _draws(self, iteration: int) -> tuple[Permutation, int, int, int]:
-        """Return the division of a pass, minibatches to skip and to take, and number of passes."""
+        """Return a pass's minibatches, how many to skip and to take, and the number of passes."""
         if self.update_epochs is None:
             if self.minibatch_size is None:
                 raise SettingError(
@@ -380,7 +380,7 @@ class PlannedCounts:
         return self._cut(rows).rows(self.minibatches_in_epoch(rows))
 
     def unseen_samples(self, iteration: int, drawn: int) -> int:
-        """Return the number of transitions left in ``iteration`` after ``drawn`` minibatches."""
+        """Return how many transitions ``iteration`` trains on after ``drawn`` minibatches."""
         if not self.is_exact:
             return 0
         return sum(self.minibatch_sizes(iteration)[drawn:]) * (self.sequence_length or 1)

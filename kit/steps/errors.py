@@ -86,7 +86,7 @@ def show(value: Any, *, text: bool = False) -> str:
         return value
     try:
         shown = " ".join(repr(value).splitlines())
-    except Exception:  # an integer with thousands of digits, or a broken __repr__
+    except Exception:  # very long integers, broken __repr__ methods
         return f"<{type(value).__name__}>"
     return shown if len(shown) <= 200 else f"{shown[:200]}..."
 
@@ -221,7 +221,7 @@ def nearest_first(value: Any, choices: Sequence[str]) -> list[str]:
 
 def close_to(value: Any, choices: Sequence[str]) -> list[str]:
     """Return up to three of ``choices`` with a spelling similar to ``value``, closest first."""
-    from difflib import get_close_matches  # slow to import and only needed for errors
+    from difflib import get_close_matches  # difflib is slow to import
 
     return get_close_matches(str(value)[:100], choices)
 

@@ -21,7 +21,7 @@ class ForeignSteps(GivenFields, ABC):
 
     @abstractmethod
     def to_plan(self, algo: str | None = None, *, strict: bool = False) -> StepPlan:
-        """Return the plan for these settings; ``strict`` rejects settings without effect."""
+        """Return the plan for these settings. If ``strict``, reject settings without effect."""
 
     @abstractmethod
     def algorithm_for(self, algo: str | None, family: str | None) -> str | None:

@@ -35,7 +35,7 @@ class GivenFields:
         _replaced: InitVar[Any] = field(default=None, kw_only=True)
 
         def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-            """Record the arguments, or only the changes of ``dataclasses.replace``."""
+            """Record the argument names, or only those changed by ``dataclasses.replace``."""
             made, old = super().__new__(cls), kwargs.get("_replaced")
             positional = [f.name for f in fields(cls) if not f.kw_only]
             names = [*positional[: len(args)], *kwargs]

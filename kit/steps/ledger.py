@@ -177,7 +177,7 @@ class StepLedger:
                 "evaluations": self.evaluations,
             }
             if plan.minibatch_size is None and plan.update_epochs is None:
-                del counted["samples"]  # the number depends on the buffer size
+                del counted["samples"]  # this count depends on the buffer size
             planned = ((name, getattr(expected, name), count) for name, count in counted.items())
             found = [Difference(*row) for row in planned if row[1] != row[2]]
         # Before synchronize() sets the totals, env steps are local to this process.

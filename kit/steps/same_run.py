@@ -9,7 +9,7 @@ from kit.steps.counts import PlannedCounts
 
 
 def run_key(plan: PlannedCounts) -> tuple[tuple[str, Any], ...]:
-    """Return, in a canonical form, the settings that determine the counts of a run.
+    """Return the settings that determine a run's step counts, in a canonical form.
 
     The result consists of (setting, value) pairs. Two plans with equal results have equal counts in
     every iteration.
@@ -76,7 +76,7 @@ def _updates(plan: PlannedCounts) -> dict[str, Any]:
 
 
 def _gradient_steps(plan: PlannedCounts) -> dict[str, Any]:
-    """Return the setting for gradient steps, as a fixed number per iteration if possible."""
+    """Return the gradient steps per iteration if this number is constant, else the replay ratio."""
     if plan.replay_ratio is None:
         return {"gradient_steps_per_iteration": plan.gradient_steps_per_iteration or 0}
     if plan.counting == "exact":

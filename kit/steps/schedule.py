@@ -55,7 +55,7 @@ class RunSchedule:
         self.log_every = self._period("log_every", log_every, 100)
         self.checkpoint_every = self._period("checkpoint_every", checkpoint_every, 10)
         self.iterations = self.gradient_steps = self.policy_steps = 0
-        if not plan.prefill_is_iteration:  # inexact plans use the requested steps
+        if not plan.prefill_is_iteration:  # for inexact plans, use the requested number
             self.policy_steps = plan.policy_steps_after(0) if plan.is_exact else plan.prefill_steps
         self._surplus = 0
         self._learning = False
@@ -133,7 +133,7 @@ class RunSchedule:
         return int(due or (plan.final_evaluation and self.done))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the run as plain values."""
+        """Return the schedule's position in the run as plain values."""
         return {name: getattr(self, name) for name in self._STATE} | {
             "rule": self._rule.state_dict()
         }

@@ -110,7 +110,7 @@ def _one_of(path: str, value: Any, hint: Any) -> Any:
         return None
     options = [one for one in typing.get_args(hint) if one is not type(None)]
     if len(options) == 1:
-        return convert(path, value, options[0])  # raises a more precise error
+        return convert(path, value, options[0])  # its error is more precise
     for option in options:
         with contextlib.suppress(SettingError):
             return convert(path, value, option)

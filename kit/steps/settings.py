@@ -95,7 +95,7 @@ class OnPolicySteps(_Steps):
         return StepPlan(**settings)
 
     def _normalization_steps(self, settings: dict[str, Any]) -> int:
-        """Remove the number of normalisation steps from a plan's settings and return it."""
+        """Remove ``num_normalization_steps`` from a plan's settings and return its value."""
         count: int = settings.pop("num_normalization_steps")
         if count and any(settings[name] is not None for name in _EPISODES):
             why = "cannot be combined with collecting whole episodes"

@@ -134,7 +134,7 @@ def _count_rows(plan: PlannedCounts, ledger: StepLedger | None) -> list[Row]:
         low = f"{steps:,} to " if plan.action_repeat > 1 else ""
         planned["env_steps"] = f"{low}{steps * plan.action_repeat:,}"
         if plan.minibatch_size is None and plan.update_epochs is None:
-            planned.pop("samples", None)  # the number depends on the buffer size
+            planned.pop("samples", None)  # this count depends on the buffer size
     asked = {"policy_steps": plan.asked.get("total_policy_steps", plan.total_policy_steps)}
     asked["random_policy_steps"] = plan.asked.get("random_steps", plan.random_steps)
     rows = []

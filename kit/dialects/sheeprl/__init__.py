@@ -66,7 +66,7 @@ def _clip_value(value: Any, settings: Any) -> Any:
 
 
 def _norm(value: Any, settings: Any) -> float | None:
-    """Return the maximum gradient norm for a mean loss. sheeprl's A2C sums its loss instead."""
+    """Return the equivalent maximum gradient norm for a mean loss; sheeprl's A2C uses a sum."""
     rows = settings.num_envs * settings.rollout_steps if settings.algo == "a2c" else 1
     return value / rows if value else None
 
@@ -125,7 +125,7 @@ class Sheeprl(Dialect):
     total_steps: NonNegativeInt = count_field()
     """Total policy steps across all processes, rounded down to whole iterations."""
     exploration_steps: NonNegativeInt = count_field(default=0, only=P2E)
-    """Policy steps of Plan2Explore's exploration agent; 0 computes the number as sheeprl does."""
+    """Policy steps taken by Plan2Explore's exploration agent; if 0, computed as in sheeprl."""
     max_episode_steps: int | None = None
     """Policy steps after which an episode is truncated; ``None`` or less than 1 for no limit."""
     learning_starts: NonNegativeInt = count_field(only=OFF_POLICY)
@@ -260,7 +260,7 @@ class Sheeprl(Dialect):
         rows = self.num_envs * self.rollout_steps
         size = min(self.per_rank_batch_size, rows)
         if self.algo == "a2c" and old:
-            # In these versions, batch sizes count vector steps.
+            # In versions 0.5.7 and 0.5.0, A2C's batch size counts vector steps.
             size = min(self.per_rank_batch_size, self.rollout_steps) * self.num_envs
         elif self.algo == "ppo_decoupled":
             size = min(self.per_rank_batch_size * (self.world_size - 1), rows)
@@ -338,7 +338,7 @@ class Sheeprl(Dialect):
         )
 
     def _check_sequence(self, after: int) -> None:
-        """Check that the first ``after`` steps of each environment contain a whole sequence."""
+        """Check that a sequence fits into the first ``after`` steps of each environment."""
         sequence = self.per_rank_sequence_length
         if after < sequence:
             reason = (
@@ -473,7 +473,7 @@ def _processes(plan: StepPlan, algo: str) -> int:
 
 def _on_policy_from(plan: StepPlan, algo: str, version: str) -> dict[str, Any]:
     size = plan.minibatch_size or plan.frames_per_batch
-    if algo == "a2c" and version in ("0.5.7", "0.5.0"):  # Batch sizes count vector steps.
+    if algo == "a2c" and version in ("0.5.7", "0.5.0"):  # The batch size counts vector steps.
         size = max(size // plan.num_envs, 1)
     epochs = {} if algo == "a2c" else {"update_epochs": plan.update_epochs}
     return epochs | {"rollout_steps": plan.steps_per_env, "per_rank_batch_size": size}

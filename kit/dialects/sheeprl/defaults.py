@@ -98,7 +98,7 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         "minerl_obtain_iron_pickaxe": {"max_episode_steps": 36_000, "num_envs": 16},
     },
 }
-"""Settings that affect step counts in `configs/exp`, `configs/algo` and `configs/env` of v0.5.7."""
+"""Count-related settings from v0.5.7's `configs/exp`, `configs/algo` and `configs/env`."""
 
 _PPO = RAW | {"activation": "tanh", "critic_loss": "l2", "target_kl": None}
 _SAC = RAW | {"activation": "relu", "n_step": 1, "max_grad_norm": None}
@@ -109,7 +109,7 @@ IMPLICIT_DEFAULTS: dict[str, dict[str, Any]] = {
     "sac_ae": _SAC,
     **dict.fromkeys(SEQUENCES, RAW),
 }
-"""Hard-coded behaviour of sheeprl, such as no normalisation and no early stopping of updates."""
+"""sheeprl's hard-coded values for recipe settings, keyed by algorithm."""
 
 
 def defaults(version: str, algo: str) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def _updates(new: Sheeprl, first: Sheeprl, done: int, whole: StepPlan) -> dict[s
 
 
 def resumed_ratio(new: Sheeprl, first: Sheeprl) -> SheeprlRatio:
-    """Return the replay ratio's state when the resumed run starts to train.
+    """Return the replay ratio in its state when the resumed run starts to train.
 
     The state is loaded from the checkpoint. If the state does not match the new
     ``learning_starts``, the ratio restarts from the current step count.
@@ -70,7 +70,7 @@ def resumed_ratio(new: Sheeprl, first: Sheeprl) -> SheeprlRatio:
 
 
 def ratio_after(settings: Sheeprl, iterations: int) -> SheeprlRatio:
-    """Return the replay ratio's state after a number of iterations."""
+    """Return the replay ratio in its state after ``iterations`` iterations."""
     plan, ratio = settings.to_plan(), settings.ratio()
     for _ in range(iterations - plan.first_training_iteration + 1):
         ratio.advance(plan.frames_per_batch)

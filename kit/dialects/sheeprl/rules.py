@@ -57,7 +57,7 @@ class SheeprlRatio(CountingRule):
         return self.ask(self.steps / self.divisor)
 
     def ask(self, steps: float) -> int:
-        """Return how many gradient steps sheeprl takes after ``steps`` policy steps."""
+        """Return the number of gradient steps that become due at ``steps`` policy steps."""
         if self.ratio == 0:
             return 0
         if self.prev is None:
@@ -105,7 +105,7 @@ class _PretrainingRatio(SheeprlRatio):
 
 
 class TrainEvery(KnownTotals):
-    """Counting rule with a fixed number of gradient steps per period, used before ``replay_ratio``.
+    """Counting rule for sheeprl 0.5.0, which takes a fixed number of gradient steps per period.
 
     Args:
         period: number of iterations from one training iteration to the next.
@@ -128,7 +128,7 @@ def _ratio(plan: PlannedCounts) -> float:
 
 
 def _current(plan: PlannedCounts, argument: str) -> SheeprlRatio:
-    """Return the rule for 0.8.4. ``sheeprl:steps`` and ``sheeprl:steps,prev`` resume a run."""
+    """Return the sheeprl 0.8.4 rule; ``sheeprl:steps`` or ``sheeprl:steps,prev`` resumes a run."""
     steps, _, prev = argument.partition(",")
     try:
         start, previous = int(steps or 0), float(prev) if prev else None
@@ -141,12 +141,12 @@ def _current(plan: PlannedCounts, argument: str) -> SheeprlRatio:
 
 
 def _july_2024(plan: PlannedCounts, argument: str) -> SheeprlRatio:
-    """Return the rule for all algorithms except SAC in 0.5.7."""
+    """Return the sheeprl 0.5.7 rule for all algorithms except SAC."""
     return _PretrainingRatio(_ratio(plan), plan.pretrain_steps)
 
 
 def _july_2024_sac(plan: PlannedCounts, argument: str) -> SheeprlRatio:
-    """Return the rule for SAC in 0.5.7, which subtracts prefill iterations from policy steps."""
+    """Return sheeprl 0.5.7's SAC rule, which subtracts prefill iterations from policy steps."""
     processes = plan.world_size
     each = plan.num_envs * processes
     random = plan.random_steps // each
@@ -156,7 +156,7 @@ def _july_2024_sac(plan: PlannedCounts, argument: str) -> SheeprlRatio:
 
 
 def _july_2024_decoupled(plan: PlannedCounts, argument: str) -> SheeprlRatio:
-    """Return the rule for decoupled SAC in 0.5.7, where trainers share the policy steps."""
+    """Return the sheeprl 0.5.7 rule for decoupled SAC, where trainers share the policy steps."""
     (trainers,) = rule_numbers(plan, argument, 1, "sheeprl-0.5.7-decoupled:1")
     return _PretrainingRatio(_ratio(plan), plan.pretrain_steps, divisor=max(trainers, 1))
 
