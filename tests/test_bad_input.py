@@ -93,20 +93,21 @@ REFUSED = {
     "number such as 0.5 or '1/3'.",
     "ppo steps=tianshu": "steps='tianshu' is not a valid choice. Try: tianshou,",
     "ppo steps=sb3 steps.n_step=8": "steps.n_step='8': There is no such setting. Try: ",
-    "sac steps.learning_starts=60": "steps.learning_starts=60: Training would never start, "
-    "because the run has only 40 policy steps. Start training earlier, or run ",
+    "sac steps.learning_starts=60": "steps.learning_starts=60: Training would start after "
+    "60 policy steps, but the run has only 40. Start training earlier, or run ",
     "sac steps=torchrl steps.total_frames=40 steps.frames_per_batch=10 steps.batch_size=4 "
     "steps.optim_steps_per_batch=1 steps.init_random_frames=60": "learning_starts=60: Training "
-    "would never start, because the run has only 40 policy steps. Start training earlier, or run ",
+    "would start after 60 policy steps, but the run has only 40. Start training earlier, or run ",
     "redq steps.sequence_length=1": "steps.sequence_length=1: REDQLoss does not support",
     "ppo shared_backbone=true critic_hidden_sizes=[8]": "the critic uses the actor's",
     "crossq renorm_actor=true loss=CrossQLoss": "renorm_actor=True: It needs a loss "
     "that updates the actor's running statistics. Use loss=kit.losses:CrossQLoss.",
     "ppo collector_kwargs.exploration_type=3": "collector_kwargs={'exploration_type': 3}: "
     "The collector cannot be created: ValueError: 3 is not a valid ",
-    "ppo env.kwargs.id=Pendulum-v1": "env.kwargs.id='Pendulum-v1': It must be set with "
-    "env.id. Use env.id='Pendulum-v1'",
-    "ppo env.kwargs.gamma=0.5": "env.kwargs.gamma=0.5: It must be set with gamma. Use gamma",
+    "ppo env.kwargs.id=Pendulum-v1": "env.kwargs.id='Pendulum-v1': This argument "
+    "cannot be set in env.kwargs. Use env.id='Pendulum-v1'",
+    "ppo env.kwargs.gamma=0.5": "env.kwargs.gamma=0.5: This argument cannot be "
+    "set in env.kwargs. Use gamma",
     "sac buffer_size=1_000_000_000_000": "buffer_size=1000000000000: It needs ",
     "ppo seed=9223372036854775808": "The value must be at most 9223372036854775807.",
     "ppo device=meta": "device='meta': PyTorch cannot use it",

@@ -37,7 +37,10 @@ def check_arguments(cfg: RunConfig, settings: Mapping[str, Any]) -> None:
     kwargs = cfg.env.kwargs
     for name in {*settings, "device"} & set(kwargs):
         setting = f"env.{name}" if hasattr(cfg.env, name) else name
-        reason, advice = f"It must be set with {setting}", f"Use {setting}={show(kwargs[name])}"
+        reason, advice = (
+            "This argument cannot be set in env.kwargs",
+            f"Use {setting}={show(kwargs[name])}",
+        )
         raise SettingError(f"env.kwargs.{name}", kwargs[name], reason, advice)
 
 

@@ -80,7 +80,7 @@ def _check_learning(plan: StepPlan, cfg: Any) -> None:
     name = "learning_starts" if value is ... else "steps.learning_starts"
     advice = "Start training earlier, or run for more policy steps"
     if plan.trains and starts and total is not None and starts > total:
-        reason = f"Training would never start, because the run has only {total} policy steps"
+        reason = f"Training would start after {starts} policy steps, but the run has only {total}"
         raise SettingError(name, starts if value in (None, ...) else value, reason, advice)
     if plan.trains and plan.prefill_steps and plan.iterations == 0:
         reason = f"None of the {total} policy steps of the run would be left for training"
