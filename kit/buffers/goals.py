@@ -16,7 +16,7 @@ from kit.envs.vector_env import VectorEnv
 from kit.steps import SettingError
 
 _GOALS = ("achieved_goal", "desired_goal")
-_HINT = "Omit hindsight, or use a goal-conditioned environment, for example FetchReach-v4"
+_HINT = "Omit hindsight, or use a goal-conditioned environment, as preset=goals does"
 _CHECKED_STEPS = 8
 """Number of random steps for which recomputed and original rewards are compared."""
 

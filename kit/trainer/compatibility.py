@@ -153,7 +153,7 @@ def in_networks(
 
 
 def _memory_of(weight: nn.Parameter) -> int:
-    """Return an ID that all views of a weight share. A lazy weight has an ID of its own."""
+    """Return an ID that all views of a weight share. Each lazy weight has a separate ID."""
     return id(weight) if is_lazy(weight) else weight.untyped_storage().data_ptr()
 
 
