@@ -339,7 +339,7 @@ class Dialect(ForeignSteps):
 
     @classmethod
     def placed(cls, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Split settings into a dict of known fields, keyed by field name, and unmatched settings."""
+        """Split settings into known fields, keyed by field name, and unmatched settings."""
         by_field: dict[str, Any] = {}
         unmatched: dict[str, Any] = {}
         for name, value in values.items():
