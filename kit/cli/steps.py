@@ -175,7 +175,8 @@ def _words(given: argparse.Namespace) -> str:
         return _json([dict(zip(("name", "default", "use", "as", "means"), row)) for row in fields])
     lines = [
         f"Settings of {cls.LIBRARY} and their use",
-        "(counts: changes step counts; acts: sets the setting of a recipe; refused: not supported)",
+        "(counts: changes step counts; acts: sets a recipe setting; ignored: accepted without effect;",
+        " refused: not supported)",
     ]
     for name, default, use, meaning, text in fields:
         used = f"{use}: {meaning}" if meaning else use

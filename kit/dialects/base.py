@@ -79,20 +79,19 @@ class Dialect(ForeignSteps):
             self.version = next(iter(self.VERSIONS))
 
     # ------------------------------------------------------------------ to a plan
-    def to_plan(self, algo: str | None = None, *, strict: bool = False) -> StepPlan:
+    def to_plan(self, algo: str | None = None) -> StepPlan:
         """Return the plan that these settings describe.
+
+        Settings that have no effect for the algorithm are ignored; :meth:`idle_settings` lists
+        them.
 
         Args:
             algo: algorithm or family that overrides the field ``algo``.
-            strict: whether to reject settings that have no effect for the algorithm. Such settings
-                are listed by :meth:`idle_settings`.
 
         Raises:
             SettingError: if a setting is invalid or would make the library itself fail.
         """
         resolved = self.resolved(algo)
-        if strict:
-            resolved._reject_idle(self)
         same = {"final_evaluation": False} | {
             plan: getattr(resolved, name)
             for name, plan in resolved._same_as(str(resolved.algo)).items()
@@ -301,14 +300,6 @@ class Dialect(ForeignSteps):
         default = {**vars(self.unchanged()), "version": self.version}
         idle = [name for name in default if not self.applies(name, algorithm)]
         return [name for name in idle if not same_value(getattr(self, name), default[name])]
-
-    def _reject_idle(self, given: Dialect) -> None:
-        """Raise an error if ``given`` has non-default fields that do not affect ``self.algo``."""
-        for name in given.idle_settings(self.algo):
-            reason = f"This field has no effect for {self.algo} in {self.LIBRARY}"
-            applicable = ", ".join(sorted(self.counting_fields(str(self.algo))))
-            hint = f"Omit {name}. Fields that determine step counts: {applicable}"
-            raise SettingError(name, getattr(given, name), reason, hint)
 
     # ------------------------------------------------------------------ in and out
     def unchanged(self) -> Self:

@@ -1,10 +1,11 @@
 """Mapping of other libraries' settings, such as learning rates, to recipe settings.
 
-Each dialect field has one of three uses:
+Each dialect field has one of four uses:
 
 - ``counts``: the field determines step counts.
 - ``acts``: the field maps to a recipe setting. For example, nip's ``lr`` maps to ``learning_rate``.
-- ``refused``: recipes do not support the field.
+- ``ignored``: recipes accept the field, which has no effect on training. The run table lists it.
+- ``refused``: recipes do not support the field, which would change training.
 
 A field is mapped if it was given or differs from the library's default. Otherwise the recipe keeps
 its own default. The run table then lists the library defaults and hard-coded library behaviour that
@@ -22,34 +23,38 @@ from textwrap import wrap
 from typing import Any, Literal
 
 from kit.dialects.base import COUNTS_AS, Dialect
-from kit.dialects.fields import MapsTo, Unsupported, uses
+from kit.dialects.fields import Ignored, MapsTo, Unsupported, Use, uses
 from kit.steps.errors import SettingError, show
 from kit.steps.given import given_fields
 from kit.steps.values import same_value
 
-Use = Literal["counts", "acts", "refused"]
+UseName = Literal["counts", "acts", "ignored", "refused"]
+
+_NAMES: dict[type[Any], UseName] = {MapsTo: "acts", Ignored: "ignored", Unsupported: "refused"}
 
 _WIDTH, _MAX_LINES = 100, 5
 """Maximum width and maximum number of lines for caveats in the run table."""
 
 
-def use_of(cls: type[Dialect]) -> Iterator[tuple[str, Use, str]]:
+def use_of(cls: type[Dialect]) -> Iterator[tuple[str, UseName, str]]:
     """Yield a tuple of name, use and explanation for each field of a dialect.
 
     Fields in a group have dotted names such as ``critic.gamma``. The explanation is the recipe
-    setting of a mapped field, or the reason or alternative for an unsupported field.
+    setting of a mapped field, or the reason or alternative for another field.
     """
     for name in flat(cls()):
         use = uses(cls).get(name)
         if use is None:
             yield name, "counts", ""
         else:
-            yield name, "acts" if isinstance(use, MapsTo) else "refused", _describe_use(use)
+            yield name, _NAMES[type(use)], _describe_use(use)
 
 
-def _describe_use(use: MapsTo | Unsupported) -> str:
+def _describe_use(use: Use) -> str:
     if isinstance(use, Unsupported):
         return use.alternative
+    if isinstance(use, Ignored):
+        return use.reason
     if use.family is None:
         return use.setting if use.also is None else f"{use.setting}, {use.also.setting}"
     setting = f"{use.setting} ({use.family.replace('_', '-')})"
@@ -57,7 +62,7 @@ def _describe_use(use: MapsTo | Unsupported) -> str:
         return f"{setting}, otherwise {_describe_use(use.otherwise)}"
     if use.otherwise is None:
         return f"{setting}, otherwise it counts"
-    return f"{setting}. {use.otherwise.alternative}"
+    return f"{setting}, otherwise {_NAMES[type(use.otherwise)]}: {_describe_use(use.otherwise)}"
 
 
 def flat(settings: Dialect) -> dict[str, Any]:
@@ -164,6 +169,8 @@ def map_fields(
     implicit_values, implicit = _map_implicit_defaults(resolved, values, config, defaults)
     values = {n: v for n, v in {**values, **implicit_values}.items() if n not in unneeded}
     lines = []
+    if without_effect := [*_without_effect(given, resolved, given_names)]:
+        lines.append(f"accepted without effect: {', '.join(without_effect)}")
     if is_stand_in:
         lines.append(f"{given.NAME} does not have this algorithm, so counts follow its {stand_in}")
     if values:
@@ -176,6 +183,18 @@ def map_fields(
     if (unmapped or implicit) and not resolved.library_defaults:
         lines.append(f"(steps.library_defaults=true applies these values of {given.NAME})")
     return values, lines
+
+
+def _without_effect(
+    given: Dialect, resolved: Dialect, given_names: Collection[str]
+) -> Iterator[str]:
+    """Yield the given fields that have no effect on training, each with the reason."""
+    values = flat(given)
+    for name, use in _select_uses(resolved).items():
+        if isinstance(use, Ignored) and name in given_names:
+            yield f"{name}={show(values[name])} ({use.reason})"
+    for name in given.idle_settings(resolved.algo):
+        yield f"{name}={show(values[name])} ({resolved.algo} does not use it)"
 
 
 def _map_defaults(
@@ -225,7 +244,7 @@ def _map_implicit_defaults(
     return applied, unmapped
 
 
-def _select_uses(resolved: Dialect) -> dict[str, MapsTo | Unsupported]:
+def _select_uses(resolved: Dialect) -> dict[str, Use]:
     """Return the mapped and unsupported fields that the configured algorithm uses."""
     selected = {}
     for name, use in uses(type(resolved)).items():
@@ -263,11 +282,9 @@ def _translate_fields(settings: Dialect) -> dict[str, Any]:
     return translated
 
 
-def _translate_value(
-    use: MapsTo | Unsupported, value: Any, settings: Dialect
-) -> dict[str, Any] | None:
+def _translate_value(use: Use, value: Any, settings: Dialect) -> dict[str, Any] | None:
     """Return the recipe settings to which a field's value maps, or ``None`` if there are none."""
-    if isinstance(use, Unsupported):
+    if not isinstance(use, MapsTo):
         return None
     try:
         first = {use.setting: use.value(value, settings)}
@@ -277,10 +294,10 @@ def _translate_value(
     return first | {name: value for name, value in also.items() if value is not None}
 
 
-def _map_field(
-    name: str, given: Any, use: MapsTo | Unsupported, resolved: Dialect, config: Any
-) -> dict[str, Any]:
+def _map_field(name: str, given: Any, use: Use, resolved: Dialect, config: Any) -> dict[str, Any]:
     """Return the recipe settings to which a field maps, or raise an error if unsupported."""
+    if isinstance(use, Ignored):
+        return {}
     if isinstance(use, Unsupported):
         if given in use.accepted:
             return {}
@@ -299,12 +316,10 @@ def _map_field(
     return {use.setting: theirs, **_map_field(name, given, use.also, resolved, config)}
 
 
-def _can_map(name: str, use: MapsTo | Unsupported, resolved: Dialect, config: Any) -> bool:
+def _can_map(name: str, use: Use, resolved: Dialect, config: Any) -> bool:
     """Return whether to map a field that the user set to its default value."""
     value = flat(resolved)[name]
-    if isinstance(use, Unsupported) or (
-        value is None and not _translate_value(use, None, resolved)
-    ):
+    if not isinstance(use, MapsTo) or (value is None and not _translate_value(use, None, resolved)):
         return False
     return bool(_setting(config, use.setting)) or value not in (None, False)
 

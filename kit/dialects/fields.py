@@ -38,6 +38,14 @@ class Unsupported:
 
 
 @dataclass(frozen=True)
+class Ignored:
+    """Marks a field that runs accept and list as having no effect."""
+
+    reason: str
+    """Why the field has no effect on training."""
+
+
+@dataclass(frozen=True)
 class MapsTo:
     """Maps a field to a recipe setting."""
 
@@ -47,10 +55,14 @@ class MapsTo:
     """Function that computes the recipe setting from the field's value and all other settings."""
     family: str | None = None
     """Algorithm family for which the field maps to the setting; ``None`` for all families."""
-    otherwise: MapsTo | Unsupported | None = None
+    otherwise: Use | None = None
     """How other families use the field; ``None`` if the field only affects their step counts."""
     also: MapsTo | None = None
     """Mapping to a second recipe setting, which is skipped if its value is ``None``."""
+
+
+Use = MapsTo | Unsupported | Ignored
+"""What a recipe does with a field that determines no step counts."""
 
 
 def count_field(plan: str = "", default: Any = None, *, only: Any = ()) -> Any:
@@ -71,7 +83,7 @@ def mapped(
     *,
     only: Any = (),
     family: str | None = None,
-    otherwise: MapsTo | Unsupported | None = None,
+    otherwise: Use | None = None,
     also: MapsTo | None = None,
 ) -> Any:
     """Declare a field that maps to a recipe setting; see :class:`MapsTo`, :func:`count_field`."""
@@ -85,6 +97,11 @@ def unsupported(
     return _field(default, only, use=Unsupported(alternative, accepted))
 
 
+def ignored(reason: str, default: Any = None, *, only: Any = (), kw_only: bool = False) -> Any:
+    """Declare a field that runs accept and list as having no effect; see :class:`Ignored`."""
+    return _field(default, only, kw_only=kw_only, use=Ignored(reason))
+
+
 def extra_field(plan: str = "", default: Any = None, *, only: Any = (), use: Any = None) -> Any:
     """Declare a keyword-only field for information that the library configures elsewhere."""
     return _field(default, only, kw_only=True, plan=plan, **({"use": use} if use else {}))
@@ -96,8 +113,8 @@ def _field(default: Any, only: Any, kw_only: bool = False, **metadata: Any) -> A
 
 
 @cache
-def uses(cls: type[Any]) -> Mapping[str, MapsTo | Unsupported]:
-    """Return the mapped and unsupported fields of a dialect, keyed by name (dotted in groups)."""
+def uses(cls: type[Any]) -> Mapping[str, Use]:
+    """Return the uses of fields that affect no counts, keyed by name (dotted in groups)."""
     by_name = {f.name: f for f in fields(cls)}
     for group, inner in cls.GROUPS.items():
         by_name |= {f"{group}.{f.name}": f for f in fields(inner)}

@@ -20,8 +20,8 @@ class ForeignSteps(GivenFields, ABC):
     """name of the dialect on the command line and in :data:`~kit.steps.registry.DIALECTS`."""
 
     @abstractmethod
-    def to_plan(self, algo: str | None = None, *, strict: bool = False) -> StepPlan:
-        """Return the plan for these settings. If ``strict``, reject settings without effect."""
+    def to_plan(self, algo: str | None = None) -> StepPlan:
+        """Return the plan for these settings."""
 
     @abstractmethod
     def algorithm_for(self, algo: str | None, family: str | None) -> str | None:
@@ -43,7 +43,7 @@ def as_plan(
     Args:
         steps: a plan, a dialect, or a mapping with a dialect's settings and, under the key
             ``dialect``, its name.
-        algo: algorithm that uses the plan. Settings that do not affect the algorithm are rejected.
+        algo: algorithm that uses the plan.
         family: ``on_policy`` or ``off_policy``; used if the library does not have the algorithm.
 
     Raises:
@@ -55,5 +55,4 @@ def as_plan(
         settings = dict(steps)
         steps = dialect(settings.pop("dialect", None)).from_settings(settings)
     assert isinstance(steps, ForeignSteps)
-    meant = steps.algorithm_for(algo, family)
-    return steps.to_plan(meant, strict=meant is not None)
+    return steps.to_plan(steps.algorithm_for(algo, family))
