@@ -175,7 +175,7 @@ def _words(given: argparse.Namespace) -> str:
         return _json([dict(zip(("name", "default", "use", "as", "means"), row)) for row in fields])
     lines = [
         f"Settings of {cls.LIBRARY} and their use",
-        "(counts: changes step counts; acts: sets a recipe setting; ignored: accepted without effect;",
+        "(counts: changes step counts; acts: sets a recipe setting; ignored: has no effect;",
         " refused: not supported)",
     ]
     for name, default, use, meaning, text in fields:
