@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any, ClassVar, Self
 
-from kit.dialects.fields import extra_field, uses
+from kit.dialects.fields import MapsTo, extra_field, uses
 from kit.steps.errors import SettingError, close_to, one_of
 from kit.steps.foreign import ForeignSteps
 from kit.steps.plan import StepPlan
@@ -64,11 +64,16 @@ class Dialect(ForeignSteps):
     CONFIGS: ClassVar[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {}
     """Settings that are defined by the options of each config group, such as ``env``."""
 
+    RECIPES: ClassVar[Mapping[str, str]] = {}
+    """Recipes of algorithms whose recipe has another name, keyed by algorithm."""
+
     IMPLICIT_DEFAULTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """The library's hard-coded values for recipe settings, keyed by algorithm."""
 
     algo: str | None = extra_field()
     """Algorithm or family (``on_policy``, ``off_policy``, ``offline``); inferred if ``None``."""
+    env_id: str | None = extra_field(use=MapsTo("env.id"))
+    """Environment ID; ``None`` for the recipe's environment."""
     version: str = extra_field(default="")
     """Library version. If empty, defaults to the first of ``VERSIONS``."""
     library_defaults: bool = extra_field(default=False)

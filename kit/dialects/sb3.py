@@ -160,7 +160,7 @@ class SB3(WrappedDialect):
     IMPLICIT_DEFAULTS: ClassVar = _IMPLICIT
     TOTAL = "total_timesteps"
     CANNOT: ClassVar = {"world_size": (1, "it runs in a single process")}
-    PATHS: ClassVar = {"n_timesteps": "total_timesteps"}
+    PATHS: ClassVar = {"n_timesteps": "total_timesteps", "env": "env_id"}
 
     total_timesteps: NonNegativeInt = 1_000_000
     """Timesteps in the run (argument of ``learn``), rounded up to whole rollouts."""
