@@ -273,9 +273,11 @@ class Pyrado(WrappedDialect):
         return whole_number("env_max_steps", self.env_max_steps, at_least=1)
 
     def fixed_values(self) -> dict[str, Any]:
-        """Return the recipe settings that distinguish PPO and PPO2 from each other."""
+        """Return what defines PPO (its critic), PPO2 (clipped values) and SVPG (particles)."""
         if self.algo == "ppo2":
             return {"clip_value": True}
+        if self.algo == "svpg":
+            return {"num_particles": self.num_particles}
         if self.algo != "ppo":
             return {}
         norm = self.critic.max_grad_norm
@@ -434,8 +436,6 @@ class Pyrado(WrappedDialect):
     def _script_notes(self, plan: StepPlan) -> Iterator[str]:
         for name, condition in self._conditional.items():
             yield f"{name} is the value that holds if {condition}."
-        if self.algo == "svpg" and self.min_steps is None and self.min_rollouts == 1:
-            yield "Each particle collects one rollout per iteration unless min_steps is set."
         steps = [self.lr_scheduler, self.critic.lr_scheduler if self.algo == "ppo" else None]
         if self.algo in _CLIPPED and any(steps):
             yield "Schedulers step once per epoch; recipes apply the steps between iterations."
@@ -460,8 +460,11 @@ class Pyrado(WrappedDialect):
         elif self.algo == "svpg":
             yield (
                 f"Each of {self.num_particles} particles takes one gradient step with the mean "
-                "gradient of a pass. The plan counts particles as processes."
+                "gradient of a pass. The plan counts particles as processes. A run trains them in "
+                "one process, where each gradient step is one step of every particle."
             )
+            if self.min_steps is None and self.min_rollouts == 1:
+                yield "Each particle collects one rollout per iteration unless min_steps is set."
         else:
             yield "A2C makes one pass over the rollouts with one gradient step per minibatch."
 

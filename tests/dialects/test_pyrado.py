@@ -6,7 +6,7 @@ import pytest
 
 from kit.dialects import Pyrado
 from kit.dialects.carried import map_fields
-from recipes import dqn, ppo
+from recipes import dqn, ppo, svpg
 from tests.errors import raises_setting
 
 SCRIPT = {
@@ -140,3 +140,25 @@ def test_ppo_schedules_step_once_per_epoch():
     )  # fmt: skip
     assert (trainer.update.max_grad_norm, fit.update.max_grad_norm) == (1.0, 6.0)
     assert fit.gradient_steps == 3 * 3
+
+
+SVPG = {"algo": "svpg", "max_iter": "2", "env_max_steps": 20, "num_particles": "3"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("steps", "each"), [({"min_steps": "50"}, 60), ({}, 20)])
+def test_svpg_trains_particles_in_one_process(steps, each):
+    given = Pyrado.from_settings(SVPG | steps | {"temperature": "2", "horizon": "50"})
+    config = svpg.Config(steps=given, log_dir=None, progress=False)
+    trainer = svpg.build(config)
+    assert (config.num_particles, config.temperature) == (3, 2.0)
+    ledger = trainer.run()
+    assert ledger.policy_steps == given.to_plan().after(2).policy_steps == 2 * 3 * each
+    assert ledger.gradient_steps == 2  # each is one step of every particle
+    assert trainer.plan.minibatch_sizes(1) == [3 * each]
+
+
+def test_svpg_needs_rollout_length():
+    given = Pyrado(algo="svpg", num_particles=2, min_steps=50)
+    with raises_setting("episode_length"):
+        svpg.build(svpg.Config(steps=given, log_dir=None))
