@@ -1,4 +1,4 @@
-"""Values of other libraries' Python scripts, such as ``30 * env.max_steps``, without running code."""
+"""Values of Python scripts of other libraries, such as ``30 * env.max_steps``."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ EVALUATION_ROLLOUTS = 100
 """Number of rollouts per evaluation in value-based algorithms."""
 
 _CLIPPED, _JOINT = ("ppo", "ppo2"), ("ppo2", "a2c", "svpg")
-_WORDS = ("algo", "version", "env_id")
+_WORDS = ("algo", "version", "env_id", "episode_length")
 """Fields with text that is not an expression."""
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "a2c": {"batch_size": 32, "num_epoch": 1, "lr": 5e-4},
@@ -246,8 +246,8 @@ class Pyrado(WrappedDialect):
     """``print_intvl`` of a custom logger, which replaces ``eval_intvl``."""
     env_max_steps: PositiveInt | None = extra_field()
     """Maximum rollout length in steps (``env.max_steps``)."""
-    episode_length: PositiveInt | None = extra_field()
-    """Fixed rollout length in steps; defaults to ``env_max_steps``."""
+    episode_length: PositiveInt | Literal["varies"] | None = extra_field()
+    """Fixed rollout length in steps, or ``varies``; defaults to ``env_max_steps``."""
     recurrent: bool = extra_field(default=False)
     """Whether the networks are recurrent. On-policy minibatches then contain whole rollouts."""
 
@@ -294,6 +294,8 @@ class Pyrado(WrappedDialect):
     @property
     def rollout_length(self) -> int | None:
         """Fixed rollout length in steps, or ``None`` if the length is unknown."""
+        if self.episode_length == "varies":
+            return None
         return self.episode_length or self.env_max_steps
 
     @property
@@ -424,7 +426,7 @@ class Pyrado(WrappedDialect):
         if self.min_steps is not None and (self.min_rollouts or 1) > 1:
             yield "A collection satisfies both min_steps and min_rollouts."
         if self.rollout_length is None:
-            yield "Counts cannot be planned without episode_length or env_max_steps."
+            yield "Counts cannot be planned without a fixed episode_length or env_max_steps."
         elif self.min_steps is not None and plan.frames_per_batch != self.min_steps:
             yield f"A collection of whole rollouts has {plan.frames_per_batch} steps."
         if self.num_workers > 1 and self.min_steps != 1:

@@ -130,7 +130,7 @@ def test_ppo_schedules_step_once_per_epoch():
         trainer.registered_modules[f"anneal_{name}"].values[0].schedule
         for name in ("learning_rate", "critic_learning_rate")
     )
-    fit = trainer.registered_modules["FitCritic"]
+    fit = trainer.registered_modules["fit_critic"]
     trainer.run()
     assert [rates(k) for k in range(3)] == [0.5, 0.125, 0.03125]
     assert [critics(k) for k in range(3)] == [0.5, 0.5, 0.25]
