@@ -290,7 +290,7 @@ class Dialect(ForeignSteps):
         group, _, inner = name.partition(".")
         if inner and not cls.applies(group, algo):
             return False
-        owner = cls.GROUPS[group] if inner else cls
+        owner: Any = cls.GROUPS[group] if inner else cls
         meta = owner.__dataclass_fields__[inner or group].metadata
         only, names = meta.get("only"), {algo, cls.ALGORITHMS.get(algo, algo)}
         if "use" not in meta:

@@ -24,8 +24,8 @@ from kit.dialects import (
     Tianshou,
     dialect,
 )
-from kit.dialects.carried import apply_to_config, caveats, flat, map_fields, use_of
-from kit.dialects.fields import uses
+from kit.dialects.carried import apply_to_config, caveats, map_fields, use_of
+from kit.dialects.fields import flat, uses
 from kit.dialects.translation import translate
 from kit.steps import SettingError
 from recipes import a2c, crossq, ddpg, dqn, dqn_pixels, ppo, ppo_pixels, rainbow, sac, td3
