@@ -59,8 +59,8 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         compile=cfg.compile,
         target_updater=SoftUpdate(loss, tau=cfg.tau),
     )
-    buffer = experiment.make_replay_buffer()
-    return experiment.trainer(env, actor, buffer=buffer, update=update)
+    buffer, hooks = experiment.make_replay_buffer(), sac.anneal(update, cfg.lr_schedule)
+    return experiment.trainer(env, actor, buffer=buffer, update=update, hooks=hooks)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,16 @@ from torch.optim import Adam, Optimizer
 from torchrl.objectives import SoftUpdate
 
 from kit import CriticNetworkConfig, EnvConfig, Experiment, OffPolicyConfig, Trainer, Update, main
-from kit.config import FiniteFloat, NumNetworks, PositiveFloat, UnitInterval, reject_unused
+from kit.config import (
+    FiniteFloat,
+    NumNetworks,
+    PositiveFloat,
+    ScheduleName,
+    UnitInterval,
+    reject_unused,
+)
 from kit.envs import VectorEnv
+from kit.hooks import AnnealLearningRate
 from kit.modules import make_action_value, make_actor
 
 
@@ -37,7 +45,11 @@ class Config(CriticNetworkConfig, OffPolicyConfig):
     """Target entropy in nats, in the environment's own action units. null: minus the number
     of action dimensions."""
     learning_rate: PositiveFloat = 1e-3
-    """Adam learning rate for the actor, the critics and the temperature."""
+    """Initial Adam learning rate for the actor, the critics and the temperature."""
+    lr_schedule: ScheduleName = "constant"
+    """Learning-rate schedule: constant; linear or cosine (decay to 0); "piecewise 0.5 0.1"
+    (multiplied by 0.1 halfway through the run); or "exponential 0.99" (multiplied by 0.99 after
+    each iteration)."""
 
 
 def make_policy(env: VectorEnv, hidden_sizes: list[int], activation: str, **changes: Any) -> Any:
@@ -65,6 +77,15 @@ def optimizers(experiment: Experiment, loss: Any, **settings: Any) -> dict[str, 
     return {name: make(Adam, trained, **settings) for name, trained in parameters.items()}
 
 
+def anneal(update: Update, schedule: str) -> list[AnnealLearningRate]:
+    """Create one hook per optimiser that anneals its learning rate; none for ``constant``."""
+    named = update.optimizers.items() if schedule != "constant" else ()
+    return [
+        AnnealLearningRate(one, schedule, name="_".join(filter(None, ("learning_rate", name))))
+        for name, one in named
+    ]
+
+
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Build a trainer. ``make_loss`` replaces ``cfg.loss``; ``parts`` replace trainer parts."""
     experiment = Experiment(cfg, algorithm="sac", parts=parts)
@@ -80,8 +101,8 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         compile=cfg.compile,
         target_updater=SoftUpdate(loss, tau=cfg.tau),
     )
-    buffer = experiment.make_replay_buffer()
-    return experiment.trainer(env, actor, buffer=buffer, update=update)
+    buffer, hooks = experiment.make_replay_buffer(), anneal(update, cfg.lr_schedule)
+    return experiment.trainer(env, actor, buffer=buffer, update=update, hooks=hooks)
 
 
 if __name__ == "__main__":

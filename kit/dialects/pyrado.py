@@ -492,5 +492,7 @@ class Pyrado(WrappedDialect):
         if self.algo == "dql":
             yield "DQL uses RMSprop; recipes use Adam."
         if self.algo == "sac":
+            if self.lr_scheduler is not None:
+                yield "lr_scheduler spares the rate of the entropy coefficient; here it does not."
             optimizers = 3 if self.learn_ent_coeff else 2
             yield f"A gradient step of SAC includes one step of each of {optimizers} optimisers."

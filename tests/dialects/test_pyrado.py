@@ -6,7 +6,7 @@ import pytest
 
 from kit.dialects import Pyrado
 from kit.dialects.carried import map_fields
-from recipes import dqn, ppo, svpg
+from recipes import dqn, ppo, sac, svpg
 from tests.errors import raises_setting
 
 SCRIPT = {
@@ -140,6 +140,18 @@ def test_ppo_schedules_step_once_per_epoch():
     )  # fmt: skip
     assert (trainer.update.max_grad_norm, fit.update.max_grad_norm) == (1.0, 6.0)
     assert fit.gradient_steps == 3 * 3
+
+
+@pytest.mark.slow
+def test_sac_schedule_steps_once_per_iteration():
+    given = Pyrado(
+        algo="sac", max_iter=3, memory_size=100, num_init_memory_steps=8, batch_size=4, min_steps=1,
+        num_updates_per_step=1, env_max_steps=4, lr=0.5, lr_scheduler="ExponentialLR",
+        lr_scheduler_hparam={"gamma": 0.5},
+    )  # fmt: skip
+    trainer = sac.build(sac.Config(steps=given, log_dir=None, progress=False))
+    trainer.run()
+    assert trainer.optimizer.param_groups[0]["lr"] == 0.5**4
 
 
 SVPG = {"algo": "svpg", "max_iter": "2", "env_max_steps": 20, "num_particles": "3"}
