@@ -613,8 +613,8 @@ def test_zoo_linear_schedules_map_to_recipe(rate):
     }  # fmt: skip
     with raises_setting("learning_rate"):
         map_fields(SB3(algo="ppo", learning_rate="exp_1"), ppo.Config(), "ppo")
-    with raises_setting("learning_rate"):
-        map_fields(SB3(algo="sac", learning_rate="lin_1e-3"), sac.Config(), "sac")
+    falling = map_fields(SB3(algo="sac", learning_rate="lin_2e-3"), sac.Config(), "sac")[0]
+    assert falling == {"learning_rate": 2e-3, "lr_schedule": "linear"}
 
 
 # ---------------------------------------------------------------------- the algorithm that is named
