@@ -13,7 +13,7 @@ from torch.optim import Adam, Optimizer
 from torchrl.objectives import SoftUpdate
 
 from kit import CriticNetworkConfig, EnvConfig, Experiment, OffPolicyConfig, Trainer, Update, main
-from kit.config import FiniteFloat, NumNetworks, PositiveFloat, UnitInterval, reject_unused
+from kit.config import FiniteFloat, NumNetworks, PositiveFloat, PositiveInt, UnitInterval, reject_unused
 from kit.envs import VectorEnv
 from kit.modules import make_action_value, make_actor
 
@@ -29,6 +29,8 @@ class Config(CriticNetworkConfig, OffPolicyConfig):
     """Number of Q-networks. Targets use the minimum of their estimates."""
     tau: UnitInterval = 0.005
     """Polyak coefficient: weight of the online networks in each target update (1: full copy)."""
+    target_update_every: PositiveInt = 1
+    """Gradient steps between target network updates."""
     initial_alpha: PositiveFloat = 1.0
     """Initial entropy temperature."""
     fixed_alpha: bool = False
@@ -79,6 +81,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         max_grad_norm=cfg.max_grad_norm,
         compile=cfg.compile,
         target_updater=SoftUpdate(loss, tau=cfg.tau),
+        target_update_every=cfg.target_update_every,
     )
     buffer = experiment.make_replay_buffer()
     return experiment.trainer(env, actor, buffer=buffer, update=update)

@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from kit.dialects.fields import MapsTo, extra_field, uses
@@ -61,8 +62,8 @@ class Dialect(ForeignSteps):
     """Sections in the library's config files that contain the fields."""
     PATHS: ClassVar[Mapping[str, str]] = {}
     """Dotted names in config files, mapped to fields with a different name."""
-    CONFIGS: ClassVar[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {}
-    """Settings that are defined by the options of each config group, such as ``env``."""
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset()
+    """Sections of the library's config files that never affect training, such as logging."""
 
     RECIPES: ClassVar[Mapping[str, str]] = {}
     """Recipes of algorithms whose recipe has another name, keyed by algorithm."""
@@ -332,6 +333,19 @@ class Dialect(ForeignSteps):
         for name, value in unmatched.items():
             raise cls._unknown(name, value)
         return by_field
+
+    @classmethod
+    def configuration(cls, settings: dict[str, Any], path: Path | None) -> dict[str, Any] | None:
+        """Return a configuration that the library composes from several config files.
+
+        Args:
+            settings: settings on the command line. Settings that select config files are removed.
+            path: config file of the library.
+
+        Returns:
+            The configuration, keyed by dotted name, or ``None`` if there is nothing to compose.
+        """
+        return None
 
     @classmethod
     def placed(cls, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
