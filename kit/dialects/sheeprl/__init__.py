@@ -170,7 +170,9 @@ class Sheeprl(Dialect):
     """Transitions (for Dreamer, sequences) per minibatch in each process."""
     per_rank_sequence_length: PositiveInt = count_field(only=SEQUENCES)
     """Time steps per sequence."""
-    replay_context: NonNegativeInt = count_field(only="dreamer_v3_5")
+    replay_context: NonNegativeInt = mapped(
+        "stored_latents", None, lambda value, _: value > 0, only="dreamer_v3_5"
+    )
     """Time steps before each sequence, from whose stored latent the sequence starts."""
     update_epochs: NonNegativeInt = count_field(only=_PPOS)
     """Passes over the collected batch (PPO)."""
@@ -222,8 +224,8 @@ class Sheeprl(Dialect):
     """Clip range for the probability ratio (PPO)."""
     clip_vloss: bool = mapped("clip_value", None, clip_value, only=_PPOS)
     """Whether value predictions are also clipped, with range ``clip_coef`` (PPO)."""
-    normalize_advantages: bool = mapped("normalize_advantage", only=_PPOS)
-    """Whether advantages are normalised per minibatch (PPO)."""
+    normalize_advantages: bool = mapped("normalize_advantage", only=ON_POLICY)
+    """Whether advantages are normalised per minibatch (PPO, A2C)."""
     ent_coef: float = mapped("entropy_coeff", only=(ON_POLICY, *_V3))
     """Entropy coefficient."""
     vf_coef: float = mapped("critic_coeff", only=ON_POLICY)

@@ -91,6 +91,10 @@ IMPLICIT_DEFAULTS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("sac", "droq", "sac_decoupled"), _SAC | {"learning_rate": 3e-4}),
     "sac_ae": _SAC,
     **dict.fromkeys(SEQUENCES, RAW | {"imagination_starts": None}),
+    **dict.fromkeys(
+        ("dreamer_v3", "p2e_dv3_exploration", "p2e_dv3_finetuning"),
+        RAW | {"imagination_starts": None, "stored_latents": False, "replay_critic_coeff": 0.0},
+    ),
 }
 """sheeprl's hard-coded values for recipe settings, keyed by algorithm."""
 
@@ -115,5 +119,6 @@ def absent(version: str, algo: str) -> dict[str, str]:
             absent["per_rank_pretrain_steps"] = "Omit this field, because there is no pretraining"
     if algo == "a2c" and version in ("0.5.7", "0.5.0"):
         fixed = ("anneal_lr", "ent_coef", "vf_coef", "dense_units", "mlp_layers")
+        fixed += ("normalize_advantages", "loss_reduction", "dense_act")
         absent |= dict.fromkeys(fixed, "Omit this field, or use version=0.8.4")
     return absent
