@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
@@ -54,6 +55,20 @@ def _fraction(text: str) -> float:
     return float(numerator) / float(denominator)
 
 
+def as_override(value: Any) -> str:
+    """Return a value in the syntax of Hydra's overrides."""
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{name}:{as_override(v)}" for name, v in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ",".join(map(as_override, value)) + "]"
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if not isinstance(value, str):
+        return str(value)
+    is_word = re.fullmatch(r"[A-Za-z_][\w./:-]*", value) and value_of(value) == value
+    return value if is_word else '"{}"'.format(value.replace('"', '\\"'))
+
+
 def settings_of(words: Iterable[str]) -> dict[str, Any]:
     """Parse arguments such as ``num_envs=4``.
 
@@ -73,6 +88,8 @@ def settings_of(words: Iterable[str]) -> dict[str, Any]:
 def make(cls: type[Dialect], given: Mapping[str, Any], path: str | None = None) -> Dialect:
     """Create a dialect from settings and an optional config file. Settings take precedence.
 
+    With a config file whose algorithm is known, ``library_defaults`` is true unless it is set.
+
     Args:
         cls: dialect class.
         given: settings keyed by the library's names, which may be dotted (``algo.total_steps``).
@@ -87,19 +104,53 @@ def make(cls: type[Dialect], given: Mapping[str, Any], path: str | None = None) 
         return cls(**cls.named(settings))
     if values is None:
         assert file is not None
-        values = flat(_select_section(load(file), cls, settings.pop("env", None), file))
-    return cls(**_fields(cls, values, file) | cls.named(settings))
+        chosen = read(cls, file, settings.get("env_id", settings.get("env")))
+    else:
+        chosen = _placed(cls, values, file)
+    chosen |= cls.named(settings)
+    if chosen.get("algo") in cls.ALGORITHMS:  # settings that a file omits have library defaults
+        chosen.setdefault("library_defaults", True)
+    return cls(**chosen)
 
 
 # -------------------------------------------------------------------- files
-def _fields(cls: type[Dialect], values: Mapping[str, Any], file: Path | None) -> dict[str, Any]:
-    """Return the fields in a configuration. Without an algorithm, use the name of the file."""
+def read(cls: type[Dialect], path: Path, choice: str | None = None) -> dict[str, Any]:
+    """Read settings from a library's YAML file, keyed by field name.
+
+    Args:
+        cls: dialect class.
+        path: YAML file.
+        choice: environment ID. Selects a section if the file has one section per environment.
+
+    Raises:
+        SettingError: if the file cannot be read or has no settings, or if ``choice`` does not
+            select one of several sections.
+    """
+    section, selected = _select_section(load(path), cls, choice, path)
+    # Fields whose value may be a mapping, such as policy_kwargs
+    plain = {*cls.names()} - {*cls.GROUPS, *cls.SECTIONS, *(p.split(".")[0] for p in cls.PATHS)}
+    values = flat({name: v for name, v in selected.items() if name not in plain})
+    values |= {name: v for name, v in selected.items() if name in plain}
+    settings = _placed(cls, values, path)
+    _, unmatched = cls.placed(values)
+    for name, value in unmatched.items() if section else ():
+        raise cls._unknown(name, value)  # every entry of a section is a setting of the algorithm
+    named = {} if section in (None, "atari") else {"env_id": section}
+    return named | settings
+
+
+def _placed(cls: type[Dialect], values: Mapping[str, Any], file: Path | None) -> dict[str, Any]:
+    """Return the fields in a configuration. A file name can contain the algorithm.
+
+    Raises:
+        SettingError: if there are no fields.
+    """
     settings, _ = cls.placed({name: value for name, value in values.items() if value != "???"})
     if not settings:
         names = sorted(cls.names())[:8]
         raise SettingError("file", str(file), f"The file has no {cls.LIBRARY} settings", names)
     algo = None if file is None else _algorithm_in_name(cls, file)
-    return ({"algo": algo} if algo else {}) | settings
+    return settings if algo is None else {"algo": algo, **settings}
 
 
 MANY = 12
@@ -108,7 +159,10 @@ MANY = 12
 
 def left_unread(cls: type[Dialect], path: Path, choice: str | None = None) -> dict[str, Any]:
     """Return settings that match no field. If there are many, return only likely misspellings."""
-    _, unread = cls.placed(flat(_select_section(load(path), cls, choice, path)))
+    section, values = _select_section(load(path), cls, choice, path)
+    if section:
+        return {}
+    _, unread = cls.placed(flat(values))
     unread = {n: v for n, v in unread.items() if n.partition(".")[0] not in cls.WITHOUT_EFFECT}
     if len(unread) < MANY:
         return unread
@@ -151,21 +205,38 @@ def load(path: Path) -> dict[str, Any]:
 
 def _select_section(
     content: dict[str, Any], cls: type[Dialect], choice: str | None, path: Path
-) -> dict[str, Any]:
-    """Return the section ``choice`` if the file has one section per environment (RL Zoo)."""
+) -> tuple[str | None, dict[str, Any]]:
+    """Return the name and the settings of the section for the environment ``choice``.
+
+    RL Zoo's files have one section per environment. For other files, return no name and all of the
+    file's settings.
+    """
     groups = {str(n): v for n, v in content.items() if isinstance(v, dict)}
     names = {*cls.SECTIONS, *(p.split(".")[0] for p in cls.PATHS), *cls.names()}
     if len(groups) < len(content) or names & set(groups):
-        if choice is not None:
-            reason = f"{path.name} has no sections for environments"
-            raise SettingError("env", choice, reason, "Omit env")
-        return content
-    if choice in groups:
-        return groups[str(choice)]
+        return None, content
     if choice is None and len(groups) == 1:
-        return next(iter(groups.values()))
+        return next(iter(groups.items()))
+    if (section := _section_for(choice, [*groups])) is not None:
+        return section, groups[section]
     reason = f"{path.name} has {'no such environment' if choice else 'several environments'}"
     raise SettingError("env", choice, reason, nearest_first(choice, [*groups])[:6])
+
+
+def _section_for(env_id: str | None, sections: list[str]) -> str | None:
+    """Return the section for an environment, or ``None``.
+
+    Another version of the environment matches if it is the only one. RL Zoo has one section for all
+    Atari games.
+    """
+    if env_id is None or env_id in sections:
+        return env_id
+    name = re.sub(r"-v\d+$", "", env_id)
+    versions = [section for section in sections if re.sub(r"-v\d+$", "", section) == name]
+    if len(versions) == 1:
+        return versions[0]
+    is_atari = env_id.startswith("ALE/") or "NoFrameskip" in env_id
+    return "atari" if is_atari and "atari" in sections else None
 
 
 def _algorithm_in_name(cls: type[Dialect], path: Path) -> str | None:
