@@ -62,8 +62,8 @@ class Dialect(ForeignSteps):
     """Sections in the library's config files that contain the fields."""
     PATHS: ClassVar[Mapping[str, str]] = {}
     """Dotted names in config files, mapped to fields with a different name."""
-    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset()
-    """Sections of the library's config files that never affect training, such as logging."""
+    WITHOUT_EFFECT: ClassVar[tuple[str, ...]] = ()
+    """Prefixes of entries in config files that never affect training, such as ``logger.``."""
 
     RECIPES: ClassVar[Mapping[str, str]] = {}
     """Recipes of algorithms whose recipe has another name, keyed by algorithm."""
@@ -371,6 +371,11 @@ class Dialect(ForeignSteps):
         Returns:
             The configuration, keyed by dotted name, or ``None`` if there is nothing to compose.
         """
+        return None
+
+    @classmethod
+    def experiment_file(cls, settings: Mapping[str, Any]) -> Path | None:
+        """Return the library's config file that ``settings`` select, or ``None``."""
         return None
 
     @classmethod

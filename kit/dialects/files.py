@@ -163,7 +163,7 @@ def left_unread(cls: type[Dialect], path: Path, choice: str | None = None) -> di
     if section:
         return {}
     _, unread = cls.placed(flat(values))
-    unread = {n: v for n, v in unread.items() if n.partition(".")[0] not in cls.WITHOUT_EFFECT}
+    unread = {n: v for n, v in unread.items() if not n.startswith(cls.WITHOUT_EFFECT)}
     if len(unread) < MANY:
         return unread
     names = [*cls.names(), *cls.PATHS]

@@ -24,13 +24,14 @@ from kit.dialects.base import (
     trains,
 )
 from kit.dialects.fields import (
+    Ignored,
     MapsTo,
     count_field,
     ignored,
     linear_or_constant,
     mapped,
 )
-from kit.dialects.sheeprl.configs import configuration
+from kit.dialects.sheeprl.configs import configuration, experiment_file
 from kit.dialects.sheeprl.conversions import (
     activation,
     anneal,
@@ -139,10 +140,11 @@ class Sheeprl(Dialect):
         "algo.critics_exploration.intrinsic.weight": "intrinsic_weight",
         "algo.critics_exploration.extrinsic.weight": "extrinsic_weight",
     }
-    WITHOUT_EFFECT = frozenset(
-        {"defaults", "checkpoint", "distribution", "fabric", "hydra", "logger", "metric"}
-        | {"model_manager", "exp_name", "root_dir", "run_name", "seed"}
-    )
+    WITHOUT_EFFECT = (
+        "defaults", "checkpoint.", "distribution.", "fabric.", "hydra.", "logger.", "metric.",
+        "model_manager.", "exp_name", "root_dir", "run_name", "log_root", "run_benchmarks",
+        "algo.compile.", "buffer.memmap", "env.capture_video", "env.sync_env",
+    )  # fmt: skip
     RECIPES: ClassVar = {
         "ppo_decoupled": "ppo",
         "sac_decoupled": "sac",
@@ -239,10 +241,16 @@ class Sheeprl(Dialect):
         otherwise=MapsTo("size", network_size),
     )  # fmt: skip
     """Size of the hidden layers. Selects the nearest size of all networks (Dreamer)."""
-    mlp_layers: NonNegativeInt = mapped("hidden_sizes", None, hidden_sizes, only=ON_POLICY)
-    """Number of hidden layers (PPO, A2C)."""
-    dense_act: str | None = mapped("activation", None, activation, only=ON_POLICY)
-    """Activation function as a class of PyTorch (PPO, A2C)."""
+    mlp_layers: NonNegativeInt = mapped(
+        "hidden_sizes", None, hidden_sizes, only=(ON_POLICY, *_DREAMERS), family=ON_POLICY,
+        otherwise=Ignored("dense_units selects the size of all networks"),
+    )  # fmt: skip
+    """Number of hidden layers."""
+    dense_act: str | None = mapped(
+        "activation", None, activation, only=(ON_POLICY, *_DREAMERS), family=ON_POLICY,
+        otherwise=Ignored("recipes use the activations of the papers"),
+    )  # fmt: skip
+    """Activation function as a class of PyTorch."""
     tau: float = mapped("tau", only=(*_SACS, *_V3))
     """Polyak coefficient of the target networks (SAC, DreamerV3)."""
     hidden_size: PositiveInt = mapped(
@@ -261,17 +269,26 @@ class Sheeprl(Dialect):
     """Learning rate for the critics (SAC, Dreamer)."""
     alpha_lr: float | None = mapped("learning_rate", None, shared_rate, only=_SACS)
     """Learning rate for the entropy coefficient (SAC, ``algo.alpha.optimizer.lr``)."""
-    world_model_lr: float | None = mapped("model_learning_rate", only="dreamer_v1")
-    """Learning rate for the world model (DreamerV1)."""
-    clip_gradients: float | None = mapped("max_grad_norm", only="dreamer_v1")
-    """Maximum gradient norm (DreamerV1, ``algo.world_model.clip_gradients``)."""
+    world_model_lr: float | None = mapped(
+        "model_learning_rate", only=_DREAMERS, family="dreamer_v1",
+        otherwise=Ignored("the recipe has one learning rate, here actor_lr"),
+    )  # fmt: skip
+    """Learning rate for the world model (Dreamer)."""
+    clip_gradients: float | None = mapped(
+        "max_grad_norm", only=_DREAMERS, family="dreamer_v1",
+        otherwise=Ignored("the recipe clips gradients relative to the weights"),
+    )  # fmt: skip
+    """Maximum gradient norm of the world model (``algo.world_model.clip_gradients``)."""
     horizon: PositiveInt | None = mapped("imagination_horizon", only=_DREAMERS)
     """Policy steps in each imagined rollout (Dreamer)."""
     lmbda: float | None = mapped("lmbda", only=_DREAMERS)
     """Lambda for lambda-returns (Dreamer)."""
     kl_free_nats: float | None = mapped("free_nats", only=_DREAMERS)
     """KL divergence in nats, below which there is no penalty (Dreamer)."""
-    kl_regularizer: float | None = mapped("divergence_coeff", only="dreamer_v1")
+    kl_regularizer: float | None = mapped(
+        "divergence_coeff", only=_DREAMERS, family="dreamer_v1",
+        otherwise=Ignored("it scales kl_dynamic and kl_representation"),
+    )  # fmt: skip
     """Weight of the KL divergence (Dreamer)."""
     kl_dynamic: float | None = mapped("dynamics_coeff", None, divergence, only=_V3)
     """Weight of the KL divergence that trains the prior (DreamerV3)."""
@@ -280,9 +297,10 @@ class Sheeprl(Dialect):
     use_continues: bool = mapped("continuation_coeff", False, continuation, only="dreamer_v1")
     """Whether the world model predicts ends of episodes (DreamerV1)."""
     continue_scale_factor: float | None = mapped(
-        "continuation_coeff", None, continuation, only="dreamer_v1"
-    )
-    """Weight of the continuation loss (DreamerV1)."""
+        "continuation_coeff", None, continuation, only=_DREAMERS, family="dreamer_v1",
+        otherwise=Ignored("the weight is 1"),
+    )  # fmt: skip
+    """Weight of the continuation loss (Dreamer)."""
     expl_amount: float | None = mapped("exploration_noise", only="dreamer_v1")
     """Standard deviation of the noise added to actions (DreamerV1)."""
     agc: float | None = mapped("max_grad_ratio", only="dreamer_v3_5")
@@ -306,6 +324,11 @@ class Sheeprl(Dialect):
     def configuration(cls, settings: dict[str, Any], path: Path | None) -> dict[str, Any] | None:
         """Return the configuration of an experiment (``exp``) or of a config file."""
         return configuration(cls, settings, path)
+
+    @classmethod
+    def experiment_file(cls, settings: Mapping[str, Any]) -> Path | None:
+        """Return the file of the experiment ``exp``, or ``None`` without ``exp``."""
+        return experiment_file(settings)
 
     def _algorithm(self, algo: Any) -> str:
         if algo == "ppo_recurrent":

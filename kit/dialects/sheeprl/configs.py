@@ -52,6 +52,8 @@ def configuration(
         if name in names and (name == "env.id" or name.startswith("env.wrapper.")):
             del settings[name]
     values = {name: _resolve(config, name) for name in names}
+    if values.get("buffer.size") == values.get("algo.rollout_steps"):
+        values.pop("buffer.size", None)  # It must equal rollout_steps, which can still change.
     return values | {"env.id": _env_id(values)}
 
 
@@ -75,7 +77,7 @@ def _compose(cls: type[Dialect], settings: dict[str, Any], path: Path | None) ->
     for group, choice in choices.items():
         options = sorted(file.stem for file in (folder / group).glob("*.yaml"))
         if choice not in options:
-            reason = f"sheeprl's configs have no such {group}"
+            reason = "This option does not exist in the config files of sheeprl"
             raise SettingError(group, choice, reason, nearest_first(choice, options)[:3])
     try:
         config = _composed(folder, choices, path)
@@ -123,7 +125,7 @@ def _folder(settings: Mapping[str, Any]) -> Path:
         reason, hint = "The folder has no config.yaml", "Use the folder sheeprl/configs of sheeprl"
         raise SettingError("configs", given, reason, hint)
     field = "file" if "file" in settings else "exp"
-    reason = "sheeprl, whose config files the experiment needs, is not installed"
+    reason = "The experiment needs the config files of sheeprl, which is not installed"
     hint = "Run pip install --no-deps sheeprl, or set configs=path/to/sheeprl/configs"
     raise SettingError(field, settings[field], reason, hint)
 

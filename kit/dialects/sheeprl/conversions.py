@@ -12,9 +12,10 @@ _PRECISIONS = {"32-true": "float32", "32": "float32"}
 _PRECISIONS |= dict.fromkeys(("bf16-mixed", "bf16-true", "bf16"), "bfloat16")
 _SIZES = {
     "dreamer_v1": {64: "nano", 128: "tiny", 400: "published"},
-    "dreamer_v3": {256: "12m", 512: "25m", 640: "50m", 768: "100m", 1024: "200m"},
-    "dreamer_v3_5": {64: "1m", 256: "12m", 384: "25m", 512: "50m", 768: "100m", 1024: "200m"}
-    | {1536: "400m"},
+    "dreamer_v3": {32: "nano", 64: "tiny", 256: "12m", 512: "25m", 640: "50m", 768: "100m"}
+    | {1024: "200m"},
+    "dreamer_v3_5": {32: "nano", 64: "1m", 256: "12m", 384: "25m", 512: "50m", 768: "100m"}
+    | {1024: "200m", 1536: "400m"},
 }
 """Network sizes by ``dense_units``. DreamerV3 of 2023 calls them XS, S, M, L and XL."""
 
