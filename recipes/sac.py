@@ -13,7 +13,14 @@ from torch.optim import Adam, Optimizer
 from torchrl.objectives import SoftUpdate
 
 from kit import CriticNetworkConfig, EnvConfig, Experiment, OffPolicyConfig, Trainer, Update, main
-from kit.config import FiniteFloat, NumNetworks, PositiveFloat, PositiveInt, UnitInterval, reject_unused
+from kit.config import (
+    FiniteFloat,
+    NumNetworks,
+    PositiveFloat,
+    PositiveInt,
+    UnitInterval,
+    reject_unused,
+)
 from kit.envs import VectorEnv
 from kit.modules import make_action_value, make_actor
 

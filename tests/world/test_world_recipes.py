@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torchrl.objectives import SoftUpdate
 
 import recipes.dreamerv1
 import recipes.dreamerv3
@@ -310,9 +311,43 @@ def test_recipes_reject_invalid_settings():
         build(recipes.dreamerv1, size="12m")
 
 
-def test_build_rejects_exploration_noise_for_discrete_actions():
+# ---------------------------------------------------------------------- exploration and targets
+@pytest.mark.parametrize(
+    ("env", "setting", "name"),
+    [
+        (PENDULUM, "exploration_noise", "exploration_noise"),
+        (EnvConfig(id="CartPole-v1", num_envs=1), "exploration_epsilon", "epsilon"),
+    ],
+)
+def test_dreamerv1_exploration_halves_down_to_minimum(env, setting, name):
+    values = {"exploration_halving": 16, "exploration_min": 0.1, setting: 0.8}
+    trainer = build(recipes.dreamerv1, env=env, total_policy_steps=72, **values)
+    schedule = trainer.registered_modules[f"anneal_{name}"].schedule
+    assert [schedule(steps) for steps in (0, 16, 32, 64)] == [0.8, 0.4, 0.2, 0.1]
+    trainer.run()
+    assert trainer.journal.latest[name] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("every", "updates"), [(1, 3), (2, 1), (4, 0)])
+def test_dreamerv3_updates_target_critic_periodically(monkeypatch, every, updates):
+    made = []
+    monkeypatch.setattr(SoftUpdate, "step", lambda updater: made.append(updater))
+    trainer = build(recipes.dreamerv3, total_policy_steps=72, target_update_every=every)
+    loss = trainer.update.loss_module
+    online, target = (
+        getattr(loss, f"{name}critic_network_params").flatten_keys() for name in ("", "target_")
+    )
+    assert (online == target).all()  # sheeprl's first update copies the weights
+    assert trainer.run().gradient_steps == 3
+    assert len(made) == updates
+
+
+# ---------------------------------------------------------------------- refusals
+def test_build_rejects_unused_exploration_settings():
     with raises_setting("exploration_noise"):
         build(recipes.dreamerv1, exploration_noise=0.9)
+    with raises_setting("exploration_min"):
+        build(recipes.dreamerv1, env=PENDULUM, exploration_min=0.1)
     assert build(recipes.dreamerv1, exploration_noise=0.9, env=PENDULUM).plan
 
 

@@ -39,9 +39,11 @@ from kit.dialects.sheeprl.conversions import (
     clip_value,
     continuation,
     divergence,
+    exploration_min,
     hidden_sizes,
     network_size,
     norm,
+    positive_or_none,
     precision,
     shared_rate,
     target_period,
@@ -119,6 +121,9 @@ class Sheeprl(Dialect):
         "algo.critic.optimizer.lr": "critic_lr",
         "algo.actor.optimizer.lr": "actor_lr",
         "algo.actor.ent_coef": "ent_coef",
+        "algo.actor.expl_amount": "expl_amount",
+        "algo.actor.expl_decay": "expl_decay",
+        "algo.actor.expl_min": "expl_min",
         "algo.alpha.alpha": "alpha",
         "algo.alpha.optimizer.lr": "alpha_lr",
         "algo.optimizer.lr": "lr",
@@ -301,8 +306,14 @@ class Sheeprl(Dialect):
         otherwise=Ignored("the weight is 1"),
     )  # fmt: skip
     """Weight of the continuation loss (Dreamer)."""
-    expl_amount: float | None = mapped("exploration_noise", only="dreamer_v1")
-    """Standard deviation of the noise added to actions (DreamerV1)."""
+    expl_amount: float | None = mapped(
+        "exploration_noise", only="dreamer_v1", also=MapsTo("exploration_epsilon")
+    )
+    """Standard deviation of the noise, or probability of random discrete actions (DreamerV1)."""
+    expl_decay: float = mapped("exploration_halving", 0.0, positive_or_none, only="dreamer_v1")
+    """Policy steps in which ``expl_amount`` halves; 0 if it is constant (DreamerV1)."""
+    expl_min: float = mapped("exploration_min", 0.0, exploration_min, only="dreamer_v1")
+    """Value below which ``expl_amount`` does not fall (DreamerV1)."""
     agc: float | None = mapped("max_grad_ratio", only="dreamer_v3_5")
     """Maximum gradient norm, relative to the norm of the weights (``algo.optimizer.agc``)."""
     warmup: NonNegativeInt | None = mapped("warmup_gradient_steps", only="dreamer_v3_5")

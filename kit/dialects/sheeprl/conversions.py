@@ -55,6 +55,11 @@ def divergence(value: Any, settings: Any) -> float:
     return value * (1.0 if settings.kl_regularizer is None else settings.kl_regularizer)
 
 
+def exploration_min(value: Any, settings: Any) -> float:
+    """Return the least exploration, which has no effect if exploration is constant."""
+    return value if settings.expl_decay else 0.0
+
+
 def hidden_sizes(value: Any, settings: Any) -> list[int]:
     """Return the sizes of all hidden layers."""
     return [settings.dense_units] * settings.mlp_layers
@@ -74,6 +79,11 @@ def norm(value: Any, settings: Any) -> float | None:
     one_of("loss_reduction", reduction, ["mean", "sum"])
     scale = size if reduction == "sum" else 1
     return settings.max_grad_norm / (scale * rows / size if accumulates else scale) or None
+
+
+def positive_or_none(value: Any, settings: Any) -> Any:
+    """Return a number, or ``None`` instead of 0."""
+    return value or None
 
 
 def precision(value: Any, settings: Any) -> str:

@@ -13,6 +13,7 @@ from torchrl.envs import TensorDictPrimer
 from torchrl.envs.utils import ExplorationType, exploration_type
 
 from kit.modules.world.actions import Behaviour
+from kit.modules.world.layers import sample_one_hot
 from kit.modules.world.model import WorldModel
 from kit.modules.world.rssm import Latent
 
@@ -30,6 +31,7 @@ class Player(TensorDictModuleBase):  # type: ignore[misc, unused-ignore]
         actor: actor that reads the latent's features.
         exploration_noise: standard deviation of the noise added to sampled continuous actions. The
             noise is added to actions that are scaled to [-1, 1], and the sum is clipped.
+        epsilon: probability of a random action, if actions are discrete and sampled.
         stored_latents: whether to also write the latent under ``"latent"``, for replay.
 
     Attributes:
@@ -46,9 +48,11 @@ class Player(TensorDictModuleBase):  # type: ignore[misc, unused-ignore]
         actor: Behaviour,
         exploration_noise: float = 0.0,
         stored_latents: bool = False,
+        *,
+        epsilon: float = 0.0,
     ) -> None:
         super().__init__()
-        self.exploration_noise = exploration_noise
+        self.exploration_noise, self.epsilon = exploration_noise, epsilon
         self.world_model, self.actor = world_model, actor
         self.in_keys = [*world_model.observation_keys, *self.HIDDEN]
         self.out_keys: list[Any] = [world_model.code.key, *(("next", key) for key in self.HIDDEN)]
@@ -94,4 +98,9 @@ class Player(TensorDictModuleBase):  # type: ignore[misc, unused-ignore]
         if self.exploration_noise and not self.actor.code.discrete:
             noise = self.exploration_noise * torch.randn_like(action)
             action = (action + noise).clamp(-1.0, 1.0)
+        if self.epsilon and self.actor.code.discrete:
+            uniform = torch.full_like(action, 1 / action.shape[-1])
+            drawn = sample_one_hot(uniform, torch.rand_like(action[..., 0]))
+            explores = torch.rand_like(action[..., :1]) < self.epsilon
+            action = torch.where(explores, drawn, action)
         return action
