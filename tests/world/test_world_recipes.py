@@ -325,7 +325,7 @@ def test_dreamerv1_exploration_halves_down_to_minimum(env, setting, name):
     schedule = trainer.registered_modules[f"anneal_{name}"].schedule
     assert [schedule(steps) for steps in (0, 16, 32, 64)] == [0.8, 0.4, 0.2, 0.1]
     trainer.run()
-    assert trainer.journal.latest[name] == pytest.approx(0.1)
+    assert trainer.journal.latest[f"schedule/{name}"] == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(("every", "updates"), [(1, 3), (2, 1), (4, 0)])
