@@ -57,7 +57,6 @@ def test_exp_composes_config_groups(groups):
     assert made.recipe() == "sac"
 
 
-@pytest.mark.slow
 def test_settings_override_experiment_and_interpolations(groups):
     given: dict[str, Any] = {"exp": "pong", "configs": groups, "env": "dmc", "total_steps": 80}
     made = make(Sheeprl, {**given, "env.wrapper.task_name": "run", "env.num_envs": 2})
@@ -67,7 +66,6 @@ def test_settings_override_experiment_and_interpolations(groups):
         make(Sheeprl, {**given, "algo.replay_rato": 1})
 
 
-@pytest.mark.slow
 def test_own_experiment_file_is_composed_with_config_groups(groups, tmp_path):
     text = "defaults: [override /algo: sac, override /env: dmc]\nalgo: {total_steps: 40}\n"
     made = make(Sheeprl, {"configs": groups}, own_file(tmp_path, text))
@@ -118,7 +116,6 @@ def test_explain_lists_unread_entries_of_experiment(groups, capsys):
 
 
 @needs_sheeprl
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("exp", "recipe", "settings"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gymnasium as gym
 import pytest
 import torch
 from torchrl.objectives import SoftUpdate
@@ -17,10 +18,12 @@ from kit.logging import read_rows
 from kit.losses import DreamerV1Loss, DreamerV3Loss, Plan2ExploreLoss
 from kit.losses.imagination import imagine
 from kit.modules.world import RSSM
+from tests.envs.odd_envs import Masked
 from tests.errors import raises_setting
 from tests.world.runs import assert_equal, build, weights
 from tests.world.test_dreamerv3 import sequences
 
+gym.register("kit/Masked-v0", Masked)
 RECIPES = [recipes.dreamerv3, recipes.dreamerv1, recipes.plan2explore]
 PENDULUM = EnvConfig(id="Pendulum-v1", num_envs=1)
 
@@ -295,6 +298,16 @@ def test_dreamerv3_recalls_cue_only_with_recurrence(monkeypatch, remembers):
     trainer.run()
     found = trainer.journal.latest["evaluation/return"]
     assert found >= 0.9 if remembers else found <= 0.65, "0.5 is chance"
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=named)
+def test_world_model_takes_only_allowed_actions(recipe):
+    """The environment raises an error for each forbidden action."""
+    env = EnvConfig(id="kit/Masked-v0", num_envs=2)
+    explores = {"exploration_epsilon": 0.5} if recipe is recipes.dreamerv1 else {}
+    ledger = build(recipe, env=env, total_policy_steps=96, random_steps=32, **explores).run()
+    assert ledger.gradient_steps > 0
+    assert ledger.environment_errors == 0
 
 
 # ---------------------------------------------------------------------- refusals

@@ -47,15 +47,15 @@ def clip_value(value: Any, settings: Any) -> Any:
 def continuation(value: Any, settings: Any) -> float:
     """Return the weight of DreamerV1's continuation loss, which is 0 without ``use_continues``."""
     scale = settings.continue_scale_factor
-    return (10.0 if scale is None else scale) if settings.use_continues else 0.0
+    return float(10 if scale is None else scale) if settings.use_continues else 0.0
 
 
-def divergence(value: Any, settings: Any) -> float:
+def divergence(value: float, settings: Any) -> float:
     """Return the weight of one direction of DreamerV3's KL divergence."""
-    return value * (1.0 if settings.kl_regularizer is None else settings.kl_regularizer)
+    return value * float(1 if settings.kl_regularizer is None else settings.kl_regularizer)
 
 
-def exploration_min(value: Any, settings: Any) -> float:
+def exploration_min(value: float, settings: Any) -> float:
     """Return the least exploration, which has no effect if exploration is constant."""
     return value if settings.expl_decay else 0.0
 
@@ -91,7 +91,7 @@ def precision(value: Any, settings: Any) -> str:
     return _PRECISIONS[one_of("precision", str(value), [*_PRECISIONS])]
 
 
-def shared_rate(value: Any, settings: Any) -> float:
+def shared_rate(value: float, settings: Any) -> float:
     """Return the learning rate, which the actor shares with critics and temperature."""
     if settings.actor_lr not in (None, value):
         reason = f"The recipe has one learning rate for all networks, here actor_lr={value}"
@@ -99,6 +99,7 @@ def shared_rate(value: Any, settings: Any) -> float:
     return value
 
 
-def target_period(value: Any, settings: Any) -> int:
+def target_period(value: int, settings: Any) -> int:
     """Return the number of iterations between SAC's target updates."""
-    return value // settings.policy_steps_per_iteration + 1
+    each: int = settings.policy_steps_per_iteration
+    return value // each + 1
