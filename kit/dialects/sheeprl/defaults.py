@@ -118,7 +118,7 @@ def absent(version: str, algo: str) -> dict[str, str]:
         if algo not in SEQUENCES or "v1" in algo:
             absent["per_rank_pretrain_steps"] = "Omit this field, because there is no pretraining"
     if algo == "a2c" and version in ("0.5.7", "0.5.0"):
-        fixed = ["anneal_lr", "ent_coef", "vf_coef", "dense_units", "mlp_layers", "dense_act"]
-        fixed += ["normalize_advantages", "loss_reduction"]
+        fixed = ["anneal_lr", "ent_coef", "vf_coef", "dense_units", "mlp_layers"]
+        fixed += ["normalize_advantages"]
         absent |= dict.fromkeys(fixed, "Omit this field, or use version=0.8.4")
     return absent
