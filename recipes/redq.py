@@ -75,9 +75,9 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         target_updater=SoftUpdate(loss, tau=cfg.tau),
         target_update_every=cfg.target_update_every,
     )
-    buffer = experiment.make_replay_buffer()
+    buffer, hooks = experiment.make_replay_buffer(), sac.anneal(update, cfg.lr_schedule)
     policy = with_gsde(actor, env, cfg)
-    return experiment.trainer(env, policy, buffer=buffer, update=update)
+    return experiment.trainer(env, policy, buffer=buffer, update=update, hooks=hooks)
 
 
 if __name__ == "__main__":
