@@ -59,6 +59,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         max_grad_norm=cfg.max_grad_norm,
         compile=cfg.compile,
         target_updater=SoftUpdate(loss, tau=cfg.tau),
+        target_update_every=cfg.target_update_every,
     )
     buffer, hooks = experiment.make_replay_buffer(), sac.anneal(update, cfg.lr_schedule)
     policy = with_gsde(actor, env, cfg)

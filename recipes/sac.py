@@ -18,6 +18,7 @@ from kit.config import (
     LogStd,
     NumNetworks,
     PositiveFloat,
+    PositiveInt,
     ScheduleName,
     StateDependentNoiseConfig,
     UnitInterval,
@@ -39,6 +40,8 @@ class Config(StateDependentNoiseConfig, CriticNetworkConfig, OffPolicyConfig):
     """Number of Q-networks. Targets use the minimum of their estimates."""
     tau: UnitInterval = 0.005
     """Polyak coefficient: weight of the online networks in each target update (1: full copy)."""
+    target_update_every: PositiveInt = 1
+    """Gradient steps between target network updates."""
     initial_alpha: PositiveFloat = 1.0
     """Initial entropy temperature."""
     fixed_alpha: bool = False
@@ -115,6 +118,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         max_grad_norm=cfg.max_grad_norm,
         compile=cfg.compile,
         target_updater=SoftUpdate(loss, tau=cfg.tau),
+        target_update_every=cfg.target_update_every,
     )
     buffer, hooks = experiment.make_replay_buffer(), anneal(update, cfg.lr_schedule)
     policy = with_gsde(actor, env, cfg)

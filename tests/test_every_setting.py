@@ -267,6 +267,9 @@ EFFECTS: dict[str, Effect] = {
     "epsilon_decay": Effect(1.0, weights, {"noisy": False}),
     "exploration_share": Effect(1.0, weights, {"noisy": False}),
     "exploration_noise": Effect(0.9),
+    "exploration_epsilon": Effect(0.9, weights, {"env.id": "CartPole-v1"}),
+    "exploration_halving": Effect(4.0),
+    "exploration_min": Effect(0.2, weights, {"exploration_halving": 0.5}),
 }
 """By the name of the setting; the same for all recipes that have it."""
 

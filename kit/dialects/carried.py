@@ -255,12 +255,12 @@ def _map_implicit_defaults(
 
 def _select_uses(resolved: Dialect) -> dict[str, Use]:
     """Return the mapped and unsupported fields that the configured algorithm uses."""
-    selected = {}
+    selected, here = {}, (None, resolved.family, resolved.algo)
     for name, use in uses(type(resolved)).items():
-        elsewhere = isinstance(use, MapsTo) and use.family not in (None, resolved.family)
-        here = use.otherwise if isinstance(use, MapsTo) and elsewhere else use
-        if here is not None and resolved.applies(name, str(resolved.algo)):
-            selected[name] = here
+        elsewhere = isinstance(use, MapsTo) and use.family not in here
+        chosen = use.otherwise if isinstance(use, MapsTo) and elsewhere else use
+        if chosen is not None and resolved.applies(name, str(resolved.algo)):
+            selected[name] = chosen
     return selected
 
 

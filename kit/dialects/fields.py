@@ -54,9 +54,9 @@ class MapsTo:
     value: Callable[[Any, Any], Any] = _identity
     """Function that computes the recipe setting from the field's value and all other settings."""
     family: str | None = None
-    """Algorithm family for which the field maps to the setting; ``None`` for all families."""
+    """Family or algorithm for which the field maps to the setting; ``None`` for all."""
     otherwise: Use | None = None
-    """How other families use the field; ``None`` if the field only affects their step counts."""
+    """How other algorithms use the field; ``None`` if it only affects their step counts."""
     also: MapsTo | None = None
     """Mapping to a second recipe setting, which is skipped if its value is ``None``."""
 
