@@ -124,6 +124,7 @@ EFFECTS: dict[str, Effect] = {
     ),
     "save_policy": Effect(True, lambda run: [f for f in run.files if "/policy/" in f]),
     "time_limit": Effect(1e-6, counts("iterations")),
+    "evaluation_seed": Effect(1, part("evaluate.seed")),
     "evaluation_max_steps": Effect(3, part("evaluate.max_steps")),
     "stop_at_return": Effect(-1e9, counts("iterations"), {"steps.evaluation_every": 32}),
     "progress": Effect(True, lambda run: bool(run.shown)),
@@ -157,7 +158,7 @@ EFFECTS: dict[str, Effect] = {
     "n_step": Effect(3, weights, {"n_step": 1}),
     "hindsight": Effect("future", refused),  # without goals
     "store_next_observation": Effect(False, part("buffer.buffer.storage"), {"n_step": 1}),
-    "stacked_frames": Effect(2, refused),
+    "stacked_frames": Effect(2, weights, {"n_step": 1}),
     "buffer_folder": Effect(".", part("buffer.buffer.storage.folder")),
     # networks
     "hidden_sizes": Effect([6]),

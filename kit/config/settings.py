@@ -74,6 +74,8 @@ class RunConfig(GivenFields, metaclass=RenamedSettings):
     """Further arguments for the collector, such as max_staleness or fast_policy."""
     seed: Seed = 0
     """Seed for environments, initial weights, exploration and minibatch sampling."""
+    evaluation_seed: Seed | None = None
+    """Seed for evaluation environments and evaluated policies. null: same as seed."""
     device: str = "cpu"
     """Device for networks, batches and buffers, such as cpu, cuda or cuda:1."""
     threads: Annotated[int, Limits(1, 1_024)] | None = 1
@@ -190,11 +192,24 @@ class OffPolicyConfig(ReplayConfig):
     """Whether the buffer stores both observations of each transition. false: each observation is
     stored only once, which halves memory usage."""
     stacked_frames: NumFrames = 1
-    """Number of frames stacked in each observation. The buffer stores only the newest frame. 1:
-    whole observations are stored."""
+    """Number of frames stacked in each observation. Environments that do not stack this many frames
+    are wrapped. The buffer stores only the newest frame. 1: no stacking, and whole observations are
+    stored."""
     buffer_folder: str | None = None
     """Folder for memory-mapped buffer files, for buffers larger than memory. null: keep the buffer
     in memory."""
+
+    @property
+    def observation_storage(self) -> dict[str, Any]:
+        """Arguments for :func:`~kit.buffers.make_replay_buffer` that save memory.
+
+        Another library's step settings may set them for a recipe with n-step returns, which need
+        the whole observations of each transition. The arguments are then empty.
+        """
+        if self.n_step > 1 and isinstance(self.steps, ForeignSteps):
+            return {}
+        names = ("store_next_observation", "stacked_frames")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass

@@ -77,7 +77,7 @@ def test_every_field_has_exactly_one_use(name):
     cls = dialect(name)
     rows = list(use_of(cls))
     assert [field for field, _, _ in rows] == list(flat(cls()))
-    assert {use for _, use, _ in rows} <= {"counts", "acts", "refused"}
+    assert {use for _, use, _ in rows} <= {"counts", "acts", "ignored", "refused"}
     assert {field for field, use, _ in rows if use != "counts"} == set(uses(cls))
     assert all(text for _, use, text in rows if use != "counts")
 
@@ -146,6 +146,8 @@ def test_map_fields_sets_equivalent_recipe_settings(given, values):
             Tianshou(algo="dqn", replay_buffer_save_only_last_obs=True, replay_buffer_stack_num=4),
             {"stacked_frames": 4},
         ),
+        (Tianshou(algo="dqn", replay_buffer_stack_num=4), {"stacked_frames": 4}),
+        (Tianshou(algo="dqn", replay_buffer_stack_num=1), {}),
         (CleanRL(algo="sac", gamma=0.5), {"gamma": 0.5}),
     ],
     ids=str,
@@ -154,16 +156,9 @@ def test_map_fields_sets_replay_and_target_settings(given, values):
     assert map_fields(given, OffPolicyRecipe())[0] == values
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"replay_buffer_stack_num": 4}, "replay_buffer_stack_num"),
-        ({"replay_buffer_save_only_last_obs": True}, "replay_buffer_save_only_last_obs"),
-    ],
-)
-def test_map_fields_rejects_unused_frame_stack_settings(given, message):
-    with raises_setting(message):
-        map_fields(Tianshou(algo="dqn", **given), OffPolicyRecipe())
+def test_tianshou_rejects_last_observation_without_stack():
+    with raises_setting("replay_buffer_save_only_last_obs"):
+        map_fields(Tianshou(algo="dqn", replay_buffer_save_only_last_obs=True), OffPolicyRecipe())
 
 
 @pytest.mark.parametrize("deviation", [0.0, -1.0])
