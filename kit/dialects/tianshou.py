@@ -32,7 +32,8 @@ WITHOUT_RECIPE = frozenset({"npg", "gail", "iqn", "c51", "qrdqn", "fqf", "bdqn"}
 """Algorithms that train in environments and have no recipe."""
 _EXAMPLES = {
     **{f"{suite}{name}": name for suite in ("mujoco", "atari") for name in _ALGORITHMS},
-    **{"atarisac": "discrete_sac", "discretedqn": "dqn"},
+    "atarisac": "discrete_sac",
+    "discretedqn": "dqn",
 }
 """Algorithms of tianshou's example scripts, keyed by the script's name (``mujoco_sac``)."""
 _COLLECTING = (ON_POLICY, OFF_POLICY)
@@ -89,7 +90,10 @@ class TianshouSettings(Dialect):
     ALGORITHMS: ClassVar = _ALGORITHMS
     ALIASES: ClassVar = {
         **_EXAMPLES,
-        **{"pg": "reinforce", "bdq": "bdqn", "branchingdqn": "bdqn", "rainbowdqn": "rainbow"},
+        "pg": "reinforce",
+        "bdq": "bdqn",
+        "branchingdqn": "bdqn",
+        "rainbowdqn": "rainbow",
     }
     RECIPES: ClassVar = {"discrete_sac": "sac_discrete"}
     CANNOT: ClassVar = {"world_size": (1, "tianshou trains in a single process")}
