@@ -29,6 +29,7 @@ from kit.buffers.records import SequenceReplay
 from kit.cli.launch import main
 from kit.collectors import COLLECTORS, make_collector
 from kit.collectors.policy import Policy, first_values
+from kit.collectors.statistics import estimate_statistics
 from kit.config import (
     EnvConfig,
     OfflineConfig,
@@ -176,14 +177,18 @@ class Experiment:
         }
         if isinstance(cfg, OffPolicyConfig):
             settings["stacked_frames"] = cfg.stacked_frames
-        if isinstance(cfg.steps, OnPolicySteps):  # in nip, these steps are not part of the total
+        if isinstance(cfg.steps, OnPolicySteps):
             settings["normalization_steps"] = cfg.steps.num_normalization_steps or None
+        elif plan.normalization_steps:  # the observations of the first reset are the first step's
+            settings["normalization_steps"] = plan.normalization_steps - plan.num_envs
         kwargs = settings.pop("kwargs")
         check_arguments(cfg, settings)
         if isinstance(cfg, OfflineConfig):
             settings["normalize_observation"] = cfg.normalize_data
         with renamed_errors(cfg):
             env = make_env(**{**settings, **kwargs, **changes})
+            if plan.normalization_steps:
+                estimate_statistics(env, plan.normalization_steps)
         if not dataset_loading_disabled():  # evaluation-only runs store no transitions
             checks.check_run_memory(plan, cfg, env, _bytes_of_latent(cfg))
         check_stacked_frames(cfg, env)

@@ -237,6 +237,7 @@ EFFECTS: dict[str, Effect] = {
     # optimisation
     "optimizer": Effect("adam"),
     "backbone_lr_scale": Effect(0.1, weights, {"shared_backbone": True}),
+    "critic_backbone_lr_scale": Effect(0.1, weights, {"shared_backbone": False}),
     "momentum": Effect(0.9),
     "renorm_actor": Effect(True),
     "renorm_warmup": Effect(3),
@@ -401,6 +402,7 @@ TRUST_REGION: dict[str, Effect] = {
     "learning_rate": Effect(0.05, refused),
     "lr_schedule": Effect("cosine", refused),
     "backbone_lr_scale": Effect(0.1, refused),
+    "critic_backbone_lr_scale": Effect(0.1, refused),
     "shared_backbone": Effect(True, refused),
     "critic_coeff": Effect(5.0, refused),
     "critic_schedule": Effect("linear", refused),

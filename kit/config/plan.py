@@ -43,6 +43,7 @@ def make_plan(cfg: AnyConfig, algorithm: str) -> StepPlan:
         plan = plan.replace(
             action_repeat=max(plan.action_repeat, env.action_repeat),
             max_episode_steps=plan.max_episode_steps or env.max_episode_steps,
+            normalization_steps=plan.normalization_steps if env.normalize_observation else 0,
         )
     _check_learning(plan, cfg)
     _check_stop(plan, cfg)

@@ -287,6 +287,9 @@ class ActorCriticConfig(OnPolicyConfig):
     """Initial learning rate."""
     backbone_lr_scale: PositiveFloat = 1.0
     """Learning-rate multiplier for the hidden layers. Output layers use learning_rate."""
+    critic_backbone_lr_scale: PositiveFloat | None = None
+    """Learning-rate multiplier for the hidden layers of the critic. null: same as
+    backbone_lr_scale."""
     lr_schedule: ScheduleName = "linear"
     """Learning-rate schedule: constant; linear or cosine (decay to 0); "warmup 0.1 cosine" (linear
     warm-up during the first 10 % of the run, then cosine); or "piecewise 0.5 0.1" (multiplied by
@@ -299,6 +302,15 @@ class ActorCriticConfig(OnPolicyConfig):
         """Arguments for :func:`~kit.modules.make_actor_critic`."""
         names = ("hidden_sizes", "critic_hidden_sizes", "activation", "shared_backbone", "device")
         return {name: getattr(self, name) for name in (*names, "initial_log_std")}
+
+    @property
+    def learning_rates(self) -> dict[str, Any]:
+        """Arguments for :func:`~kit.modules.parameter_groups`."""
+        return {
+            "learning_rate": self.learning_rate,
+            "body_factor": self.backbone_lr_scale,
+            "critic_body_factor": self.critic_backbone_lr_scale,
+        }
 
     @property
     def normalize_minibatch(self) -> bool:
@@ -342,7 +354,7 @@ class FittedCriticConfig(ActorCriticConfig):
         Raises:
             SettingError: if a setting has no effect with this value of ``critic_epochs``.
         """
-        joint = ["critic_coeff", "critic_schedule", "shared_backbone"]
+        joint = ["critic_coeff", "critic_schedule", "shared_backbone", "critic_backbone_lr_scale"]
         joint += ["clip_value"] if hasattr(self, "clip_value") else []  # only PPO has clip_value
         separate = ("critic_minibatch_size", "critic_learning_rate")
         defaults = type(self)()

@@ -401,7 +401,6 @@ def test_many_caveats_are_summarized_by_command(capsys):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (Nip(num_normalization_steps=5), "num_normalization_steps"),
         (Nip(body_lr_factor={"actor": 0.5}), "body_lr_factor.actor"),
         (Nip(clip_value=0.5), "clip_value"),
         (SB3(policy="CnnPolicy"), "policy"),
