@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from kit.config.plan import make_plan
 from kit.dialects import Nip
 from kit.envs import make_env
-from kit.config.plan import make_plan
 from kit.envs.normalize import Normalizer
 from kit.experiment import EnvConfig, OnPolicySteps
 from recipes import ppo
@@ -53,8 +53,8 @@ def test_normalization_steps_count_as_random_and_fix_statistics(collector):
 @pytest.mark.parametrize("vectorization", ["sync", "tensor"])
 def test_nip_estimates_statistics_before_run(vectorization):
     steps = Nip(
-        frames_per_batch=40, num_iterations=2, num_epochs=1, minibatch_size=20, num_test_iterations=1,
-        max_message_rounds=8, num_normalization_steps=10,
+        frames_per_batch=40, max_message_rounds=8, num_iterations=2, num_epochs=1,
+        minibatch_size=20, num_test_iterations=1, num_normalization_steps=10,
     )  # fmt: skip
     env = EnvConfig("CartPole-v1", vectorization=vectorization, normalize_observation=True)
     config = ppo.Config(env=env, steps=steps, hidden_sizes=[8], progress=False, log_dir=None)

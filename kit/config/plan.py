@@ -45,6 +45,8 @@ def make_plan(cfg: AnyConfig, algorithm: str) -> StepPlan:
             max_episode_steps=plan.max_episode_steps or env.max_episode_steps,
             normalization_steps=plan.normalization_steps if env.normalize_observation else 0,
         )
+    if getattr(cfg, "gsde_at_warmup", False):
+        plan = plan.replace(random_steps=0)
     _check_learning(plan, cfg)
     _check_stop(plan, cfg)
     return plan

@@ -73,8 +73,8 @@ def _stacks(space: gym.Space[Any], frames: int) -> bool:
     """Return whether all observations in a space are stacks of this number of frames."""
     if isinstance(space, gym.spaces.Dict):
         return all(_stacks(entry, frames) for entry in space.values())
-    shape = space.shape or ()
-    return len(shape) > 1 and shape[0] == frames
+    shape = space.shape
+    return shape is not None and len(shape) > 1 and shape[0] == frames
 
 
 def _check_time_limit(env: gym.Env[Any, Any], limit: int, action_repeat: int) -> None:

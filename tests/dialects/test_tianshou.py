@@ -101,11 +101,13 @@ def test_stop_rew_must_be_number():
     assert "An initial test that reaches stop_rew ends" in told
 
 
-def test_idle_settings_list_fields_unused_by_algorithm():
-    settings = Tianshou(update_per_step=0.5, num_train_envs=1, repeat_per_collect=None)
-    assert settings.idle_settings("ppo") == ["update_per_step"]
-    assert settings.idle_settings("sac") == ["repeat_per_collect"]
+def test_run_lists_field_unused_by_algorithm():
+    settings = Tianshou(update_per_step=0.5, num_train_envs=1)
+    _, lines = map_fields(settings, ppo.Config(), "ppo")
+    assert lines[0] == "accepted without effect: update_per_step=0.5 (ppo does not use it)"
     assert settings.to_plan("sac").gradient_steps(1) == 1024
+    assert "update_per_step" not in Tianshou.counting_fields("ppo")
+    assert "repeat_per_collect" not in Tianshou.counting_fields("off_policy")
 
 
 SCHEDULED = {"num_epochs": 1, "step_per_epoch": 48, "step_per_collect": 10}
