@@ -206,7 +206,7 @@ class OffPolicyConfig(ReplayConfig):
         Another library's step settings may set them for a recipe with n-step returns, which need
         the whole observations of each transition. The arguments are then empty.
         """
-        if self.n_step > 1 and isinstance(self.steps, ForeignSteps):
+        if self.n_step > 1 and not isinstance(self.steps, OffPolicySteps):
             return {}
         names = ("store_next_observation", "stacked_frames")
         return {name: getattr(self, name) for name in names}
