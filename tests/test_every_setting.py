@@ -339,6 +339,7 @@ RECURRENT = {
         {**NO_STEPS, "steps.frames_per_batch": 16, "steps.minibatch_size": 2},
     ),
     "shared_backbone": Effect(False, refused),
+    "critic_backbone_lr_scale": Effect(0.1, refused),
 }
 """Of recipes whose minibatches are sequences."""
 
