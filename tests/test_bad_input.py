@@ -139,8 +139,7 @@ REFUSED = {
     "ppo learning_rate=-1": "learning_rate=-1.0: The value must be above 0.",
     "ppo gamma=2": "gamma=2.0: The value must be at least 0 and at most 1.",
     "rainbow exploration_share=0": "exploration_share=0.0: The value must be above 0 and",
-    "sac stacked_frames=3": "stacked_frames=3: The entry observation has shape "
-    "(3,), and not 3 frames. Try: 1.",
+    "sac env.kwargs.stacked_frames=3": "env.kwargs.stacked_frames=3: This argument cannot be set",
     "ppo device=gpu": "device='gpu': PyTorch has no device with this name. Try: cuda",
     "ppo initial_log_std=-.inf": "initial_log_std='-.inf' is not a number.",
     "ppo stop_at_return=9 steps.evaluation_every=null": "stop_at_return=9.0: It has no effect",

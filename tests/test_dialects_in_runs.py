@@ -132,8 +132,12 @@ def test_nip_sets_separate_learning_rate_for_hidden_layers() -> None:
     rates = [float(group["lr"]) for group in trainer.optimizer.param_groups]
     assert rates == pytest.approx([0.01, 0.005])
     trainer.run()
-    with raises_setting("body_lr_factor.actor"):
-        ppo.build(small(ppo, Nip(**NIP, body_lr_factor={"actor": 0.5})))
+    factors["critic"] = 0.25
+    trainer = ppo.build(small(ppo, Nip(**NIP, lr=0.01, body_lr_factor=factors)))
+    rates = [float(group["lr"]) for group in trainer.optimizer.param_groups]
+    assert rates == pytest.approx([0.01, 0.005, 0.0025])
+    with raises_setting("critic_backbone_lr_scale"):
+        ppo.build(small(ppo, Nip(**NIP, body_lr_factor=factors, use_shared_body=True)))
     told = " ".join(Nip(**NIP, body_lr_factor=factors).notes())
     assert "body_lr_factor applies to the recipe; in nip each agent has separate factors" in told
 

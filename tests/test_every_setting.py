@@ -124,6 +124,7 @@ EFFECTS: dict[str, Effect] = {
     ),
     "save_policy": Effect(True, lambda run: [f for f in run.files if "/policy/" in f]),
     "time_limit": Effect(1e-6, counts("iterations")),
+    "evaluation_seed": Effect(1, part("evaluate.seed")),
     "evaluation_max_steps": Effect(3, part("evaluate.max_steps")),
     "stop_at_return": Effect(-1e9, counts("iterations"), {"steps.evaluation_every": 32}),
     "progress": Effect(True, lambda run: bool(run.shown)),
@@ -157,7 +158,7 @@ EFFECTS: dict[str, Effect] = {
     "n_step": Effect(3, weights, {"n_step": 1}),
     "hindsight": Effect("future", refused),  # without goals
     "store_next_observation": Effect(False, part("buffer.buffer.storage"), {"n_step": 1}),
-    "stacked_frames": Effect(2, refused),
+    "stacked_frames": Effect(2, weights, {"n_step": 1}),
     "buffer_folder": Effect(".", part("buffer.buffer.storage.folder")),
     # networks
     "hidden_sizes": Effect([6]),
@@ -238,6 +239,7 @@ EFFECTS: dict[str, Effect] = {
     # optimisation
     "optimizer": Effect("adam"),
     "backbone_lr_scale": Effect(0.1, weights, {"shared_backbone": True}),
+    "critic_backbone_lr_scale": Effect(0.1, weights, {"shared_backbone": False}),
     "momentum": Effect(0.9),
     "renorm_actor": Effect(True),
     "renorm_warmup": Effect(3),
@@ -340,6 +342,7 @@ RECURRENT = {
         {**NO_STEPS, "steps.frames_per_batch": 16, "steps.minibatch_size": 2},
     ),
     "shared_backbone": Effect(False, refused),
+    "critic_backbone_lr_scale": Effect(0.1, refused),
 }
 """Of recipes whose minibatches are sequences."""
 
@@ -407,6 +410,7 @@ TRUST_REGION: dict[str, Effect] = {
     "learning_rate": Effect(0.05, refused),
     "lr_schedule": Effect("cosine", refused),
     "backbone_lr_scale": Effect(0.1, refused),
+    "critic_backbone_lr_scale": Effect(0.1, refused),
     "shared_backbone": Effect(True, refused),
     "critic_coeff": Effect(5.0, refused),
     "critic_schedule": Effect("linear", refused),

@@ -43,6 +43,7 @@ def make_plan(cfg: AnyConfig, algorithm: str) -> StepPlan:
         plan = plan.replace(
             action_repeat=max(plan.action_repeat, env.action_repeat),
             max_episode_steps=plan.max_episode_steps or env.max_episode_steps,
+            normalization_steps=plan.normalization_steps if env.normalize_observation else 0,
         )
     if getattr(cfg, "gsde_at_warmup", False):
         plan = plan.replace(random_steps=0)

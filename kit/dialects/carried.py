@@ -216,12 +216,11 @@ def _map_defaults(
     """
     values: dict[str, Any] = {}
     unmapped = []
-    library = type(resolved)(algo=resolved.algo, version=resolved.version).resolved()
     for name, use in _select_uses(resolved).items():
-        value = flat(library)[name]
+        value = flat(resolved)[name]
         if name in given_names or not isinstance(use, MapsTo) or value is None:
             continue
-        ours, theirs = _setting(config, use.setting), _translate_value(use, value, library)
+        ours, theirs = _setting(config, use.setting), _translate_value(use, value, resolved)
         if theirs is None or ours in ([], [theirs[use.setting]]):
             continue
         if defaults is not None and not _is_given(config, use.setting, ours, defaults):
@@ -328,7 +327,7 @@ def _map_field(name: str, given: Any, use: Use, resolved: Dialect, config: Any) 
 def _can_map(name: str, use: Use, resolved: Dialect, config: Any) -> bool:
     """Return whether to map a field that the user set to its default value."""
     value = flat(resolved)[name]
-    if not isinstance(use, MapsTo) or (value is None and not _translate_value(use, None, resolved)):
+    if not isinstance(use, MapsTo) or not _translate_value(use, value, resolved):
         return False
     return bool(_setting(config, use.setting)) or value not in (None, False)
 
