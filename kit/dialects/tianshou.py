@@ -28,8 +28,10 @@ _ALGORITHMS = {
     **dict.fromkeys(("bcq", "cql", "td3_bc", "discrete_cql", "discrete_bcq"), OFFLINE),
     **dict.fromkeys(("discrete_crr", "imitation"), OFFLINE),
 }
-WITHOUT_RECIPE = frozenset({"npg", "gail", "iqn", "c51", "qrdqn", "fqf", "bdqn"})
-"""Algorithms that train in environments and have no recipe."""
+STAND_INS = {"npg": "trpo", "gail": "ppo"} | dict.fromkeys(
+    ("iqn", "c51", "qrdqn", "fqf", "bdqn"), "dqn"
+)
+"""Algorithms without a recipe, mapped to a recipe that can repeat their step counts."""
 _EXAMPLES = {
     **{f"{suite}{name}": name for suite in ("mujoco", "atari") for name in _ALGORITHMS},
     "atarisac": "discrete_sac",
@@ -95,7 +97,7 @@ class TianshouSettings(Dialect):
         "branchingdqn": "bdqn",
         "rainbowdqn": "rainbow",
     }
-    RECIPES: ClassVar = {"discrete_sac": "sac_discrete"}
+    RECIPES: ClassVar = {"discrete_sac": "sac_discrete", **STAND_INS}
     CANNOT: ClassVar = {"world_size": (1, "tianshou trains in a single process")}
 
     batch_size: PositiveInt | None = _neutral_field("batch_size", 64)
@@ -135,7 +137,7 @@ class TianshouSettings(Dialect):
         An algorithm without a recipe can run with any recipe of its family.
         """
         given = None if self.algo is None else self._algorithm(self.algo)
-        if given in WITHOUT_RECIPE and self.ALGORITHMS[given] == family:
+        if given in STAND_INS and self.ALGORITHMS[given] == family:
             return given
         return super().algorithm_for(algo, family)
 
@@ -409,7 +411,7 @@ class Sampling:
         if self.names.algo not in self.names.ALGORITHMS:
             family = self.family.replace("_", "-")
             yield f"Settings are interpreted as {family}, because algo is not set."
-        if self.names.algo in WITHOUT_RECIPE:
+        if self.names.algo in STAND_INS:
             yield f"There is no recipe for {self.names.algo}, so only its step counts apply."
         if self.family == OFFLINE:
             yield "Offline epochs count gradient steps and collect nothing."
