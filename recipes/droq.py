@@ -60,9 +60,9 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         compile=cfg.compile,
         target_updater=SoftUpdate(loss, tau=cfg.tau),
     )
-    buffer = experiment.make_replay_buffer()
+    buffer, hooks = experiment.make_replay_buffer(), sac.anneal(update, cfg.lr_schedule)
     policy = with_gsde(actor, env, cfg)
-    return experiment.trainer(env, policy, buffer=buffer, update=update)
+    return experiment.trainer(env, policy, buffer=buffer, update=update, hooks=hooks)
 
 
 if __name__ == "__main__":

@@ -18,11 +18,13 @@ from kit.config import (
     LogStd,
     NumNetworks,
     PositiveFloat,
+    ScheduleName,
     StateDependentNoiseConfig,
     UnitInterval,
     reject_unused,
 )
 from kit.envs import VectorEnv
+from kit.hooks import AnnealLearningRate
 from kit.modules import make_action_value, make_actor, with_gsde
 
 
@@ -49,7 +51,11 @@ class Config(StateDependentNoiseConfig, CriticNetworkConfig, OffPolicyConfig):
     initial_log_std: LogStd = -3.0
     """Initial log standard deviation of gsde's noise functions."""
     learning_rate: PositiveFloat = 1e-3
-    """Adam learning rate for the actor, the critics and the temperature."""
+    """Initial Adam learning rate for the actor, the critics and the temperature."""
+    lr_schedule: ScheduleName = "constant"
+    """Learning-rate schedule: constant; linear or cosine (decay to 0); "piecewise 0.5 0.1"
+    (multiplied by 0.1 halfway through the run); or "exponential 0.99" (multiplied by 0.99 after
+    each iteration)."""
 
 
 def make_policy(env: VectorEnv, hidden_sizes: list[int], activation: str, **changes: Any) -> Any:
@@ -85,6 +91,15 @@ def optimizers(experiment: Experiment, loss: Any, **settings: Any) -> dict[str, 
     return {name: make(Adam, trained, **settings) for name, trained in parameters.items()}
 
 
+def anneal(update: Update, schedule: str) -> list[AnnealLearningRate]:
+    """Create one hook per optimiser that anneals its learning rate; none for ``constant``."""
+    named = update.optimizers.items() if schedule != "constant" else ()
+    return [
+        AnnealLearningRate(one, schedule, name="_".join(filter(None, ("learning_rate", name))))
+        for name, one in named
+    ]
+
+
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Build a trainer. ``make_loss`` replaces ``cfg.loss``; ``parts`` replace trainer parts."""
     experiment = Experiment(cfg, algorithm="sac", parts=parts)
@@ -101,9 +116,9 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         compile=cfg.compile,
         target_updater=SoftUpdate(loss, tau=cfg.tau),
     )
-    buffer = experiment.make_replay_buffer()
+    buffer, hooks = experiment.make_replay_buffer(), anneal(update, cfg.lr_schedule)
     policy = with_gsde(actor, env, cfg)
-    return experiment.trainer(env, policy, buffer=buffer, update=update)
+    return experiment.trainer(env, policy, buffer=buffer, update=update, hooks=hooks)
 
 
 if __name__ == "__main__":

@@ -90,8 +90,8 @@ class Anneal(KitHook):
         share_of_run: fraction of the run, in (0, 1], after which a named schedule ends.
         counter: ledger counter that drives the schedule. Defaults to ``policy_steps``, to
             ``gradient_steps`` for offline runs, or to ``iterations`` for a named schedule if the
-            total number of policy steps is unknown. On a GPU, reading ``env_steps`` or
-            ``episodes`` synchronises in every iteration.
+            total number of policy steps is unknown or the schedule is ``"exponential FACTOR"``. On
+            a GPU, reading ``env_steps`` or ``episodes`` synchronises in every iteration.
         name: name of the logged metric.
 
     Raises:
@@ -361,6 +361,8 @@ class EndOfExploration(KitHook):
 def _default_counter(schedule: Schedule | str, plan: StepPlan) -> str:
     if plan.offline:
         return "gradient_steps"
+    if isinstance(schedule, str) and "exponential " in schedule:
+        return "iterations"
     if not isinstance(schedule, str) or (plan.total_policy_steps and plan.is_exact):
         return "policy_steps"
     return "policy_steps" if plan.iterations is None else "iterations"
