@@ -167,6 +167,11 @@ EFFECTS: dict[str, Effect] = {
     "shared_backbone": Effect(None),
     "initial_log_std": Effect(-2.0, weights, PENDULUM),
     "squash_actions": Effect(True, weights, PENDULUM),
+    "orthogonal": Effect(False),
+    "gsde": Effect(True, weights, PENDULUM),
+    "gsde_sample_freq": Effect(1, weights, {**PENDULUM, "gsde": True}),
+    "gsde_at_warmup": Effect(True, counts("random_policy_steps"), {"gsde": True}),
+    "noise_type": Effect("ou"),
     "dueling": Effect(None),
     "num_critics": Effect(3),
     # losses
@@ -435,6 +440,8 @@ OWN |= {
     "trpo": TRUST_REGION,
 }
 OWN |= dict.fromkeys(("dqn", "sac_discrete"), DISCRETE)
+GSDE = {"initial_log_std": Effect(-2.0, weights, {"gsde": True})}
+OWN |= dict.fromkeys(("droq", "redq", "sac", "tqc"), GSDE)
 OWN["rainbow"] = {**DISCRETE, "steps.sequence_length": Effect(2, refused)}
 """By family or recipe, where it is another effect than that of others."""
 

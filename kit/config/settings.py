@@ -346,7 +346,7 @@ class StateDependentNoiseConfig:
     """Whether the exploration noise is a function of the state, gSDE (Raffin et al. 2022). false:
     each action has independent noise."""
     gsde_sample_freq: PositiveInt | Literal[-1] = -1
-    """Number of steps after which each environment's noise function is sampled again within a
+    """Number of policy steps per env after which the noise function is sampled again within a
     batch. -1: only before each batch."""
 
 

@@ -113,8 +113,8 @@ def make_noise(env: Any, noise_type: str, scale: float) -> nn.Module:
         scale: standard deviation (``normal``) or sigma (``ou``), relative to half the action range.
     """
     spec, unit = env.full_action_spec, half_range(env)
-    if noise_type == "ou":
-        return OrnsteinUhlenbeckNoise(spec=spec, eps_init=1.0, eps_end=1.0, sigma=scale * unit)
+    if noise_type == "ou":  # the bounds of one environment apply to any number of rows
+        return OrnsteinUhlenbeckNoise(spec=spec[0], eps_init=1.0, eps_end=1.0, sigma=scale * unit)
     return GaussianNoise(spec=spec, sigma_init=scale, sigma_end=scale, std=unit)
 
 

@@ -11,7 +11,14 @@ from tensordict.nn import TensorDictModule
 from torchrl.objectives import DQNLoss, TD3Loss
 
 from kit.envs import make_env
-from kit.modules import make_action_value, make_actor, make_backbone, make_q_network, make_value
+from kit.modules import (
+    make_action_value,
+    make_actor,
+    make_actor_critic,
+    make_backbone,
+    make_q_network,
+    make_value,
+)
 from kit.modules.images import Convolutions
 from tests.errors import raises_setting
 from tests.tiny import Guess, Scripted
@@ -144,6 +151,18 @@ def test_squashed_actor_limits_standard_deviation(continuous, log_deviation):
     assert torch.equal(loc, columns[:, :1])
     torch.testing.assert_close(scale, log_deviation(columns[:, 1:]).exp())
     assert actor.get_dist(TensorDict({"observation": torch.zeros(1, 3)}, [1])).low == -2
+
+
+@pytest.mark.parametrize("orthogonal", [True, False])
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("continuous", ["normal", "gsde"])
+def test_actor_critic_initialises_all_layers_as_requested(continuous, shared, orthogonal):
+    settings = {"continuous": continuous, "shared_backbone": shared, "orthogonal": orthogonal}
+    env = make_env("Pendulum-v1", 1, seed=0)
+    for network in make_actor_critic(env, (8,), **settings):
+        biases = [p for name, p in network.named_parameters() if name.endswith("bias")]
+        assert len(biases) == 2
+        assert all((bias == 0).all() == orthogonal for bias in biases)
 
 
 def test_actor_and_critic_share_custom_backbone():

@@ -6,9 +6,12 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torchrl.data import Bounded, Composite
+from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from kit.modules.exploration import GaussianNoise, OrnsteinUhlenbeckNoise
+from kit.envs import make_env
+from kit.modules.exploration import GaussianNoise, OrnsteinUhlenbeckNoise, make_noise
 from tests.test_off_policy_recipes import built
+from tests.tiny import Uneven
 
 LOW, HIGH = torch.tensor([-1.0, 0.0]), torch.tensor([3.0, 0.5])
 ACTION = Bounded(LOW, HIGH, (2,))
@@ -38,3 +41,20 @@ def test_collector_clips_noisy_actions_to_bounds(fast_policy):
     after_random = [batch["action"].clone() for batch in collector][40:]
     action = torch.cat(after_random)
     assert (action.min(), action.max()) == (-2.0, 2.0)
+
+
+def test_ou_noise_matches_stable_baselines3_process():
+    noise = make_noise(make_env(Uneven, 2, seed=0), "ou", 0.3)
+    sigma = 0.3 * torch.tensor(Uneven.HALF_RANGES)
+    centre = torch.tensor([1.0, 0.25]).expand(4, 2)  # rows need not be as many as environments
+    rows = TensorDict(action=centre, is_init=torch.ones(4, 1, dtype=torch.bool), batch_size=4)
+    state = torch.zeros(4, 2)
+    for starts in (True, False, False, True):  # the last step starts an episode
+        rows["action"], rows["is_init"] = centre, torch.full((4, 1), starts)
+        torch.manual_seed(1)
+        with set_exploration_type(ExplorationType.RANDOM):
+            rows = noise(rows)
+        torch.manual_seed(1)
+        state = torch.zeros(4, 2) if starts else state
+        state = state - 0.15 * state * 0.01 + sigma * 0.1 * torch.randn(4, 2)
+        torch.testing.assert_close(rows["action"], centre + state)
