@@ -54,6 +54,7 @@ from kit.dialects.carried import apply_to_config, caveats
 from kit.envs import VectorEnv, make_env
 from kit.envs.errors import EnvError
 from kit.envs.state import seed_process
+from kit.envs.wrappers import load_wrappers
 from kit.hooks import (
     Anneal,
     BestPolicy,
@@ -178,10 +179,11 @@ class Experiment:
             settings["normalization_steps"] = cfg.steps.num_normalization_steps or None
         kwargs = settings.pop("kwargs")
         check_arguments(cfg, settings)
+        wrappers = [*load_wrappers(cfg.env.wrappers), *changes.pop("wrappers", ())]
         if isinstance(cfg, OfflineConfig):
             settings["normalize_observation"] = cfg.normalize_data
         with renamed_errors(cfg):
-            env = make_env(**{**settings, **kwargs, **changes})
+            env = make_env(**{**settings, **kwargs, **changes, "wrappers": wrappers})
         if not dataset_loading_disabled():  # evaluation-only runs store no transitions
             checks.check_run_memory(plan, cfg, env, _bytes_of_latent(cfg))
         check_stacked_frames(cfg, env)

@@ -14,6 +14,7 @@ from torchrl.objectives import SoftUpdate
 
 from kit import Experiment, OffPolicySteps, Trainer, Update, main
 from kit.config import PositiveInt, UnitInterval
+from kit.hooks import anneal_learning_rates
 from kit.modules import make_action_value
 from recipes import sac
 
@@ -60,7 +61,8 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         target_updater=SoftUpdate(loss, tau=cfg.tau),
     )
     buffer = experiment.make_replay_buffer()
-    return experiment.trainer(env, actor, buffer=buffer, update=update)
+    hooks = anneal_learning_rates(update, cfg.lr_schedule)
+    return experiment.trainer(env, actor, buffer=buffer, update=update, hooks=hooks)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,16 @@ from torch.optim import Adam, Optimizer
 from torchrl.objectives import SoftUpdate
 
 from kit import CriticNetworkConfig, EnvConfig, Experiment, OffPolicyConfig, Trainer, Update, main
-from kit.config import FiniteFloat, NumNetworks, PositiveFloat, UnitInterval, reject_unused
+from kit.config import (
+    FiniteFloat,
+    NumNetworks,
+    PositiveFloat,
+    ScheduleName,
+    UnitInterval,
+    reject_unused,
+)
 from kit.envs import VectorEnv
+from kit.hooks import anneal_learning_rates
 from kit.modules import make_action_value, make_actor
 
 
@@ -38,6 +46,9 @@ class Config(CriticNetworkConfig, OffPolicyConfig):
     of action dimensions."""
     learning_rate: PositiveFloat = 1e-3
     """Adam learning rate for the actor, the critics and the temperature."""
+    lr_schedule: ScheduleName = "constant"
+    """Learning-rate schedule: constant, linear or cosine (decay to 0), "warmup 0.1 cosine" or
+    "piecewise 0.5 0.1"."""
 
 
 def make_policy(env: VectorEnv, hidden_sizes: list[int], activation: str, **changes: Any) -> Any:
@@ -81,7 +92,8 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         target_updater=SoftUpdate(loss, tau=cfg.tau),
     )
     buffer = experiment.make_replay_buffer()
-    return experiment.trainer(env, actor, buffer=buffer, update=update)
+    hooks = anneal_learning_rates(update, cfg.lr_schedule)
+    return experiment.trainer(env, actor, buffer=buffer, update=update, hooks=hooks)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from kit.steps.errors import real_number
 
 if TYPE_CHECKING:
     from kit.steps import StepPlan
+    from kit.update import Update
 
 
 _LAZY_COUNTERS = ("env_steps", "episodes", "environment_errors")
@@ -237,6 +238,24 @@ class AnnealLearningRate(Anneal):
         **settings: Any,
     ) -> None:
         super().__init__(optimizer, "lr", schedule, name=name, **settings)
+
+
+def anneal_learning_rates(update: Update, schedule: str) -> list[Anneal]:
+    """Create a hook for each optimiser of an update, unless the schedule is ``constant``.
+
+    Args:
+        update: update with one or several optimisers.
+        schedule: schedule name, as in :class:`Anneal`.
+    """
+    if schedule == "constant":
+        return []
+    several = len(update.optimizers) > 1
+    return [
+        AnnealLearningRate(
+            optimizer, schedule, name=f"learning_rate_{name}" if several else "learning_rate"
+        )
+        for name, optimizer in update.optimizers.items()
+    ]
 
 
 def anneal_coefficients(loss: nn.Module, **schedules: str) -> list[Anneal]:
