@@ -62,13 +62,14 @@ from kit.hooks import (
     Hook,
     LearningCurve,
     RecordVideo,
+    SampleNoise,
     SavePolicy,
     ScaleReward,
     StopWhen,
     TimeLimit,
 )
 from kit.logging.loggers import RowLogger, make_loggers
-from kit.modules import make_actor_critic
+from kit.modules import StateDependentExploration, make_actor_critic
 from kit.modules.shared_backbone import with_shared_backbone
 from kit.runs.init_from import init_from
 from kit.runs.recipe import Recipe
@@ -402,6 +403,7 @@ class Experiment:
         if "buffer" in replaced:
             self._sampler = None
         hooks = self._hooks(wired.pop("hooks", ()), replaced.pop("hooks", ()))
+        hooks += [SampleNoise(policy)] if isinstance(policy, StateDependentExploration) else []
         loggers = replaced.pop("logger", ())
         if isinstance(loss := getattr(wired.get("update"), "loss_module", None), nn.Module):
             loss.to(cfg.device)  # TorchRL creates the loss's value estimator on the CPU

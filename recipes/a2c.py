@@ -12,14 +12,21 @@ from typing import Any, Literal
 from torch.optim import Adam
 
 from kit import GAE, EnvConfig, Experiment, FittedCriticConfig, OnPolicySteps, Trainer, Update, main
-from kit.config import NonNegativeFloat, PositiveFloat, PositiveInt, ScheduleName, UnitInterval
+from kit.config import (
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    ScheduleName,
+    StateDependentNoiseConfig,
+    UnitInterval,
+)
 from kit.fast import RMSprop
 from kit.hooks import AnnealLearningRate, anneal_coefficients, fit_critic
-from kit.modules import drop_log_prob, parameter_groups
+from kit.modules import drop_log_prob, parameter_groups, with_gsde
 
 
 @dataclass
-class Config(FittedCriticConfig):
+class Config(StateDependentNoiseConfig, FittedCriticConfig):
     """Settings for A2C."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(normalize_observation=True))
@@ -52,7 +59,8 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Build a trainer. ``make_loss`` replaces ``cfg.loss``; ``parts`` replace trainer parts."""
     experiment = Experiment(cfg, algorithm="a2c", parts=parts)
     env = experiment.make_env()
-    actor, critic = experiment.make_actor_critic(env, **cfg.networks)
+    continuous = "gsde" if cfg.gsde else "normal"
+    actor, critic = experiment.make_actor_critic(env, continuous=continuous, **cfg.networks)
     loss = experiment.make_loss(
         make_loss or cfg.loss,
         actor,
@@ -67,7 +75,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     optimizer = experiment.make_optimizer(Adam if adam else RMSprop, groups, **form)
     return experiment.trainer(
         env,
-        drop_log_prob(actor, loss),
+        with_gsde(drop_log_prob(actor, loss), env, cfg),
         advantage=GAE(value_network=critic, n_step=cfg.n_step, **cfg.horizon),
         update=Update(loss, optimizer, max_grad_norm=cfg.max_grad_norm, compile=cfg.compile),
         hooks=[

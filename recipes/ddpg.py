@@ -7,7 +7,7 @@ kit train ddpg --help
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from tensordict.nn import TensorDictSequential
 from torch.optim import Adam
@@ -16,7 +16,7 @@ from torchrl.objectives import SoftUpdate
 from kit import CriticNetworkConfig, EnvConfig, Experiment, OffPolicyConfig, Trainer, Update, main
 from kit.config import HiddenSizes, NonNegativeFloat, PositiveFloat, ScheduleName, UnitInterval
 from kit.hooks import anneal_learning_rates
-from kit.modules import GaussianNoise, half_range, make_action_value, make_actor
+from kit.modules import make_action_value, make_actor, make_noise
 
 
 @dataclass
@@ -29,8 +29,10 @@ class Config(CriticNetworkConfig, OffPolicyConfig):
     loss: str = "DDPGLoss"
     """Loss class: a name from torchrl.objectives, or your own as module:Class."""
     exploration_noise: NonNegativeFloat = 0.2
-    """Standard deviation of the Gaussian action noise, relative to half the action range. The paper
-    uses an Ornstein-Uhlenbeck process instead."""
+    """Standard deviation of the action noise, relative to half the action range."""
+    noise_type: Literal["normal", "ou"] = "normal"
+    """Action noise: normal (independent Gaussian noise) or, as in the paper, ou (Ornstein-Uhlenbeck
+    process with sigma exploration_noise)."""
     tau: UnitInterval = 0.005
     """Polyak coefficient: weight of the online networks in each target update (1: full copy)."""
     learning_rate: PositiveFloat = 1e-3
@@ -44,14 +46,12 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Build a trainer. ``make_loss`` replaces ``cfg.loss``; ``parts`` replace trainer parts."""
     experiment = Experiment(cfg, algorithm="ddpg", parts=parts)
     env = experiment.make_env(actions="continuous")
-    sizes, activation, sigma = cfg.hidden_sizes, cfg.activation, float(cfg.exploration_noise)
+    sizes, activation = cfg.hidden_sizes, cfg.activation
     actor = experiment.make_actor(
         make_actor, env, sizes, activation, continuous="deterministic", orthogonal=False
     )
     critic = experiment.make_critic(make_action_value, env, cfg.critic_sizes, activation)
-    noise = GaussianNoise(
-        spec=env.full_action_spec, sigma_init=sigma, sigma_end=sigma, std=half_range(env)
-    )
+    noise = make_noise(env, cfg.noise_type, float(cfg.exploration_noise))
     loss = experiment.make_loss(make_loss or cfg.loss, actor, critic, delay_actor=True)
     update = Update(
         loss,

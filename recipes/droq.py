@@ -15,7 +15,7 @@ from torchrl.objectives import SoftUpdate
 from kit import Experiment, OffPolicySteps, Trainer, Update, main
 from kit.config import PositiveInt, UnitInterval
 from kit.hooks import anneal_learning_rates
-from kit.modules import make_action_value
+from kit.modules import make_action_value, with_gsde
 from recipes import sac
 
 
@@ -40,7 +40,8 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Build a trainer. ``make_loss`` replaces ``cfg.loss``; ``parts`` replace trainer parts."""
     experiment = Experiment(cfg, algorithm="droq", parts=parts)
     env = experiment.make_env(actions="continuous")
-    actor = experiment.make_actor(sac.make_policy, env, cfg.hidden_sizes, cfg.activation)
+    sizes, activation, noise = cfg.hidden_sizes, cfg.activation, sac.exploration(cfg)
+    actor = experiment.make_actor(sac.make_policy, env, sizes, activation, **noise)
     critic = experiment.make_critic(
         make_action_value,
         env,
@@ -61,8 +62,9 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         target_updater=SoftUpdate(loss, tau=cfg.tau),
     )
     buffer = experiment.make_replay_buffer()
+    policy = with_gsde(actor, env, cfg)
     hooks = anneal_learning_rates(update, cfg.lr_schedule)
-    return experiment.trainer(env, actor, buffer=buffer, update=update, hooks=hooks)
+    return experiment.trainer(env, policy, buffer=buffer, update=update, hooks=hooks)
 
 
 if __name__ == "__main__":

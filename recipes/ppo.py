@@ -13,13 +13,13 @@ from typing import Any, Literal
 from torch.optim import Adam
 
 from kit import GAE, EnvConfig, Experiment, FittedCriticConfig, Trainer, Update, main
-from kit.config import PositiveFloat, PositiveFraction, ScheduleName
+from kit.config import PositiveFloat, PositiveFraction, ScheduleName, StateDependentNoiseConfig
 from kit.hooks import AnnealLearningRate, TargetKL, anneal_coefficients, fit_critic
-from kit.modules import parameter_groups
+from kit.modules import parameter_groups, with_gsde
 
 
 @dataclass
-class Config(FittedCriticConfig):
+class Config(StateDependentNoiseConfig, FittedCriticConfig):
     """Settings for PPO."""
 
     env: EnvConfig = field(
@@ -54,7 +54,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Build a trainer. ``make_loss`` replaces ``cfg.loss``; ``parts`` replace trainer parts."""
     experiment = Experiment(cfg, algorithm="ppo", parts=parts)
     env = experiment.make_env()
-    continuous = "tanh_normal" if cfg.squash_actions else "normal"
+    continuous = "gsde" if cfg.gsde else "tanh_normal" if cfg.squash_actions else "normal"
     actor, critic = experiment.make_actor_critic(env, continuous=continuous, **cfg.networks)
     loss = experiment.make_loss(
         make_loss or cfg.loss,
@@ -71,7 +71,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     optimizer = experiment.make_optimizer(Adam, groups, eps=1e-5, fused=True)
     return experiment.trainer(
         env,
-        actor,
+        with_gsde(actor, env, cfg),
         advantage=GAE(value_network=critic, **cfg.horizon),
         update=Update(loss, optimizer, max_grad_norm=cfg.max_grad_norm, compile=cfg.compile),
         hooks=[

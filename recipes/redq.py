@@ -17,7 +17,7 @@ from torchrl.objectives import SoftUpdate
 from kit import Experiment, OffPolicySteps, SettingError, Trainer, Update, main
 from kit.config import NumNetworks, PositiveInt
 from kit.hooks import anneal_learning_rates
-from kit.modules import make_action_value
+from kit.modules import make_action_value, with_gsde
 from recipes import sac
 
 
@@ -52,7 +52,8 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         reason = "REDQLoss does not support sequences of one transition"
         raise SettingError("steps.sequence_length", 1, reason, [None, 2])
     env = experiment.make_env(actions="continuous")
-    actor = experiment.make_actor(sac.make_policy, env, cfg.hidden_sizes, cfg.activation)
+    sizes, activation, noise = cfg.hidden_sizes, cfg.activation, sac.exploration(cfg)
+    actor = experiment.make_actor(sac.make_policy, env, sizes, activation, **noise)
     loss = experiment.make_loss(
         make_loss or cfg.loss,
         actor,
@@ -75,8 +76,9 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         target_updater=SoftUpdate(loss, tau=cfg.tau),
     )
     buffer = experiment.make_replay_buffer()
+    policy = with_gsde(actor, env, cfg)
     hooks = anneal_learning_rates(update, cfg.lr_schedule)
-    return experiment.trainer(env, actor, buffer=buffer, update=update, hooks=hooks)
+    return experiment.trainer(env, policy, buffer=buffer, update=update, hooks=hooks)
 
 
 if __name__ == "__main__":

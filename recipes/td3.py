@@ -7,7 +7,7 @@ kit train td3 --help
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from tensordict.nn import TensorDictSequential
 from torch.optim import Adam
@@ -16,7 +16,7 @@ from torchrl.objectives import SoftUpdate
 from kit import CriticNetworkConfig, EnvConfig, Experiment, OffPolicyConfig, Trainer, Update, main
 from kit.config import NonNegativeFloat, PositiveFloat, PositiveInt, ScheduleName, UnitInterval
 from kit.hooks import anneal_learning_rates
-from kit.modules import GaussianNoise, half_range, make_action_value, make_actor
+from kit.modules import half_range, make_action_value, make_actor, make_noise
 
 
 @dataclass
@@ -30,6 +30,9 @@ class Config(CriticNetworkConfig, OffPolicyConfig):
     """Number of critic gradient steps per update of the actor and the target networks."""
     exploration_noise: NonNegativeFloat = 0.1
     """Standard deviation of the action noise, relative to half the action range."""
+    noise_type: Literal["normal", "ou"] = "normal"
+    """Action noise: normal (independent Gaussian noise) or ou (Ornstein-Uhlenbeck process with
+    sigma exploration_noise)."""
     policy_noise: NonNegativeFloat = 0.2
     """Standard deviation of the noise added to target actions (target policy smoothing), relative
     to half the action range."""
@@ -50,12 +53,12 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     experiment = Experiment(cfg, algorithm="td3", parts=parts)
     env = experiment.make_env(actions="continuous")
 
-    sizes, activation, sigma = cfg.hidden_sizes, cfg.activation, float(cfg.exploration_noise)
+    sizes, activation = cfg.hidden_sizes, cfg.activation
     actor = experiment.make_actor(
         make_actor, env, sizes, activation, continuous="deterministic", orthogonal=False
     )
+    noise = make_noise(env, cfg.noise_type, float(cfg.exploration_noise))
     unit = half_range(env, cfg.device)
-    noise = GaussianNoise(spec=env.full_action_spec, sigma_init=sigma, sigma_end=sigma, std=unit)
     loss = experiment.make_loss(
         make_loss or cfg.loss,
         actor,

@@ -31,6 +31,7 @@ from kit.config.settings import (
     OnPolicyConfig,
     ReplayConfig,
     RunConfig,
+    StateDependentNoiseConfig,
 )
 from kit.steps.errors import Limits
 from kit.steps.given import GivenFields
@@ -65,6 +66,7 @@ __all__ = [
     "RunConfig",
     "ScheduleName",
     "Seed",
+    "StateDependentNoiseConfig",
     "UnitInterval",
     "reject_unused",
 ]  # fmt: skip

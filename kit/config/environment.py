@@ -10,7 +10,12 @@ import gymnasium as gym
 import numpy as np
 
 from kit.config.checks import reject_unused
-from kit.config.settings import ActorCriticConfig, OfflineConfig, RunConfig
+from kit.config.settings import (
+    ActorCriticConfig,
+    OfflineConfig,
+    RunConfig,
+    StateDependentNoiseConfig,
+)
 from kit.steps import SettingError
 from kit.steps.errors import show
 
@@ -92,11 +97,17 @@ def check_actions(env: Any, wanted: Actions | None, algorithm: str) -> None:
 def check_continuous_settings(cfg: RunConfig, env: Any) -> None:
     """Reject continuous-action settings that have no effect in this environment."""
     if isinstance(cfg, ActorCriticConfig) and all(x.dtype.kind != "f" for x in env.action_leaves):
-        names = [name for name in ("initial_log_std", "squash_actions") if hasattr(cfg, name)]
+        continuous = ("gsde", "initial_log_std", "squash_actions")
+        names = [name for name in continuous if hasattr(cfg, name)]
         reject_unused(cfg, names, f"{env.name} has no continuous actions")
     if getattr(cfg, "squash_actions", False):
         reason = "squash_actions=true uses a state-dependent standard deviation"
         reject_unused(cfg, ["initial_log_std"], reason)
+    if isinstance(cfg, StateDependentNoiseConfig):
+        if not cfg.gsde:
+            reject_unused(cfg, ["gsde_sample_freq"], "gsde=false")
+        elif hasattr(cfg, "squash_actions"):
+            reject_unused(cfg, ["squash_actions"], "actions with gsde=true are not squashed")
 
 
 def check_dataset(env: Any, rows: Any, names: Sequence[str]) -> None:

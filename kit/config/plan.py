@@ -44,6 +44,8 @@ def make_plan(cfg: AnyConfig, algorithm: str) -> StepPlan:
             action_repeat=max(plan.action_repeat, env.action_repeat),
             max_episode_steps=plan.max_episode_steps or env.max_episode_steps,
         )
+    if getattr(cfg, "gsde_at_warmup", False):
+        plan = plan.replace(random_steps=0)
     _check_learning(plan, cfg)
     _check_stop(plan, cfg)
     return plan

@@ -254,6 +254,8 @@ class ActorCriticConfig(OnPolicyConfig):
     """Whether the actor and the critic share their hidden layers."""
     initial_log_std: LogStd = 0.0
     """Initial log standard deviation of the Gaussian policy."""
+    orthogonal: bool = True
+    """Whether weights are initialised orthogonally. false: PyTorch's initialisation."""
     entropy_coeff: NonNegativeFloat = 0.0
     """Weight of the entropy bonus."""
     entropy_schedule: ScheduleName = "constant"
@@ -286,7 +288,7 @@ class ActorCriticConfig(OnPolicyConfig):
     def networks(self) -> dict[str, Any]:
         """Arguments for :func:`~kit.modules.make_actor_critic`."""
         names = ("hidden_sizes", "critic_hidden_sizes", "activation", "shared_backbone", "device")
-        return {name: getattr(self, name) for name in (*names, "initial_log_std")}
+        return {name: getattr(self, name) for name in (*names, "initial_log_std", "orthogonal")}
 
     @property
     def normalize_minibatch(self) -> bool:
@@ -309,6 +311,18 @@ class ActorCriticConfig(OnPolicyConfig):
     def schedules(self) -> dict[str, str]:
         """Loss coefficient schedules for :func:`~kit.hooks.anneal_coefficients`."""
         return {"entropy_coeff": self.entropy_schedule, "critic_coeff": self.critic_schedule}
+
+
+@dataclass
+class StateDependentNoiseConfig:
+    """Settings for recipes with state-dependent exploration."""
+
+    gsde: bool = False
+    """Whether the exploration noise is a function of the state, gSDE (Raffin et al. 2022). false:
+    each action has independent noise."""
+    gsde_sample_freq: PositiveInt | Literal[-1] = -1
+    """Number of steps after which each environment's noise function is sampled again within a
+    batch. -1: only before each batch."""
 
 
 @dataclass

@@ -6,7 +6,14 @@ from kit.modules.actors import make_actor, make_actor_critic
 from kit.modules.backbones import make_backbone
 from kit.modules.critics import make_action_value, make_q_network, make_value
 from kit.modules.distributions import Categorical, MultiDiscrete
-from kit.modules.exploration import EpsilonGreedy, GaussianNoise, OrnsteinUhlenbeckNoise, half_range
+from kit.modules.exploration import (
+    EpsilonGreedy,
+    GaussianNoise,
+    OrnsteinUhlenbeckNoise,
+    half_range,
+    make_noise,
+)
+from kit.modules.gsde import StateDependentExploration, with_gsde
 from kit.modules.heads import action_masks
 from kit.modules.images import NATURE
 from kit.modules.layers import BatchRenorm, NoisyLinear
@@ -42,6 +49,7 @@ __all__ = [
     "Particles",
     "Player",
     "Recurrent",
+    "StateDependentExploration",
     "TanhActor",
     "WorldModel",
     "action_masks",
@@ -54,9 +62,11 @@ __all__ = [
     "make_actor_critic",
     "make_backbone",
     "make_latent_critic",
+    "make_noise",
     "make_particles",
     "make_q_network",
     "make_value",
     "make_world_model",
     "parameter_groups",
+    "with_gsde",
 ]  # fmt: skip

@@ -12,15 +12,18 @@ from tensordict.nn import (
     TensorDictModuleBase,
     TensorDictSequential,
 )
+from torch import nn
 from torchrl.modules import Actor, ProbabilisticActor
 
 from kit.modules.backbones import make_backbone, observation_network
 from kit.modules.critics import make_value
 from kit.modules.distributions import TanhNormal
+from kit.modules.gsde import state_dependent_head
 from kit.modules.heads import (
     Continuous,
     Heads,
     MaskedHeads,
+    Parameters,
     Scaled,
     action_masks,
     bounds_of,
@@ -61,9 +64,10 @@ def make_actor(
             state-independent standard deviation (the environment clips actions); ``tanh_normal``:
             squashed to the bounds, with a state-dependent log standard deviation bounded to [-5, 2]
             by a tanh; ``clipped_tanh_normal``: as ``tanh_normal``, but the log standard deviation
-            is clipped to [-20, 2]; ``deterministic``: scaled to the bounds by a tanh (for TD3 and
-            DDPG).
-        initial_log_std: initial log standard deviation of the ``normal`` distribution.
+            is clipped to [-20, 2]; ``gsde`` and ``tanh_gsde``: unbounded or squashed, with
+            state-dependent exploration (see :mod:`kit.modules.gsde`); ``deterministic``: scaled to
+            the bounds by a tanh (for TD3 and DDPG).
+        initial_log_std: initial log standard deviation of the ``normal`` and gSDE distributions.
         body: backbone to share with a critic, such as one from :func:`make_backbone`. It must write
             ``features`` and have an attribute ``out_features``. ``None``: create hidden layers.
         after: factory of extra layers, inserted after the joined observations and after each
@@ -83,8 +87,16 @@ def make_actor(
             reason = "A deterministic policy cannot use a shared backbone"
             raise SettingError("body", type(body).__name__, reason, [None])
         return _deterministic(env, hidden_sizes, activation, orthogonal, after)
-    kinds = continuous, initial_log_std
-    heads = {leaf.key: head_of(env, leaf, *kinds) for leaf in env.action_leaves}
+    gain = 0.01 if orthogonal else None
+    heads: dict[Any, Parameters]
+    if continuous in ("gsde", "tanh_gsde"):
+        if body is None:
+            body = make_backbone(env, hidden_sizes, activation, orthogonal=orthogonal)
+        squashes = continuous == "tanh_gsde"
+        heads = state_dependent_head(env, body.out_features, squashes, initial_log_std, gain)
+    else:
+        kinds = continuous, initial_log_std
+        heads = {leaf.key: head_of(env, leaf, *kinds) for leaf in env.action_leaves}
     columns = sum(head.columns for head in heads.values())
     parameters = parameter_keys(heads)
     masks = action_masks(env, columns if parameters == ["logits"] else 0)
@@ -97,8 +109,10 @@ def make_actor(
     elif after is not None:
         reason = "Extra layers cannot be added to an existing backbone (body)"
         raise SettingError("after", after, reason, "Add the layers to the backbone")
+    elif continuous in ("gsde", "tanh_gsde"):
+        network = nn.Identity()  # the head reads the features
     else:
-        network = linear(body.out_features, columns, 0.01 if orthogonal else None)
+        network = linear(body.out_features, columns, gain)
     head = kind(network, list(heads.values()))
     module: Any = TensorDictModule(head, in_keys=[*keys, *masks], out_keys=parameters)
     if body is not None:
@@ -152,6 +166,7 @@ def make_actor_critic(
     shared_backbone: bool = False,
     continuous: Continuous = "normal",
     initial_log_std: float = 0.0,
+    orthogonal: bool = True,
     device: torch.device | str = "cpu",
     **body: Any,
 ) -> tuple[ProbabilisticActor, TensorDictModuleBase]:
@@ -164,7 +179,8 @@ def make_actor_critic(
         critic_hidden_sizes: hidden layer sizes of the critic; ``None``: same as ``hidden_sizes``.
         shared_backbone: whether policy and critic share their hidden layers.
         continuous: distribution of continuous actions.
-        initial_log_std: initial log standard deviation of the ``normal`` distribution.
+        initial_log_std: initial log standard deviation of the ``normal`` and gSDE distributions.
+        orthogonal: whether to initialise weights orthogonally.
         device: device of the networks.
         **body: further arguments for :func:`make_backbone`, such as ``convolutions``.
 
@@ -173,6 +189,7 @@ def make_actor_critic(
             policy's hidden state), or if it is shared and ``critic_hidden_sizes`` is set.
     """
     shape: dict[str, Any] = {"hidden_sizes": hidden_sizes, "activation": activation}
+    shape["orthogonal"] = orthogonal
     critic_shape = dict(shape)
     if critic_hidden_sizes is not None:
         critic_shape["hidden_sizes"] = critic_hidden_sizes

@@ -140,14 +140,17 @@ class TanhNormal(torchrl.modules.TanhNormal):  # type: ignore[misc, unused-ignor
 
     def rsample(self, sample_shape: Any = ()) -> Tensor:
         """Return differentiable samples, ``[*sample_shape, ..., *event]``."""
-        self.pre_tanh = self.base_dist.rsample(torch.Size(sample_shape))
-        return self._t(self.pre_tanh)  # type: ignore[no-any-return]
+        return self.squash(self.base_dist.rsample(torch.Size(sample_shape)))
+
+    def squash(self, pre_tanh: Tensor) -> Tensor:
+        """Return actions within the bounds, and store the actions before the tanh."""
+        self.pre_tanh = pre_tanh
+        return self._t(pre_tanh)  # type: ignore[no-any-return]
 
     @property
     def deterministic_sample(self) -> Tensor:
         """The base distribution's mean, squashed to the action bounds."""
-        self.pre_tanh = self.loc
-        return self._t(self.loc)  # type: ignore[no-any-return]
+        return self.squash(self.loc)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log-probability of actions, ``[...]``.

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
 from torchrl.data import Bounded
 from torchrl.envs.utils import ExplorationType, exploration_type
 from torchrl.modules import AdditiveGaussianModule, EGreedyModule, OrnsteinUhlenbeckProcessModule
@@ -100,6 +100,22 @@ class OrnsteinUhlenbeckNoise(_OnDevice, OrnsteinUhlenbeckProcessModule):  # type
         tensordict = super().forward(tensordict)
         key = self.ou.key
         return tensordict.set(key, _clipped(tensordict.get(key), self.spec[key]))
+
+
+def make_noise(env: Any, noise_type: str, scale: float) -> nn.Module:
+    """Create the module that adds exploration noise to deterministic actions.
+
+    Args:
+        env: environment with one bounded continuous action.
+        noise_type: ``normal``: independent Gaussian noise; ``ou``: an Ornstein-Uhlenbeck process
+            with theta 0.15 and time step 0.01, as in Stable-Baselines3, which is reset at the start
+            of each episode.
+        scale: standard deviation (``normal``) or sigma (``ou``), relative to half the action range.
+    """
+    spec, unit = env.full_action_spec, half_range(env)
+    if noise_type == "ou":
+        return OrnsteinUhlenbeckNoise(spec=spec, eps_init=1.0, eps_end=1.0, sigma=scale * unit)
+    return GaussianNoise(spec=spec, sigma_init=scale, sigma_end=scale, std=unit)
 
 
 def half_range(env: Any, device: torch.device | str = "cpu") -> float | Tensor:

@@ -15,7 +15,9 @@ from kit.envs.spaces import path_of
 from kit.modules.distributions import Categorical, MultiDiscrete, Normal, TanhNormal
 from kit.steps import SettingError
 
-Continuous = Literal["normal", "tanh_normal", "clipped_tanh_normal", "deterministic"]
+Continuous = Literal[
+    "normal", "tanh_normal", "clipped_tanh_normal", "gsde", "tanh_gsde", "deterministic"
+]
 
 
 class Parameters(nn.Module):
