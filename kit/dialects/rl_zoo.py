@@ -45,10 +45,10 @@ def _literal(node: ast.expr) -> Any:
     match node:
         case ast.List(elements) | ast.Tuple(elements):
             return [_literal(element) for element in elements]
-        case ast.Dict(keys, values):
-            return {_literal(k): _literal(v) for k, v in zip(keys, values) if k is not None}
-        case ast.Call(ast.Name("dict"), [], keywords):
-            return {str(keyword.arg): _literal(keyword.value) for keyword in keywords}
+        case ast.Dict(keys, values) if None not in keys:
+            return {_literal(key): _literal(v) for key, v in zip(keys, values) if key is not None}
+        case ast.Call(ast.Name("dict"), [], keywords) if all(k.arg for k in keywords):
+            return {keyword.arg: _literal(keyword.value) for keyword in keywords}
         case ast.Name(name) | ast.Attribute(attr=name):
             return name
     return ast.literal_eval(node)

@@ -596,16 +596,17 @@ class SB3(WrappedDialect):
             if self.gradient_steps < 0
             else {"gradient_steps_per_iteration": self.gradient_steps}
         )
+        at_random = 0 if self.use_sde and self.use_sde_at_warmup else self.learning_starts
         if rollout is None:  # The run ends after the episode that reaches total_timesteps.
             return plan | {
                 "total_policy_steps": self.total_timesteps,
                 "learning_starts": self.learning_starts + 1,
-                "random_steps": self.learning_starts,
+                "random_steps": at_random,
             }
         iterations = -(-self.total_timesteps // rollout)
         # Training begins after the first rollout that ends strictly after learning_starts.
         first = self.learning_starts // rollout + 1
-        random = -(-self.learning_starts // self.n_envs) * self.n_envs
+        random = -(-at_random // self.n_envs) * self.n_envs
         return plan | {
             "iterations": iterations,
             "learning_starts": first * rollout if first > 1 else 0,
