@@ -92,7 +92,7 @@ REFUSED = {
     "sac steps.replay_ratio=nan": "steps.replay_ratio=nan is not a finite number >= 0. Use a "
     "number such as 0.5 or '1/3'.",
     "ppo steps=tianshu": "steps='tianshu' is not a valid choice. Try: tianshou,",
-    "ppo steps=sb3 steps.n_step=8": "steps.n_step='8': There is no such setting. Try: ",
+    "ppo steps=sb3 steps.n_step=8": "steps.n_step=8: The sb3 dialect has no such setting. Try: ",
     "sac steps.learning_starts=60": "steps.learning_starts=60: Training would start after "
     "60 policy steps, but the run has only 40. Start training earlier, or run ",
     "redq steps.sequence_length=1": "steps.sequence_length=1: REDQLoss does not support",

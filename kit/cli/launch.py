@@ -17,7 +17,6 @@ from kit.cli import sweep
 from kit.cli.errors import errors_in_one_line
 from kit.cli.help import help_text
 from kit.cli.overrides import (
-    CHOICES,
     choices,
     chosen_settings,
     split,
@@ -82,7 +81,7 @@ def _run(config_class: type[RunConfig], build: Build, words: Sequence[str]) -> N
     words = [word if sweeps else without_commas(word) for word in words if word not in options]
     words = [with_current_name(word, config_class) for word in words]
     before = chosen_settings(config_class, recipe, words)
-    overrides = [word for word in words if "=" not in word or split(word)[0] not in CHOICES]
+    overrides = [w for w in words if "=" not in w or split(w)[0] not in before.applied]
     before.check(overrides, sweeps)
     if sweeps:
         sweep.run(sweep.Job(recipe, config_class, build, before), overrides)

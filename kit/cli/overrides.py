@@ -16,8 +16,10 @@ from kit.config import RunConfig
 from kit.config.plain import from_plain, settings, to_plain
 from kit.config.renamed import current_name
 from kit.dialects import DIALECTS, dialect
-from kit.dialects.carried import use_of
-from kit.dialects.files import load
+from kit.dialects.base import Dialect
+from kit.dialects.carried import flat as flat_settings
+from kit.dialects.carried import given_settings, use_of
+from kit.dialects.files import left_unread, load, make, value_of
 from kit.runs.recipe import Recipe
 from kit.runs.run_folder import check_same_recipe
 from kit.runs.saved_runs import find_run, read_config
@@ -78,6 +80,8 @@ class Settings:
     """Settings from a preset, a resumed run or a config format; all others have their defaults."""
     mappings: tuple[str, ...]
     """Prefixes of settings whose names can be chosen freely, such as ``env.kwargs.``."""
+    applied: frozenset[str] = frozenset(CHOICES)
+    """Names of arguments that are already applied and are not overrides."""
 
     def overridden(self, overrides: Sequence[str]) -> dict[str, Any]:
         """Apply overrides to the given settings, and return the result as nested plain values.
@@ -204,14 +208,58 @@ def chosen_settings(
     if "preset" in chosen:
         presets = presets_of(config_class, recipe)
         preset = load(presets[one_of("preset", str(chosen["preset"]), [*presets])])
-    steps = step_format(chosen)
+    steps, applied = step_format(chosen), set(CHOICES)
     if steps != "kit":
-        values["steps"] = to_plain(dialect(steps)())
-        if "steps" in preset:
-            reason = f"The preset {chosen['preset']} also has step settings"
-            raise SettingError("steps", steps, reason, "Remove one of the two")
-        preset["steps"] = {"dialect": steps}
-    return Settings(values, OmegaConf.merge(given, preset), mappings)
+        library = dialect(steps)
+        values["steps"] = to_plain(library())
+        names = ", ".join(f"steps.{name}" for name in preset.pop("steps", {}))
+        if names:
+            text = f"kit: preset={chosen['preset']}: steps={steps} replaces {names}."
+            print(text, file=sys.stderr)
+        words_of_library = _library_arguments(library, words)
+        applied |= {f"steps.{name}" for name in words_of_library}
+        from_library = _library_settings(library, recipe, words_of_library, words)
+        preset["steps"] = {"dialect": steps, **from_library}
+    merged = OmegaConf.merge(given, preset)
+    return Settings(values, merged, mappings, frozenset(applied))
+
+
+def _library_arguments(library: type[Dialect], words: Sequence[str]) -> dict[str, Any]:
+    """Return ``steps.file`` and settings under names of the library that are not field names.
+
+    For example, RL Zoo's ``n_timesteps`` is the field ``total_timesteps``.
+    """
+    pairs = [split(word) for word in words]
+    given = {name.removeprefix("steps."): v for name, v in pairs if name.startswith("steps.")}
+    fields = flat_settings(library())
+    return {name: value_of(value) for name, value in given.items() if name not in fields}
+
+
+def _library_settings(
+    library: type[Dialect], recipe: Recipe, arguments: Mapping[str, Any], words: Sequence[str]
+) -> dict[str, Any]:
+    """Return nested settings from a library's config file and from arguments with its names."""
+    if not arguments:
+        return {}
+    settings = dict(arguments)
+    file = settings.pop("file", None)
+    env_id = dict(map(split, words)).get("env.id")
+    if file is not None:
+        settings |= {} if env_id is None else {"env_id": env_id}
+        for name, value in left_unread(library, Path(file), env_id).items():
+            print(f"kit: steps.file={file}: {name}={value} is not read.", file=sys.stderr)
+    try:
+        made = make(library, settings, file)
+    except SettingError as error:
+        name = f"steps.{error.field}" if error.field in arguments else error.field
+        raise SettingError(name, error.value, error.why, error.works, error.hint) from None
+    if file is not None and made.algo is None and recipe.name in library.ALGORITHMS:
+        made = make(library, {**settings, "algo": recipe.name}, file)
+    nested: dict[str, Any] = {}
+    for name, value in given_settings(made).items():
+        group, _, last = name.rpartition(".")
+        (nested.setdefault(group, {}) if group else nested)[last] = to_plain(value)
+    return nested
 
 
 def choices(words: Sequence[str]) -> dict[str, Any]:

@@ -13,10 +13,11 @@ from typing import Any
 from kit.config.plain import field_docs
 from kit.dialects import DIALECTS, as_plan, dialect
 from kit.dialects.base import Dialect
-from kit.dialects.carried import flat, use_of
+from kit.dialects.carried import flat, given_settings, use_of
 from kit.dialects.explain import explain
-from kit.dialects.files import left_unread, make, settings_of
+from kit.dialects.files import as_override, left_unread, make, settings_of
 from kit.dialects.translation import compare_text, translate
+from kit.runs.recipe import builtin_recipes
 from kit.steps.errors import SettingError
 from kit.steps.plan import StepPlan
 from kit.steps.same_run import differing_settings
@@ -29,6 +30,7 @@ _EXAMPLES = """\
 examples:
   kit steps explain sheeprl replay_ratio=0.5 num_envs=4 total_steps=10000
   kit steps explain sheeprl path/to/config.yaml algo.replay_ratio=0.3
+  kit steps command sb3 path/to/ppo.yml env=CartPole-v1
   kit steps translate sb3 train_freq=1 gradient_steps=1 n_envs=4 --to sheeprl
   kit steps diff sb3 n_envs=4 gradient_steps=1 sheeprl num_envs=4 replay_ratio=1
   kit steps words tianshou
@@ -79,6 +81,10 @@ def _parser() -> argparse.ArgumentParser:
     verb = _verb(verbs, "diff", _diff, text)
     verb.add_argument("words", nargs="+", metavar="dialect [name=value ...] dialect ...")
 
+    text = "print the command that runs a library's settings"
+    verb = _verb(verbs, "command", _command, text)
+    verb.add_argument("words", **one)
+
     text = "list the dialects, or the settings of one dialect"
     verb = _verb(verbs, "words", _words, text)
     verb.add_argument("dialect", nargs="?", help="dialect whose settings to list")
@@ -127,6 +133,26 @@ def _to_kit(source: Dialect | StepPlan, as_json: bool) -> str:
     derived = ("iterations", "asked")
     lines += [f"  {name}={value}" for name, value in changed.items() if name not in derived]
     return "\n".join([*lines, "", "Plan", plan.table()])
+
+
+def _command(given: argparse.Namespace) -> str:
+    settings = _settings(given.words)
+    if not isinstance(settings, Dialect):
+        raise SettingError("dialect", KIT, "These are already kit's own settings")
+    recipe = settings.recipe()
+    if recipe not in builtin_recipes():
+        algo, names = settings.resolved().algo, {*builtin_recipes()} & {*settings.ALGORITHMS}
+        raise SettingError("algo", algo, "There is no recipe for this algorithm", sorted(names))
+    chosen = {"steps": settings.NAME}
+    chosen |= {f"steps.{name}": value for name, value in given_settings(settings).items()}
+    unread = _unread(given.words)
+    if given.json:
+        return _json({"recipe": recipe, "settings": chosen, "not_read": unread})
+    comments = [f"# not read: {name}={value}" for name, value in unread.items()]
+    if settings.algo is None:
+        comments.append(f"# algo is not set: assuming {settings.implied_algorithm()}")
+    words = [f"{name}={as_override(value)}" for name, value in chosen.items()]
+    return "\n".join([*comments, shlex.join(["python", "-m", f"recipes.{recipe}", *words])])
 
 
 def _diff(given: argparse.Namespace) -> str:

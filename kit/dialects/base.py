@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from kit.dialects.fields import MapsTo, extra_field, uses
@@ -306,6 +307,11 @@ class Dialect(ForeignSteps):
         idle = [name for name in default if not self.applies(name, algorithm)]
         return [name for name in idle if not same_value(getattr(self, name), default[name])]
 
+    def recipe(self) -> str:
+        """Return the name of the recipe for these settings."""
+        algo = str(self.resolved().algo)
+        return self.RECIPES.get(algo, algo)
+
     # ------------------------------------------------------------------ in and out
     def unchanged(self) -> Self:
         """Return the library's defaults, including defaults that depend on these settings."""
@@ -320,6 +326,27 @@ class Dialect(ForeignSteps):
     def from_settings(cls, settings: Mapping[str, Any]) -> Self:
         """Create the dialect from a mapping of settings. Raises SettingError for unknown names."""
         return cls(**cls.named(settings))
+
+    @classmethod
+    def from_file(cls, path: str | Path, env: str | None = None, **settings: Any) -> Self:
+        """Read a config file of the library.
+
+        The library's defaults apply to omitted settings (``library_defaults``).
+
+        Args:
+            path: YAML file.
+            env: environment ID, which selects a section of RL Zoo's files.
+            **settings: settings that override the settings in the file.
+
+        Raises:
+            SettingError: if the file cannot be read, or has no such section.
+        """
+        from kit.dialects.files import make  # which imports this module
+
+        given = settings if env is None else {**settings, "env_id": env}
+        made = make(cls, given, str(path))
+        assert isinstance(made, cls)
+        return made
 
     @classmethod
     def named(cls, settings: Mapping[str, Any]) -> dict[str, Any]:

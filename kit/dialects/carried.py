@@ -101,6 +101,15 @@ def typed(settings: Dialect) -> set[str]:
     return names
 
 
+def given_settings(settings: Dialect) -> dict[str, Any]:
+    """Return the settings that were given or differ from the library's defaults, keyed by name."""
+    values = flat(settings)
+    names = typed(settings) | changed(settings).keys()
+    if settings.version == next(iter(settings.VERSIONS)):
+        names -= {"version"}
+    return {name: value for name, value in values.items() if name in names}
+
+
 def apply_to_config(
     steps: Any, config: Any, algo: str | None = None, family: str | None = None
 ) -> list[str]:

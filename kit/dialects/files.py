@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
@@ -56,6 +57,20 @@ def _fraction(text: str) -> float:
     return float(numerator) / float(denominator)
 
 
+def as_override(value: Any) -> str:
+    """Return a value in the syntax of Hydra's overrides."""
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{name}:{as_override(v)}" for name, v in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ",".join(map(as_override, value)) + "]"
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if not isinstance(value, str):
+        return str(value)
+    is_word = re.fullmatch(r"[A-Za-z_][\w./:-]*", value) and value_of(value) == value
+    return value if is_word else '"{}"'.format(value.replace('"', '\\"'))
+
+
 def settings_of(words: Iterable[str]) -> dict[str, Any]:
     """Parse arguments such as ``num_envs=4``.
 
@@ -75,6 +90,8 @@ def settings_of(words: Iterable[str]) -> dict[str, Any]:
 def make(cls: type[Dialect], given: Mapping[str, Any], path: str | None = None) -> Dialect:
     """Create a dialect from settings and an optional config file. Settings take precedence.
 
+    With a config file whose algorithm is known, ``library_defaults`` is true unless it is set.
+
     Args:
         cls: dialect class.
         given: settings keyed by the library's names, which may be dotted (``algo.total_steps``).
@@ -93,9 +110,11 @@ def make(cls: type[Dialect], given: Mapping[str, Any], path: str | None = None) 
     if "exp" in configs:
         reason = "An experiment cannot be combined with a config file"
         raise SettingError("exp", configs["exp"], reason, "Omit exp or the file")
-    choice = settings.pop("env", None)
-    from_file = read(cls, Path(path), choice, configs)
-    return cls(**from_file | cls.named(settings))
+    choice = settings.get("env_id", settings.get("env"))
+    from_file = read(cls, Path(path), choice, configs) | cls.named(settings)
+    if from_file.get("algo") in cls.ALGORITHMS:  # settings that a file omits have library defaults
+        from_file.setdefault("library_defaults", True)
+    return cls(**from_file)
 
 
 def _settings_of_configs(cls: type[Dialect], configs: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,7 +148,7 @@ def read(
     Args:
         cls: dialect class.
         path: YAML file.
-        choice: environment whose section to read, if the file has one section per environment.
+        choice: environment ID. Selects a section if the file has one section per environment.
         configs: config options, which override the options in the file.
 
     Raises:
@@ -137,18 +156,25 @@ def read(
             select one of several sections.
     """
     content = load(path)
-    values = flat(_select_section(content, cls, choice, path))
+    section, selected = _select_section(content, cls, choice, path)
+    # Fields whose value may be a mapping, such as policy_kwargs
+    plain = {*cls.names()} - {*cls.GROUPS, *cls.SECTIONS, *(p.split(".")[0] for p in cls.PATHS)}
+    values = flat({name: v for name, v in selected.items() if name not in plain})
+    values |= {name: v for name, v in selected.items() if name in plain}
     resolved = {name: _resolve(value, values) for name, value in values.items()}
     # Missing values and unresolved interpolations are skipped.
     complete = {n: v for n, v in resolved.items() if v != "???" and not str(v).startswith("${")}
-    settings, _ = cls.placed(complete)
+    settings, unmatched = cls.placed(complete)
+    for name, value in unmatched.items() if section else ():
+        raise cls._unknown(name, value)  # every entry of a section is a setting of the algorithm
     if not settings:
         names = sorted(cls.names())[:8]
         raise SettingError("file", str(path), f"The file has no {cls.LIBRARY} settings", names)
     options, _ = _read_options(cls, content)
     configured = _settings_of_configs(cls, options | dict(configs or {}))
     algo = configured.pop("algo", None) or _algorithm_in_name(cls, path)
-    return ({"algo": algo} if algo else {}) | configured | settings
+    named = {"algo": algo, "env_id": None if section == "atari" else section}
+    return {n: v for n, v in named.items() if v is not None} | configured | settings
 
 
 MANY = 12
@@ -157,7 +183,10 @@ MANY = 12
 
 def left_unread(cls: type[Dialect], path: Path, choice: str | None = None) -> dict[str, Any]:
     """Return settings that match no field. If there are many, return only likely misspellings."""
-    _, unread = cls.placed(flat(_select_section(load(path), cls, choice, path)))
+    section, values = _select_section(load(path), cls, choice, path)
+    if section:
+        return {}
+    _, unread = cls.placed(flat(values))
     if cls.CONFIGS and "defaults" in unread:
         _, unread["defaults"] = _read_options(cls, unread)
         unread = {name: value for name, value in unread.items() if value != []}
@@ -202,21 +231,38 @@ def load(path: Path) -> dict[str, Any]:
 
 def _select_section(
     content: dict[str, Any], cls: type[Dialect], choice: str | None, path: Path
-) -> dict[str, Any]:
-    """Return the section ``choice`` if the file has one section per environment (RL Zoo)."""
+) -> tuple[str | None, dict[str, Any]]:
+    """Return the name and the settings of the section for the environment ``choice``.
+
+    RL Zoo's files have one section per environment. For other files, return no name and all of the
+    file's settings.
+    """
     groups = {str(n): v for n, v in content.items() if isinstance(v, dict)}
     names = {*cls.SECTIONS, *(p.split(".")[0] for p in cls.PATHS), *cls.names()}
     if len(groups) < len(content) or names & set(groups):
-        if choice is not None and "env" not in cls.CONFIGS:
-            reason = f"{path.name} has no sections for environments"
-            raise SettingError("env", choice, reason, "Omit env")
-        return content
-    if choice in groups:
-        return groups[str(choice)]
+        return None, content
     if choice is None and len(groups) == 1:
-        return next(iter(groups.values()))
+        return next(iter(groups.items()))
+    if (section := _section_for(choice, [*groups])) is not None:
+        return section, groups[section]
     reason = f"{path.name} has {'no such environment' if choice else 'several environments'}"
     raise SettingError("env", choice, reason, nearest_first(choice, [*groups])[:6])
+
+
+def _section_for(env_id: str | None, sections: list[str]) -> str | None:
+    """Return the section for an environment, or ``None``.
+
+    Another version of the environment matches if it is the only one. RL Zoo has one section for all
+    Atari games.
+    """
+    if env_id is None or env_id in sections:
+        return env_id
+    name = re.sub(r"-v\d+$", "", env_id)
+    versions = [section for section in sections if re.sub(r"-v\d+$", "", section) == name]
+    if len(versions) == 1:
+        return versions[0]
+    is_atari = env_id.startswith("ALE/") or "NoFrameskip" in env_id
+    return "atari" if is_atari and "atari" in sections else None
 
 
 def _resolve(value: Any, values: Mapping[str, Any]) -> Any:

@@ -567,6 +567,7 @@ class SB3(WrappedDialect):
         plan = self._on_policy() if self.family == ON_POLICY else self._off_policy()
         if self.eval_freq is not None:
             plan["evaluation_every"] = self.eval_freq * self.n_envs
+            plan["evaluate_each_multiple"] = True
         return plan
 
     def _on_policy(self) -> dict[str, Any]:
@@ -621,6 +622,8 @@ class SB3(WrappedDialect):
         if plan.evaluation_every_iterations:
             every = plan.evaluation_every_iterations * plan.frames_per_batch
         if every:
+            if not plan.evaluate_each_multiple:  # at most one evaluation per rollout
+                every = max(every, plan.frames_per_batch)
             fields["eval_freq"] = -(-every // plan.num_envs)
         if plan.on_policy:
             return fields | _on_policy_from(plan, settings.get("algo"))
@@ -646,8 +649,10 @@ class SB3(WrappedDialect):
         if self.eval_freq is not None and self.n_envs > 1:
             yield f"eval_freq counts vector steps of {self.n_envs} timesteps each."
         if self.eval_freq is not None and trains(plan):
-            yield "Stable-Baselines3 evaluates before gradient steps; the kit evaluates after them."
-        yield from self._evaluations(plan)
+            yield (
+                "Stable-Baselines3 evaluates during a rollout, before gradient steps. The kit "
+                "evaluates after them, equally often."
+            )
         yield from (self._on_policy_notes if plan.on_policy else self._off_policy_notes)(plan)
 
     def _zoo_notes(self) -> Iterator[str]:
@@ -698,17 +703,6 @@ class SB3(WrappedDialect):
                 f"{' and '.join(linear)}: Stable-Baselines3 updates schedules after each rollout, "
                 f"so they decrease from {1 - each / requested:.3g} to {end:.3g} of the initial "
                 f"value. Recipes decrease them from 1 to {each / total:.3g}."
-            )
-
-    def _evaluations(self, plan: StepPlan) -> Iterator[str]:
-        if self.eval_freq is None or not plan.is_exact:
-            return
-        theirs = plan.total_policy_steps // self.n_envs // self.eval_freq
-        ours = plan.after(plan.iterations).evaluations - plan.initial_evaluations
-        if theirs != ours:
-            yield (
-                f"Stable-Baselines3 evaluates {theirs:,} times, also within rollouts and with the "
-                f"same weights. The kit evaluates at most once per rollout: {ours:,} times."
             )
 
     def _on_policy_notes(self, plan: StepPlan) -> Iterator[str]:

@@ -11,7 +11,9 @@ from kit.modules.gsde import StateDependentExploration
 class SampleNoise(KitHook):
     """Samples a policy's state-dependent noise before each batch.
 
-    The noise comes from the trainer's random numbers, which checkpoints contain.
+    The noise comes from the trainer's random numbers, which checkpoints contain. It is sent to an
+    asynchronous collector together with the weights, so the first batches, which are collected with
+    the same weights, also have the same noise.
 
     Args:
         policy: policy that collects the batches.

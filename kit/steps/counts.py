@@ -129,6 +129,9 @@ class PlannedCounts:
     """policy steps (total; offline: gradient steps in each process) between evaluations. An
     evaluation runs at the end of each iteration that crosses a multiple of this number. ``None``:
     no evaluations during training."""
+    evaluate_each_multiple: bool = False
+    """whether an iteration that crosses several multiples of ``evaluation_every`` runs that many
+    evaluations instead of one, as Stable-Baselines3 does."""
     evaluation_every_iterations: PositiveInt | None = None
     """number of iterations between evaluations, instead of ``evaluation_every``."""
     evaluation_before_update: bool = False
@@ -415,10 +418,15 @@ class PlannedCounts:
         return min(iteration, self.iterations - 1) // period + 1 if self.iterations else 0
 
     def _crossings_until(self, iteration: int) -> int:
-        """Return how many iterations up to ``iteration`` cross a multiple of the period."""
+        """Return how many iterations up to ``iteration`` cross a multiple of the period.
+
+        With ``evaluate_each_multiple``, return the number of multiples.
+        """
         every = self.evaluation_every
         if every is None:
             return 0
+        if self.evaluate_each_multiple:
+            return multiples_crossed(every, 0, self.policy_steps_after(iteration))
         if self.offline:
             progress, each = self.gradient_steps_after, self.gradient_steps_per_iteration or 0
         else:

@@ -134,7 +134,7 @@ def _evaluation(plan: PlannedCounts) -> dict[str, Any]:
     }
     every, each = plan.evaluation_every, plan.policy_steps_per_iteration
     period = plan.evaluation_every_iterations
-    if every is not None and not plan.prefill_steps:
+    if every is not None and not plan.prefill_steps and not plan.evaluate_each_multiple:
         if each >= every > 0:
             period = 1
         elif each and every % each == 0:

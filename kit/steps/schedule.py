@@ -127,10 +127,12 @@ class RunSchedule:
         every, early = plan.evaluation_every_iterations, plan.evaluation_before_update
         if iteration == 0:
             return plan.initial_evaluations + (every is not None and early and not self.done)
-        due = self._crossed(plan.evaluation_every, before)
+        due = multiples_crossed(plan.evaluation_every, before, self.progress)
         if every is not None:
-            due = iteration % every == 0 and not (early and self.done)
-        return int(due or (plan.final_evaluation and self.done))
+            due = int(iteration % every == 0 and not (early and self.done))
+        if not plan.evaluate_each_multiple:
+            due = min(due, 1)
+        return due or int(plan.final_evaluation and self.done)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the schedule's position in the run as plain values."""

@@ -472,13 +472,14 @@ def test_map_fields_rejects_conflicting_recipe_setting():
 
 
 # ---------------------------------------------------------------------- tables against recipes
-@every_dialect
-def test_docs_list_use_of_each_non_counting_field(name):
+def test_docs_list_ignored_and_refused_fields():
     page = (Path(__file__).parents[2] / "docs" / "translate.md").read_text(encoding="utf-8")
-    (table,) = re.findall(rf"^#### `{name}`\n\n(.*?)\n\n", page, re.MULTILINE | re.DOTALL)
-    rows = [line.split(" | ") for line in table.splitlines()[2:]]
-    documented = [tuple(cell.strip("|` ") for cell in row) for row in rows]
-    assert documented == [row for row in use_of(dialect(name)) if row[1] != "counts"]
+    (table,) = re.findall(r"^### Fields that are .*?\n\|---.*?\n(.*?)\n\n", page, re.M | re.S)
+    documented = [
+        tuple(cell.strip("|` ") for cell in row.split(" | ")) for row in table.splitlines()
+    ]
+    uses = [(name, *row) for name in DIALECTS for row in use_of(dialect(name))]
+    assert documented == [row for row in uses if row[2] in ("ignored", "refused")]
 
 
 @pytest.mark.parametrize("recipe", [ppo, sac, dqn], ids=["ppo", "sac", "dqn"])

@@ -207,12 +207,6 @@ def test_left_unread_reports_unknown_defaults_files(tmp_path):
     assert left_unread(Sheeprl, Path(path)) == {"defaults": ["dreamer_v1"]}
 
 
-def test_make_rejects_env_with_file_without_groups(tmp_path):
-    path = config_file(tmp_path, "n_timesteps: 1000\n", "ppo.yml")
-    with raises_setting("env"):
-        make(SB3, {"env": "CartPole-v1"}, path)
-
-
 # ---------------------------------------------------------------------- values
 @pytest.mark.parametrize(
     ("library", "words", "message"),

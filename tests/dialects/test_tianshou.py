@@ -8,6 +8,8 @@ from dataclasses import fields
 import pytest
 
 from kit.dialects import Tianshou, Tianshou2
+from kit.dialects.carried import map_fields
+from recipes.ppo import Config
 from tests.errors import raises_setting
 
 SAMPLING_CONFIG = {
@@ -99,11 +101,11 @@ def test_stop_rew_must_be_number():
     assert "An initial test that reaches stop_rew ends" in told
 
 
-def test_strict_plan_rejects_fields_unused_by_algorithm():
+def test_run_lists_field_unused_by_algorithm():
     settings = Tianshou(update_per_step=0.5, num_train_envs=1)
-    with raises_setting("update_per_step"):
-        settings.to_plan("ppo", strict=True)
-    assert settings.to_plan("sac", strict=True).gradient_steps(1) == 1024
+    _, lines = map_fields(settings, Config(), "ppo")
+    assert lines[0] == "accepted without effect: update_per_step=0.5 (ppo does not use it)"
+    assert settings.to_plan("sac").gradient_steps(1) == 1024
     assert "update_per_step" not in Tianshou.counting_fields("ppo")
     assert "repeat_per_collect" not in Tianshou.counting_fields("off_policy")
 
