@@ -219,9 +219,9 @@ def test_sb3_episodes_of_unknown_length_train_once_per_timestep() -> None:
                 learning_starts=9, batch_size=4, max_episode_steps=7)  # fmt: skip
     trainer = sac.build(small(sac, given))
     trainer.run()
-    counts = trainer.ledger.to_dict()
-    assert [counts[name] for name in ("policy_steps", "random_policy_steps")] == [21, 9]
-    assert counts["gradient_steps"] == 14  # in the second and the third episode
+    ledger = trainer.ledger
+    assert (ledger.policy_steps, ledger.random_policy_steps) == (21, 9)
+    assert ledger.gradient_steps == 14  # in the second and the third episode
 
 
 SB3_DQN = {"algo": "dqn", "total_timesteps": 120, "batch_size": 4, "target_update_interval": 40}

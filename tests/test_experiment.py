@@ -228,18 +228,18 @@ def test_recipe_trains_and_evaluates_on_gpu(recipe):
 def test_env_wrappers_are_applied_inside_recipe_wrappers():
     names = ["gymnasium.wrappers:FlattenObservation",
              {"gymnasium.wrappers:RescaleObservation": {"min_obs": 0, "max_obs": 1}}]  # fmt: skip
-    config = ppo.Config(log_dir=None, progress=False)
+    config = recipes.ppo.Config(log_dir=None, progress=False)
     config.env = EnvConfig(id="MountainCar-v0", wrappers=names)
-    env = ppo.build(config).env
+    env = recipes.ppo.build(config).collector.env
     assert env.observation_leaves[0].space.high.tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("name", ["missing_package:Wrapper", "gymnasium.wrappers:Missing", "Plain"])
 def test_env_wrappers_that_cannot_be_imported_are_rejected(name):
-    config = ppo.Config(log_dir=None, progress=False)
+    config = recipes.ppo.Config(log_dir=None, progress=False)
     config.env.wrappers = [name]
     with raises_setting("env.wrappers", name):
-        ppo.build(config)
+        recipes.ppo.build(config)
 
 
 def test_gamma_reaches_rewards_advantages_targets_and_n_step():

@@ -137,8 +137,14 @@ def test_saved_run_imports_wrappers_only_with_trust(settings, attack, tmp_path):
     config, recipe = yaml.safe_load((run / "config.yaml").read_text()), Path(recipes.ppo.__file__)
     for group, values in settings.items():
         config[group] |= values
-    with raises_setting(next(f"{group}.{name}" for group, values in settings.items()
-                             for name in values if name != "dialect")):
+    with raises_setting(
+        next(
+            f"{group}.{name}"
+            for group, values in settings.items()
+            for name in values
+            if name != "dialect"
+        )
+    ):
         check_names(config, run, [], "trust=", recipe)
     check_names(config, run, ["evil_module"], "trust=", recipe)
     assert not trap.exists()

@@ -221,8 +221,9 @@ def _map_defaults(
         value = flat(library)[name]
         if name in given_names or not isinstance(use, MapsTo) or value is None:
             continue
-        ours, theirs = _setting(config, use.setting), _translate_value(use, value, library)
-        if use.setting not in (theirs or ()) or ours in ([], [theirs[use.setting]]):
+        ours = _setting(config, use.setting)
+        theirs = _translate_value(use, value, library) or {}
+        if use.setting not in theirs or ours in ([], [theirs[use.setting]]):
             continue
         if defaults is not None and not _is_given(config, use.setting, ours, defaults):
             values |= {name: v for name, v in theirs.items() if _setting(config, name)}

@@ -187,7 +187,7 @@ def _hindsight(given: Any, settings: Any) -> str | None:
     name = cls.__name__ if isinstance(cls, type) else cls
     kwargs = parse_kwargs("replay_buffer_kwargs", settings.replay_buffer_kwargs or {})
     one_of("replay_buffer_class", name, _BUFFERS)
-    accepted = {"handle_timeout_termination": (True,)}
+    accepted: dict[str, tuple[Any, ...]] = {"handle_timeout_termination": (True,)}
     if name == "HerReplayBuffer":
         strategies = ("future", "final", "episode")
         accepted |= {"goal_selection_strategy": strategies, "n_sampled_goal": (4,)}
@@ -201,10 +201,14 @@ def _hindsight(given: Any, settings: Any) -> str | None:
 
 
 def _target_period(value: Any, settings: Any) -> int | None:
-    """Convert the target update interval, in timesteps for DQN, to gradient steps."""
+    """Convert the target update interval to gradient steps."""
+    period = _dqn_target_period if settings.algo == "dqn" else _sac_target_period
+    return period(value, settings)
+
+
+def _dqn_target_period(value: int, settings: Any) -> int:
+    """Convert DQN's interval in timesteps to the nearest number of gradient steps."""
     envs, updates = settings.n_envs, settings.gradient_steps
-    if settings.algo != "dqn":
-        return None if value == 1 else _sac_target_period(value, settings)
     timesteps: int = max(value // envs, 1) * envs  # whole vector steps
     if updates < 0 and settings.rollout_length() is None:  # one gradient step per timestep
         return timesteps
@@ -217,8 +221,10 @@ def _target_period(value: Any, settings: Any) -> int | None:
 
 
 def _sac_target_period(value: int, settings: Any) -> int | None:
-    """Return the interval for SAC, where each ``train()`` call starts with a target update."""
+    """Return SAC's interval, or ``None`` for 1. Each ``train()`` starts with a target update."""
     updates = settings.gradient_steps
+    if value == 1:
+        return None
     steps = settings.rollout() if updates < 0 else max(updates, 1)
     if value < steps and steps % value:
         reason = f"The interval must divide the {steps} gradient steps per rollout"
@@ -525,6 +531,12 @@ class SB3(WrappedDialect):
             real_number("target_entropy", resolved.target_entropy)
         return resolved
 
+    def recipe(self) -> str:
+        """Return the name of the recipe for these settings, which depends on the policy."""
+        name = super().recipe()
+        has_pixels = self.policy == "CnnPolicy" and name in ("ppo", "dqn")
+        return f"{name}_pixels" if has_pixels else name
+
     def frequency(self) -> tuple[int, str]:
         """Return ``train_freq`` as a number and a unit, which is ``step`` or ``episode``."""
         given = self.train_freq
@@ -761,7 +773,7 @@ class SB3(WrappedDialect):
         interval, steps = self.target_update_interval, self.gradient_steps
         if not (steps and trains(plan)):
             return
-        rollout, period = plan.frames_per_batch, _target_period(interval, self)
+        rollout, period = plan.frames_per_batch, _dqn_target_period(interval, self)
         each = rollout if steps < 0 else steps
         first = plan.policy_steps_after(plan.first_training_iteration - 1 + -(-period // each))
         every = max(interval // self.n_envs, 1) * self.n_envs

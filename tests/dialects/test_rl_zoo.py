@@ -22,7 +22,7 @@ def values_of(recipe, **settings):
     ("text", "value"),
     [
         ("dict(net_arch=[400, 300])", {"net_arch": [400, 300]}),
-        ("dict( log_std_init=-2.5, ortho_init=False, )", {"log_std_init": -2.5, "ortho_init": False}),
+        ("dict( log_std_init=-2.5, full_std=True, )", {"log_std_init": -2.5, "full_std": True}),
         ("dict(net_arch=dict(pi=[8], vf=(4,)))", {"net_arch": {"pi": [8], "vf": [4]}}),
         ("{'norm_obs': True}", {"norm_obs": True}),
         ("dict(activation_fn=nn.ReLU, a=th.optim.Adam)", {"activation_fn": "ReLU", "a": "Adam"}),
@@ -174,6 +174,7 @@ def test_atari_configuration_maps_to_pixel_recipe(recipe, frames):
     values = values_of(recipe, policy="CnnPolicy", frame_stack=2)
     assert (values["preprocess"], values[frames]) == ("none", 2)
     algo = "ppo" if recipe is ppo_pixels else "dqn"
+    assert SB3(algo=algo, **settings).recipe() == f"{algo}_pixels"
     assert "when a life is lost" in " ".join(SB3(algo=algo, **settings).notes())
 
 
