@@ -36,10 +36,11 @@ class Config(CriticNetworkConfig, OffPolicyConfig):
     tau: UnitInterval = 0.005
     """Polyak coefficient: weight of the online networks in each target update (1: full copy)."""
     learning_rate: PositiveFloat = 1e-3
-    """Adam learning rate for the actor and the critic."""
+    """Initial Adam learning rate for the actor and the critic."""
     lr_schedule: ScheduleName = "constant"
-    """Learning-rate schedule: constant, linear or cosine (decay to 0), "warmup 0.1 cosine" or
-    "piecewise 0.5 0.1"."""
+    """Learning-rate schedule: constant; linear or cosine (decay to 0); "piecewise 0.5 0.1"
+    (multiplied by 0.1 halfway through the run); or "exponential 0.99" (multiplied by 0.99 after
+    each iteration)."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:

@@ -7,13 +7,20 @@ kit train dqn --help
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from tensordict.nn import TensorDictSequential
 from torch.optim import Adam
 
 from kit import EnvConfig, Experiment, OffPolicyConfig, OffPolicySteps, Trainer, Update, main
-from kit.config import HiddenSizes, PositiveFloat, PositiveFraction, PositiveInt, UnitInterval
+from kit.config import (
+    HiddenSizes,
+    PositiveFloat,
+    PositiveFraction,
+    PositiveInt,
+    ScheduleName,
+    UnitInterval,
+)
 from kit.hooks import AnnealLearningRate, anneal_epsilon
 from kit.modules import EpsilonGreedy, make_q_network
 from kit.update import make_target_updater
@@ -60,8 +67,10 @@ class Config(OffPolicyConfig):
     """Number of rewards summed before bootstrapping (n-step returns)."""
     learning_rate: PositiveFloat = 2e-3
     """Initial Adam learning rate."""
-    lr_schedule: Literal["linear", "cosine", "constant"] = "linear"
-    """Learning-rate schedule. linear and cosine decay to 0."""
+    lr_schedule: ScheduleName = "linear"
+    """Learning-rate schedule: constant; linear or cosine (decay to 0); "piecewise 0.5 0.1"
+    (multiplied by 0.1 halfway through the run); or "exponential 0.99" (multiplied by 0.99 after
+    each iteration)."""
     max_grad_norm: PositiveFloat | None = 10.0
     """Maximum gradient norm. null: no clipping."""
 

@@ -61,9 +61,8 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         compile=cfg.compile,
         target_updater=SoftUpdate(loss, tau=cfg.tau),
     )
-    buffer = experiment.make_replay_buffer()
+    buffer, hooks = experiment.make_replay_buffer(), anneal_learning_rates(update, cfg.lr_schedule)
     policy = with_gsde(actor, env, cfg)
-    hooks = anneal_learning_rates(update, cfg.lr_schedule)
     return experiment.trainer(env, policy, buffer=buffer, update=update, hooks=hooks)
 
 

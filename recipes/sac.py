@@ -51,10 +51,11 @@ class Config(StateDependentNoiseConfig, CriticNetworkConfig, OffPolicyConfig):
     initial_log_std: LogStd = -3.0
     """Initial log standard deviation of gsde's noise functions."""
     learning_rate: PositiveFloat = 1e-3
-    """Adam learning rate for the actor, the critics and the temperature."""
+    """Initial Adam learning rate for the actor, the critics and the temperature."""
     lr_schedule: ScheduleName = "constant"
-    """Learning-rate schedule: constant, linear or cosine (decay to 0), "warmup 0.1 cosine" or
-    "piecewise 0.5 0.1"."""
+    """Learning-rate schedule: constant; linear or cosine (decay to 0); "piecewise 0.5 0.1"
+    (multiplied by 0.1 halfway through the run); or "exponential 0.99" (multiplied by 0.99 after
+    each iteration)."""
 
 
 def make_policy(env: VectorEnv, hidden_sizes: list[int], activation: str, **changes: Any) -> Any:
@@ -106,9 +107,8 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         compile=cfg.compile,
         target_updater=SoftUpdate(loss, tau=cfg.tau),
     )
-    buffer = experiment.make_replay_buffer()
+    buffer, hooks = experiment.make_replay_buffer(), anneal_learning_rates(update, cfg.lr_schedule)
     policy = with_gsde(actor, env, cfg)
-    hooks = anneal_learning_rates(update, cfg.lr_schedule)
     return experiment.trainer(env, policy, buffer=buffer, update=update, hooks=hooks)
 
 

@@ -22,7 +22,7 @@ from kit.buffers import GroupedMinibatches
 from kit.config import Limits, PositiveFloat
 from kit.hooks import AnnealLearningRate, anneal_coefficients
 from kit.losses import SteinGradients
-from kit.modules import make_particles, parameter_groups
+from kit.modules import in_one_process, make_particles, parameter_groups
 
 
 @dataclass
@@ -57,7 +57,9 @@ class Config(ActorCriticConfig):
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Build a trainer. ``make_loss`` replaces ``cfg.loss``; ``parts`` replace trainer parts."""
     experiment = Experiment(cfg, algorithm="svpg", parts=parts)
-    env, count = experiment.make_env(), cfg.num_particles
+    count = cfg.num_particles
+    experiment.plan = in_one_process(experiment.plan, count)
+    env = experiment.make_env()
     make = functools.partial(experiment.make_actor_critic, env, **cfg.networks)
     actor, critic = make_particles(make, count, experiment.plan)
     loss = experiment.make_loss(

@@ -180,6 +180,8 @@ EFFECTS: dict[str, Effect] = {
     "critic_epochs": Effect(2),
     "critic_minibatch_size": Effect(2, weights, {"critic_epochs": 2}),
     "critic_learning_rate": Effect(0.1, weights, {"critic_epochs": 2}),
+    "critic_lr_schedule": Effect("cosine", weights, {"critic_epochs": 2}),
+    "critic_max_grad_norm": Effect(1e-3, weights, {"critic_epochs": 2}),
     "normalize_advantage": Effect(None),
     "gae_lambda": Effect(0.1),
     "double_dqn": Effect(False, weights, {"learning_rate": 0.1, "steps.replay_ratio": 2}),
@@ -397,6 +399,8 @@ TRUST_REGION: dict[str, Effect] = {
     "critic_epochs": Effect(2),
     "critic_minibatch_size": Effect(2),
     "critic_learning_rate": Effect(0.1),
+    "critic_lr_schedule": Effect("cosine"),
+    "critic_max_grad_norm": Effect(1e-3),
     "compile": Effect(
         False, lambda run: run.trainer.registered_modules["fit_critic"].update.compile
     ),

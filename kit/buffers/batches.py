@@ -363,6 +363,12 @@ class ReplayMinibatches:
             return 0
         return len(storage) if storage.ndim == 1 else int(storage.shape[0])
 
+    def empty(self) -> None:
+        """Remove all transitions, including those held back for n-step returns."""
+        self.buffer.empty()
+        if self.n_step is not None:
+            self.n_step.waiting = None
+
     def close_open_episodes(self, num_envs: int) -> None:
         """Mark the last transition of every open episode as truncated.
 

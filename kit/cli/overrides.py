@@ -17,8 +17,8 @@ from kit.config.plain import from_plain, settings, to_plain
 from kit.config.renamed import current_name
 from kit.dialects import DIALECTS, dialect
 from kit.dialects.base import Dialect
-from kit.dialects.carried import flat as flat_settings
 from kit.dialects.carried import given_settings, use_of
+from kit.dialects.fields import flat as flat_settings
 from kit.dialects.files import left_unread, load, make, value_of
 from kit.runs.recipe import Recipe
 from kit.runs.run_folder import check_same_recipe

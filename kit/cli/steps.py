@@ -13,8 +13,9 @@ from typing import Any
 from kit.config.plain import field_docs
 from kit.dialects import DIALECTS, as_plan, dialect
 from kit.dialects.base import Dialect
-from kit.dialects.carried import flat, given_settings, use_of
+from kit.dialects.carried import given_settings, use_of
 from kit.dialects.explain import explain
+from kit.dialects.fields import flat
 from kit.dialects.files import as_override, left_unread, make, settings_of
 from kit.dialects.translation import compare_text, translate
 from kit.runs.recipe import builtin_recipes

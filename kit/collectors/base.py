@@ -249,6 +249,27 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
         """Seed the environments. They are reset before the next batch."""
 
     # ------------------------------------------------------------------ shutdown and state
+    def begin_again(self, seed: int, random_steps: int) -> None:
+        """Start again with counts of 0, new episodes, and open environments.
+
+        Args:
+            seed: seed for random actions, the policy's sampling and the environments.
+            random_steps: number of policy steps with random actions at the start.
+
+        Raises:
+            SettingError: if the environments cannot be created a second time.
+        """
+        if self.closed:
+            self.env.reopen()
+            self.closed = False
+        self.take_episodes()
+        for name in self._COUNTERS:
+            setattr(self, name, 0)
+        self._iter, self.env.backend.faults = -1, 0
+        self.init_random_frames = random_steps
+        self._actor.act_at_random(random_steps)
+        self.set_seed(seed)
+
     def shutdown(
         self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
     ) -> None:

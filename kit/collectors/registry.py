@@ -79,7 +79,7 @@ def make_collector(
         del kwargs["device"]
     if issubclass(kind, TensorCollector):
         env = _as_tensor_env(env, device)
-    return make(env, policy, **_step_counts(plan), **kwargs)
+    return make(env, policy, **step_counts(plan), **kwargs)
 
 
 def _resolve(collector: str | Callable[..., BaseCollector]) -> Any:
@@ -94,7 +94,7 @@ def _resolve(collector: str | Callable[..., BaseCollector]) -> Any:
     return COLLECTORS[collector] if isinstance(collector, str) else collector
 
 
-def _step_counts(plan: StepPlan) -> dict[str, Any]:
+def step_counts(plan: StepPlan) -> dict[str, Any]:
     """Return the collector arguments that define one process's step counts."""
     total = plan.total_policy_steps if plan.is_exact else None
     prefill = plan.prefill_steps
@@ -139,7 +139,7 @@ def _torchrl(
     The collector takes no seed, because its policy uses PyTorch's global RNG and its environments
     are already seeded.
     """
-    counts = _step_counts(plan)
+    counts = step_counts(plan)
     for field in ("prefill_frames", "exploration_frames"):
         for arguments in (counts, kwargs):
             if not arguments.get(field, 1):

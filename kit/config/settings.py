@@ -279,8 +279,9 @@ class ActorCriticConfig(OnPolicyConfig):
     """Learning-rate multiplier for the hidden layers. Output layers use learning_rate."""
     lr_schedule: ScheduleName = "linear"
     """Learning-rate schedule: constant; linear or cosine (decay to 0); "warmup 0.1 cosine" (linear
-    warm-up during the first 10 % of the run, then cosine); or "piecewise 0.5 0.1" (multiplied by
-    0.1 halfway through the run)."""
+    warm-up during the first 10 % of the run, then cosine); "piecewise 0.5 0.1" (multiplied by 0.1
+    halfway through the run); or "exponential 0.99" (multiplied by 0.99 after each iteration; with
+    "exponential 0.99 5", after every fifth)."""
     max_grad_norm: PositiveFloat | None = 0.5
     """Maximum gradient norm. null: no clipping."""
 
@@ -335,7 +336,12 @@ class FittedCriticConfig(ActorCriticConfig):
     critic_minibatch_size: PositiveInt = 64
     """Transitions per minibatch in the separate critic fit."""
     critic_learning_rate: PositiveFloat = 1e-3
-    """Learning rate for the separate critic fit."""
+    """Initial learning rate for the separate critic fit."""
+    critic_lr_schedule: ScheduleName = "constant"
+    """Learning-rate schedule for the separate critic fit; same options as lr_schedule."""
+    critic_max_grad_norm: PositiveFloat | Literal["same"] | None = "same"
+    """Maximum gradient norm in the separate critic fit. same: as max_grad_norm. null: no
+    clipping."""
 
     @property
     def joint_critic_coeff(self) -> float | None:
@@ -346,7 +352,8 @@ class FittedCriticConfig(ActorCriticConfig):
         """
         joint = ["critic_coeff", "critic_schedule", "shared_backbone"]
         joint += ["clip_value"] if hasattr(self, "clip_value") else []  # only PPO has clip_value
-        separate = ("critic_minibatch_size", "critic_learning_rate")
+        separate = ["critic_minibatch_size", "critic_learning_rate", "critic_lr_schedule"]
+        separate += ["critic_max_grad_norm"]
         defaults = type(self)()
         for name in joint if self.critic_epochs else separate:
             value, default = getattr(self, name), getattr(defaults, name)

@@ -10,7 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from kit.dialects.fields import MapsTo, extra_field, uses
+from kit.dialects.fields import MapsTo, extra_field, flat, uses
 from kit.steps.errors import SettingError, close_to, one_of
 from kit.steps.foreign import ForeignSteps
 from kit.steps.plan import StepPlan
@@ -288,7 +288,11 @@ class Dialect(ForeignSteps):
     @classmethod
     def applies(cls, name: str, algo: str) -> bool:
         """Return whether an algorithm or family uses a field."""
-        meta = cls.__dataclass_fields__[name.partition(".")[0]].metadata
+        group, _, inner = name.partition(".")
+        if inner and not cls.applies(group, algo):
+            return False
+        owner: Any = cls.GROUPS[group] if inner else cls
+        meta = owner.__dataclass_fields__[inner or group].metadata
         only, names = meta.get("only"), {algo, cls.ALGORITHMS.get(algo, algo)}
         if "use" not in meta:
             names.add(COUNTS_AS.get(algo, algo))
@@ -303,9 +307,13 @@ class Dialect(ForeignSteps):
     def idle_settings(self, algo: str | None = None) -> list[str]:
         """Return the names of non-default fields that have no effect for the algorithm."""
         algorithm = self._algorithm(algo if algo is not None else self.algo)
-        default = {**vars(self.unchanged()), "version": self.version}
+        values, default = flat(self), {**flat(self.unchanged()), "version": self.version}
         idle = [name for name in default if not self.applies(name, algorithm)]
-        return [name for name in idle if not same_value(getattr(self, name), default[name])]
+        return [name for name in idle if not same_value(values[name], default[name])]
+
+    def fixed_values(self) -> Mapping[str, Any]:
+        """Return the recipe settings that define the resolved algorithm, whatever was set."""
+        return {}
 
     def recipe(self) -> str:
         """Return the name of the recipe for these settings."""

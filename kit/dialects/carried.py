@@ -23,7 +23,7 @@ from textwrap import wrap
 from typing import Any, Literal
 
 from kit.dialects.base import COUNTS_AS, Dialect
-from kit.dialects.fields import Ignored, MapsTo, Unsupported, Use, uses
+from kit.dialects.fields import Ignored, MapsTo, Unsupported, Use, flat, uses
 from kit.steps.errors import SettingError, show
 from kit.steps.given import given_fields
 from kit.steps.values import same_value
@@ -63,19 +63,6 @@ def _describe_use(use: Use) -> str:
     if use.otherwise is None:
         return f"{setting}, otherwise it counts"
     return f"{setting}, otherwise {_NAMES[type(use.otherwise)]}: {_describe_use(use.otherwise)}"
-
-
-def flat(settings: Dialect) -> dict[str, Any]:
-    """Return the settings keyed by name, with dotted names for settings in a group."""
-    values: dict[str, Any] = {}
-    for field in dataclasses.fields(settings):
-        value = getattr(settings, field.name)
-        if field.name in settings.GROUPS and dataclasses.is_dataclass(value):
-            inner = [f.name for f in dataclasses.fields(value)]
-            values |= {f"{field.name}.{name}": getattr(value, name) for name in inner}
-        else:
-            values[field.name] = value
-    return values
 
 
 def changed(settings: Dialect) -> dict[str, Any]:
@@ -171,6 +158,7 @@ def map_fields(
             restated |= _map_field(name, flat(given)[name], use, resolved, config)
     unneeded = {n for n, v in restated.items() if n not in values and _setting(config, n) == [v]}
     values = {**values, **restated, **values}
+    values |= _fixed_values(resolved, config, values)
     library_values, unmapped = (
         ({}, []) if is_stand_in else _map_defaults(resolved, given_names, config, defaults)
     )
@@ -192,6 +180,18 @@ def map_fields(
     if (unmapped or implicit) and not resolved.library_defaults:
         lines.append(f"(steps.library_defaults=true applies these values of {given.NAME})")
     return values, lines
+
+
+def _fixed_values(resolved: Dialect, config: Any, values: Collection[str]) -> dict[str, Any]:
+    """Return recipe settings that define the algorithm, unless given or already equal."""
+    fixed, defaults = resolved.fixed_values(), type(config)()
+    kept = {
+        name for name in fixed if name in values or _setting(config, name) in ([], [fixed[name]])
+    }
+    return {
+        name: value for name, value in fixed.items()
+        if name not in kept and not _is_given(config, name, _setting(config, name), defaults)
+    }  # fmt: skip
 
 
 def _without_effect(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import Any
 
@@ -122,3 +122,16 @@ def uses(cls: type[Any]) -> Mapping[str, Use]:
     for group, inner in cls.GROUPS.items():
         by_name |= {f"{group}.{f.name}": f for f in fields(inner)}
     return {name: f.metadata["use"] for name, f in by_name.items() if "use" in f.metadata}
+
+
+def flat(settings: Any) -> dict[str, Any]:
+    """Return the settings of a dialect keyed by name, with dotted names for settings in a group."""
+    values: dict[str, Any] = {}
+    for one in fields(settings):
+        value = getattr(settings, one.name)
+        if one.name in settings.GROUPS and is_dataclass(value):
+            inner = [f.name for f in fields(value)]
+            values |= {f"{one.name}.{name}": getattr(value, name) for name in inner}
+        else:
+            values[one.name] = value
+    return values

@@ -9,13 +9,15 @@ the critic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from math import log
 from typing import Annotated, Any, ClassVar, Literal
 
 from kit.dialects.base import OFF_POLICY, ON_POLICY, RAW, WrappedDialect
-from kit.dialects.fields import MapsTo, count_field, extra_field, mapped, unsupported
+from kit.dialects.expressions import Expressions
+from kit.dialects.fields import MapsTo, count_field, extra_field, ignored, mapped
 from kit.steps.errors import Limits, SettingError, check_fields, real_number, whole_number
 from kit.steps.given import GivenFields
 from kit.steps.plan import StepPlan
@@ -25,11 +27,13 @@ EVALUATION_ROLLOUTS = 100
 """Number of rollouts per evaluation in value-based algorithms."""
 
 _CLIPPED, _JOINT = ("ppo", "ppo2"), ("ppo2", "a2c", "svpg")
+_WORDS = ("algo", "version", "env_id", "episode_length")
+"""Fields with text that is not an expression."""
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "a2c": {"batch_size": 32, "num_epoch": 1, "lr": 5e-4},
     "ppo": {"batch_size": 64, "num_epoch": 3, "lr": 5e-4},
     "ppo2": {"batch_size": 32, "num_epoch": 3, "lr": 5e-4},
-    "svpg": {"batch_size": 32, "num_epoch": 1, "lr": 5e-4},
+    "svpg": {"batch_size": 32, "num_epoch": 1, "lr": 5e-4, "min_rollouts": 1},
     "dql": {"batch_size": 256, "target_update_intvl": 5, "max_grad_norm": 0.5, "lr": 5e-4},
     "sac": {"batch_size": 256, "target_update_intvl": 1, "max_grad_norm": 5.0, "lr": 3e-4},
 }
@@ -43,54 +47,68 @@ _IMPLICIT: dict[str, dict[str, Any]] = {
     "a2c": _ON_POLICY | {"optimizer": "rmsprop"},
     "ppo": _ON_POLICY | {"entropy_coeff": 0.0, "clip_value": None, "target_kl": None},
     "ppo2": _ON_POLICY | {"clip_value": True, "target_kl": None},
+    "svpg": _ON_POLICY,
     "dql": RAW
     | {"lr_schedule": "constant", "n_step": 1, "double_dqn": False, "dueling": False, "tau": 1.0},
     "sac": RAW | {"n_step": 1},
 }
 
 
-def _critic_setting(name: str) -> Callable[[Any, Any], Any]:
-    """Return a function that raises an error if the algorithm has no separate critic updates."""
+def _schedule(scheduler: Any, arguments: Any, epochs: int, iterations: int, group: str) -> str:
+    """Return the recipe's schedule for a learning-rate scheduler of torch.
 
-    def value_of(value: Any, settings: Any) -> Any:
-        if settings.algo != "ppo":
-            reason = f"In {settings.algo}, the policy's optimiser also trains the critic"
-            raise SettingError(f"critic.{name}", value, reason, f"Omit critic.{name}")
-        return value
-
-    return value_of
-
-
-def _critic_epochs(value: Any, settings: Any) -> int:
-    """Return the number of epochs for the separate critic updates."""
-    epochs = _critic_setting("num_epoch")(value, settings)
-    return whole_number("critic.num_epoch", epochs, at_least=1)
-
-
-def _shared_norm(value: Any, settings: Any) -> Any:
-    """Return the maximum gradient norm.
-
-    Recipes use the same norm for all optimisers, including PPO's separate critic optimiser.
+    Args:
+        scheduler: name of the scheduler's class, or ``None``.
+        arguments: arguments of the scheduler.
+        epochs: scheduler steps per iteration.
+        iterations: iterations of the run.
+        group: prefix of the field names, such as ``critic.``.
     """
-    policy, critic = settings.max_grad_norm, settings.critic.max_grad_norm
-    if settings.algo == "ppo" and policy != critic:
-        reason = f"Recipes use one norm for both optimisers, but critic.max_grad_norm={critic}"
-        raise SettingError("max_grad_norm", policy, reason, "Use the same value for both")
-    return value
+    if scheduler is None:
+        return "constant"
+    given = dict(arguments or {})
+    try:
+        if scheduler == "ExponentialLR":
+            return _exponential(given["gamma"], Fraction(1, epochs))
+        if scheduler == "StepLR":
+            return _exponential(given.get("gamma", 0.1), Fraction(given["step_size"], epochs))
+        if scheduler == "MultiStepLR":
+            gamma = given.get("gamma", 0.1)
+            shares = [step / (epochs * iterations) for step in sorted(given["milestones"])]
+            words = [f"{share} {gamma**k}" for k, share in enumerate(shares, 1) if share < 1]
+            return " ".join(["piecewise", *words]) if words else "constant"
+    except KeyError as missing:
+        reason = f"{scheduler} needs {missing}"
+        raise SettingError(
+            f"{group}lr_scheduler_hparam", arguments, reason, f"Add {missing}"
+        ) from None
+    reason = "Recipes have no such schedule"
+    works = ["ExponentialLR", "StepLR", "MultiStepLR"]
+    raise SettingError(f"{group}lr_scheduler", scheduler, reason, works)
+
+
+def _exponential(factor: float, every: Fraction) -> str:
+    return f"exponential {factor}" if every == 1 else f"exponential {factor} {every}"
+
+
+def _policy_schedule(_: Any, settings: Any) -> str:
+    epochs = settings.num_epoch if settings.algo in _CLIPPED else 1
+    return _schedule(
+        settings.lr_scheduler, settings.lr_scheduler_hparam, epochs, settings.iterations, ""
+    )
+
+
+def _critic_schedule(_: Any, settings: Any) -> str:
+    critic = settings.critic
+    return _schedule(
+        critic.lr_scheduler, critic.lr_scheduler_hparam, critic.num_epoch, settings.iterations,
+        "critic.",
+    )  # fmt: skip
 
 
 _CLIPPED_ALONE = {"ppo2": "each network", "a2c": "the policy", "sac": "the policy"}
 """Networks whose gradients pyrado clips, for algorithms in which recipes clip differently."""
 
-
-def _critic_norm(value: Any, settings: Any) -> Any:
-    return _shared_norm(_critic_setting("max_grad_norm")(value, settings), settings)
-
-
-_EPOCHS = MapsTo(
-    "critic_epochs", lambda _, settings: _critic_epochs(settings.critic.num_epoch, settings)
-)
-"""Mapping to ``critic_epochs``, which gives the critic a separate optimiser in recipes."""
 
 _FLOOR = MapsTo("epsilon_end", lambda decay, settings: settings.eps_init if decay == 1 else 0.05)
 """Final epsilon. DQL always uses the default ``eps_final`` of pyrado's exploration strategy."""
@@ -98,39 +116,44 @@ _FLOOR = MapsTo("epsilon_end", lambda decay, settings: settings.eps_init if deca
 
 @dataclass
 class PyradoGAE(GivenFields):
-    """Settings for pyrado's critic, which has a separate optimiser except in PPO2 and A2C."""
+    """Settings for pyrado's critic. Only PPO fits it with an optimiser of its own."""
 
     gamma: float = mapped("gamma", 0.99)
     """Discount factor per step."""
     lamda: float = mapped("gae_lambda", 0.95)
     """Lambda for generalised advantage estimation, from 0 (most bias) to 1 (most variance)."""
-    num_epoch: NonNegativeInt = mapped("critic_epochs", 10, _critic_epochs)
+    num_epoch: PositiveInt = mapped("critic_epochs", 10, only="ppo")
     """Passes over the collected rollouts per critic update."""
-    batch_size: PositiveInt = mapped(
-        "critic_minibatch_size", 64, _critic_setting("batch_size"), also=_EPOCHS
-    )
+    batch_size: PositiveInt = mapped("critic_minibatch_size", 64, only="ppo")
     """Transitions per critic minibatch."""
     standardize_adv: bool = mapped(
         "normalize_advantage", True, lambda value, settings: value or settings.algo == "ppo2"
     )
     """Whether to standardise advantages. PPO2 always standardises advantages."""
     standardizer: Literal["RunningStandardizer"] | None = mapped(
-        "advantage_norm", None, lambda value, _: "running" if value else None
+        "advantage_norm", None, lambda value, _: "running" if value else "batch"
     )
     """``RunningStandardizer`` for running statistics, or ``None`` for batch statistics."""
-    max_grad_norm: float | None = mapped("max_grad_norm", None, _critic_norm, also=_EPOCHS)
+    max_grad_norm: float | None = mapped("critic_max_grad_norm", only="ppo")
     """Maximum gradient norm for the separate critic updates (PPO); ``None`` for no clipping."""
-    lr: float = mapped("critic_learning_rate", 5e-4, _critic_setting("lr"), also=_EPOCHS)
+    lr: float = mapped("critic_learning_rate", 5e-4, only="ppo")
     """Learning rate of the critic."""
-    lr_scheduler: str | None = unsupported("Use lr_schedule")
+    lr_scheduler: str | None = mapped("critic_lr_schedule", None, _critic_schedule, only="ppo")
     """Learning-rate scheduler, stepped once per epoch."""
-    lr_scheduler_hparam: dict[str, Any] | None = unsupported("Use lr_schedule")
+    lr_scheduler_hparam: dict[str, Any] | None = mapped(
+        "critic_lr_schedule", None, _critic_schedule, only="ppo"
+    )
     """Arguments of the learning-rate scheduler."""
 
 
 @dataclass
 class Pyrado(WrappedDialect):
-    """Settings for pyrado's step-based algorithms. ``None`` means the algorithm's default."""
+    """Settings for pyrado's step-based algorithms. ``None`` means the algorithm's default.
+
+    Values may be Python expressions, as in pyrado's scripts: ``"30 * env.max_steps"``.
+    """
+
+    __slots__ = ("_conditional",)
 
     NAME = "pyrado"
     LIBRARY = "pyrado"
@@ -147,6 +170,8 @@ class Pyrado(WrappedDialect):
     DEFAULTS: ClassVar = _DEFAULTS
     CANNOT: ClassVar = {"collects_episodes": (True, "it collects whole rollouts")}
     GROUPS: ClassVar = {"critic": PyradoGAE}
+    SECTIONS: ClassVar = frozenset({"", "algo", "particle"})
+    PATHS: ClassVar = {"algo_name": "algo", "env.max_steps": "env_max_steps"}
     IMPLICIT_DEFAULTS: ClassVar = _IMPLICIT
 
     max_iter: int = 1
@@ -173,13 +198,13 @@ class Pyrado(WrappedDialect):
     """Iterations between evaluations with 100 rollouts each; ignored with a custom logger."""
     use_trained_policy_for_refill: bool = count_field(default=False, only=OFF_POLICY)
     """Whether the policy, not random actions, refills the replay memory after a reset."""
-    num_workers: PositiveInt = unsupported("Use env.vectorization=async", 4)
+    num_workers: PositiveInt = ignored("it does not affect the samples", 4)
     """Number of sampling processes, which does not affect the samples."""
-    num_particles: PositiveInt = count_field(default=1, only="svpg")
+    num_particles: PositiveInt = mapped("num_particles", 1, only="svpg")
     """Number of particles (SVPG). Each particle is an A2C agent."""
-    horizon: int | None = unsupported("pyrado does not use this setting", only="svpg")
+    horizon: int | None = ignored("pyrado does not use it", only="svpg")
     """Steps per particle (SVPG); unused."""
-    temperature: float | None = unsupported("Use recipes.svpg without a dialect", only="svpg")
+    temperature: float | None = mapped("temperature", only="svpg")
     """Temperature (SVPG)."""
     gamma: float = mapped("gamma", 0.99, only=OFF_POLICY)
     """Discount factor per step (value-based algorithms)."""
@@ -209,20 +234,20 @@ class Pyrado(WrappedDialect):
         "initial_log_std", 1.0, lambda value, _: log(value), only=ON_POLICY
     )
     """Initial standard deviation of the actions."""
-    max_grad_norm: float | None = mapped("max_grad_norm", None, _shared_norm)
+    max_grad_norm: float | None = mapped("max_grad_norm")
     """Maximum gradient norm for the policy and PPO2's critic; ``None`` for the default."""
     lr: float = mapped("learning_rate")
     """Learning rate."""
-    lr_scheduler: str | None = unsupported("Use lr_schedule")
+    lr_scheduler: str | None = mapped("lr_schedule", None, _policy_schedule)
     """Learning-rate scheduler, stepped once per epoch (PPO, PPO2) or iteration (others)."""
-    lr_scheduler_hparam: dict[str, Any] | None = unsupported("Use lr_schedule")
+    lr_scheduler_hparam: dict[str, Any] | None = mapped("lr_schedule", None, _policy_schedule)
     """Arguments of the learning-rate scheduler."""
     logger_print_intvl: PositiveInt | None = extra_field(only=OFF_POLICY)
     """``print_intvl`` of a custom logger, which replaces ``eval_intvl``."""
     env_max_steps: PositiveInt | None = extra_field()
     """Maximum rollout length in steps (``env.max_steps``)."""
-    episode_length: PositiveInt | None = extra_field()
-    """Fixed rollout length in steps; defaults to ``env_max_steps``."""
+    episode_length: PositiveInt | Literal["varies"] | None = extra_field()
+    """Fixed rollout length in steps, or ``varies``; defaults to ``env_max_steps``."""
     recurrent: bool = extra_field(default=False)
     """Whether the networks are recurrent. On-policy minibatches then contain whole rollouts."""
 
@@ -231,6 +256,32 @@ class Pyrado(WrappedDialect):
         if isinstance(self.critic, Mapping):
             check_fields(self.critic, PyradoGAE, "is not a setting", "critic.")
             self.critic = PyradoGAE(**self.critic)
+        expressions = Expressions({"env.max_steps": self._max_steps})
+        for prefix, group in {"": self, "critic.": self.critic}.items():
+            if not isinstance(group, GivenFields):
+                continue
+            texts = {n: v for n, v in vars(group).items() if isinstance(v, str) and n not in _WORDS}
+            for name in sorted(texts, key="env_max_steps".__ne__):  # others depend on it
+                setattr(group, name, expressions.value_of(f"{prefix}{name}", texts[name]))
+        self._conditional = expressions.conditional
+
+    def _max_steps(self, text: str) -> int:
+        """Return the value of ``env.max_steps`` in an expression."""
+        if self.env_max_steps is None:
+            reason = f"{text!r} needs the maximum rollout length"
+            raise SettingError("env_max_steps", None, reason, "Set env_max_steps")
+        return whole_number("env_max_steps", self.env_max_steps, at_least=1)
+
+    def fixed_values(self) -> dict[str, Any]:
+        """Return what defines PPO (its critic), PPO2 (clipped values) and SVPG (particles)."""
+        if self.algo == "ppo2":
+            return {"clip_value": True}
+        if self.algo == "svpg":
+            return {"num_particles": self.num_particles}
+        if self.algo != "ppo":
+            return {}
+        norm = self.critic.max_grad_norm
+        return {"critic_epochs": self.critic.num_epoch, "critic_max_grad_norm": norm}
 
     # ------------------------------------------------------------------ derived counts
     @property
@@ -243,6 +294,8 @@ class Pyrado(WrappedDialect):
     @property
     def rollout_length(self) -> int | None:
         """Fixed rollout length in steps, or ``None`` if the length is unknown."""
+        if self.episode_length == "varies":
+            return None
         return self.episode_length or self.env_max_steps
 
     @property
@@ -288,7 +341,7 @@ class Pyrado(WrappedDialect):
         if self.min_rollouts is None and self.min_steps is None:
             reason = "A collection needs a minimum number of steps or rollouts"
             raise SettingError("min_steps", None, reason, [1], "or set min_rollouts")
-        plan = {
+        plan: dict[str, Any] = {
             "iterations": self.iterations,
             "episode_length": self.rollout_length,
             "max_episode_steps": self.env_max_steps,
@@ -369,10 +422,11 @@ class Pyrado(WrappedDialect):
                 f"max_grad_norm={self.max_grad_norm:g} clips the gradients of "
                 f"{_CLIPPED_ALONE[self.algo]} alone; recipes clip the gradients of each optimiser."
             )
-        if self.min_steps is not None and self.min_rollouts is not None:
+        yield from self._script_notes(plan)
+        if self.min_steps is not None and (self.min_rollouts or 1) > 1:
             yield "A collection satisfies both min_steps and min_rollouts."
         if self.rollout_length is None:
-            yield "Counts cannot be planned without episode_length or env_max_steps."
+            yield "Counts cannot be planned without a fixed episode_length or env_max_steps."
         elif self.min_steps is not None and plan.frames_per_batch != self.min_steps:
             yield f"A collection of whole rollouts has {plan.frames_per_batch} steps."
         if self.num_workers > 1 and self.min_steps != 1:
@@ -380,6 +434,13 @@ class Pyrado(WrappedDialect):
         yield from (self._on_policy_notes if plan.on_policy else self._value_based_notes)(plan)
         if self.env_max_steps is not None:
             yield "Rollouts of env_max_steps are terminated in pyrado and truncated in recipes."
+
+    def _script_notes(self, plan: StepPlan) -> Iterator[str]:
+        for name, condition in self._conditional.items():
+            yield f"{name} is the value that holds if {condition}."
+        steps = [self.lr_scheduler, self.critic.lr_scheduler if self.algo == "ppo" else None]
+        if self.algo in _CLIPPED and any(steps):
+            yield "Schedulers step once per epoch; recipes apply the steps between iterations."
 
     def _on_policy_notes(self, plan: StepPlan) -> Iterator[str]:
         if self.algo == "ppo":
@@ -401,8 +462,11 @@ class Pyrado(WrappedDialect):
         elif self.algo == "svpg":
             yield (
                 f"Each of {self.num_particles} particles takes one gradient step with the mean "
-                "gradient of a pass. The plan counts particles as processes."
+                "gradient of a pass. The plan counts particles as processes. A run trains them in "
+                "one process, where each gradient step is one step of every particle."
             )
+            if self.min_steps is None and self.min_rollouts == 1:
+                yield "Each particle collects one rollout per iteration unless min_steps is set."
         else:
             yield "A2C makes one pass over the rollouts with one gradient step per minibatch."
 
@@ -428,5 +492,7 @@ class Pyrado(WrappedDialect):
         if self.algo == "dql":
             yield "DQL uses RMSprop; recipes use Adam."
         if self.algo == "sac":
+            if self.lr_scheduler is not None:
+                yield "lr_scheduler spares the rate of the entropy coefficient; here it does not."
             optimizers = 3 if self.learn_ent_coeff else 2
             yield f"A gradient step of SAC includes one step of each of {optimizers} optimisers."

@@ -9,8 +9,9 @@ from typing import Any
 
 from kit.dialects import as_plan
 from kit.dialects.base import ON_POLICY, Dialect, Difference
-from kit.dialects.carried import changed, differing_meanings, flat, uncounted
+from kit.dialects.carried import changed, differing_meanings, uncounted
 from kit.dialects.explain import explain, plain, plan_text, shown, totals
+from kit.dialects.fields import flat
 from kit.dialects.files import make
 from kit.steps.counts import FOLLOWED
 from kit.steps.errors import SettingError

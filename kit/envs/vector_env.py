@@ -392,6 +392,18 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         self._now.started = False
         self.restart()
 
+    def reopen(self) -> None:
+        """Create the environments again after they were closed.
+
+        Raises:
+            SettingError: if the environments cannot be created a second time.
+        """
+        if self.make_again is None:
+            reason = "The closed environments cannot be created a second time"
+            raise SettingError("env", self.name, reason, "Use make_env with an ID or a function")
+        self.backend = self.make_again().backend
+        self.is_closed, self._now.started = False, False
+
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Close the environments."""
         self.backend.close()

@@ -91,8 +91,8 @@ class Anneal(KitHook):
         share_of_run: fraction of the run, in (0, 1], after which a named schedule ends.
         counter: ledger counter that drives the schedule. Defaults to ``policy_steps``, to
             ``gradient_steps`` for offline runs, or to ``iterations`` for a named schedule if the
-            total number of policy steps is unknown. On a GPU, reading ``env_steps`` or
-            ``episodes`` synchronises in every iteration.
+            total number of policy steps is unknown or the schedule is ``"exponential FACTOR"``. On
+            a GPU, reading ``env_steps`` or ``episodes`` synchronises in every iteration.
         name: name of the logged metric.
 
     Raises:
@@ -241,20 +241,11 @@ class AnnealLearningRate(Anneal):
 
 
 def anneal_learning_rates(update: Update, schedule: str) -> list[Anneal]:
-    """Create a hook for each optimiser of an update, unless the schedule is ``constant``.
-
-    Args:
-        update: update with one or several optimisers.
-        schedule: schedule name, as in :class:`Anneal`.
-    """
-    if schedule == "constant":
-        return []
-    several = len(update.optimizers) > 1
+    """Create one hook per optimiser that anneals its learning rate; none for ``constant``."""
+    named = update.optimizers.items() if schedule != "constant" else ()
     return [
-        AnnealLearningRate(
-            optimizer, schedule, name=f"learning_rate_{name}" if several else "learning_rate"
-        )
-        for name, optimizer in update.optimizers.items()
+        AnnealLearningRate(one, schedule, name="_".join(filter(None, ("learning_rate", name))))
+        for name, one in named
     ]
 
 
@@ -380,6 +371,8 @@ class EndOfExploration(KitHook):
 def _default_counter(schedule: Schedule | str, plan: StepPlan) -> str:
     if plan.offline:
         return "gradient_steps"
+    if isinstance(schedule, str) and "exponential " in schedule:
+        return "iterations"
     if not isinstance(schedule, str) or (plan.total_policy_steps and plan.is_exact):
         return "policy_steps"
     return "policy_steps" if plan.iterations is None else "iterations"

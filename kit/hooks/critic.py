@@ -13,6 +13,7 @@ from torchrl.objectives.utils import distance_loss
 from kit.advantages import GAE
 from kit.buffers.rollout_batches import valid_rows
 from kit.config import FittedCriticConfig
+from kit.hooks.annealing import AnnealLearningRate
 from kit.hooks.base import Kind, KitHook
 from kit.logging.metrics import MetricMeans
 from kit.steps.errors import SettingError, whole_number
@@ -120,20 +121,25 @@ class FitCritic(KitHook):
         self.gradient_steps = int(state_dict["gradient_steps"])
 
 
-def fit_critic(critic: Any, cfg: FittedCriticConfig, **horizon: Any) -> list[FitCritic]:
-    """Return a list with the critic hook for a config; empty if ``critic_epochs`` is 0.
+def fit_critic(critic: Any, cfg: FittedCriticConfig, **horizon: Any) -> list[KitHook]:
+    """Return the critic hooks for a config: none if ``critic_epochs`` is 0.
 
     ``horizon`` contains further arguments for :class:`~kit.advantages.GAE`.
     """
     if not cfg.critic_epochs:
         return []
+    norm = cfg.max_grad_norm if cfg.critic_max_grad_norm == "same" else cfg.critic_max_grad_norm
     fit = FitCritic(
         critic, epochs=cfg.critic_epochs, minibatch_size=cfg.critic_minibatch_size,
         learning_rate=cfg.critic_learning_rate, loss=cfg.critic_loss, compile=cfg.compile,
-        max_grad_norm=cfg.max_grad_norm, precision=cfg.precision, gamma=cfg.gamma,
+        max_grad_norm=norm, precision=cfg.precision, gamma=cfg.gamma,
         lmbda=cfg.gae_lambda, **horizon,
     )  # fmt: skip
-    return [fit]
+    if cfg.critic_lr_schedule == "constant":
+        return [fit]
+    (optimizer,) = fit.update.optimizers.values()
+    rate = AnnealLearningRate(optimizer, cfg.critic_lr_schedule, name="critic_learning_rate")
+    return [fit, rate]
 
 
 class _ValueLoss(nn.Module):

@@ -18,7 +18,7 @@ from kit.modules.heads import action_masks
 from kit.modules.images import NATURE
 from kit.modules.layers import BatchRenorm, NoisyLinear
 from kit.modules.networks import Flatten, FlattenMLP, drop_log_prob, parameter_groups
-from kit.modules.particles import Particles, make_particles
+from kit.modules.particles import Particles, in_one_process, make_particles
 from kit.modules.recurrent import Recurrent, check_sequences
 from kit.modules.world import (
     Ensemble,
@@ -57,6 +57,7 @@ __all__ = [
     "drop_log_prob",
     "elu_network",
     "half_range",
+    "in_one_process",
     "make_action_value",
     "make_actor",
     "make_actor_critic",

@@ -99,6 +99,28 @@ def make_particles(
     return networks[0]
 
 
+def in_one_process(plan: StepPlan, count: int) -> StepPlan:
+    """Return a plan in which the processes of a plan become particles of one process.
+
+    pyrado collects whole episodes for each particle and takes one gradient step with all of them.
+    The particles of one process collect the same number of steps from environments of their own.
+
+    Raises:
+        SettingError: if the length of an episode is unknown.
+    """
+    if plan.world_size != count or not plan.collects_episodes:
+        return plan
+    if plan.episode_length is None:
+        reason = "Particles collect equally many steps, which follow from the episode length"
+        raise SettingError("episode_length", None, reason, "Set episode_length or env_max_steps")
+    each = plan.frames_per_batch // plan.num_envs
+    return plan.replace(
+        world_size=1, num_envs=count * plan.num_envs, steps_per_env=each, min_steps=None,
+        min_episodes=None, episode_length=None, minibatch_size=None,
+        minibatches_per_gradient_step=1,
+    )  # fmt: skip
+
+
 def _check(plan: StepPlan, count: int) -> None:
     """Raise SettingError if particles would get different numbers of transitions per minibatch."""
     size = plan.minibatch_size or 0

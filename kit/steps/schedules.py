@@ -11,6 +11,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from kit.steps.errors import SettingError, nearest_first, real_number, show, whole_number
 
@@ -105,15 +106,21 @@ class Decay:
     """limit that the value approaches."""
     begin: int = 0
     """count at which the decay starts."""
+    every: Fraction = Fraction(1)
+    """counts per multiplication; less than 1 for several multiplications per count."""
 
     def __post_init__(self) -> None:
         for field in ("start", "factor", "end"):
             object.__setattr__(self, field, real_number(field, getattr(self, field)))
         whole_number("begin", self.begin)
+        if self.every <= 0:
+            raise SettingError("every", self.every, "must be positive", [Fraction(1)])
 
     def __call__(self, count: int) -> float:
         """Return the value at ``count``."""
-        return self.end + (self.start - self.end) * self.factor ** max(count - self.begin, 0)
+        return self.end + (self.start - self.end) * self.factor ** (
+            max(count - self.begin, 0) // self.every
+        )
 
 
 @dataclass(frozen=True)
@@ -179,10 +186,12 @@ def make_schedule(
             - ``"warmup SHARE NAME"``: schedule ``NAME``, multiplied by a linear warm-up during a
               share of the duration, as in ``"warmup 0.1 cosine"``;
             - ``"piecewise SHARE FACTOR SHARE FACTOR ..."``: ``start``, multiplied by a factor (at
-              least 0) after each share of the duration, as in ``"piecewise 0.5 0.1 0.75 0.01"``.
+              least 0) after each share of the duration, as in ``"piecewise 0.5 0.1 0.75 0.01"``;
+            - ``"exponential FACTOR [EVERY]"``: ``start``, multiplied by a factor (at least 0) once
+              per ``EVERY`` counts, as in ``"exponential 0.99"`` or ``"exponential 0.99 1/3"``.
         start: value when the counter is 0.
-        end: final value, used once the counter reaches ``duration``; ignored by ``"constant"``
-            and ``"piecewise"``.
+        end: final value, used once the counter reaches ``duration``; ignored by ``"constant"``,
+            ``"piecewise"`` and ``"exponential FACTOR"``.
         duration: length of the ramp, in units of the counter.
         field: name of the setting, used in the error message.
 
@@ -209,6 +218,9 @@ def _named(kind: str, start: float, end: float, duration: int, field: str) -> Sc
         factors = [real_number("factor", _number(w), 0.0) for w in words[1::2]]
         boundaries = [round(share * duration) for share in shares]
         return Piecewise(boundaries, [start, *(start * factor for factor in factors)])
+    if name == "exponential" and words:
+        factor = real_number("factor", _number(words[0]), 0.0)
+        return Decay(start, factor, every=_every(field, kind, words[1:]))
     if kind not in SCHEDULES:
         ramps = [name for name in sorted(SCHEDULES) if name != "exponential" or end > 0]
         works = [*ramps, *_OF_SHARES]
@@ -223,6 +235,16 @@ def _shares(field: str, kind: str, words: Sequence[str]) -> list[float]:
         why = "needs shares of the run between 0 and 1"
         raise SettingError(field, kind, why, _OF_SHARES)
     return shares
+
+
+def _every(field: str, kind: str, words: Sequence[str]) -> Fraction:
+    """Parse the optional number of counts per multiplication, such as ``5`` or ``1/3``."""
+    try:
+        (every,) = [Fraction(word) for word in words] or [Fraction(1)]
+    except (ValueError, ZeroDivisionError):
+        works = ["exponential 0.99", "exponential 0.99 5"]
+        raise SettingError(field, kind, "needs a factor and a period", works) from None
+    return every
 
 
 def _number(word: str) -> float:

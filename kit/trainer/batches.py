@@ -86,7 +86,8 @@ class CollectorAdapter:
         hint = f"use frames_per_batch={expected}"
         if plan.collects_episodes:
             field, value = "episode_length", plan.episode_length
-            hint = "remove episode_length, because episodes may end earlier"
+            hint = "remove episode_length (pyrado: episode_length=varies), because episodes may "
+            hint += "end earlier"
         batch_size = f"a batch of shape {tuple(batch.shape)} has {self.collected} policy steps"
         raise SettingError(
             field, value, f"does not match the plan: {batch_size} instead of {expected}", hint

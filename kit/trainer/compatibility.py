@@ -44,6 +44,8 @@ def in_learning_rates(update: Any, modules: Mapping[str, Any]) -> Iterator[Refus
     """Yield errors for hooks that set the learning rate of an optimiser that never steps."""
     groups = update.groups if isinstance(update, Update) else ()
     stepping = [group.optimizer for group in groups]
+    for hook in modules.values():  # such as the critic's own fit
+        stepping += getattr(getattr(hook, "update", None), "optimizers", {}).values()
     trained = {id(weight) for group in groups for weight in group.parameters}
     for hook in modules.values():
         optimizer = getattr(getattr(hook, "scheduler", None), "optimizer", None)

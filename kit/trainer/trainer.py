@@ -20,6 +20,7 @@ from kit.buffers.n_step import close
 from kit.collectors import plan_fit
 from kit.collectors.base import KitCollector
 from kit.envs.backends.torchrl_layers import normalization_of_transforms
+from kit.envs.state import seed_process
 from kit.hooks.console import Console
 from kit.hooks.evaluation import Evaluator
 from kit.hooks.guards import NaNGuard
@@ -35,6 +36,7 @@ from kit.trainer.checkpoint import (
     normalizer_of,
     stateful_parts,
 )
+from kit.trainer.restart import in_restarted, restart_parts
 from kit.trainer.rng import IsolatedRNG, isolated_rng
 from kit.trainer.run_checkpoints import (
     RunCheckpoints,
@@ -434,6 +436,36 @@ class Trainer(TorchRLProtocol):
         return self.checkpoints.save_policy(below, self.schedule.progress, counters)
 
     # ------------------------------------------------------------------ start and shutdown
+    @isolated_rng
+    def reset(self, seed: int | None = None, *, prefill_random: bool | None = None) -> Self:
+        """Prepare another run of the plan with the trained networks.
+
+        Step counts, learning-rate and exploration schedules, and the replay buffer start anew.
+        Weights, optimisers and normalisation statistics are kept. Environments that the last run
+        closed are created again.
+
+        Args:
+            seed: new seed for the RNG state and the environments. ``None``: the RNG state
+                continues, and provides the seed of the environments.
+            prefill_random: whether the actions of the new prefill are random. ``None``: as planned.
+
+        Raises:
+            SettingError: if the run has a folder, or its environments cannot be created again.
+        """
+        checks.raise_first(in_restarted(self.folder, self.collector))
+        if self._started:
+            self.shutdown()
+        if seed is not None:
+            seed_process(seed)
+            torch.manual_seed(seed)
+        if prefill_random is not None:
+            self.plan = self.plan.replace(prefill_random=prefill_random)
+        restart_parts(self, int(torch.randint(2**31, ())) if seed is None else seed)
+        self._released = self._complete = self._started = self._stop_training = False
+        self._prefill, self.stop_reason = None, None
+        self._phase = UpdatePhase(self)
+        return self
+
     @contextlib.contextmanager
     def _lifecycle(self) -> Iterator[None]:
         """Start loggers and hooks, and release all resources at the end, even after an error."""

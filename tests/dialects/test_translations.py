@@ -18,8 +18,8 @@ from kit.dialects import (
     as_plan,
     dialect,
 )
-from kit.dialects.carried import flat
 from kit.dialects.explain import explain, shown
+from kit.dialects.fields import flat
 from kit.dialects.files import make, settings_of
 from kit.dialects.translation import translate
 from kit.steps import SettingError

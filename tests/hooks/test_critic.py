@@ -220,3 +220,14 @@ def test_fit_critic_rejects_recurrent_critic():
     critic.in_keys = [*critic.in_keys, "is_init"]
     with raises_setting("critic"):
         FitCritic(critic, epochs=1, **HORIZON)
+
+
+def test_fit_critic_with_lambda_one_uses_empirical_returns():
+    batch, critic = collected()
+    batch["next", "terminated"][:, -1] = batch["next", "done"][:, -1] = True
+    targets = FitCritic(critic, epochs=1, gamma=0.5, lmbda=1.0).targets(batch.copy())
+    expected = torch.zeros(len(batch))
+    for step in reversed(range(batch.shape[1])):
+        going = ~batch["next", "done"][:, step, 0]
+        expected = batch["next", "reward"][:, step, 0] + 0.5 * expected * going
+        torch.testing.assert_close(targets["value_target"][:, step, 0], expected)

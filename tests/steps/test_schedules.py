@@ -93,9 +93,21 @@ def test_named_piecewise_scales_start_at_fractions_of_run():
     assert [made(count) for count in (0, 3, 4, 5, 6, 9)] == [2.0, 2.0, 0.2, 0.2, 0.02, 0.02]
 
 
+def test_named_exponential_multiplies_once_per_period():
+    made = make_schedule("exponential 0.5", 8.0, 0.0, 2)
+    assert [made(count) for count in range(4)] == [8.0, 4.0, 2.0, 1.0]
+    made = make_schedule("exponential 0.5 2", 8.0, 0.0, 2)
+    assert [made(count) for count in range(5)] == [8.0, 8.0, 4.0, 4.0, 2.0]
+    made = make_schedule("exponential 0.5 2/3", 8.0, 0.0, 2)
+    assert [made(count) for count in range(4)] == [8.0, 4.0, 1.0, 0.5]
+
+
 @pytest.mark.parametrize(
     "kind",
     [
+        "exponential x",
+        "exponential 0.5 0",
+        "exponential 0.5 1 2",
         "warmup",
         "warmup 1.5 linear",
         "warmup 0 linear",
