@@ -136,17 +136,16 @@ def _log_std(given: Any, settings: Any) -> float | None:
 
 def _optimizer(given: Any, settings: Any) -> str | None:
     """Return A2C's optimiser. Other recipes use Adam, as Stable-Baselines3 does."""
-    works = [*_OPTIMIZERS] if settings.algo == "a2c" else ["Adam"]
-    name = _OPTIMIZERS[one_of("policy_kwargs", given, works)]
-    return name if settings.algo == "a2c" else None
-
-
-def _check_optimizer_kwargs(given: Any, settings: Any) -> None:
-    """Check that the optimiser's settings are the recipes' own."""
-    for name, value in given.items():
-        if (name, value) not in (("eps", 1e-5), ("alpha", 0.99)):
-            reason = f"Recipes do not support the optimizer_kwargs {name}={show(value)}"
+    kwargs = _policy_kwargs(given)
+    for entry in (kwargs.get("optimizer_kwargs") or {}).items():
+        if entry not in (("eps", 1e-5), ("alpha", 0.99)):
+            reason = f"Recipes do not support the optimizer_kwargs {entry[0]}={show(entry[1])}"
             raise SettingError("policy_kwargs", given, reason, "Omit it")
+    if "optimizer_class" not in kwargs:
+        return None
+    works = [*_OPTIMIZERS] if settings.algo == "a2c" else ["Adam"]
+    name = _OPTIMIZERS[one_of("policy_kwargs", kwargs["optimizer_class"], works)]
+    return name if settings.algo == "a2c" else None
 
 
 def _normalizes(entry: str) -> Callable[[Any, Any], bool]:
@@ -373,8 +372,7 @@ class SB3(WrappedDialect):
             MapsTo("activation", _policy_kwarg("activation_fn", _activation)),
             MapsTo("initial_log_std", _policy_kwarg("log_std_init", _log_std)),
             MapsTo("orthogonal", _policy_kwarg("ortho_init", lambda value, _: bool(value))),
-            MapsTo("optimizer", _policy_kwarg("optimizer_class", _optimizer)),
-            MapsTo("optimizer", _policy_kwarg("optimizer_kwargs", _check_optimizer_kwargs)),
+            MapsTo("optimizer", _optimizer),
         ),
         optional=True,
     )
