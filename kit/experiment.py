@@ -55,6 +55,7 @@ from kit.dialects.carried import apply_to_config, caveats
 from kit.envs import VectorEnv, make_env
 from kit.envs.errors import EnvError
 from kit.envs.state import seed_process
+from kit.envs.wrappers import load_wrappers
 from kit.hooks import (
     Anneal,
     BestPolicy,
@@ -184,10 +185,11 @@ class Experiment:
             settings["normalization_steps"] = plan.normalization_steps - plan.num_envs
         kwargs = settings.pop("kwargs")
         check_arguments(cfg, settings)
+        wrappers = [*load_wrappers(cfg.env.wrappers), *changes.pop("wrappers", ())]
         if isinstance(cfg, OfflineConfig):
             settings["normalize_observation"] = cfg.normalize_data
         with renamed_errors(cfg):
-            env = make_env(**{**settings, **kwargs, **changes})
+            env = make_env(**{**settings, **kwargs, **changes, "wrappers": wrappers})
             if plan.normalization_steps:
                 estimate_statistics(env, plan.normalization_steps)
         if not dataset_loading_disabled():  # evaluation-only runs store no transitions

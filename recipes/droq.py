@@ -14,6 +14,7 @@ from torchrl.objectives import SoftUpdate
 
 from kit import Experiment, OffPolicySteps, Trainer, Update, main
 from kit.config import PositiveInt, UnitInterval
+from kit.hooks import anneal_learning_rates
 from kit.modules import make_action_value, with_gsde
 from recipes import sac
 
@@ -61,7 +62,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         target_updater=SoftUpdate(loss, tau=cfg.tau),
         target_update_every=cfg.target_update_every,
     )
-    buffer, hooks = experiment.make_replay_buffer(), sac.anneal(update, cfg.lr_schedule)
+    buffer, hooks = experiment.make_replay_buffer(), anneal_learning_rates(update, cfg.lr_schedule)
     policy = with_gsde(actor, env, cfg)
     return experiment.trainer(env, policy, buffer=buffer, update=update, hooks=hooks)
 

@@ -25,7 +25,7 @@ from kit.config import (
     reject_unused,
 )
 from kit.envs import VectorEnv
-from kit.hooks import AnnealLearningRate
+from kit.hooks import anneal_learning_rates
 from kit.modules import make_action_value, make_actor, with_gsde
 
 
@@ -94,15 +94,6 @@ def optimizers(experiment: Experiment, loss: Any, **settings: Any) -> dict[str, 
     return {name: make(Adam, trained, **settings) for name, trained in parameters.items()}
 
 
-def anneal(update: Update, schedule: str) -> list[AnnealLearningRate]:
-    """Create one hook per optimiser that anneals its learning rate; none for ``constant``."""
-    named = update.optimizers.items() if schedule != "constant" else ()
-    return [
-        AnnealLearningRate(one, schedule, name="_".join(filter(None, ("learning_rate", name))))
-        for name, one in named
-    ]
-
-
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Build a trainer. ``make_loss`` replaces ``cfg.loss``; ``parts`` replace trainer parts."""
     experiment = Experiment(cfg, algorithm="sac", parts=parts)
@@ -120,7 +111,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         target_updater=SoftUpdate(loss, tau=cfg.tau),
         target_update_every=cfg.target_update_every,
     )
-    buffer, hooks = experiment.make_replay_buffer(), anneal(update, cfg.lr_schedule)
+    buffer, hooks = experiment.make_replay_buffer(), anneal_learning_rates(update, cfg.lr_schedule)
     policy = with_gsde(actor, env, cfg)
     return experiment.trainer(env, policy, buffer=buffer, update=update, hooks=hooks)
 

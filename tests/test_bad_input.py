@@ -95,9 +95,6 @@ REFUSED = {
     "ppo steps=sb3 steps.n_step=8": "steps.n_step=8: The sb3 dialect has no such setting. Try: ",
     "sac steps.learning_starts=60": "steps.learning_starts=60: Training would start after "
     "60 policy steps, but the run has only 40. Start training earlier, or run ",
-    "sac steps=torchrl steps.total_frames=40 steps.frames_per_batch=10 steps.batch_size=4 "
-    "steps.optim_steps_per_batch=1 steps.init_random_frames=60": "learning_starts=60: Training "
-    "would start after 60 policy steps, but the run has only 40. Start training earlier, or run ",
     "redq steps.sequence_length=1": "steps.sequence_length=1: REDQLoss does not support",
     "ppo shared_backbone=true critic_hidden_sizes=[8]": "the critic uses the actor's",
     "crossq renorm_actor=true loss=CrossQLoss": "renorm_actor=True: It needs a loss "

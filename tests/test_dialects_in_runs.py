@@ -210,6 +210,24 @@ def test_recurrent_ppo_rejects_dialect_without_sequence_length() -> None:
         ppo_recurrent.build(small(ppo_recurrent, given))
 
 
+def test_dialect_run_shorter_than_learning_starts_warns() -> None:
+    given = SB3(algo="sac", total_timesteps=20, learning_starts=40)
+    with pytest.warns(UserWarning, match="the run has only 20, so it never trains"):
+        trainer = sac.build(small(sac, given))
+    trainer.run()
+    assert (trainer.ledger.policy_steps, trainer.ledger.gradient_steps) == (20, 0)
+
+
+def test_sb3_episodes_of_unknown_length_train_once_per_timestep() -> None:
+    given = SB3(algo="sac", total_timesteps=20, train_freq=(1, "episode"), gradient_steps=-1,
+                learning_starts=9, batch_size=4, max_episode_steps=7)  # fmt: skip
+    trainer = sac.build(small(sac, given))
+    trainer.run()
+    ledger = trainer.ledger
+    assert (ledger.policy_steps, ledger.random_policy_steps) == (21, 9)
+    assert ledger.gradient_steps == 14  # in the second and the third episode
+
+
 SB3_DQN = {"algo": "dqn", "total_timesteps": 120, "batch_size": 4, "target_update_interval": 40}
 CLEANRL_DQN = {"algo": "dqn", "total_timesteps": 120, "batch_size": 4, "train_frequency": 4}
 

@@ -94,6 +94,9 @@ EFFECTS: dict[str, Effect] = {
     "env.vectorization": Effect("async", part("collector.env.backend")),
     "env.action_repeat": Effect(2, counts("env_steps")),
     "env.max_episode_steps": Effect(3, counts("episodes")),
+    "env.wrappers": Effect(
+        [{"kit.envs.single_env:ActionRepeat": {"repeat": 2}}], counts("env_steps")
+    ),
     "env.normalize_observation": Effect(None),
     "env.normalize_reward": Effect(None),
     "env.step_timeout": Effect(

@@ -42,6 +42,9 @@ class EnvConfig(GivenFields):
     max_episode_steps: PositiveInt | None = None
     """Policy steps after which an episode is truncated. null: the environment's registered
     limit."""
+    wrappers: list[str | dict[str, Any]] = field(default_factory=list)
+    """Wrappers for each environment, innermost first and before action repeat: module:Class, or a
+    mapping of module:Class to keyword arguments."""
     normalize_observation: bool = False
     """Whether observations are normalised using their running mean and variance."""
     normalize_reward: bool = False

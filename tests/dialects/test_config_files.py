@@ -112,12 +112,12 @@ def test_make_rejects_file_without_settings(tmp_path, content):
 
 def test_command_reports_unread_file_entries(tmp_path, capsys):
     file = tmp_path / "ppo.yml"
-    file.write_text("CartPole-v1:\n  n_timestps: 1e4\n  normalize: true\n  n_steps: 32\n")
+    file.write_text("CartPole-v1:\n  n_timestps: 1e4\n  save_freq: 9\n  n_steps: 32\n")
     assert main(["explain", "sb3", str(file)]) == 0
     assert "Not read from " in (told := capsys.readouterr().out.replace("\n  ", " "))
-    assert "n_timestps=10000.0, normalize=True." in told
+    assert "n_timestps=10000.0, save_freq=9." in told
     assert main(["translate", "sb3", str(file), "--to", "cleanrl"]) == 0
-    assert "- normalize=True" in capsys.readouterr().out
+    assert "- save_freq=9" in capsys.readouterr().out
 
 
 def test_left_unread_lists_only_near_misses_in_large_file(tmp_path):
@@ -189,12 +189,11 @@ def test_settings_of_parses_mapping_in_braces():
     assert main(["explain", "sb3", "policy_kwargs={net_arch: [8, 8]}"]) == 0
 
 
-def test_map_fields_rejects_zoo_policy_kwargs_string(tmp_path):
+def test_zoo_file_has_policy_kwargs_as_string(tmp_path):
     text = "n_timesteps: 10_000\npolicy_kwargs: 'dict(net_arch=[64, 64])'\n"
     made = make(SB3, {"algo": "ppo"}, config_file(tmp_path, text, "ppo.yml"))
     assert made.to_plan().iterations == 5
-    with raises_setting("policy_kwargs"):
-        map_fields(made, ppo.Config(), "ppo")
+    assert map_fields(made, ppo.Config(), "ppo")[0]["hidden_sizes"] == [64, 64]
 
 
 def test_resolved_does_not_modify_group():
