@@ -8,6 +8,7 @@ from typing import Any
 
 from kit.dialects.base import Dialect
 from kit.dialects.carried import changed
+from kit.dialects.fields import flat
 from kit.steps.counts import FOLLOWED, can_count, can_follow
 from kit.steps.plan import StepPlan
 from kit.steps.table import COUNTS, plan_table, planned_counts, text_table
@@ -72,7 +73,7 @@ def explain(settings: Dialect | StepPlan) -> Explanation:
     family = resolved.family.replace("_", "-")
     algorithm = family if resolved.algo == resolved.family else f"{resolved.algo} ({family})"
     notes = [
-        f"{name}={getattr(settings, name)} has no effect for {resolved.algo} in {resolved.LIBRARY}."
+        f"{name}={flat(settings)[name]} has no effect for {resolved.algo} in {resolved.LIBRARY}."
         for name in settings.idle_settings()
     ]
     notes += settings.notes()

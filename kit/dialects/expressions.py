@@ -55,10 +55,8 @@ class Expressions:
                 return node.value
             case ast.List() | ast.Tuple():
                 return [value(entry) for entry in node.elts]
-            case ast.Dict():
-                return {
-                    value(name): value(one) for name, one in zip(node.keys, node.values) if name
-                }
+            case ast.Dict() if None not in node.keys:
+                return {value(n): value(one) for n, one in zip(node.keys, node.values) if n}
             case ast.BinOp():
                 return _OPERATORS[type(node.op)](value(node.left), value(node.right))
             case ast.UnaryOp() if type(node.op) in _OPERATORS:
@@ -66,8 +64,8 @@ class Expressions:
             case ast.IfExp():
                 self.conditional[field] = ast.unparse(node.test)
                 return value(node.body)
-            case ast.Call(func=ast.Name(id="dict"), args=[]):
-                return {entry.arg: value(entry.value) for entry in node.keywords if entry.arg}
+            case ast.Call(ast.Name("dict"), [], entries) if all(entry.arg for entry in entries):
+                return {entry.arg: value(entry.value) for entry in entries}
             case ast.Call(func=ast.Name(id="int" | "float" as kind), args=[number], keywords=[]):
                 return {"int": int, "float": float}[kind](value(number))
             case ast.Call(args=[], keywords=[]):  # RunningStandardizer()

@@ -6,10 +6,10 @@ they are parsed, and names such as ``nn.ReLU`` become the string ``ReLU``.
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from kit.dialects.expressions import Expressions
 from kit.envs.wrappers import wrapper_names
 from kit.steps.errors import SettingError, whole_number
 
@@ -28,30 +28,11 @@ def parse_kwargs(field: str, value: Any) -> dict[str, Any]:
     Raises:
         SettingError: if the string is not a mapping of literals and names.
     """
-    parsed = value
-    if isinstance(value, str):
-        try:
-            parsed = _literal(ast.parse(value.strip(), mode="eval").body)
-        except (SyntaxError, ValueError, MemoryError, RecursionError):
-            parsed = None
+    parsed = Expressions({}).value_of(field, value) if isinstance(value, str) else value
     if not isinstance(parsed, Mapping) or not all(isinstance(name, str) for name in parsed):
         reason = "The value is not a mapping of names to literals, lists and classes"
         raise SettingError(field, value, reason, "For example, dict(net_arch=[64, 64])")
     return {name: _class_name(entry) for name, entry in parsed.items()}
-
-
-def _literal(node: ast.expr) -> Any:
-    """Return the value of a literal, ``dict(...)`` call or class name."""
-    match node:
-        case ast.List(elements) | ast.Tuple(elements):
-            return [_literal(element) for element in elements]
-        case ast.Dict(keys, values) if None not in keys:
-            return {_literal(key): _literal(v) for key, v in zip(keys, values) if key is not None}
-        case ast.Call(ast.Name("dict"), [], keywords) if all(k.arg for k in keywords):
-            return {keyword.arg: _literal(keyword.value) for keyword in keywords}
-        case ast.Name(name) | ast.Attribute(attr=name):
-            return name
-    return ast.literal_eval(node)
 
 
 def _class_name(value: Any) -> Any:

@@ -21,6 +21,8 @@ def sensible(name: str, hint: Any, draw: random.Random) -> Any:
     """A value that could be meant, for a field by its name and type."""
     if name == "train_freq":
         return draw.choice([None, 1, 4, (2, "episode"), [3, "step"]])
+    if name == "precision":
+        return draw.choice([None, "32-true"])
     if name == "sampler":
         return draw.choice([None, "random", "without_replacement"])
     if name == "critic":

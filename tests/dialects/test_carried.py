@@ -89,7 +89,7 @@ def test_non_counting_fields_do_not_change_plan(name):
     cls, draw, changes = dialect(name), random.Random(name), 0
     carried = {n for n, use in uses(cls).items() if getattr(use, "family", None) is None}
     carried -= {"memory_size", "num_particles", "replay_size", "num_test_envs", "stop_rew"}
-    carried -= {"use_sde_at_warmup"}
+    carried -= {"use_sde", "use_sde_at_warmup", "replay_context"}
     for _ in range(400):
         settings = random_settings(name, draw, nasty=0)
         counted = {n: v for n, v in settings.items() if n not in carried}

@@ -93,7 +93,7 @@ def test_zoo_file_selects_group_by_env():
     with raises_setting("env"):
         make(SB3, {}, path)
     with raises_setting("env"):
-        make(SB3, {"env": "CartPole-v2"}, path)
+        make(SB3, {"env": "Acrobot-v1"}, path)
 
 
 def test_file_may_nest_all_settings_in_one_section():
@@ -112,7 +112,7 @@ def test_make_rejects_file_without_settings(tmp_path, content):
 
 def test_command_reports_unread_file_entries(tmp_path, capsys):
     file = tmp_path / "ppo.yml"
-    file.write_text("CartPole-v1:\n  n_timestps: 1e4\n  save_freq: 9\n  n_steps: 32\n")
+    file.write_text("n_timestps: 1e4\nsave_freq: 9\nn_steps: 32\n")
     assert main(["explain", "sb3", str(file)]) == 0
     assert "Not read from " in (told := capsys.readouterr().out.replace("\n  ", " "))
     assert "n_timestps=10000.0, save_freq=9." in told

@@ -36,7 +36,7 @@ def test_parse_kwargs_reads_literals_and_class_names(text, value):
 @pytest.mark.parametrize(
     "text",
     ["", "dict(", "[1]", "3", "dict(a=open('x'))", "dict(**b)", "dict([('a', 1)])", "{1: 2}",
-     "__import__('os').getcwd()", "dict(a=[b for b in c])", "dict(a=b())", "{**a}", "(" * 10_000],
+     "__import__('os').getcwd()", "dict(a=[b for b in c])", "{**a}", "(" * 10_000],
 )  # fmt: skip
 def test_parse_kwargs_rejects_other_code(text):
     with raises_setting("policy_kwargs"):

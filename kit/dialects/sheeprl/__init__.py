@@ -418,7 +418,8 @@ class Sheeprl(Dialect):
         first = max(random, 1)
         sequence = self.per_rank_sequence_length if self.algo in SEQUENCES else None
         if sequence and self.version == "0.8.4":
-            first = max(first, sequence + (self.replay_context or 0))
+            context = self.replay_context or 0 if self.algo == "dreamer_v3_5" else 0
+            first = max(first, sequence + context)
         iterations = 1 if self.dry_run else self.total_steps // each
         if self.dry_run and self.version == "0.8.4":
             iterations = first
@@ -562,7 +563,7 @@ class Sheeprl(Dialect):
             ppo, a2c = ["ppo", "ppo_decoupled"], ["a2c"]
             return ppo + a2c if plan.minibatches_per_gradient_step is not None else a2c + ppo
         if plan.sequence_length:
-            return ["dreamer_v3", "p2e_dv3_finetuning", "dreamer_v1"]
+            return ["dreamer_v3", "p2e_dv3_finetuning", "dreamer_v1", "dreamer_v3_5"]
         return ["sac", "droq", "sac_ae", "sac_decoupled"]
 
     @staticmethod
