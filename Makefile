@@ -99,8 +99,10 @@ $(VENV)/.run: $(BIN)/python pyproject.toml
 	$(PIP) install -e .
 	touch $@
 
+# Tests read sheeprl's config files. Its dependencies pin another torch.
 $(VENV)/.dev: $(BIN)/python pyproject.toml
 	$(PIP) install -e ".[dev]"
+	$(PIP) install --no-deps sheeprl==0.8.4
 	touch $@ $(VENV)/.run
 
 $(VENV)/.bench: $(BIN)/python pyproject.toml

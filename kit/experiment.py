@@ -29,6 +29,7 @@ from kit.buffers.records import SequenceReplay
 from kit.cli.launch import main
 from kit.collectors import COLLECTORS, make_collector
 from kit.collectors.policy import Policy, first_values
+from kit.collectors.statistics import estimate_statistics
 from kit.config import (
     EnvConfig,
     OfflineConfig,
@@ -54,6 +55,7 @@ from kit.dialects.carried import apply_to_config, caveats
 from kit.envs import VectorEnv, make_env
 from kit.envs.errors import EnvError
 from kit.envs.state import seed_process
+from kit.envs.wrappers import load_wrappers
 from kit.hooks import (
     Anneal,
     BestPolicy,
@@ -175,14 +177,21 @@ class Experiment:
             "gamma": getattr(cfg, "gamma", 1.0),  # behaviour cloning has no discount factor
             "normalization_steps": None,
         }
-        if isinstance(cfg.steps, OnPolicySteps):  # in nip, these steps are not part of the total
+        if isinstance(cfg, OffPolicyConfig):
+            settings["stacked_frames"] = cfg.stacked_frames
+        if isinstance(cfg.steps, OnPolicySteps):
             settings["normalization_steps"] = cfg.steps.num_normalization_steps or None
+        elif plan.normalization_steps:  # the observations of the first reset are the first step's
+            settings["normalization_steps"] = plan.normalization_steps - plan.num_envs
         kwargs = settings.pop("kwargs")
         check_arguments(cfg, settings)
+        wrappers = [*load_wrappers(cfg.env.wrappers), *changes.pop("wrappers", ())]
         if isinstance(cfg, OfflineConfig):
             settings["normalize_observation"] = cfg.normalize_data
         with renamed_errors(cfg):
-            env = make_env(**{**settings, **kwargs, **changes})
+            env = make_env(**{**settings, **kwargs, **changes, "wrappers": wrappers})
+            if plan.normalization_steps:
+                estimate_statistics(env, plan.normalization_steps)
         if not dataset_loading_disabled():  # evaluation-only runs store no transitions
             checks.check_run_memory(plan, cfg, env, _bytes_of_latent(cfg))
         check_stacked_frames(cfg, env)
@@ -214,7 +223,8 @@ class Experiment:
             **changes: arguments for :class:`~kit.hooks.Evaluator` that override the settings.
         """
         cfg, episodes = self.cfg, self.plan.evaluation_episodes
-        settings = {"episodes": episodes, "seed": cfg.seed, "device": cfg.device}
+        seed = cfg.seed if cfg.evaluation_seed is None else cfg.evaluation_seed
+        settings = {"episodes": episodes, "seed": seed, "device": cfg.device}
         settings["max_steps"] = cfg.evaluation_max_steps
         settings["fast_policy"] = cfg.collector_kwargs.get("fast_policy", "auto")
         return Evaluator(self.make_evaluation_env(env), policy, **{**settings, **changes})
@@ -323,6 +333,11 @@ class Experiment:
         cfg, plan = self.cfg, self.plan
         assert isinstance(cfg, OffPolicyConfig), "only off-policy recipes have a replay buffer"
         settings = buffer_settings(cfg, plan)
+        if not cfg.observation_storage and (
+            cfg.stacked_frames > 1 or not cfg.store_next_observation
+        ):
+            remark = f"The buffer stores whole observations, which n_step={cfg.n_step} needs."
+            plan.remarks.append(remark)
         if cfg.hindsight is not None:
             reward_fn = GoalReward(self._env, cfg.hindsight)
             settings |= {"strategy": cfg.hindsight, "reward_fn": reward_fn}

@@ -70,7 +70,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         critic_coeff=cfg.joint_critic_coeff or 0.0,  # None would mean 1 in PPO's losses
         loss_critic_type=cfg.critic_loss,
     )
-    groups = parameter_groups(loss, [actor, critic], cfg.learning_rate, cfg.backbone_lr_scale)
+    groups = parameter_groups(loss, [actor, critic], **cfg.learning_rates)
     adam = cfg.optimizer == "adam"
     rmsprop = {"alpha": 0.99, "eps": 1e-5, "like_tensorflow": cfg.optimizer == "rmsprop_tf"}
     form: dict[str, Any] = {"fused": True} if adam else rmsprop

@@ -14,7 +14,8 @@ from torch.optim import Adam
 from torchrl.objectives import SoftUpdate
 
 from kit import CriticNetworkConfig, EnvConfig, Experiment, OffPolicyConfig, Trainer, Update, main
-from kit.config import HiddenSizes, NonNegativeFloat, PositiveFloat, UnitInterval
+from kit.config import HiddenSizes, NonNegativeFloat, PositiveFloat, ScheduleName, UnitInterval
+from kit.hooks import anneal_learning_rates
 from kit.modules import make_action_value, make_actor, make_noise
 
 
@@ -35,7 +36,11 @@ class Config(CriticNetworkConfig, OffPolicyConfig):
     tau: UnitInterval = 0.005
     """Polyak coefficient: weight of the online networks in each target update (1: full copy)."""
     learning_rate: PositiveFloat = 1e-3
-    """Adam learning rate for the actor and the critic."""
+    """Initial Adam learning rate for the actor and the critic."""
+    lr_schedule: ScheduleName = "constant"
+    """Learning-rate schedule: constant; linear or cosine (decay to 0); "piecewise 0.5 0.1"
+    (multiplied by 0.1 halfway through the run); or "exponential 0.99" (multiplied by 0.99 after
+    each iteration)."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
@@ -58,7 +63,8 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     )
     policy = TensorDictSequential(actor, noise).to(cfg.device)
     buffer = experiment.make_replay_buffer()
-    return experiment.trainer(env, policy, buffer=buffer, update=update)
+    hooks = anneal_learning_rates(update, cfg.lr_schedule)
+    return experiment.trainer(env, policy, buffer=buffer, update=update, hooks=hooks)
 
 
 if __name__ == "__main__":

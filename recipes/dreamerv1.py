@@ -18,6 +18,7 @@ from kit import EnvConfig, Experiment, ReplayConfig, SequenceSteps, StepPlan, Tr
 from kit.buffers import SequenceReplay
 from kit.config import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval, reject_unused
 from kit.dialects import Dialect
+from kit.hooks import Anneal
 from kit.modules import GaussianWorldModel, Player, TanhActor, elu_network
 
 
@@ -57,6 +58,12 @@ class Config(ReplayConfig):
     """Weight of the continuation loss. 0: imagined episodes never end."""
     exploration_noise: NonNegativeFloat = 0.3
     """Standard deviation of the noise added to continuous actions, which are scaled to [-1, 1]."""
+    exploration_epsilon: UnitInterval = 0.0
+    """Probability of a random action, for discrete actions."""
+    exploration_halving: PositiveFloat | None = None
+    """Policy steps in which the noise or the probability halves. null: they are constant."""
+    exploration_min: NonNegativeFloat = 0.0
+    """Value below which the noise or the probability does not fall."""
     model_learning_rate: PositiveFloat = 6e-4
     """Adam learning rate for the world model."""
     learning_rate: PositiveFloat = 3e-4
@@ -72,8 +79,10 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     env = experiment.make_env()
 
     model = GaussianWorldModel(env, cfg.size)
-    if model.code.discrete:
+    if model.code.discrete and not cfg.exploration_epsilon:
         reject_unused(cfg, ("exploration_noise",), "noise is not added to discrete actions")
+    if cfg.exploration_halving is None:
+        reject_unused(cfg, ("exploration_min",), "exploration is constant")
     actor = TanhActor(model.code, model.features, model.size)
     critic = elu_network(model.features, model.size.units, 3, 1)
     loss = experiment.make_loss(
@@ -99,9 +108,19 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     }
     update = Update(loss, optimizers, max_grad_norm=cfg.max_grad_norm, compile=cfg.compile)
 
-    player = Player(model, actor, cfg.exploration_noise).to(cfg.device)
+    player = Player(model, actor, cfg.exploration_noise, epsilon=cfg.exploration_epsilon)
+    player.to(cfg.device)
     buffer = SequenceReplay(cfg.buffer_size, experiment.plan.sequence_length, cfg.device)
-    return experiment.trainer(env, player, buffer=buffer, update=update)
+    hooks = [] if cfg.exploration_halving is None else [decaying_exploration(player, cfg)]
+    return experiment.trainer(env, player, buffer=buffer, update=update, hooks=hooks)
+
+
+def decaying_exploration(player: Player, cfg: Config) -> Anneal:
+    """Create a hook that reduces the player's exploration, and logs it."""
+    name = "epsilon" if player.actor.code.discrete else "exploration_noise"
+    start, halving, least = getattr(player, name), cfg.exploration_halving, cfg.exploration_min
+    assert halving is not None
+    return Anneal(player, name, lambda steps: max(start * 0.5 ** (steps / halving), least))
 
 
 if __name__ == "__main__":

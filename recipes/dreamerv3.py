@@ -84,6 +84,8 @@ class Config(ReplayConfig):
     tau: UnitInterval = 0.02
     """Polyak coefficient: weight of the online critic in each update of the target critic (1: full
     copy)."""
+    target_update_every: PositiveInt = 1
+    """Gradient steps between updates of the target critic."""
     learning_rate: PositiveFloat = 4e-4
     """Learning rate. The paper uses 4e-5 for its models, which are size=12m or larger."""
     warmup_gradient_steps: NonNegativeInt = 0
@@ -143,9 +145,15 @@ def around(
     separate = {id(parameter) for group in groups for parameter in group["params"]}
     remaining = [parameter for parameter in loss.parameters() if id(parameter) not in separate]
     optimizer = {"": make_optimizer(experiment, remaining), **optimizers}
-    target_updater = SoftUpdate(loss, tau=cfg.tau)
+    update = Update(
+        loss,
+        optimizer,
+        compile=cfg.compile,
+        target_updater=SoftUpdate(loss, tau=cfg.tau),
+        target_update_every=cfg.target_update_every,
+    )
     return {
-        "update": Update(loss, optimizer, compile=cfg.compile, target_updater=target_updater),
+        "update": update,
         "buffer": SequenceReplay(cfg.buffer_size, length, cfg.device, player.stored),
         "evaluate": experiment.make_evaluator(env, player, exploration_type=ExplorationType.RANDOM),
     }

@@ -14,6 +14,7 @@ from torchrl.objectives import SoftUpdate
 
 from kit import Experiment, OffPolicySteps, Trainer, Update, main
 from kit.config import PositiveInt, UnitInterval
+from kit.hooks import anneal_learning_rates
 from kit.modules import make_action_value, with_gsde
 from recipes import sac
 
@@ -59,8 +60,9 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         max_grad_norm=cfg.max_grad_norm,
         compile=cfg.compile,
         target_updater=SoftUpdate(loss, tau=cfg.tau),
+        target_update_every=cfg.target_update_every,
     )
-    buffer, hooks = experiment.make_replay_buffer(), sac.anneal(update, cfg.lr_schedule)
+    buffer, hooks = experiment.make_replay_buffer(), anneal_learning_rates(update, cfg.lr_schedule)
     policy = with_gsde(actor, env, cfg)
     return experiment.trainer(env, policy, buffer=buffer, update=update, hooks=hooks)
 

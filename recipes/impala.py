@@ -73,7 +73,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         critic_coeff=cfg.critic_coeff,
         loss_critic_type=cfg.critic_loss,
     )
-    groups = parameter_groups(loss, [actor, critic], cfg.learning_rate, cfg.backbone_lr_scale)
+    groups = parameter_groups(loss, [actor, critic], **cfg.learning_rates)
     # RMSprop without momentum, as in the paper.
     optimizer = experiment.make_optimizer(RMSprop, groups, alpha=0.99, eps=1e-5)
     advantage = VTrace(

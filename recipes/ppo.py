@@ -67,7 +67,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         loss_critic_type=cfg.critic_loss,
         normalize_advantage=cfg.normalize_minibatch,
     )
-    groups = parameter_groups(loss, [actor, critic], cfg.learning_rate, cfg.backbone_lr_scale)
+    groups = parameter_groups(loss, [actor, critic], **cfg.learning_rates)
     optimizer = experiment.make_optimizer(Adam, groups, eps=1e-5, fused=True)
     return experiment.trainer(
         env,

@@ -13,7 +13,14 @@ from typing import Any, Literal
 from torch.optim import Adam
 
 from kit import GAE, ActorCriticConfig, EnvConfig, Experiment, OnPolicySteps, Trainer, Update, main
-from kit.config import HiddenSizes, NonNegativeFloat, NumFrames, PositiveFloat, PositiveFraction
+from kit.config import (
+    HiddenSizes,
+    NonNegativeFloat,
+    NumFrames,
+    PositiveFloat,
+    PositiveFraction,
+    ScheduleName,
+)
 from kit.envs import pixel_wrappers
 from kit.hooks import AnnealLearningRate, TargetKL, anneal_coefficients
 from kit.modules import NATURE, parameter_groups
@@ -49,6 +56,8 @@ class Config(ActorCriticConfig):
     penalty), or your own as module:Class."""
     clip_epsilon: PositiveFraction = 0.1
     """Clipping range for the probability ratio."""
+    clip_schedule: ScheduleName = "constant"
+    """How clip_epsilon changes over the run; same options as lr_schedule."""
     entropy_coeff: NonNegativeFloat = 0.01
     learning_rate: PositiveFloat = 2.5e-4
     target_kl: PositiveFloat | None = None
@@ -71,9 +80,9 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         loss_critic_type=cfg.critic_loss,
         normalize_advantage=cfg.normalize_minibatch,
     )
-    groups = parameter_groups(loss, [actor, critic], cfg.learning_rate, cfg.backbone_lr_scale)
+    groups = parameter_groups(loss, [actor, critic], **cfg.learning_rates)
     optimizer = experiment.make_optimizer(Adam, groups, eps=1e-5, fused=True)
-    schedules = anneal_coefficients(loss, **cfg.schedules)
+    schedules = anneal_coefficients(loss, clip_epsilon=cfg.clip_schedule, **cfg.schedules)
     return experiment.trainer(
         env,
         actor,

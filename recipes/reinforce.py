@@ -57,7 +57,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     experiment = Experiment(cfg, algorithm="reinforce", parts=parts)
     if not cfg.baseline:
         unused = ("critic_coeff", "critic_hidden_sizes", "critic_loss", "critic_schedule",
-                  "gae_lambda", "shared_backbone")  # fmt: skip
+                  "gae_lambda", "shared_backbone", "critic_backbone_lr_scale")  # fmt: skip
         reject_unused(cfg, unused, "baseline=false disables the critic")
     env = experiment.make_env()
     actor, critic = experiment.make_actor_critic(env, **cfg.networks)
@@ -69,7 +69,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         critic_coeff=cfg.critic_coeff if cfg.baseline else 0.0,
         loss_critic_type=cfg.critic_loss,
     )
-    groups = parameter_groups(loss, [actor, critic], cfg.learning_rate, cfg.backbone_lr_scale)
+    groups = parameter_groups(loss, [actor, critic], **cfg.learning_rates)
     optimizer = experiment.make_optimizer(Adam, groups, fused=True)
     advantage: Any = RewardToGo(gamma=cfg.gamma, standardize=cfg.standardize)
     if cfg.baseline:

@@ -17,13 +17,14 @@ from kit.config import (
     FiniteFloat,
     NumNetworks,
     PositiveFloat,
+    PositiveInt,
     ScheduleName,
     SquashedNoiseConfig,
     UnitInterval,
     reject_unused,
 )
 from kit.envs import VectorEnv
-from kit.hooks import AnnealLearningRate
+from kit.hooks import anneal_learning_rates
 from kit.modules import make_action_value, make_actor, with_gsde
 
 
@@ -38,6 +39,8 @@ class Config(SquashedNoiseConfig, CriticNetworkConfig, OffPolicyConfig):
     """Number of Q-networks. Targets use the minimum of their estimates."""
     tau: UnitInterval = 0.005
     """Polyak coefficient: weight of the online networks in each target update (1: full copy)."""
+    target_update_every: PositiveInt = 1
+    """Gradient steps between target network updates."""
     initial_alpha: PositiveFloat = 1.0
     """Initial entropy temperature."""
     fixed_alpha: bool = False
@@ -78,15 +81,6 @@ def optimizers(experiment: Experiment, loss: Any, **settings: Any) -> dict[str, 
     return {name: make(Adam, trained, **settings) for name, trained in parameters.items()}
 
 
-def anneal(update: Update, schedule: str) -> list[AnnealLearningRate]:
-    """Create one hook per optimiser that anneals its learning rate; none for ``constant``."""
-    named = update.optimizers.items() if schedule != "constant" else ()
-    return [
-        AnnealLearningRate(one, schedule, name="_".join(filter(None, ("learning_rate", name))))
-        for name, one in named
-    ]
-
-
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Build a trainer. ``make_loss`` replaces ``cfg.loss``; ``parts`` replace trainer parts."""
     experiment = Experiment(cfg, algorithm="sac", parts=parts)
@@ -102,8 +96,9 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         max_grad_norm=cfg.max_grad_norm,
         compile=cfg.compile,
         target_updater=SoftUpdate(loss, tau=cfg.tau),
+        target_update_every=cfg.target_update_every,
     )
-    buffer, hooks = experiment.make_replay_buffer(), anneal(update, cfg.lr_schedule)
+    buffer, hooks = experiment.make_replay_buffer(), anneal_learning_rates(update, cfg.lr_schedule)
     policy = with_gsde(actor, env, cfg)
     return experiment.trainer(env, policy, buffer=buffer, update=update, hooks=hooks)
 

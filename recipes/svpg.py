@@ -70,7 +70,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         critic_coeff=cfg.critic_coeff,
         loss_critic_type=cfg.critic_loss,
     )
-    groups = parameter_groups(loss, [actor, critic], cfg.learning_rate, cfg.backbone_lr_scale)
+    groups = parameter_groups(loss, [actor, critic], **cfg.learning_rates)
     optimizer = experiment.make_optimizer(Adam, groups, eps=1e-5, fused=True)
     stein = SteinGradients(actor, cfg.temperature)
     schedules = anneal_coefficients(loss, **cfg.schedules)

@@ -54,7 +54,7 @@ class Config(FittedCriticConfig):
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Build a trainer. ``make_loss`` replaces ``cfg.loss``; ``parts`` replace trainer parts."""
     experiment = Experiment(cfg, algorithm="trpo", parts=parts)
-    unused = ("learning_rate", "lr_schedule", "backbone_lr_scale")
+    unused = ("learning_rate", "lr_schedule", "backbone_lr_scale", "critic_backbone_lr_scale")
     reject_unused(cfg, unused, "max_kl determines the step length")
     env = experiment.make_env()
     actor, critic = experiment.make_actor_critic(env, **cfg.networks)

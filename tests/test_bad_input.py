@@ -95,9 +95,6 @@ REFUSED = {
     "ppo steps=sb3 steps.n_step=8": "steps.n_step=8: The sb3 dialect has no such setting. Try: ",
     "sac steps.learning_starts=60": "steps.learning_starts=60: Training would start after "
     "60 policy steps, but the run has only 40. Start training earlier, or run ",
-    "sac steps=torchrl steps.total_frames=40 steps.frames_per_batch=10 steps.batch_size=4 "
-    "steps.optim_steps_per_batch=1 steps.init_random_frames=60": "learning_starts=60: Training "
-    "would start after 60 policy steps, but the run has only 40. Start training earlier, or run ",
     "redq steps.sequence_length=1": "steps.sequence_length=1: REDQLoss does not support",
     "ppo shared_backbone=true critic_hidden_sizes=[8]": "the critic uses the actor's",
     "crossq renorm_actor=true loss=CrossQLoss": "renorm_actor=True: It needs a loss "
@@ -139,8 +136,7 @@ REFUSED = {
     "ppo learning_rate=-1": "learning_rate=-1.0: The value must be above 0.",
     "ppo gamma=2": "gamma=2.0: The value must be at least 0 and at most 1.",
     "rainbow exploration_share=0": "exploration_share=0.0: The value must be above 0 and",
-    "sac stacked_frames=3": "stacked_frames=3: The entry observation has shape "
-    "(3,), and not 3 frames. Try: 1.",
+    "sac env.kwargs.stacked_frames=3": "env.kwargs.stacked_frames=3: This argument cannot be set",
     "ppo device=gpu": "device='gpu': PyTorch has no device with this name. Try: cuda",
     "ppo initial_log_std=-.inf": "initial_log_std='-.inf' is not a number.",
     "ppo stop_at_return=9 steps.evaluation_every=null": "stop_at_return=9.0: It has no effect",

@@ -132,8 +132,12 @@ def test_nip_sets_separate_learning_rate_for_hidden_layers() -> None:
     rates = [float(group["lr"]) for group in trainer.optimizer.param_groups]
     assert rates == pytest.approx([0.01, 0.005])
     trainer.run()
-    with raises_setting("body_lr_factor.actor"):
-        ppo.build(small(ppo, Nip(**NIP, body_lr_factor={"actor": 0.5})))
+    factors["critic"] = 0.25
+    trainer = ppo.build(small(ppo, Nip(**NIP, lr=0.01, body_lr_factor=factors)))
+    rates = [float(group["lr"]) for group in trainer.optimizer.param_groups]
+    assert rates == pytest.approx([0.01, 0.005, 0.0025])
+    with raises_setting("critic_backbone_lr_scale"):
+        ppo.build(small(ppo, Nip(**NIP, body_lr_factor=factors, use_shared_body=True)))
     told = " ".join(Nip(**NIP, body_lr_factor=factors).notes())
     assert "body_lr_factor applies to the recipe; in nip each agent has separate factors" in told
 
@@ -204,6 +208,24 @@ def test_recurrent_ppo_rejects_dialect_without_sequence_length() -> None:
     given = SB3(total_timesteps=64, n_steps=8, n_epochs=1, batch_size=8)
     with raises_setting("steps.sequence_length"):
         ppo_recurrent.build(small(ppo_recurrent, given))
+
+
+def test_dialect_run_shorter_than_learning_starts_warns() -> None:
+    given = SB3(algo="sac", total_timesteps=20, learning_starts=40)
+    with pytest.warns(UserWarning, match="the run has only 20, so it never trains"):
+        trainer = sac.build(small(sac, given))
+    trainer.run()
+    assert (trainer.ledger.policy_steps, trainer.ledger.gradient_steps) == (20, 0)
+
+
+def test_sb3_episodes_of_unknown_length_train_once_per_timestep() -> None:
+    given = SB3(algo="sac", total_timesteps=20, train_freq=(1, "episode"), gradient_steps=-1,
+                learning_starts=9, batch_size=4, max_episode_steps=7)  # fmt: skip
+    trainer = sac.build(small(sac, given))
+    trainer.run()
+    ledger = trainer.ledger
+    assert (ledger.policy_steps, ledger.random_policy_steps) == (21, 9)
+    assert ledger.gradient_steps == 14  # in the second and the third episode
 
 
 SB3_DQN = {"algo": "dqn", "total_timesteps": 120, "batch_size": 4, "target_update_interval": 40}

@@ -94,6 +94,9 @@ EFFECTS: dict[str, Effect] = {
     "env.vectorization": Effect("async", part("collector.env.backend")),
     "env.action_repeat": Effect(2, counts("env_steps")),
     "env.max_episode_steps": Effect(3, counts("episodes")),
+    "env.wrappers": Effect(
+        [{"kit.envs.single_env:ActionRepeat": {"repeat": 2}}], counts("env_steps")
+    ),
     "env.normalize_observation": Effect(None),
     "env.normalize_reward": Effect(None),
     "env.step_timeout": Effect(
@@ -124,6 +127,7 @@ EFFECTS: dict[str, Effect] = {
     ),
     "save_policy": Effect(True, lambda run: [f for f in run.files if "/policy/" in f]),
     "time_limit": Effect(1e-6, counts("iterations")),
+    "evaluation_seed": Effect(1, part("evaluate.seed")),
     "evaluation_max_steps": Effect(3, part("evaluate.max_steps")),
     "stop_at_return": Effect(-1e9, counts("iterations"), {"steps.evaluation_every": 32}),
     "progress": Effect(True, lambda run: bool(run.shown)),
@@ -157,7 +161,7 @@ EFFECTS: dict[str, Effect] = {
     "n_step": Effect(3, weights, {"n_step": 1}),
     "hindsight": Effect("future", refused),  # without goals
     "store_next_observation": Effect(False, part("buffer.buffer.storage"), {"n_step": 1}),
-    "stacked_frames": Effect(2, refused),
+    "stacked_frames": Effect(2, weights, {"n_step": 1}),
     "buffer_folder": Effect(".", part("buffer.buffer.storage.folder")),
     # networks
     "hidden_sizes": Effect([6]),
@@ -244,6 +248,7 @@ EFFECTS: dict[str, Effect] = {
     # optimisation
     "optimizer": Effect("adam"),
     "backbone_lr_scale": Effect(0.1, weights, {"shared_backbone": True}),
+    "critic_backbone_lr_scale": Effect(0.1, weights, {"shared_backbone": False}),
     "momentum": Effect(0.9),
     "renorm_actor": Effect(True),
     "renorm_warmup": Effect(3),
@@ -273,6 +278,9 @@ EFFECTS: dict[str, Effect] = {
     "epsilon_decay": Effect(1.0, weights, {"noisy": False}),
     "exploration_share": Effect(1.0, weights, {"noisy": False}),
     "exploration_noise": Effect(0.9),
+    "exploration_epsilon": Effect(0.9, weights, {"env.id": "CartPole-v1"}),
+    "exploration_halving": Effect(4.0),
+    "exploration_min": Effect(0.2, weights, {"exploration_halving": 0.5}),
 }
 """By the name of the setting; the same for all recipes that have it."""
 
@@ -343,6 +351,7 @@ RECURRENT = {
         {**NO_STEPS, "steps.frames_per_batch": 16, "steps.minibatch_size": 2},
     ),
     "shared_backbone": Effect(False, refused),
+    "critic_backbone_lr_scale": Effect(0.1, refused),
 }
 """Of recipes whose minibatches are sequences."""
 
@@ -410,6 +419,7 @@ TRUST_REGION: dict[str, Effect] = {
     "learning_rate": Effect(0.05, refused),
     "lr_schedule": Effect("cosine", refused),
     "backbone_lr_scale": Effect(0.1, refused),
+    "critic_backbone_lr_scale": Effect(0.1, refused),
     "shared_backbone": Effect(True, refused),
     "critic_coeff": Effect(5.0, refused),
     "critic_schedule": Effect("linear", refused),

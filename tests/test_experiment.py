@@ -225,6 +225,23 @@ def test_recipe_trains_and_evaluates_on_gpu(recipe):
     assert trainer.journal.latest["evaluation/length"] > 0
 
 
+def test_env_wrappers_are_applied_inside_recipe_wrappers():
+    names = ["gymnasium.wrappers:FlattenObservation",
+             {"gymnasium.wrappers:RescaleObservation": {"min_obs": 0, "max_obs": 1}}]  # fmt: skip
+    config = recipes.ppo.Config(log_dir=None, progress=False)
+    config.env = EnvConfig(id="MountainCar-v0", wrappers=names)
+    env = recipes.ppo.build(config).collector.env
+    assert env.observation_leaves[0].space.high.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["missing_package:Wrapper", "gymnasium.wrappers:Missing", "Plain"])
+def test_env_wrappers_that_cannot_be_imported_are_rejected(name):
+    config = recipes.ppo.Config(log_dir=None, progress=False)
+    config.env.wrappers = [name]
+    with raises_setting("env.wrappers", name):
+        recipes.ppo.build(config)
+
+
 def test_gamma_reaches_rewards_advantages_targets_and_n_step():
     env = EnvConfig(num_envs=2, normalize_reward=True)
     trainer = recipes.ppo.build(ppo(gamma=0.5, env=env))

@@ -26,7 +26,7 @@ from kit.runs.recipe import Recipe
 from kit.steps import SettingError, StepPlan
 from kit.steps.given import given_fields
 from kit.steps.schema import type_hints
-from recipes import a2c, dqn, ppo, ppo_recurrent, reinforce, sac, svpg
+from recipes import a2c, dqn, ppo, ppo_pixels, ppo_recurrent, reinforce, sac, svpg
 from tests.errors import raises_setting
 
 RECIPES = [module.name for module in pkgutil.iter_modules(recipes.__path__)]
@@ -265,6 +265,20 @@ def test_explicit_dialect_default_takes_effect() -> None:
     typed = as_typed(ppo.Config, "steps=nip", *words)
     assert map_fields(typed.steps, typed, "ppo")[0] == values
     assert typed == ppo.Config(steps=Nip(**NIP, **same))
+
+
+@pytest.mark.parametrize(
+    ("given", "values"),
+    [
+        ({"max_grad_norm": 1.0}, {"max_grad_norm": 1.0}),
+        ({"loss_critic_type": "smooth_l1"}, {"critic_loss": "smooth_l1"}),
+        ({"gamma": 0.9}, {"gamma": 0.9}),
+        ({"normalize_observations": True}, {"env.normalize_observation": True}),
+    ],
+    ids=str,
+)
+def test_explicit_nip_default_takes_effect(given: Any, values: Any) -> None:
+    assert map_fields(Nip(**NIP, **given), ppo_pixels.Config(), "ppo")[0] == values
 
 
 def test_explicit_default_in_dialect_group_takes_effect() -> None:

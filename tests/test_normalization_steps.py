@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from kit.config.plan import make_plan
+from kit.dialects import Nip
 from kit.envs import make_env
 from kit.envs.normalize import Normalizer
 from kit.experiment import EnvConfig, OnPolicySteps
@@ -46,6 +48,32 @@ def test_normalization_steps_count_as_random_and_fix_statistics(collector):
     moments = trainer.evaluate.env.normalizer.observation["observation"]
     assert float(moments.count) == pytest.approx(1e-4 + 4 + 40)  # the first reset and 10 steps of 4
     assert [tuple(batch.shape) for batch in seen] == [(4, 10)] + [(4, 16)] * 4
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "tensor"])
+def test_nip_estimates_statistics_before_run(vectorization):
+    steps = Nip(
+        frames_per_batch=40, max_message_rounds=8, num_iterations=2, num_epochs=1,
+        minibatch_size=20, num_test_iterations=1, num_normalization_steps=10,
+    )  # fmt: skip
+    env = EnvConfig("CartPole-v1", vectorization=vectorization, normalize_observation=True)
+    config = ppo.Config(env=env, steps=steps, hidden_sizes=[8], progress=False, log_dir=None)
+    trainer = ppo.build(config)
+    moments = trainer.evaluate.env.normalizer.observation["observation"]
+    before = {name: moment.clone() for name, moment in moments._asdict().items()}
+    assert float(before["count"]) == pytest.approx(1e-4 + 80)  # 2 keys, 8 steps in 5 envs (nip-000)
+    ledger = trainer.run()
+    assert ledger.compare(trainer.plan) == []
+    assert (ledger.policy_steps, ledger.random_policy_steps) == (80, 0)
+    assert_equal(before, moments._asdict())
+    assert trainer.plan.normalization_steps == 80
+    assert "random steps before the run" in trainer.plan.table(ledger)
+
+
+def test_plan_has_no_normalization_steps_without_normalization():
+    env = EnvConfig("CartPole-v1", normalize_observation=False)
+    plan = make_plan(ppo.Config(env=env, steps=Nip(max_message_rounds=10)), "ppo")
+    assert plan.normalization_steps == 0
 
 
 def test_statistics_use_only_first_observations():

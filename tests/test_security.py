@@ -121,6 +121,35 @@ def test_saved_run_imports_external_module_only_with_trust(name, attack, capsys)
     assert "differs from the settings in the checkpoint" in one_line(capsys.readouterr().err)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"env": {"wrappers": ["evil_module:Evil"]}},
+        {"env": {"wrappers": [{"evil_module:Evil": {}}]}},
+        {"steps": {"dialect": "sb3", "env_wrapper": "evil_module.Evil"}},
+        {"steps": {"dialect": "sb3", "env_wrapper": {"evil_module.Evil": {"a": 1}}}},
+        {"steps": {"dialect": "sb3", "env_wrapper": [{"evil_module.Evil": None}]}},
+    ],
+    ids=str,
+)
+def test_saved_run_imports_wrappers_only_with_trust(settings, attack, tmp_path):
+    run, trap = attack()
+    config, recipe = yaml.safe_load((run / "config.yaml").read_text()), Path(recipes.ppo.__file__)
+    for group, values in settings.items():
+        config[group] |= values
+    with raises_setting(
+        next(
+            f"{group}.{name}"
+            for group, values in settings.items()
+            for name in values
+            if name != "dialect"
+        )
+    ):
+        check_names(config, run, [], "trust=", recipe)
+    check_names(config, run, ["evil_module"], "trust=", recipe)
+    assert not trap.exists()
+
+
 @pytest.mark.parametrize("name", ["loss", "id"])
 def test_saved_run_rejects_interpolated_module_names(name, attack, capsys):
     """Names in ``env.kwargs`` are not looked at, as they are only passed on."""

@@ -214,7 +214,7 @@ class ReplayMinibatches:
         Raises:
             SettingError: If the buffer is empty, or the sampler returns too few transitions.
         """
-        filled = self._direct.filled or len(self.buffer)
+        filled = self._direct.filled or len(self.buffer) or self._unfinished
         if not filled:
             reason = "The replay buffer is still empty when training starts"
             hint = (
@@ -253,6 +253,10 @@ class ReplayMinibatches:
 
     def _stored_samples(self, size: int, count: int) -> list[TensorDictBase]:
         """Draw minibatches without normalisation, on the storage's device."""
+        if not (self._direct.filled or len(self.buffer)) and self._unfinished:
+            assert self.n_step is not None
+            steps = self.n_step.unfinished().reshape(-1)
+            return [steps[torch.randint(len(steps), (size,))]]
         keys = self.keys_read if self.sequences is None else ()
         if minibatches := self._direct.samples(size, count, keys):
             return minibatches
@@ -265,6 +269,15 @@ class ReplayMinibatches:
             hint = "Use a sampler that returns as many as requested, such as RandomSampler"
             raise SettingError("sampler", name, reason, hint)
         return [minibatch]
+
+    @property
+    def _unfinished(self) -> int:
+        """Number of steps without stored n-step transition that can be sampled if none is stored.
+
+        Prioritised samplers cannot sample them.
+        """
+        waiting = None if self.n_step is None or self.reads_loss_outputs else self.n_step.waiting
+        return 0 if waiting is None else waiting.numel()
 
     @property
     def gpu(self) -> torch.device | None:

@@ -23,9 +23,8 @@ def buffer_settings(cfg: OffPolicyConfig, plan: StepPlan) -> dict[str, Any]:
         "n_step": cfg.n_step,
         "gamma": cfg.gamma,
         "device": cfg.device,
-        "store_next_observation": cfg.store_next_observation,
-        "stacked_frames": cfg.stacked_frames,
         "folder": cfg.buffer_folder,
+        **cfg.observation_storage,
     }
 
 

@@ -85,6 +85,20 @@ class NStep:
         summed = _tensors(self._summed(values, axis, count, library))
         return nested(summed, [*batch.shape[:-1], count], batch.device)
 
+    def unfinished(self) -> TensorDictBase:
+        """Return the transitions of the waiting steps, with the rewards that are known so far."""
+        axis = len(self._size) - 1
+        values = _tensors(self._newest)
+        ended = values[_DONE].clone()
+        ended[_time_slice(axis, self._size[-1] - 1, 1)] = True  # no rewards are known after it
+        values = {
+            path: torch.cat([one, *[one.narrow(axis, -1, 1)] * (self.steps - 1)], axis)
+            for path, one in {**values, _DONE: ended}.items()
+        }
+        summed = _tensors(self._summed(values, axis, self._size[-1], torch))
+        summed[_DONE] = summed["next", "terminated"] | summed["next", "truncated"]
+        return nested(summed, self._size)
+
     def _summed(self, values: Values, axis: int, count: int, library: Any) -> Values:
         reward, done = values[_REWARD], values[_DONE]
         first = _time_slice(axis, 0, count)

@@ -44,8 +44,9 @@ _OF_NAMES = {
 }  # fmt: skip
 RARE = {
     "buffer_folder", "checkpoint_every", "collector", "collector_kwargs", "compile",
-    "critic_epochs", "critic_learning_rate", "critic_minibatch_size", "env.step_timeout",
-    "evaluation_max_steps", "gsde_at_warmup", "gsde_expln", "gsde_sample_freq", "hindsight",
+    "critic_backbone_lr_scale", "critic_epochs", "critic_learning_rate", "critic_lr_schedule",
+    "critic_max_grad_norm", "critic_minibatch_size", "env.step_timeout", "evaluation_max_steps",
+    "evaluation_seed", "gsde_at_warmup", "gsde_expln", "gsde_sample_freq", "hindsight",
     "keep_best", "orthogonal", "precision", "progress", "reward_scale", "save_policy",
     "stacked_frames", "standardize_reward", "steps.frames_per_batch", "steps.min_episodes",
     "steps.min_steps", "steps.minibatches", "steps.num_normalization_steps",

@@ -244,10 +244,11 @@ def _library_settings(
     settings = dict(arguments)
     file = settings.pop("file", None)
     env_id = dict(map(split, words)).get("env.id")
-    if file is not None:
+    path = library.experiment_file(settings) if file is None else Path(file)
+    if path is not None:
         settings |= {} if env_id is None else {"env_id": env_id}
-        for name, value in left_unread(library, Path(file), env_id).items():
-            print(f"kit: steps.file={file}: {name}={value} is not read.", file=sys.stderr)
+        for name, value in left_unread(library, path, env_id).items():
+            print(f"kit: {path.name}: {name}={value} is not read.", file=sys.stderr)
     try:
         made = make(library, settings, file)
     except SettingError as error:

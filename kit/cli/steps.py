@@ -238,9 +238,12 @@ def _settings(words: Sequence[str]) -> Dialect | StepPlan:
 def _unread(words: Sequence[str]) -> dict[str, Any]:
     """Return the settings in another library's config file that kit does not read."""
     name, *rest = words
-    if not rest or "=" in rest[0] or name not in DIALECTS:
+    if name not in DIALECTS:
         return {}
-    return left_unread(dialect(name), Path(rest[0]), settings_of(rest[1:]).get("env"))
+    path = rest.pop(0) if rest and "=" not in rest[0] else None
+    settings = settings_of(rest)
+    file = dialect(name).experiment_file(settings) if path is None else Path(path)
+    return {} if file is None else left_unread(dialect(name), file, settings.get("env"))
 
 
 def _typed(words: Sequence[str]) -> dict[str, Any]:

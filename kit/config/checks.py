@@ -38,8 +38,9 @@ def check_run_memory(plan: StepPlan, cfg: RunConfig, env: Any, latent: int = 0) 
     rest = action + 4 + 3 + 16  # bytes for reward, flags, episode number and index
     estimates = [rollout_memory(plan, 2 * observation + rest)]
     if hasattr(cfg, "buffer_size"):
-        frames = getattr(cfg, "stacked_frames", 1)
-        both = getattr(cfg, "store_next_observation", True) and frames == 1
+        storage = getattr(cfg, "observation_storage", {})
+        frames = storage.get("stacked_frames", 1)
+        both = storage.get("store_next_observation", True) and frames == 1
         observations = 2 * observation if both else observation // frames
         buffer = buffer_memory(cfg, rest + latent + observations)
         if (folder := getattr(cfg, "buffer_folder", None)) is not None:

@@ -18,7 +18,9 @@ from kit.config.settings import RunConfig
 from kit.lazy import module_and_name
 from kit.steps.errors import SettingError, nearest_first
 
-RATES = ("learning_rate", "model_learning_rate", "backbone_lr_scale")
+RATES = (
+    "learning_rate", "model_learning_rate", "backbone_lr_scale", "critic_backbone_lr_scale",
+)  # fmt: skip
 """Settings that change the learning rates of a recipe's optimizer."""
 OPTIMIZER = ("optimizer", "beta_1", "max_grad_ratio", "warmup_gradient_steps")
 """Settings that change other arguments of a recipe's optimizer."""

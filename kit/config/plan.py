@@ -7,7 +7,7 @@ from typing import Any
 
 from kit.config.settings import EnvConfig, OfflineConfig, OnPolicyConfig, ReplayConfig, RunConfig
 from kit.steps import SettingError, StepPlan
-from kit.steps.foreign import as_plan
+from kit.steps.foreign import ForeignSteps, as_plan
 from kit.steps.given import given_fields
 from kit.steps.settings import OfflineSteps, OffPolicySteps, OnPolicySteps
 from kit.steps.table import plural
@@ -43,6 +43,7 @@ def make_plan(cfg: AnyConfig, algorithm: str) -> StepPlan:
         plan = plan.replace(
             action_repeat=max(plan.action_repeat, env.action_repeat),
             max_episode_steps=plan.max_episode_steps or env.max_episode_steps,
+            normalization_steps=plan.normalization_steps if env.normalize_observation else 0,
         )
     if getattr(cfg, "gsde_at_warmup", False):
         plan = plan.replace(random_steps=0)
@@ -76,13 +77,16 @@ def _check_limits(plan: StepPlan, cfg: Any) -> None:
 
 
 def _check_learning(plan: StepPlan, cfg: Any) -> None:
-    """Raise SettingError if the run ends before training starts."""
+    """Raise SettingError if the run ends before training starts, or warn if a library would run."""
     starts, total = plan.learning_starts, plan.total_policy_steps
     value = getattr(cfg.steps, "learning_starts", ...)  # `...` if the library has no such setting
     name = "learning_starts" if value is ... else "steps.learning_starts"
     advice = "Start training earlier, or run for more policy steps"
     if plan.trains and starts and total is not None and starts > total:
         reason = f"Training would start after {starts} policy steps, but the run has only {total}"
+        if isinstance(cfg.steps, ForeignSteps):
+            warnings.warn(f"{reason}, so it never trains", stacklevel=2)
+            return
         raise SettingError(name, starts if value in (None, ...) else value, reason, advice)
     if plan.trains and plan.prefill_steps and plan.iterations == 0:
         reason = f"None of the {total} policy steps of the run would be left for training"

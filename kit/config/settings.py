@@ -42,6 +42,9 @@ class EnvConfig(GivenFields):
     max_episode_steps: PositiveInt | None = None
     """Policy steps after which an episode is truncated. null: the environment's registered
     limit."""
+    wrappers: list[str | dict[str, Any]] = field(default_factory=list)
+    """Wrappers for each environment, innermost first and before action repeat: module:Class, or a
+    mapping of module:Class to keyword arguments."""
     normalize_observation: bool = False
     """Whether observations are normalised using their running mean and variance."""
     normalize_reward: bool = False
@@ -74,6 +77,8 @@ class RunConfig(GivenFields, metaclass=RenamedSettings):
     """Further arguments for the collector, such as max_staleness or fast_policy."""
     seed: Seed = 0
     """Seed for environments, initial weights, exploration and minibatch sampling."""
+    evaluation_seed: Seed | None = None
+    """Seed for evaluation environments and evaluated policies. null: same as seed."""
     device: str = "cpu"
     """Device for networks, batches and buffers, such as cpu, cuda or cuda:1."""
     threads: Annotated[int, Limits(1, 1_024)] | None = 1
@@ -190,11 +195,24 @@ class OffPolicyConfig(ReplayConfig):
     """Whether the buffer stores both observations of each transition. false: each observation is
     stored only once, which halves memory usage."""
     stacked_frames: NumFrames = 1
-    """Number of frames stacked in each observation. The buffer stores only the newest frame. 1:
-    whole observations are stored."""
+    """Number of frames stacked in each observation. Environments that do not stack this many frames
+    are wrapped. The buffer stores only the newest frame. 1: no stacking, and whole observations are
+    stored."""
     buffer_folder: str | None = None
     """Folder for memory-mapped buffer files, for buffers larger than memory. null: keep the buffer
     in memory."""
+
+    @property
+    def observation_storage(self) -> dict[str, Any]:
+        """Arguments for :func:`~kit.buffers.make_replay_buffer` that save memory.
+
+        Another library's step settings may set them for a recipe with n-step returns, which need
+        the whole observations of each transition. The arguments are then empty.
+        """
+        if self.n_step > 1 and not isinstance(self.steps, OffPolicySteps):
+            return {}
+        names = ("store_next_observation", "stacked_frames")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass
@@ -274,6 +292,9 @@ class ActorCriticConfig(OnPolicyConfig):
     """Initial learning rate."""
     backbone_lr_scale: PositiveFloat = 1.0
     """Learning-rate multiplier for the hidden layers. Output layers use learning_rate."""
+    critic_backbone_lr_scale: PositiveFloat | None = None
+    """Learning-rate multiplier for the hidden layers of the critic. null: same as
+    backbone_lr_scale."""
     lr_schedule: ScheduleName = "linear"
     """Learning-rate schedule: constant; linear or cosine (decay to 0); "warmup 0.1 cosine" (linear
     warm-up during the first 10 % of the run, then cosine); "piecewise 0.5 0.1" (multiplied by 0.1
@@ -287,6 +308,15 @@ class ActorCriticConfig(OnPolicyConfig):
         """Arguments for :func:`~kit.modules.make_actor_critic`."""
         names = ("hidden_sizes", "critic_hidden_sizes", "activation", "shared_backbone", "device")
         return {name: getattr(self, name) for name in (*names, "initial_log_std", "orthogonal")}
+
+    @property
+    def learning_rates(self) -> dict[str, Any]:
+        """Arguments for :func:`~kit.modules.parameter_groups`."""
+        return {
+            "learning_rate": self.learning_rate,
+            "body_factor": self.backbone_lr_scale,
+            "critic_body_factor": self.critic_backbone_lr_scale,
+        }
 
     @property
     def normalize_minibatch(self) -> bool:
@@ -368,7 +398,7 @@ class FittedCriticConfig(ActorCriticConfig):
         Raises:
             SettingError: if a setting has no effect with this value of ``critic_epochs``.
         """
-        joint = ["critic_coeff", "critic_schedule", "shared_backbone"]
+        joint = ["critic_coeff", "critic_schedule", "shared_backbone", "critic_backbone_lr_scale"]
         joint += ["clip_value"] if hasattr(self, "clip_value") else []  # only PPO has clip_value
         separate = ["critic_minibatch_size", "critic_learning_rate", "critic_lr_schedule"]
         separate += ["critic_max_grad_norm"]

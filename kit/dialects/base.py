@@ -62,8 +62,8 @@ class Dialect(ForeignSteps):
     """Sections in the library's config files that contain the fields."""
     PATHS: ClassVar[Mapping[str, str]] = {}
     """Dotted names in config files, mapped to fields with a different name."""
-    CONFIGS: ClassVar[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {}
-    """Settings that are defined by the options of each config group, such as ``env``."""
+    WITHOUT_EFFECT: ClassVar[tuple[str, ...]] = ()
+    """Prefixes of entries in config files that never affect training, such as ``logger.``."""
 
     RECIPES: ClassVar[Mapping[str, str]] = {}
     """Recipes of algorithms whose recipe has another name, keyed by algorithm."""
@@ -367,6 +367,24 @@ class Dialect(ForeignSteps):
         for name, value in unmatched.items():
             raise cls._unknown(name, value)
         return by_field
+
+    @classmethod
+    def configuration(cls, settings: dict[str, Any], path: Path | None) -> dict[str, Any] | None:
+        """Return a configuration that the library composes from several config files.
+
+        Args:
+            settings: settings on the command line. Settings that select config files are removed.
+            path: config file of the library.
+
+        Returns:
+            The configuration, keyed by dotted name, or ``None`` if there is nothing to compose.
+        """
+        return None
+
+    @classmethod
+    def experiment_file(cls, settings: Mapping[str, Any]) -> Path | None:
+        """Return the library's config file that ``settings`` select, or ``None``."""
+        return None
 
     @classmethod
     def placed(cls, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

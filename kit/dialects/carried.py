@@ -56,7 +56,7 @@ def _describe_use(use: Use) -> str:
     if isinstance(use, Ignored):
         return use.reason
     if use.family is None:
-        return use.setting if use.also is None else f"{use.setting}, {use.also.setting}"
+        return use.setting if use.also is None else f"{use.setting}, {_describe_use(use.also)}"
     setting = f"{use.setting} ({use.family.replace('_', '-')})"
     if isinstance(use.otherwise, MapsTo):
         return f"{setting}, otherwise {_describe_use(use.otherwise)}"
@@ -216,13 +216,13 @@ def _map_defaults(
     """
     values: dict[str, Any] = {}
     unmapped = []
-    library = type(resolved)(algo=resolved.algo, version=resolved.version).resolved()
     for name, use in _select_uses(resolved).items():
-        value = flat(library)[name]
+        value = flat(resolved)[name]
         if name in given_names or not isinstance(use, MapsTo) or value is None:
             continue
-        ours, theirs = _setting(config, use.setting), _translate_value(use, value, library)
-        if theirs is None or ours in ([], [theirs[use.setting]]):
+        ours = _setting(config, use.setting)
+        theirs = _translate_value(use, value, resolved) or {}
+        if use.setting not in theirs or ours in ([], [theirs[use.setting]]):
             continue
         if defaults is not None and not _is_given(config, use.setting, ours, defaults):
             values |= {name: v for name, v in theirs.items() if _setting(config, name)}
@@ -255,12 +255,12 @@ def _map_implicit_defaults(
 
 def _select_uses(resolved: Dialect) -> dict[str, Use]:
     """Return the mapped and unsupported fields that the configured algorithm uses."""
-    selected = {}
+    selected, here = {}, (None, resolved.family, resolved.algo)
     for name, use in uses(type(resolved)).items():
-        elsewhere = isinstance(use, MapsTo) and use.family not in (None, resolved.family)
-        here = use.otherwise if isinstance(use, MapsTo) and elsewhere else use
-        if here is not None and resolved.applies(name, str(resolved.algo)):
-            selected[name] = here
+        elsewhere = isinstance(use, MapsTo) and use.family not in here
+        chosen = use.otherwise if isinstance(use, MapsTo) and elsewhere else use
+        if chosen is not None and resolved.applies(name, str(resolved.algo)):
+            selected[name] = chosen
     return selected
 
 
@@ -296,9 +296,10 @@ def _translate_value(use: Use, value: Any, settings: Dialect) -> dict[str, Any] 
     if not isinstance(use, MapsTo):
         return None
     try:
-        first = {use.setting: use.value(value, settings)}
+        theirs = use.value(value, settings)
     except (SettingError, ArithmeticError, AttributeError, TypeError, ValueError):
         return None
+    first = {} if theirs is None and use.optional else {use.setting: theirs}
     also = {} if use.also is None else _translate_value(use.also, value, settings) or {}
     return first | {name: value for name, value in also.items() if value is not None}
 
@@ -312,23 +313,32 @@ def _map_field(name: str, given: Any, use: Use, resolved: Dialect, config: Any) 
             return {}
         reason = f"Recipes do not support this {resolved.LIBRARY} setting"
         raise SettingError(name, given, reason, use.alternative)
-    value, ours = flat(resolved)[name], _setting(config, use.setting)
+    value, values = flat(resolved)[name], {}
+    link: MapsTo | None = use
+    while link is not None:
+        theirs = link.value(value, resolved)
+        if theirs is not None or not (link.optional or link is not use):
+            _check_setting(name, link.setting, theirs, resolved, config)
+            values[link.setting] = theirs
+        link = link.also
+    return values
+
+
+def _check_setting(name: str, setting: str, theirs: Any, resolved: Dialect, config: Any) -> None:
+    """Raise an error if a recipe lacks the setting of a field, or has another value for it."""
+    value, ours = flat(resolved)[name], _setting(config, setting)
     if not ours:
-        reason = f"This recipe has no {use.setting}, which this {resolved.LIBRARY} setting needs"
-        raise SettingError(name, value, reason, f"Omit {name}, or use a recipe with {use.setting}")
-    theirs = use.value(value, resolved)
-    if ours[0] != theirs and _is_given(config, use.setting, ours, type(config)()):
-        reason = f"This {resolved.LIBRARY} setting conflicts with {use.setting}={show(ours[0])}"
-        raise SettingError(name, given, reason, f"Set only {name} or {use.setting}")
-    if use.also is None or use.also.value(value, resolved) is None:
-        return {use.setting: theirs}
-    return {use.setting: theirs, **_map_field(name, given, use.also, resolved, config)}
+        reason = f"This recipe has no {setting}, which this {resolved.LIBRARY} setting needs"
+        raise SettingError(name, value, reason, f"Omit {name}, or use a recipe with {setting}")
+    if ours[0] != theirs and _is_given(config, setting, ours, type(config)()):
+        reason = f"This {resolved.LIBRARY} setting conflicts with {setting}={show(ours[0])}"
+        raise SettingError(name, value, reason, f"Set only {name} or {setting}")
 
 
 def _can_map(name: str, use: Use, resolved: Dialect, config: Any) -> bool:
     """Return whether to map a field that the user set to its default value."""
     value = flat(resolved)[name]
-    if not isinstance(use, MapsTo) or (value is None and not _translate_value(use, None, resolved)):
+    if not isinstance(use, MapsTo) or not _translate_value(use, value, resolved):
         return False
     return bool(_setting(config, use.setting)) or value not in (None, False)
 

@@ -54,11 +54,13 @@ class MapsTo:
     value: Callable[[Any, Any], Any] = _identity
     """Function that computes the recipe setting from the field's value and all other settings."""
     family: str | None = None
-    """Algorithm family for which the field maps to the setting; ``None`` for all families."""
+    """Family or algorithm for which the field maps to the setting; ``None`` for all."""
     otherwise: Use | None = None
-    """How other families use the field; ``None`` if the field only affects their step counts."""
+    """How other algorithms use the field; ``None`` if it only affects their step counts."""
     also: MapsTo | None = None
     """Mapping to a second recipe setting, which is skipped if its value is ``None``."""
+    optional: bool = False
+    """Whether this setting is also skipped if its value is ``None``."""
 
 
 Use = MapsTo | Unsupported | Ignored
@@ -85,9 +87,10 @@ def mapped(
     family: str | None = None,
     otherwise: Use | None = None,
     also: MapsTo | None = None,
+    optional: bool = False,
 ) -> Any:
     """Declare a field that maps to a recipe setting; see :class:`MapsTo`, :func:`count_field`."""
-    return _field(default, only, use=MapsTo(setting, value, family, otherwise, also))
+    return _field(default, only, use=MapsTo(setting, value, family, otherwise, also, optional))
 
 
 def unsupported(

@@ -13,8 +13,6 @@ from kit.dialects.base import Dialect
 from kit.steps.errors import SettingError, nearest_first
 from kit.steps.values import flat
 
-_INTERPOLATION = re.compile(r"^\$\{([\w.]+)\}$")
-
 
 def value_of(text: str) -> Any:
     """Parse a string as a number, bool, list or mapping, or return other strings unchanged.
@@ -100,81 +98,59 @@ def make(cls: type[Dialect], given: Mapping[str, Any], path: str | None = None) 
     Raises:
         SettingError: if a setting is unknown, or the file cannot be read.
     """
-    settings = dict(given)
-    if str(settings.get("algo")) in cls.CONFIGS.get("algo", {}):
-        settings |= cls.CONFIGS["algo"][settings["algo"]]
-    groups = cls.CONFIGS.keys() & settings.keys() - {"algo"}
-    configs = {name: settings.pop(name) for name in groups}
-    if path is None:
-        return cls(**_settings_of_configs(cls, configs) | cls.named(settings))
-    if "exp" in configs:
-        reason = "An experiment cannot be combined with a config file"
-        raise SettingError("exp", configs["exp"], reason, "Omit exp or the file")
-    choice = settings.get("env_id", settings.get("env"))
-    from_file = read(cls, Path(path), choice, configs) | cls.named(settings)
-    if from_file.get("algo") in cls.ALGORITHMS:  # settings that a file omits have library defaults
-        from_file.setdefault("library_defaults", True)
-    return cls(**from_file)
-
-
-def _settings_of_configs(cls: type[Dialect], configs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings defined by config options such as ``{"env": "atari"}``."""
-    settings: dict[str, Any] = {}
-    selected = dict(configs)
-    for group, options in cls.CONFIGS.items():
-        if group not in selected:
-            continue
-        choice = selected[group]
-        if not isinstance(choice, str) or choice not in options:
-            reason = f"The {cls.NAME} dialect has no such config option"
-            raise SettingError(group, choice, reason, nearest_first(choice, [*options])[:3])
-        for name, value in options[choice].items():
-            if name in cls.CONFIGS and name != group:
-                selected.setdefault(name, value)
-            else:
-                settings[name] = value
-    return settings
+    settings, file = dict(given), None if path is None else Path(path)
+    values = cls.configuration(settings, file)
+    if values is None and file is None:
+        return cls(**cls.named(settings))
+    if values is None:
+        assert file is not None
+        chosen = read(cls, file, settings.get("env_id", settings.get("env")))
+    else:
+        chosen = _placed(cls, values, file)
+    chosen |= cls.named(settings)
+    if chosen.get("algo") in cls.ALGORITHMS:  # settings that a file omits have library defaults
+        chosen.setdefault("library_defaults", True)
+    return cls(**chosen)
 
 
 # -------------------------------------------------------------------- files
-def read(
-    cls: type[Dialect],
-    path: Path,
-    choice: str | None = None,
-    configs: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+def read(cls: type[Dialect], path: Path, choice: str | None = None) -> dict[str, Any]:
     """Read settings from a library's YAML file, keyed by field name.
 
     Args:
         cls: dialect class.
         path: YAML file.
         choice: environment ID. Selects a section if the file has one section per environment.
-        configs: config options, which override the options in the file.
 
     Raises:
         SettingError: if the file cannot be read or has no settings, or if ``choice`` does not
             select one of several sections.
     """
-    content = load(path)
-    section, selected = _select_section(content, cls, choice, path)
+    section, selected = _select_section(load(path), cls, choice, path)
     # Fields whose value may be a mapping, such as policy_kwargs
     plain = {*cls.names()} - {*cls.GROUPS, *cls.SECTIONS, *(p.split(".")[0] for p in cls.PATHS)}
     values = flat({name: v for name, v in selected.items() if name not in plain})
     values |= {name: v for name, v in selected.items() if name in plain}
-    resolved = {name: _resolve(value, values) for name, value in values.items()}
-    # Missing values and unresolved interpolations are skipped.
-    complete = {n: v for n, v in resolved.items() if v != "???" and not str(v).startswith("${")}
-    settings, unmatched = cls.placed(complete)
+    settings = _placed(cls, values, path)
+    _, unmatched = cls.placed(values)
     for name, value in unmatched.items() if section else ():
         raise cls._unknown(name, value)  # every entry of a section is a setting of the algorithm
+    named = {} if section in (None, "atari") else {"env_id": section}
+    return named | settings
+
+
+def _placed(cls: type[Dialect], values: Mapping[str, Any], file: Path | None) -> dict[str, Any]:
+    """Return the fields in a configuration. A file name can contain the algorithm.
+
+    Raises:
+        SettingError: if there are no fields.
+    """
+    settings, _ = cls.placed({name: value for name, value in values.items() if value != "???"})
     if not settings:
         names = sorted(cls.names())[:8]
-        raise SettingError("file", str(path), f"The file has no {cls.LIBRARY} settings", names)
-    options, _ = _read_options(cls, content)
-    configured = _settings_of_configs(cls, options | dict(configs or {}))
-    algo = configured.pop("algo", None) or _algorithm_in_name(cls, path)
-    named = {"algo": algo, "env_id": None if section == "atari" else section}
-    return {n: v for n, v in named.items() if v is not None} | configured | settings
+        raise SettingError("file", str(file), f"The file has no {cls.LIBRARY} settings", names)
+    algo = None if file is None else _algorithm_in_name(cls, file)
+    return settings if algo is None else {"algo": algo, **settings}
 
 
 MANY = 12
@@ -187,9 +163,7 @@ def left_unread(cls: type[Dialect], path: Path, choice: str | None = None) -> di
     if section:
         return {}
     _, unread = cls.placed(flat(values))
-    if cls.CONFIGS and "defaults" in unread:
-        _, unread["defaults"] = _read_options(cls, unread)
-        unread = {name: value for name, value in unread.items() if value != []}
+    unread = {n: v for n, v in unread.items() if not n.startswith(cls.WITHOUT_EFFECT)}
     if len(unread) < MANY:
         return unread
     names = [*cls.names(), *cls.PATHS]
@@ -265,39 +239,8 @@ def _section_for(env_id: str | None, sections: list[str]) -> str | None:
     return "atari" if is_atari and "atari" in sections else None
 
 
-def _resolve(value: Any, values: Mapping[str, Any]) -> Any:
-    """Resolve an interpolation such as ``${algo.rollout_steps}`` if its target exists."""
-    for _ in range(8):
-        match = _INTERPOLATION.match(value) if isinstance(value, str) else None
-        if match is None or match[1] not in values:
-            break
-        value = values[match[1]]
-    return value
-
-
-def _read_options(
-    cls: type[Dialect], content: Mapping[str, Any]
-) -> tuple[dict[str, Any], list[Any]]:
-    """Split a file's defaults list into options (``override /env: atari``) and other entries."""
-    options: dict[str, Any] = {}
-    others: list[Any] = []
-    for entry in content.get("defaults") or []:
-        if entry == "_self_":
-            continue
-        pairs = [*entry.items()] if isinstance(entry, Mapping) else []
-        groups = {str(key).split("/")[-1].split()[-1]: choice for key, choice in pairs}
-        selected = {g: c for g, c in groups.items() if g in cls.CONFIGS and c not in (None, "???")}
-        options |= selected
-        if len(selected) < len(pairs) or not pairs:
-            others.append(entry)
-    return options, others
-
-
 def _algorithm_in_name(cls: type[Dialect], path: Path) -> str | None:
     """Return the algorithm named in a file name, or ``None`` if there is none."""
-    configs = cls.CONFIGS.get("algo", {})
     word = r"(?<![a-z0-9]){}(?![a-z0-9])"
-    names = [*cls.ALGORITHMS, *configs]
-    matches = [name for name in names if re.search(word.format(name), path.stem.lower())]
-    name = max(matches, key=len, default=None)
-    return None if name is None else configs.get(name, {}).get("algo", name)
+    matches = [a for a in cls.ALGORITHMS if re.search(word.format(a), path.stem.lower())]
+    return max(matches, key=len, default=None)

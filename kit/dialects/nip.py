@@ -13,12 +13,12 @@ from typing import Any, ClassVar, Literal, Self
 
 from kit.dialects.base import ON_POLICY, WrappedDialect
 from kit.dialects.fields import (
+    MapsTo,
     count_field,
     extra_field,
     linear_or_constant,
     mapped,
     range_or_none,
-    unsupported,
 )
 from kit.steps.errors import SettingError, check_fields, real_number
 from kit.steps.given import GivenFields
@@ -26,13 +26,10 @@ from kit.steps.plan import StepPlan
 from kit.steps.schema import NonNegativeInt, PositiveInt
 
 
-def _one_factor(value: Any, settings: Any) -> float:
-    """Return the common learning-rate factor for the hidden layers of actor and critic."""
+def _critic_factor(value: Any, settings: Any) -> float | None:
+    """Return the critic's factor for hidden layers, or ``None`` if it equals the actor's factor."""
     factors = settings.body_lr_factor
-    if factors.actor != factors.critic:
-        reason = f"Recipes use a single factor, but body_lr_factor.critic={factors.critic}"
-        raise SettingError("body_lr_factor.actor", factors.actor, reason, [factors.critic])
-    return float(value)
+    return None if factors.critic == factors.actor else float(factors.critic)
 
 
 def _clip_value(value: Any, settings: Any) -> Any:
@@ -56,10 +53,17 @@ _IMPLICIT: dict[str, dict[str, Any]] = {
 class LrFactors(GivenFields):
     """Learning-rate factors for actor and critic."""
 
-    actor: float = mapped("backbone_lr_scale", 1.0, _one_factor)
+    actor: float = mapped(
+        "backbone_lr_scale", 1.0, also=MapsTo("critic_backbone_lr_scale", _critic_factor)
+    )
     """Factor for the actor's learning rate."""
-    critic: float = mapped("backbone_lr_scale", 1.0, _one_factor)
+    critic: float = mapped("critic_backbone_lr_scale", 1.0, _critic_factor)
     """Factor for the critic's learning rate."""
+
+    @classmethod
+    def _get_param_class_from_dict(cls, param_dict: Mapping[str, Any]) -> type | None:
+        """Return the parameter class named under ``_type``; see :func:`_parameter_class`."""
+        return _parameter_class(param_dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dictionary of plain values, with the class name under ``_type``."""
@@ -111,10 +115,9 @@ class Nip(WrappedDialect):
     """Value clip range. ``True`` is the policy's range; ``False`` or ``None`` disables clipping."""
     normalize_observations: bool = mapped("env.normalize_observation", True)
     """Whether to normalise observations with statistics collected by random actions in advance."""
-    num_normalization_steps: NonNegativeInt = unsupported(
-        "Use steps.num_normalization_steps of the kit, which is part of the total", 1000
-    )
-    """Frames used to normalise each observation key, both in training and in test environments."""
+    num_normalization_steps: NonNegativeInt = 1000
+    """Frames used to normalise each observation key, both in training and in test environments.
+    They are collected before the run and are not part of the total."""
     gamma: float = mapped("gamma", 0.9)
     """Discount factor per step."""
     lmbda: float = mapped("gae_lambda", 0.95)
@@ -205,8 +208,9 @@ class Nip(WrappedDialect):
         steps = self.steps_of_each()
         frames = self.frames(self.dataset_size)
         self._check(steps)
-        tests = self.test_rollouts()
+        tests, rounds = self.test_rollouts(), self.max_message_rounds or steps
         return {
+            "normalization_steps": self.normalization_frames(frames // steps, rounds)[1],
             "iterations": min(self.num_iterations, 1) if self.test_run else self.num_iterations,
             "num_envs": frames // steps,
             "steps_per_env": steps,
@@ -265,11 +269,6 @@ class Nip(WrappedDialect):
         if self.body_lr_factor is not None:
             yield "body_lr_factor applies to the recipe; in nip each agent has separate factors."
         rounds = self.max_message_rounds
-        if self.normalize_observations:
-            yield (
-                "nip fixes the observation statistics before training. Recipes keep updating them, "
-                "up to the kit's num_normalization_steps if it is set."
-            )
         if rounds is not None and self.normalize_observations:
             batched, total = self.normalization_frames(plan.num_envs, rounds)
             yield (
@@ -294,6 +293,11 @@ class Nip(WrappedDialect):
         if isinstance(self.body_lr_factor, LrFactors):
             params["body_lr_factor"] = self.body_lr_factor.to_dict()
         return params | {"_type": "RlTrainerParameters"}
+
+    @classmethod
+    def _get_param_class_from_dict(cls, param_dict: Mapping[str, Any]) -> type | None:
+        """Return the parameter class named under ``_type``; see :func:`_parameter_class`."""
+        return _parameter_class(param_dict)
 
     @classmethod
     def from_dict(cls, params_dict: Mapping[str, Any], ignore_extra_keys: bool = False) -> Self:
@@ -333,6 +337,19 @@ class Nip(WrappedDialect):
             num_normalization_steps=10,
             num_test_iterations=1,
         )
+
+
+def _parameter_class(param_dict: Mapping[str, Any]) -> type | None:
+    """Return the parameter class named under ``_type``, or ``None`` if there is no ``_type``.
+
+    Raises:
+        ValueError: if this is not the name of a parameter class.
+    """
+    name = param_dict.get("_type")
+    classes: dict[Any, type] = {"RlTrainerParameters": Nip, "LrFactors": LrFactors}
+    if name is not None and name not in classes:
+        raise ValueError(f"{name!r} is not the name of a parameter class.")
+    return classes.get(name)
 
 
 def _settings(

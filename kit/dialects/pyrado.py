@@ -167,6 +167,7 @@ class Pyrado(WrappedDialect):
     }
     ALIASES: ClassVar = {"dqn": "dql"}
     IMPLIED: ClassVar = {"sac": ("memory_size", "num_init_memory_steps", "num_updates_per_step")}
+    RECIPES: ClassVar = {"ppo2": "ppo", "dql": "dqn"}
     DEFAULTS: ClassVar = _DEFAULTS
     CANNOT: ClassVar = {"collects_episodes": (True, "it collects whole rollouts")}
     GROUPS: ClassVar = {"critic": PyradoGAE}

@@ -12,10 +12,10 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TextIO
 
 from kit.dialects.base import OFF_POLICY, OFFLINE, ON_POLICY, Dialect, ratio_of
-from kit.dialects.fields import MapsTo, Unsupported, count_field, extra_field, mapped, unsupported
+from kit.dialects.fields import Ignored, MapsTo, count_field, extra_field, ignored, mapped
 from kit.steps.counts import LARGEST_RATIO
 from kit.steps.errors import SettingError, real_number, whole_number
 from kit.steps.plan import StepPlan
@@ -28,6 +28,16 @@ _ALGORITHMS = {
     **dict.fromkeys(("bcq", "cql", "td3_bc", "discrete_cql", "discrete_bcq"), OFFLINE),
     **dict.fromkeys(("discrete_crr", "imitation"), OFFLINE),
 }
+STAND_INS = {"npg": "trpo", "gail": "ppo"} | dict.fromkeys(
+    ("iqn", "c51", "qrdqn", "fqf", "bdqn"), "dqn"
+)
+"""Algorithms without a recipe, mapped to a recipe that can repeat their step counts."""
+_EXAMPLES = {
+    **{f"{suite}{name}": name for suite in ("mujoco", "atari") for name in _ALGORITHMS},
+    "atarisac": "discrete_sac",
+    "discretedqn": "dqn",
+}
+"""Algorithms of tianshou's example scripts, keyed by the script's name (``mujoco_sac``)."""
 _COLLECTING = (ON_POLICY, OFF_POLICY)
 BUFFER_SIZE = 4096
 """Default value of ``buffer_size``."""
@@ -39,21 +49,28 @@ def _stores_next(ignored: bool, settings: Any) -> bool:
     return not ignored
 
 
-def _stack_size(given: Any, settings: Any) -> int:
-    """Return the number of stacked frames. The buffer must store only the newest frame."""
-    frames, newest = settings.replay_buffer_stack_num, settings.replay_buffer_save_only_last_obs
-    if frames > 1 and not newest:
-        reason = "The buffer would stack frames, but the policy did not observe stacked frames"
-        hint = "Stack frames in the environment, and set replay_buffer_save_only_last_obs=true"
-        raise SettingError("replay_buffer_stack_num", frames, reason, hint)
-    if frames == 1:  # Defaults are not mapped, because they store observations unchanged.
-        reason = "The buffer would drop all but one of the frames that the policy observed"
+def _stack_size(frames: Any, settings: Any) -> int:
+    """Return the number of stacked frames. A single frame does not determine recipe settings."""
+    if frames == 1:  # Environments may stack frames that the buffer stores unchanged.
+        raise SettingError("replay_buffer_stack_num", frames, "Nothing is stacked", "Use 2")
+    return int(frames)
+
+
+def _newest_of(newest: Any, settings: Any) -> int:
+    """Return the number of stacked frames, of which the buffer stores only the newest."""
+    frames = settings.replay_buffer_stack_num
+    if not newest or frames == 1:
+        reason = "tianshou's buffer would return one frame, but the policy observed all frames"
         hint = "Set replay_buffer_stack_num to the number of frames that the environment stacks"
         raise SettingError("replay_buffer_save_only_last_obs", newest, reason, hint)
     return int(frames)
 
 
-_ON_POLICY_BATCH = Unsupported("On-policy batches are used only once")
+def _test_seed(given: Any, settings: Any) -> int:
+    return int(settings.test_seed)
+
+
+_NO_BUFFER = Ignored("only off-policy recipes have a replay buffer")
 
 
 def _capacity(given: int, settings: Any) -> int:
@@ -73,14 +90,19 @@ class TianshouSettings(Dialect):
 
     LIBRARY = "tianshou"
     ALGORITHMS: ClassVar = _ALGORITHMS
-    ALIASES: ClassVar = {"pg": "reinforce", "bdq": "bdqn", "branchingdqn": "bdqn"} | {
-        "rainbowdqn": "rainbow"
+    ALIASES: ClassVar = {
+        **_EXAMPLES,
+        "pg": "reinforce",
+        "bdq": "bdqn",
+        "branchingdqn": "bdqn",
+        "rainbowdqn": "rainbow",
     }
+    RECIPES: ClassVar = {"discrete_sac": "sac_discrete", **STAND_INS}
     CANNOT: ClassVar = {"world_size": (1, "tianshou trains in a single process")}
 
     batch_size: PositiveInt | None = _neutral_field("batch_size", 64)
     """Transitions per minibatch; ``None`` for the whole batch (on-policy) or buffer (otherwise)."""
-    num_test_envs: PositiveInt = unsupported("Evaluations use one environment per episode", 1)
+    num_test_envs: PositiveInt = ignored("evaluations use one environment per episode", 1)
     """Number of test environments."""
     buffer_size: PositiveInt = _neutral_field(
         "buffer", BUFFER_SIZE, use=MapsTo("buffer_size", _capacity, OFF_POLICY)
@@ -91,23 +113,33 @@ class TianshouSettings(Dialect):
     start_timesteps_random: bool = _neutral_field("start_random", False, _COLLECTING)
     """Whether the steps before training use random actions."""
     replay_buffer_ignore_obs_next: bool = mapped(
-        "store_next_observation", False, _stores_next, family=OFF_POLICY, otherwise=_ON_POLICY_BATCH
+        "store_next_observation", False, _stores_next, family=OFF_POLICY, otherwise=_NO_BUFFER
     )
     """Whether the buffer omits next observations."""
     replay_buffer_save_only_last_obs: bool = mapped(
-        "stacked_frames", False, _stack_size, family=OFF_POLICY, otherwise=_ON_POLICY_BATCH
+        "stacked_frames", False, _newest_of, family=OFF_POLICY, otherwise=_NO_BUFFER
     )
     """Whether the buffer stores only the last frame of each stack."""
     replay_buffer_stack_num: PositiveInt = mapped(
-        "stacked_frames", 1, _stack_size, family=OFF_POLICY, otherwise=_ON_POLICY_BATCH
+        "stacked_frames", 1, _stack_size, family=OFF_POLICY, otherwise=_NO_BUFFER
     )
-    """Number of frames that the buffer stacks, which must match the environment's frame stack."""
+    """Number of frames in each observation. Environments that do not stack them are wrapped."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         envs = self.neutral()["envs"]
         if getattr(self, envs) == -1:
             setattr(self, envs, os.cpu_count() or 1)
+
+    def algorithm_for(self, algo: str | None, family: str | None) -> str | None:
+        """Return tianshou's name for a recipe's algorithm, or the family as a fallback.
+
+        An algorithm without a recipe can run with any recipe of its family.
+        """
+        given = None if self.algo is None else self._algorithm(self.algo)
+        if given in STAND_INS and self.ALGORITHMS[given] == family:
+            return given
+        return super().algorithm_for(algo, family)
 
     @classmethod
     def neutral(cls) -> dict[str, str]:
@@ -132,6 +164,15 @@ class TianshouSettings(Dialect):
         """
         values = self.by_neutral_name()
         return Sampling(names=self, family=self.family, version=self.version, **values)
+
+    def pprints(self) -> str:
+        """Return tianshou's settings as text with one setting per line."""
+        lines = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if not f.kw_only]
+        return f"{type(self).__qualname__}[\n    " + ", \n    ".join(lines) + "]"
+
+    def pprint(self, file: TextIO | None = None) -> None:
+        """Print :meth:`pprints` to ``file`` (default: standard output)."""
+        print(self.pprints(), file=file)
 
     def _plan(self) -> dict[str, Any]:
         return self.sampling().plan()
@@ -162,8 +203,8 @@ class Tianshou(TianshouSettings):
     """Environment steps per epoch, rounded up to whole training steps."""
     num_train_envs: PositiveInt = _neutral_field("envs", -1)
     """Number of training environments; -1 for the number of CPUs."""
-    train_seed: int = mapped("seed", 42)
-    """Seed for the training environments."""
+    train_seed: int = mapped("seed", 42, also=MapsTo("evaluation_seed", _test_seed))
+    """Seed for the training environments. The seed for the test environments depends on it."""
     num_test_episodes: PositiveInt = _neutral_field("test_episodes", 1)
     """Total number of episodes per test in all test environments."""
     step_per_collect: PositiveInt = _neutral_field("collect", 2048, _COLLECTING)
@@ -200,6 +241,8 @@ class Tianshou2(TianshouSettings):
     VERSIONS: ClassVar = {"2.0.1": "code of 2.0.1; one test before training"}
     SECTIONS = frozenset({"", "training_config", "training"})
 
+    num_test_envs: PositiveInt = count_field(default=1)
+    """Number of test environments, which is the default number of episodes per test."""
     max_epochs: NonNegativeInt = _neutral_field("epochs", 100)
     """Number of epochs (``num_epochs`` in 1.x)."""
     epoch_num_steps: PositiveInt = _neutral_field("epoch_steps", 30000)
@@ -213,8 +256,10 @@ class Tianshou2(TianshouSettings):
     environments."""
     collection_step_num_episodes: PositiveInt | None = count_field(only=_COLLECTING)
     """Episodes per training step. Not usable: tianshou does not read it and raises an error."""
-    test_in_training: bool = unsupported(
-        "Evaluations run between iterations", False, only=_COLLECTING
+    test_in_training: bool = ignored(
+        "it only matters with a stop criterion, which ends a run after an evaluation",
+        False,
+        only=_COLLECTING,
     )
     """Whether to run a test when training meets the stop criterion."""
     update_step_num_repetitions: NonNegativeInt = _neutral_field("repeat", 1, (ON_POLICY,))
@@ -366,6 +411,8 @@ class Sampling:
         if self.names.algo not in self.names.ALGORITHMS:
             family = self.family.replace("_", "-")
             yield f"Settings are interpreted as {family}, because algo is not set."
+        if self.names.algo in STAND_INS:
+            yield f"There is no recipe for {self.names.algo}, so only its step counts apply."
         if self.family == OFFLINE:
             yield "Offline epochs count gradient steps and collect nothing."
             return

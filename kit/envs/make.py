@@ -38,6 +38,7 @@ def make_env(
     gamma: float = 0.99,
     normalization_steps: int | None = None,
     wrappers: Sequence[Wrapper] = (),
+    stacked_frames: int = 1,
     action_mask: bool | None = None,
     device: torch.device | str | None = None,
     restart_on_error: int = 0,
@@ -70,6 +71,9 @@ def make_env(
         normalization_steps: policy steps after which the observation statistics are frozen;
             ``None``: they are always updated.
         wrappers: wrappers to apply to each environment before action repeat, innermost first.
+        stacked_frames: number of observations of consecutive policy steps that form one observation
+            (``sync`` and ``async`` without action mask). Environments whose observations are
+            already stacks of this size are unchanged.
         action_mask: whether to move ``info["action_mask"]`` into the observation, as
             :class:`~kit.envs.ActionMask` does. ``None``: move it if the environment has a mask
             (``sync`` and ``async`` with discrete actions; creates one extra environment to check).
@@ -98,6 +102,7 @@ def make_env(
         action_repeat=whole_number("env.action_repeat", action_repeat, at_least=1),
         max_episode_steps=_optional("env.max_episode_steps", max_episode_steps),
         wrappers=tuple(wrappers),
+        stacked_frames=whole_number("stacked_frames", stacked_frames, at_least=1),
         action_mask=action_mask,
         restart_on_error=whole_number("env.restart_on_error", restart_on_error),
         num_workers=_optional("env.num_workers", num_workers),
@@ -137,6 +142,7 @@ class _Options(NamedTuple):
     action_repeat: int = 1
     max_episode_steps: int | None = None
     wrappers: tuple[Wrapper, ...] = ()
+    stacked_frames: int = 1
     action_mask: bool | None = None
     restart_on_error: int = 0
     num_workers: int | None = None
@@ -166,10 +172,11 @@ def _one_by_one(
     if vectorization == "sync":
         # A step that runs in this process cannot be interrupted by a timeout.
         options.allow("vectorization='sync'", *options._fields[:-2])
-    repeat, limit, wrappers, has_mask, restarts, workers, timeout = options
+    repeat, limit, wrappers, frames, has_mask, restarts, workers, timeout = options
 
     def make_backend(action_mask: bool) -> EnvBackend:
-        make = functools.partial(make_single_env, id, repeat, limit, wrappers, action_mask, kwargs)
+        arguments = id, repeat, limit, wrappers, action_mask, kwargs, frames
+        make = functools.partial(make_single_env, *arguments)
         if vectorization == "async":
             how: dict[str, Any] = {"restarts": restarts, "step_timeout": timeout}
             return WorkersBackend(make, num_envs, name, num_workers=workers, **how)
@@ -201,7 +208,8 @@ def _together(
 ) -> EnvBackend:
     """Return a backend for native Gymnasium vector, EnvPool or torch environments."""
     repeats = ("action_repeat",) if vectorization == "tensor" else ()
-    options.allow(f"vectorization={vectorization!r}", "max_episode_steps", *repeats)
+    allowed = ("max_episode_steps", "stacked_frames", *repeats)
+    options.allow(f"vectorization={vectorization!r}", *allowed)
     limit = options.max_episode_steps
     if vectorization == "native":
         assert isinstance(id, EnvSpec)
@@ -224,7 +232,7 @@ def _made_before(
     env: EnvBase | gym.vector.VectorEnv[Any, Any, Any], num_envs: int, options: _Options
 ) -> EnvBackend:
     """Return a backend for an existing vector environment of TorchRL or Gymnasium."""
-    options.allow(f"an existing {type(env).__name__}")
+    options.allow(f"an existing {type(env).__name__}", "stacked_frames")
     if isinstance(env, EnvBase):
         from kit.envs.backends.torchrl import TorchRLBackend
 

@@ -30,6 +30,7 @@ def make_single_env(
     wrappers: Sequence[Wrapper] = (),
     action_mask: bool = False,
     kwargs: dict[str, Any] | None = None,
+    stacked_frames: int = 1,
 ) -> gym.Env[Any, Any]:
     """Create one environment and apply wrappers, action mask, action repeat and time limit.
 
@@ -40,6 +41,8 @@ def make_single_env(
         wrappers: wrappers to apply, innermost first.
         action_mask: whether to move the action mask from ``info`` into the observation.
         kwargs: keyword arguments for the environment.
+        stacked_frames: number of observations that form one observation, unless the environment
+            already returns stacks of this size.
 
     Raises:
         EnvError: if creating the environment raises an exception.
@@ -54,10 +57,24 @@ def make_single_env(
         env = ActionMask(env)
     if action_repeat > 1:
         env = ActionRepeat(env, action_repeat)
+    if (
+        stacked_frames > 1
+        and not action_mask
+        and not _stacks(env.observation_space, stacked_frames)
+    ):
+        env = gym.wrappers.FrameStackObservation(env, stacked_frames)
     if max_episode_steps is not None:
         _check_time_limit(env, max_episode_steps, action_repeat)
         env = gym.wrappers.TimeLimit(env, max_episode_steps)
     return env
+
+
+def _stacks(space: gym.Space[Any], frames: int) -> bool:
+    """Return whether all observations in a space are stacks of this number of frames."""
+    if isinstance(space, gym.spaces.Dict):
+        return all(_stacks(entry, frames) for entry in space.values())
+    shape = space.shape
+    return shape is not None and len(shape) > 1 and shape[0] == frames
 
 
 def _check_time_limit(env: gym.Env[Any, Any], limit: int, action_repeat: int) -> None:

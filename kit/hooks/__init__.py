@@ -13,6 +13,7 @@ from kit.hooks.annealing import (
     EndOfExploration,
     anneal_coefficients,
     anneal_epsilon,
+    anneal_learning_rates,
 )
 from kit.hooks.base import Hook
 from kit.hooks.console import Console
@@ -29,6 +30,6 @@ __all__ = [
     "Anneal", "AnnealExploration", "AnnealLearningRate", "BestPolicy", "Console",
     "EndOfExploration", "Evaluator", "FitCritic", "Hook", "LearningCurve", "NaNGuard",
     "NonFiniteError", "RecordVideo", "SampleNoise", "SavePolicy", "ScaleReward", "SignReward",
-    "StopWhen", "TargetKL", "TimeLimit", "anneal_coefficients", "anneal_epsilon", "draw_curve",
-    "fit_critic",
+    "StopWhen", "TargetKL", "TimeLimit", "anneal_coefficients", "anneal_epsilon",
+    "anneal_learning_rates", "draw_curve", "fit_critic",
 ]  # fmt: skip

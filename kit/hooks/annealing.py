@@ -16,6 +16,7 @@ from kit.steps.errors import real_number
 
 if TYPE_CHECKING:
     from kit.steps import StepPlan
+    from kit.update import Update
 
 
 _LAZY_COUNTERS = ("env_steps", "episodes", "environment_errors")
@@ -237,6 +238,15 @@ class AnnealLearningRate(Anneal):
         **settings: Any,
     ) -> None:
         super().__init__(optimizer, "lr", schedule, name=name, **settings)
+
+
+def anneal_learning_rates(update: Update, schedule: str) -> list[Anneal]:
+    """Create one hook per optimiser that anneals its learning rate; none for ``constant``."""
+    named = update.optimizers.items() if schedule != "constant" else ()
+    return [
+        AnnealLearningRate(one, schedule, name="_".join(filter(None, ("learning_rate", name))))
+        for name, one in named
+    ]
 
 
 def anneal_coefficients(loss: nn.Module, **schedules: str) -> list[Anneal]:

@@ -187,31 +187,47 @@ def linear(in_features: int, out_features: int, gain: float | None = None) -> nn
 
 
 def parameter_groups(
-    loss: nn.Module, networks: Sequence[nn.Module], learning_rate: float, body_factor: float = 1.0
+    loss: nn.Module,
+    networks: Sequence[nn.Module],
+    learning_rate: float,
+    body_factor: float = 1.0,
+    critic_body_factor: float | None = None,
 ) -> list[dict[str, Any]]:
-    """Return parameter groups for an optimiser, with a separate learning rate for hidden layers.
+    """Return parameter groups for an optimiser, with separate learning rates for hidden layers.
 
     Args:
         loss: loss module whose parameters are trained.
-        networks: networks created by :func:`~kit.modules.make_actor` and similar functions.
+        networks: actor and critic, created by :func:`~kit.modules.make_actor_critic` or similar
+            functions.
         learning_rate: learning rate of output layers and all other parameters.
-        body_factor: learning-rate multiplier for hidden layers; 1: use a single group.
+        body_factor: learning-rate multiplier for hidden layers.
+        critic_body_factor: learning-rate multiplier for the critic's hidden layers; ``None``: same
+            as ``body_factor``.
 
     Raises:
-        SettingError: if ``body_factor`` is not 1 and there are no hidden layers.
+        SettingError: if a multiplier is not 1 and there are no such hidden layers, or if both
+            networks share hidden layers and their multipliers differ.
     """
-    parameters = list(loss.parameters())
-    modules: list[Any] = [module for network in networks for module in network.modules()]
-    found = [m.body_parameters() for m in modules if hasattr(m, "body_parameters")]
-    body = {id(p) for params in found for p in params} if body_factor != 1.0 else set()
-    groups = [
-        {"params": [p for p in parameters if id(p) not in body], "lr": learning_rate},
-        {"params": [p for p in parameters if id(p) in body], "lr": learning_rate * body_factor},
+    critic_factor = body_factor if critic_body_factor is None else critic_body_factor
+    factors: dict[int, float] = {}
+    for network, factor in zip(networks, (body_factor, critic_factor)):
+        modules: list[Any] = [m for m in network.modules() if hasattr(m, "body_parameters")]
+        for parameter in (p for module in modules for p in module.body_parameters()):
+            if factors.setdefault(id(parameter), factor) != factor:
+                reason = f"Shared hidden layers have only one backbone_lr_scale={body_factor}"
+                raise SettingError("critic_backbone_lr_scale", factor, reason, [None, body_factor])
+    groups: dict[float, list[nn.Parameter]] = {1.0: [], body_factor: [], critic_factor: []}
+    for parameter in loss.parameters():
+        groups[factors.get(id(parameter), 1.0)].append(parameter)
+    names = {critic_factor: "critic_backbone_lr_scale", body_factor: "backbone_lr_scale"}
+    for factor, name in names.items():
+        if factor != 1.0 and not groups[factor]:
+            raise SettingError(name, factor, "The networks have no such hidden layers", [1.0])
+    return [
+        {"params": parameters, "lr": learning_rate * factor}
+        for factor, parameters in groups.items()
+        if parameters
     ]
-    if body_factor != 1.0 and not groups[1]["params"]:
-        reason = "The networks have no hidden layers"
-        raise SettingError("backbone_lr_scale", body_factor, reason, [1.0])
-    return [group for group in groups if group["params"]]
 
 
 def drop_log_prob(actor: Any, loss: nn.Module) -> Any:

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, NoReturn
 import gymnasium as gym
 
 from kit import RECIPES_ROOT
+from kit.dialects.rl_zoo import recipe_wrappers
+from kit.envs.wrappers import wrapper_names
 from kit.lazy import module_and_name
 from kit.runs.recipe import Recipe
 from kit.steps import SettingError
@@ -47,13 +49,28 @@ def check_names(
     Raises:
         SettingError: for the first setting that names an untrusted module.
     """
-    for name, value in flat(config).items():
-        names_module = isinstance(value, str) and ":" in value
-        if not names_module or name in _NO_MODULES or name.startswith(_ARGUMENTS):
-            continue
+    for name, value in _named_modules(config):
         module, _ = module_and_name(value)
         if not _is_trusted(module, folder, trust, recipe.parent):
             _reject(name, value, module, how)
+
+
+def _named_modules(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the settings whose value has the form ``module:Name``, including wrappers."""
+    for name, value in flat(config).items():
+        names_module = isinstance(value, str) and ":" in value
+        if names_module and name not in _NO_MODULES and not name.startswith(_ARGUMENTS):
+            yield name, value
+    env, steps = (
+        values if isinstance(values := config.get(name), Mapping) else {}
+        for name in ("env", "steps")
+    )
+    wrappers = {
+        "env.wrappers": env.get("wrappers") or [],
+        "steps.env_wrapper": recipe_wrappers(steps.get("env_wrapper")),
+    }
+    for name, entries in wrappers.items():
+        yield from ((name, wrapper) for wrapper, _ in wrapper_names(entries, name))
 
 
 def check_recipe(source: str, folder: Path, trust: Collection[str], how: str) -> None:

@@ -82,6 +82,9 @@ class PlannedCounts:
     prefill_is_iteration: bool = False
     """whether the prefill replaces the collection of the first iteration and is followed by an
     update phase."""
+    normalization_steps: NonNegativeInt = 0
+    """policy steps with random actions in separate environments before the run, from which each
+    process estimates fixed observation statistics. They are part of no count."""
     exploration_steps: NonNegativeInt = 0
     """policy steps (total) taken by an exploration policy at the start of the run."""
 

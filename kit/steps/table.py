@@ -81,6 +81,8 @@ def _setting_rows(plan: PlannedCounts) -> list[Row]:
         processes = f" x {plan.world_size} processes" if plan.world_size > 1 else ""
         batch = ("batch", size + processes)
     rows = [batch]
+    if plan.normalization_steps:
+        rows.append(("random steps before the run", number(plan.normalization_steps)))
     if plan.update_epochs is not None:
         first = plan.first_training_iteration if plan.is_exact else None
         if first is not None and first <= plan.iterations:

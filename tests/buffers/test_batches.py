@@ -246,10 +246,21 @@ def test_sample_has_buffer_length_without_minibatch_size():
 
 
 def test_sampling_empty_buffer_raises_setting_error():
-    replay = make_replay_buffer(20, 4, n_step=3)
-    replay.extend(batch_of(1, 2))
     with raises_setting("learning_starts"):
-        numbers(replay, off_policy_plan(), limit=1)
+        numbers(make_replay_buffer(20, 4, n_step=3), off_policy_plan(), limit=1)
+
+
+def test_unfinished_transitions_are_sampled_if_none_is_stored():
+    replay = make_replay_buffer(20, 4, n_step=3, gamma=0.5)
+    batch = batch_of(1, 2)
+    batch["next", "reward"] = torch.tensor([[[1.0], [4.0]]])
+    replay.extend(batch)
+    (minibatch,) = next(replay.epoch(off_policy_plan(minibatch_size=40), limit=1))
+    found = set(zip(minibatch["next", "reward"].flatten().tolist(),
+                    minibatch["steps_to_next_obs"].flatten().tolist()))  # fmt: skip
+    assert found == {(1.0 + 0.5 * 4.0, 2), (4.0, 1)}
+    assert not minibatch["next", "done"].any()
+    assert len(replay.buffer) == 0
 
 
 def test_make_replay_buffer_rejects_invalid_sizes():

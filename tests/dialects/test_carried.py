@@ -89,6 +89,7 @@ def test_non_counting_fields_do_not_change_plan(name):
     cls, draw, changes = dialect(name), random.Random(name), 0
     carried = {n for n, use in uses(cls).items() if getattr(use, "family", None) is None}
     carried -= {"memory_size", "num_particles", "replay_size", "num_test_envs", "stop_rew"}
+    carried -= {"use_sde_at_warmup"}
     for _ in range(400):
         settings = random_settings(name, draw, nasty=0)
         counted = {n: v for n, v in settings.items() if n not in carried}
@@ -147,6 +148,8 @@ def test_map_fields_sets_equivalent_recipe_settings(given, values):
             Tianshou(algo="dqn", replay_buffer_save_only_last_obs=True, replay_buffer_stack_num=4),
             {"stacked_frames": 4},
         ),
+        (Tianshou(algo="dqn", replay_buffer_stack_num=4), {"stacked_frames": 4}),
+        (Tianshou(algo="dqn", replay_buffer_stack_num=1), {}),
         (CleanRL(algo="sac", gamma=0.5), {"gamma": 0.5}),
     ],
     ids=str,
@@ -155,16 +158,9 @@ def test_map_fields_sets_replay_and_target_settings(given, values):
     assert map_fields(given, OffPolicyRecipe())[0] == values
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"replay_buffer_stack_num": 4}, "replay_buffer_stack_num"),
-        ({"replay_buffer_save_only_last_obs": True}, "replay_buffer_save_only_last_obs"),
-    ],
-)
-def test_map_fields_rejects_unused_frame_stack_settings(given, message):
-    with raises_setting(message):
-        map_fields(Tianshou(algo="dqn", **given), OffPolicyRecipe())
+def test_tianshou_rejects_last_observation_without_stack():
+    with raises_setting("replay_buffer_save_only_last_obs"):
+        map_fields(Tianshou(algo="dqn", replay_buffer_save_only_last_obs=True), OffPolicyRecipe())
 
 
 @pytest.mark.parametrize("deviation", [0.0, -1.0])
@@ -274,6 +270,7 @@ def test_sb3_and_cleanrl_noise_maps_without_rescaling():
     given = SB3(algo="td3", target_policy_noise=0.3, noise_type="normal", noise_std=0.25)
     assert map_fields(given, td3.Config(), "td3")[0] == {
         "policy_noise": 0.3,
+        "noise_type": "normal",
         "exploration_noise": 0.25,
     }
     given = CleanRL(algo="td3", policy_noise=0.3, exploration_noise=0.25, noise_clip=0.4)
@@ -282,8 +279,8 @@ def test_sb3_and_cleanrl_noise_maps_without_rescaling():
     assert map_fields(CleanRL(algo="ddpg", exploration_noise=0.25), ddpg.Config(), "ddpg")[0] == {
         "exploration_noise": 0.25
     }
-    with raises_setting("noise_type"):
-        map_fields(SB3(algo="td3", noise_type="ornstein-uhlenbeck"), td3.Config(), "td3")
+    given = SB3(algo="td3", noise_type="ornstein-uhlenbeck")
+    assert map_fields(given, td3.Config(), "td3")[0] == {"noise_type": "ou"}
 
 
 def test_epsilon_and_target_interval_map_to_dqn_gradient_steps():
@@ -292,8 +289,9 @@ def test_epsilon_and_target_interval_map_to_dqn_gradient_steps():
     assert values == {"exploration_share": 0.5, "epsilon_end": 0.1, "target_update_every": 250}
     values = map_fields(CleanRL(target_network_frequency=200), dqn.Config(), "dqn")[0]
     assert values == {"target_update_every": 20}
-    with raises_setting("target_update_interval"):
-        map_fields(SB3(target_update_interval=10), dqn.Config(), "dqn")
+    rounded = SB3(algo="dqn", target_update_interval=10)  # 2.5 gradient steps
+    assert map_fields(rounded, dqn.Config(), "dqn")[0] == {"target_update_every": 2}
+    assert "update the targets after every 2" in " ".join(rounded.notes())
 
 
 @pytest.mark.parametrize(
@@ -322,16 +320,8 @@ def test_target_updates_between_trainings_are_merged():
     assert "come before all gradient steps of the rollout" in " ".join(soft.notes())
 
 
-@pytest.mark.parametrize("interval", [401, 407])
-def test_sb3_dqn_rejects_fractional_target_interval(interval):
-    episodes = {"train_freq": (1, "episode"), "episode_length": 200, "gradient_steps": 50}
-    given = SB3(algo="dqn", target_update_interval=interval, **episodes)
-    with raises_setting("target_update_interval"):
-        map_fields(given, dqn.Config(), "dqn")
-
-
 @pytest.mark.parametrize(
-    ("steps", "interval", "every"), [(1, 2, 1), (4, 2, 2), (4, 9, 4), (-1, 5, 5), (-1, 12, 10)]
+    ("steps", "interval", "every"), [(4, 2, 2), (4, 9, 4), (-1, 5, 5), (-1, 12, 10)]
 )
 def test_sb3_sac_target_interval_restarts_each_rollout(steps, interval, every):
     given = SB3(algo="sac", train_freq=10, gradient_steps=steps, target_update_interval=interval)
@@ -345,8 +335,17 @@ def test_sb3_sac_rejects_target_interval_not_dividing_rollout():
         map_fields(given, dqn.Config(), "sac")
 
 
+@pytest.mark.parametrize(("steps", "interval"), [(1, 2), (7, 1)])
+def test_sb3_sac_needs_no_setting_for_one_update_per_step(steps, interval):
+    given = SB3(algo="sac", gradient_steps=steps, target_update_interval=interval)
+    assert map_fields(given, sac.Config(), "sac")[0] == {}
+
+
 def test_sb3_target_interval_requires_episode_length():
-    given = SB3(algo="dqn", train_freq=(1, "episode"), target_update_interval=400)
+    episodes = {"train_freq": (1, "episode"), "target_update_interval": 400}
+    given = SB3(algo="dqn", **episodes, gradient_steps=-1)
+    assert map_fields(given, dqn.Config(), "dqn")[0] == {"target_update_every": 400}
+    given = SB3(algo="dqn", **episodes, gradient_steps=9)
     with raises_setting("episode_length"):
         map_fields(given, dqn.Config(), "dqn")
 
@@ -413,7 +412,6 @@ def test_many_caveats_are_summarized_by_command(capsys):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (Nip(num_normalization_steps=5), "num_normalization_steps"),
         (Nip(body_lr_factor={"actor": 0.5}), "body_lr_factor.actor"),
         (Nip(clip_value=0.5), "clip_value"),
         (SB3(policy="CnnPolicy"), "policy"),
@@ -426,8 +424,8 @@ def test_many_caveats_are_summarized_by_command(capsys):
         ),
         (SB3(policy_kwargs={"net_arch": 8}), "policy_kwargs"),
         (SB3(policy_kwargs={"net_arch": None}), "policy_kwargs"),
-        (SB3(policy_kwargs={}), "policy_kwargs"),
         (SB3(use_sde=True, algo="ppo"), "use_sde"),
+        (SB3(callback="module.Callback", algo="ppo"), "callback"),
         (Tianshou(stop_rew=3.0), "stop_rew"),
         (
             Pyrado(algo="ppo", critic=PyradoGAE(num_epoch=3)),

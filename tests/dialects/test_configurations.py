@@ -45,7 +45,7 @@ def settings_of(case: dict[str, Any]) -> dict[str, Any]:
         settings["env"] = case["env"]
     if dialect_of(case) == "pyrado":
         settings |= {f"critic.{name}": value for name, value in case["critic"].items()}
-        settings["env_max_steps"] = 20
+        settings["env_max_steps"] = 100
     return settings
 
 

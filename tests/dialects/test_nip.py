@@ -114,6 +114,31 @@ def test_nip_rejects_scalar_body_lr_factor():
         Nip(body_lr_factor=0.5).resolved()
 
 
+def test_get_param_class_from_dict_returns_named_class():
+    for cls in Nip, LrFactors:
+        assert cls._get_param_class_from_dict(Nip().to_dict()) is Nip
+        assert cls._get_param_class_from_dict({"_type": "LrFactors"}) is LrFactors
+        assert cls._get_param_class_from_dict({"lr": 0.1}) is None
+        with pytest.raises(ValueError, match="GraphTrainerParameters"):
+            cls._get_param_class_from_dict({"_type": "GraphTrainerParameters"})
+
+
+@pytest.mark.parametrize(
+    ("factors", "scales"),
+    [
+        ({"actor": 0.1, "critic": 0.2}, (0.1, 0.2)),
+        ({"actor": 0.1}, (0.1, 1.0)),
+        ({"critic": 0.2}, (None, 0.2)),
+        ({"actor": 0.1, "critic": 0.1}, (0.1, None)),
+    ],
+    ids=str,
+)
+def test_body_lr_factor_sets_scale_of_each_network(factors, scales):
+    values, _ = map_fields(Nip(body_lr_factor=factors), ppo.Config())
+    names = ("backbone_lr_scale", "critic_backbone_lr_scale")
+    assert tuple(values.get(name) for name in names) == scales
+
+
 def test_construct_test_params_gives_small_plan():
     assert Nip.construct_test_params().to_plan().total_policy_steps == 16
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 
 from kit.dialects import Sheeprl
+from kit.dialects.carried import map_fields
 from kit.dialects.sheeprl.rules import SheeprlRatio, first_due
+from recipes import a2c, dreamerv1, dreamerv3, sac
 from tests.errors import raises_setting
+
+ALGORITHMS = {a2c: "a2c", sac: "sac", dreamerv1: "dreamer_v1", dreamerv3: "dreamer_v3"}
 
 
 def gradient_steps(plan, last=None):
@@ -224,3 +228,46 @@ def test_notes_report_training_delayed_by_train_every():
     settings = {"num_envs": 4, "learning_starts": 8, "train_every": 16, "version": "0.5.0"}
     notes = Sheeprl(algo="dreamer_v3", per_rank_sequence_length=4, **settings).notes()
     assert "Training begins in iteration 4, after train_every policy steps." in notes
+
+
+# ---------------------------------------------------------------------- mapping to recipes
+@pytest.mark.parametrize(
+    ("recipe", "settings", "mapped"),
+    [
+        # SAC updates targets in each iteration divisible by 2 // 1 + 1.
+        (sac, {"target_network_frequency": 2, "num_envs": 1}, {"target_update_every": 3}),
+        (dreamerv3, {"target_network_update_freq": 2}, {"target_update_every": 2}),
+        (dreamerv3, {"dense_units": 640}, {"size": "50m"}),
+        (dreamerv3, {"precision": "bf16-mixed"}, {"precision": "bfloat16"}),
+        (
+            dreamerv1,
+            {"expl_amount": 0.5, "expl_decay": 1_000, "expl_min": 0.1},
+            {
+                "exploration_noise": 0.5,
+                "exploration_epsilon": 0.5,
+                "exploration_halving": 1_000,
+                "exploration_min": 0.1,
+            },
+        ),
+        # A2C sums the gradients of four minibatches.
+        (a2c, {"max_grad_norm": 0.5, "loss_reduction": "mean"}, {"max_grad_norm": 0.125}),
+    ],
+)
+def test_settings_map_to_recipe(recipe, settings, mapped):
+    given = Sheeprl(algo=ALGORITHMS[recipe], **settings)
+    assert map_fields(given, recipe.Config(), given.algo)[0] == mapped
+
+
+def test_separate_learning_rates_are_rejected():
+    given = Sheeprl(algo="sac", actor_lr=1e-4, critic_lr=1e-3)
+    with raises_setting("actor_lr"):
+        map_fields(given, sac.Config(), "sac")
+
+
+def test_dreamer_v3_5_waits_for_sequence_with_context():
+    settings = {"algo": "dreamer_v3_5", "num_envs": 1, "learning_starts": 4, "total_steps": 30}
+    plan = Sheeprl(**settings, per_rank_sequence_length=8).to_plan()
+    assert plan.first_training_iteration == 9
+    assert plan.random_steps == 0
+    with raises_setting("algo"):
+        Sheeprl(**settings, version="0.5.7").to_plan()

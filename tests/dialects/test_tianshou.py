@@ -9,7 +9,7 @@ import pytest
 
 from kit.dialects import Tianshou, Tianshou2
 from kit.dialects.carried import map_fields
-from recipes.ppo import Config
+from recipes import dqn, ppo
 from tests.errors import raises_setting
 
 SAMPLING_CONFIG = {
@@ -103,7 +103,7 @@ def test_stop_rew_must_be_number():
 
 def test_run_lists_field_unused_by_algorithm():
     settings = Tianshou(update_per_step=0.5, num_train_envs=1)
-    _, lines = map_fields(settings, Config(), "ppo")
+    _, lines = map_fields(settings, ppo.Config(), "ppo")
     assert lines[0] == "accepted without effect: update_per_step=0.5 (ppo does not use it)"
     assert settings.to_plan("sac").gradient_steps(1) == 1024
     assert "update_per_step" not in Tianshou.counting_fields("ppo")
@@ -150,3 +150,68 @@ def test_version_2_round_trips_zero_update_repetitions():
     plan = Tianshou2(algo="ppo", num_training_envs=2, update_step_num_repetitions=0).to_plan()
     assert Tianshou2.from_plan(plan).update_step_num_repetitions == 0
     assert Tianshou2.from_plan(plan).to_plan() == plan
+
+
+# ---------------------------------------------------------------------- recipes
+@pytest.mark.parametrize(
+    ("name", "algo"),
+    [
+        ("mujoco_sac", "sac"),
+        ("mujoco_reinforce", "reinforce"),
+        ("atari_iqn", "iqn"),
+        ("atari_sac", "discrete_sac"),
+        ("discrete_dqn", "dqn"),
+    ],
+)
+def test_names_of_example_scripts_select_algorithm(name, algo):
+    assert Tianshou(algo=name).resolved().algo == algo
+
+
+def test_algorithm_without_recipe_runs_with_recipe_of_its_family():
+    settings = Tianshou(algo="iqn", num_train_envs=1)
+    assert settings.algorithm_for("dqn", "off_policy") == "iqn"
+    assert "There is no recipe for iqn" in " ".join(settings.notes())
+    with raises_setting("algo"):
+        settings.algorithm_for("ppo", "on_policy")
+
+
+def test_test_seed_sets_evaluation_seed():
+    settings = Tianshou(algo="dqn", train_seed=7, num_train_envs=3)
+    assert map_fields(settings, dqn.Config(), "dqn")[0] == {"seed": 7, "evaluation_seed": 10}
+    with_defaults = Tianshou(algo="dqn", num_train_envs=3, library_defaults=True)
+    assert map_fields(with_defaults, dqn.Config(), "dqn")[0]["evaluation_seed"] == 45
+
+
+EXAMPLE = {"num_epochs": 1, "step_per_epoch": 40, "step_per_collect": 20, "num_train_envs": 2}
+
+
+def test_on_policy_run_lists_settings_without_effect():
+    stored = {"replay_buffer_stack_num": 4, "replay_buffer_save_only_last_obs": True}
+    settings = Tianshou(algo="ppo", **EXAMPLE, num_test_envs=5, **stored)
+    values, lines = map_fields(settings, ppo.Config(), "ppo")
+    assert values == {}
+    for name in ("num_test_envs", *stored):
+        assert f"{name}=" in lines[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("n_step", "frames"), [(1, 4), (3, 1)])
+def test_stack_num_stacks_observations_of_environment(n_step, frames):
+    settings = Tianshou(
+        algo="dqn", **EXAMPLE, batch_size=4, train_seed=7, replay_buffer_stack_num=4
+    )
+    config = dqn.Config(steps=settings, n_step=n_step, log_dir=None, progress=False)
+    trainer = dqn.build(config)
+    for env in (trainer.collector.env, trainer.evaluate.env):
+        assert [leaf.shape for leaf in env.observation_leaves] == [(4, 4)]
+    assert trainer.evaluate.seed == 9
+    ledger = trainer.run()
+    assert (ledger.policy_steps, ledger.gradient_steps) == (40, 40)
+    assert getattr(trainer.buffer.buffer.storage, "frames", 1) == frames
+
+
+def test_pprints_returns_one_line_per_setting():
+    text = Tianshou(num_train_envs=8).pprints()
+    assert text.startswith("Tianshou[\n    ")
+    assert "    num_train_envs=8, \n" in text
+    assert text.count("\n") == len(SAMPLING_CONFIG)

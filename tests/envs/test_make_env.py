@@ -492,3 +492,13 @@ def test_make_env_rejects_limit_above_factory_time_limit():
     assert make_env(made, 2, max_episode_steps=100, action_repeat=2).num_envs == 2
     free = functools.partial(gym.make, "Pendulum-v1", max_episode_steps=-1)
     assert make_env(free, 2, max_episode_steps=1_000).num_envs == 2
+
+
+def test_stacked_frames_wraps_only_environments_without_stacks():
+    env = make_env("CartPole-v1", 2, stacked_frames=3, action_repeat=2)
+    first = env.start()["observation"]
+    assert first.shape == (2, 3, 4)
+    assert (first == first[:, :1]).all()
+    wrapper = functools.partial(gym.wrappers.FrameStackObservation, stack_size=3)
+    env = make_env("CartPole-v1", 2, stacked_frames=3, wrappers=[wrapper])
+    assert env.start()["observation"].shape == (2, 3, 4)

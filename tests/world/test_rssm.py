@@ -211,3 +211,19 @@ def test_player_clips_exploration_noise_to_bounds():
     with set_exploration_type(ExplorationType.RANDOM):
         action = player(observed)["next", "_previous_action"]
     assert action.abs().max() == 1.0
+
+
+def test_player_takes_random_discrete_actions_with_epsilon():
+    env = make_env("CartPole-v1", 1_000)
+    model = make_world_model(env, "nano")
+    actor = LatentActor(model.code, model.features, model.size)
+    torch.nn.init.constant_(actor.network[-1].bias, 0.0)
+    with torch.no_grad():
+        actor.network[-1].bias[0] = 100.0  # The actor always chooses action 0.
+    observed = env.reset()
+    for epsilon, share in ((0.0, 0.0), (0.5, 0.25), (1.0, 0.5)):
+        player = Player(model, actor, epsilon=epsilon)
+        observed.update(first_values(player, 1_000, "cpu"))
+        with set_exploration_type(ExplorationType.RANDOM):
+            action = player(observed)["action"]
+        assert action.float().mean() == pytest.approx(share, abs=0.05)

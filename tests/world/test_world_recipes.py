@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gymnasium as gym
 import pytest
 import torch
+from torchrl.objectives import SoftUpdate
 
 import recipes.dreamerv1
 import recipes.dreamerv3
@@ -16,10 +18,12 @@ from kit.logging import read_rows
 from kit.losses import DreamerV1Loss, DreamerV3Loss, Plan2ExploreLoss
 from kit.losses.imagination import imagine
 from kit.modules.world import RSSM
+from tests.envs.odd_envs import Masked
 from tests.errors import raises_setting
 from tests.world.runs import assert_equal, build, weights
 from tests.world.test_dreamerv3 import sequences
 
+gym.register("kit/Masked-v0", Masked)
 RECIPES = [recipes.dreamerv3, recipes.dreamerv1, recipes.plan2explore]
 PENDULUM = EnvConfig(id="Pendulum-v1", num_envs=1)
 
@@ -296,6 +300,16 @@ def test_dreamerv3_recalls_cue_only_with_recurrence(monkeypatch, remembers):
     assert found >= 0.9 if remembers else found <= 0.65, "0.5 is chance"
 
 
+@pytest.mark.parametrize("recipe", RECIPES, ids=named)
+def test_world_model_takes_only_allowed_actions(recipe):
+    """The environment raises an error for each forbidden action."""
+    env = EnvConfig(id="kit/Masked-v0", num_envs=2)
+    explores = {"exploration_epsilon": 0.5} if recipe is recipes.dreamerv1 else {}
+    ledger = build(recipe, env=env, total_policy_steps=96, random_steps=32, **explores).run()
+    assert ledger.gradient_steps > 0
+    assert ledger.environment_errors == 0
+
+
 # ---------------------------------------------------------------------- refusals
 def test_recipes_reject_invalid_settings():
     with raises_setting("learning_starts"):
@@ -310,9 +324,43 @@ def test_recipes_reject_invalid_settings():
         build(recipes.dreamerv1, size="12m")
 
 
-def test_build_rejects_exploration_noise_for_discrete_actions():
+# ---------------------------------------------------------------------- exploration and targets
+@pytest.mark.parametrize(
+    ("env", "setting", "name"),
+    [
+        (PENDULUM, "exploration_noise", "exploration_noise"),
+        (EnvConfig(id="CartPole-v1", num_envs=1), "exploration_epsilon", "epsilon"),
+    ],
+)
+def test_dreamerv1_exploration_halves_down_to_minimum(env, setting, name):
+    values = {"exploration_halving": 16, "exploration_min": 0.1, setting: 0.8}
+    trainer = build(recipes.dreamerv1, env=env, total_policy_steps=72, **values)
+    schedule = trainer.registered_modules[f"anneal_{name}"].schedule
+    assert [schedule(steps) for steps in (0, 16, 32, 64)] == [0.8, 0.4, 0.2, 0.1]
+    trainer.run()
+    assert trainer.journal.latest[f"schedule/{name}"] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("every", "updates"), [(1, 3), (2, 1), (4, 0)])
+def test_dreamerv3_updates_target_critic_periodically(monkeypatch, every, updates):
+    made = []
+    monkeypatch.setattr(SoftUpdate, "step", lambda updater: made.append(updater))
+    trainer = build(recipes.dreamerv3, total_policy_steps=72, target_update_every=every)
+    loss = trainer.update.loss_module
+    online, target = (
+        getattr(loss, f"{name}critic_network_params").flatten_keys() for name in ("", "target_")
+    )
+    assert (online == target).all()  # sheeprl's first update copies the weights
+    assert trainer.run().gradient_steps == 3
+    assert len(made) == updates
+
+
+# ---------------------------------------------------------------------- refusals
+def test_build_rejects_unused_exploration_settings():
     with raises_setting("exploration_noise"):
         build(recipes.dreamerv1, exploration_noise=0.9)
+    with raises_setting("exploration_min"):
+        build(recipes.dreamerv1, env=PENDULUM, exploration_min=0.1)
     assert build(recipes.dreamerv1, exploration_noise=0.9, env=PENDULUM).plan
 
 

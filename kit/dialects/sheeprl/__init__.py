@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, ClassVar
 
 from kit.dialects.base import (
@@ -23,19 +24,36 @@ from kit.dialects.base import (
     trains,
 )
 from kit.dialects.fields import (
+    Ignored,
+    MapsTo,
     count_field,
+    ignored,
     linear_or_constant,
     mapped,
-    range_or_none,
-    round_to_envs,
-    unsupported,
+)
+from kit.dialects.sheeprl.configs import configuration, experiment_file
+from kit.dialects.sheeprl.conversions import (
+    activation,
+    anneal,
+    capacity,
+    clip_value,
+    continuation,
+    divergence,
+    exploration_min,
+    hidden_sizes,
+    network_size,
+    norm,
+    positive_or_none,
+    precision,
+    shared_rate,
+    target_period,
 )
 from kit.dialects.sheeprl.defaults import (
-    CONFIGS,
     DECOUPLED,
     IMPLICIT_DEFAULTS,
     P2E,
     SEQUENCES,
+    WITHOUT_RANDOM,
     absent,
     defaults,
 )
@@ -51,33 +69,9 @@ from kit.steps.schema import NonNegativeInt, PositiveInt
 _PPOS, _SACS = ("ppo", "ppo_decoupled"), ("sac", "droq", "sac_ae", "sac_decoupled")
 
 
-def _anneal(value: Any, settings: Any) -> str:
-    """Return the learning-rate schedule. A2C in 0.8.4 ignores ``anneal_lr``."""
-    ignored = settings.algo == "a2c" and settings.version == "0.8.4"
-    return linear_or_constant(value and not ignored, settings)
-
-
-def _clip_value(value: Any, settings: Any) -> Any:
-    """Return the value clip range. Value clipping in versions up to 0.5.7 is not supported."""
-    if value and settings.version in ("0.5.7", "0.5.0"):
-        reason = f"sheeprl {settings.version} uses only the clipped value loss, unlike recipes"
-        raise SettingError("clip_vloss", value, reason, [False], "or version=0.8.4")
-    return range_or_none(value, settings)
-
-
-def _norm(value: Any, settings: Any) -> float | None:
-    """Return the equivalent maximum gradient norm for a mean loss; sheeprl's A2C uses a sum."""
-    rows = settings.num_envs * settings.rollout_steps if settings.algo == "a2c" else 1
-    return value / rows if value else None
-
-
-def _hidden_sizes(value: Any, settings: Any) -> list[int]:
-    return [settings.dense_units] * settings.mlp_layers
-
-
-def _capacity(value: Any, settings: Any) -> int:
-    """Return the total replay capacity for all environments."""
-    return round_to_envs(value, settings.num_envs * settings.processes)
+_V3 = ("dreamer_v3", "dreamer_v3_5", "p2e_dv3_exploration", "p2e_dv3_finetuning")
+_P2E_V3 = _V3[2:]
+_DREAMERS = ("dreamer_v1", *_V3)
 
 
 @dataclass
@@ -111,15 +105,58 @@ class Sheeprl(Dialect):
     SECTIONS = frozenset({"", "algo", "env"})
     PATHS: ClassVar = {
         "algo.name": "algo",
+        "env.id": "env_id",
         "fabric.devices": "world_size",
+        "fabric.precision": "precision",
         "buffer.size": "buffer_size",
         "buffer.checkpoint": "buffer_checkpoint",
         "buffer.share_data": "share_data",
+        "buffer.online": "online",
         "algo.critic.target_network_frequency": "target_network_frequency",
-        "algo.optimizer.lr": "lr",
+        "algo.critic.per_rank_target_network_update_freq": "target_network_update_freq",
+        "algo.critic.target_network_update_freq": "target_network_update_freq",
+        "algo.critic.tau": "tau",
+        "algo.critic.n": "num_critics",
+        "algo.critic.dropout": "dropout",
+        "algo.critic.optimizer.lr": "critic_lr",
+        "algo.actor.optimizer.lr": "actor_lr",
+        "algo.actor.ent_coef": "ent_coef",
+        "algo.actor.expl_amount": "expl_amount",
+        "algo.actor.expl_decay": "expl_decay",
+        "algo.actor.expl_min": "expl_min",
         "algo.alpha.alpha": "alpha",
+        "algo.alpha.optimizer.lr": "alpha_lr",
+        "algo.optimizer.lr": "lr",
+        "algo.optimizer.agc": "agc",
+        "algo.optimizer.warmup": "warmup",
+        "algo.world_model.optimizer.lr": "world_model_lr",
+        "algo.world_model.clip_gradients": "clip_gradients",
+        "algo.world_model.kl_dynamic": "kl_dynamic",
+        "algo.world_model.kl_representation": "kl_representation",
+        "algo.world_model.kl_regularizer": "kl_regularizer",
+        "algo.world_model.kl_free_nats": "kl_free_nats",
+        "algo.world_model.use_continues": "use_continues",
+        "algo.world_model.continue_scale_factor": "continue_scale_factor",
+        "algo.loss_scales.dynamic": "kl_dynamic",
+        "algo.loss_scales.representation": "kl_representation",
+        "algo.loss_scales.replay_value": "replay_value",
+        "algo.ensembles.n": "ensembles",
+        "algo.ensembles.optimizer.lr": "ensembles_lr",
+        "algo.critics_exploration.intrinsic.weight": "intrinsic_weight",
+        "algo.critics_exploration.extrinsic.weight": "extrinsic_weight",
     }
-    CONFIGS: ClassVar = CONFIGS
+    WITHOUT_EFFECT = (
+        "defaults", "checkpoint.", "distribution.", "fabric.", "hydra.", "logger.", "metric.",
+        "model_manager.", "exp_name", "root_dir", "run_name", "log_root", "run_benchmarks",
+        "algo.compile.", "buffer.memmap", "env.capture_video", "env.sync_env",
+    )  # fmt: skip
+    RECIPES: ClassVar = {
+        "ppo_decoupled": "ppo",
+        "sac_decoupled": "sac",
+        "dreamer_v1": "dreamerv1",
+        **dict.fromkeys(("dreamer_v3", "dreamer_v3_5"), "dreamerv3"),
+        **dict.fromkeys(_P2E_V3, "plan2explore"),
+    }
     IMPLICIT_DEFAULTS: ClassVar = IMPLICIT_DEFAULTS
 
     total_steps: NonNegativeInt = count_field()
@@ -140,6 +177,10 @@ class Sheeprl(Dialect):
     """Transitions (for Dreamer, sequences) per minibatch in each process."""
     per_rank_sequence_length: PositiveInt = count_field(only=SEQUENCES)
     """Time steps per sequence."""
+    replay_context: NonNegativeInt = mapped(
+        "stored_latents", None, lambda value, _: value > 0, only="dreamer_v3_5"
+    )
+    """Time steps before each sequence, from whose stored latent the sequence starts."""
     update_epochs: NonNegativeInt = count_field(only=_PPOS)
     """Passes over the collected batch (PPO)."""
     num_envs: PositiveInt = count_field("num_envs", 4)
@@ -156,54 +197,149 @@ class Sheeprl(Dialect):
     """Whether to stop after the first training iteration and skip random steps and pretraining."""
     run_test: bool = count_field("final_evaluation", True)
     """Whether the first process plays one test episode after training (``algo.run_test``)."""
-    share_data: bool = unsupported("Each process trains on its own data", False, only=ON_POLICY)
+    share_data: bool = ignored("kit trains in one process", False, only=ON_POLICY)
     """Whether processes gather and split the collected data, which does not affect counts."""
-    buffer_size: PositiveInt | None = mapped("buffer_size", None, _capacity, family=OFF_POLICY)
+    buffer_size: PositiveInt | None = mapped("buffer_size", None, capacity, family=OFF_POLICY)
     """Total replay capacity in transitions (``buffer.size``), rounded down per environment."""
-    buffer_checkpoint: bool = unsupported(
-        "Checkpoints contain the replay buffer", True, accepted=(True,), only=OFF_POLICY
+    buffer_checkpoint: bool = ignored(
+        "checkpoints contain the replay buffer", True, only=OFF_POLICY
     )
     """Whether checkpoints contain the replay buffer (``buffer.checkpoint``)."""
-    target_network_frequency: NonNegativeInt = unsupported(
-        "Recipes update targets after every gradient step", 1, only=OFF_POLICY
+    online: bool = ignored("batches are sampled uniformly", False, only=OFF_POLICY)
+    """Whether batches begin with the newest steps (``buffer.online``)."""
+    precision: str = mapped("precision", "32-true", precision)
+    """Data type for training (``fabric.precision``)."""
+    target_network_frequency: NonNegativeInt = mapped(
+        "target_update_every", 1, target_period, only=("sac", "sac_decoupled")
     )
     """Policy steps between target updates (SAC, ``algo.critic.target_network_frequency``)."""
-    anneal_lr: bool = mapped("lr_schedule", False, _anneal, only=ON_POLICY)
+    target_network_update_freq: PositiveInt = mapped("target_update_every", 1, only=_V3)
+    """Gradient steps between target updates (DreamerV3)."""
+    anneal_lr: bool = mapped("lr_schedule", False, anneal, only=ON_POLICY)
     """Whether the learning rate decreases linearly to ``lr / iterations``."""
     anneal_clip_coef: bool = mapped("clip_schedule", False, linear_or_constant, only=_PPOS)
     """Whether the clip range decreases linearly (PPO)."""
     anneal_ent_coef: bool = mapped("entropy_schedule", False, linear_or_constant, only=_PPOS)
     """Whether the entropy coefficient decreases linearly (PPO)."""
-    lr: float = mapped("learning_rate", only=ON_POLICY)
-    """Learning rate for PPO and A2C (``algo.optimizer.lr``)."""
+    lr: float = mapped("learning_rate", only=(ON_POLICY, "dreamer_v3_5"))
+    """Learning rate for all networks (``algo.optimizer.lr``)."""
     gamma: float = mapped("gamma")
     """Discount factor."""
     gae_lambda: float = mapped("gae_lambda", only=ON_POLICY)
     """Lambda for generalised advantage estimation (PPO, A2C)."""
     clip_coef: float = mapped("clip_epsilon", only=_PPOS)
     """Clip range for the probability ratio (PPO)."""
-    clip_vloss: bool = mapped("clip_value", None, _clip_value, only=_PPOS)
+    clip_vloss: bool = mapped("clip_value", None, clip_value, only=_PPOS)
     """Whether value predictions are also clipped, with range ``clip_coef`` (PPO)."""
-    normalize_advantages: bool = mapped("normalize_advantage", only=_PPOS)
-    """Whether advantages are normalised per minibatch (PPO)."""
-    ent_coef: float = mapped("entropy_coeff", only=ON_POLICY)
-    """Entropy coefficient (PPO, A2C)."""
+    normalize_advantages: bool = mapped("normalize_advantage", only=ON_POLICY)
+    """Whether advantages are normalised per minibatch (PPO, A2C)."""
+    ent_coef: float = mapped("entropy_coeff", only=(ON_POLICY, *_V3))
+    """Entropy coefficient."""
     vf_coef: float = mapped("critic_coeff", only=ON_POLICY)
     """Value loss coefficient (PPO, A2C)."""
-    max_grad_norm: float = mapped("max_grad_norm", None, _norm, only=ON_POLICY)
-    """Maximum gradient norm (PPO, A2C); 0 for no clipping. A2C's loss is a sum, not a mean."""
-    dense_units: PositiveInt = mapped("hidden_sizes", None, _hidden_sizes, only=ON_POLICY)
-    """Size of the hidden layers (PPO, A2C)."""
-    mlp_layers: NonNegativeInt = mapped("hidden_sizes", None, _hidden_sizes, only=ON_POLICY)
-    """Number of hidden layers (PPO, A2C)."""
-    tau: float = mapped("tau", only=_SACS)
-    """Polyak coefficient of the target networks (SAC)."""
+    max_grad_norm: float = mapped("max_grad_norm", None, norm, only=ON_POLICY)
+    """Maximum gradient norm (PPO, A2C); 0 for no clipping."""
+    loss_reduction: str | None = mapped("max_grad_norm", None, norm, only=ON_POLICY)
+    """Whether losses are a ``mean`` or a ``sum`` over transitions, to which the norm applies."""
+    dense_units: PositiveInt = mapped(
+        "hidden_sizes", None, hidden_sizes, only=(ON_POLICY, *_DREAMERS), family=ON_POLICY,
+        otherwise=MapsTo("size", network_size),
+    )  # fmt: skip
+    """Size of the hidden layers. Selects the nearest size of all networks (Dreamer)."""
+    mlp_layers: NonNegativeInt = mapped(
+        "hidden_sizes", None, hidden_sizes, only=(ON_POLICY, *_DREAMERS), family=ON_POLICY,
+        otherwise=Ignored("dense_units selects the size of all networks"),
+    )  # fmt: skip
+    """Number of hidden layers."""
+    dense_act: str | None = mapped(
+        "activation", None, activation, only=(ON_POLICY, *_DREAMERS), family=ON_POLICY,
+        otherwise=Ignored("recipes use the activations of the papers"),
+    )  # fmt: skip
+    """Activation function as a class of PyTorch."""
+    tau: float = mapped("tau", only=(*_SACS, *_V3))
+    """Polyak coefficient of the target networks (SAC, DreamerV3)."""
     hidden_size: PositiveInt = mapped(
         "hidden_sizes", None, lambda value, _: [value, value], only=_SACS
     )
     """Size of both hidden layers (SAC)."""
     alpha: float = mapped("initial_alpha", only=_SACS)
     """Initial entropy coefficient (SAC, ``algo.alpha.alpha``)."""
+    num_critics: PositiveInt | None = mapped("num_critics", only=_SACS)
+    """Number of Q-networks (SAC, ``algo.critic.n``)."""
+    dropout: float | None = mapped("dropout", only="droq")
+    """Dropout probability of the Q-networks (DroQ, ``algo.critic.dropout``)."""
+    actor_lr: float | None = mapped("learning_rate", only=(*_SACS, *_DREAMERS))
+    """Learning rate for the actor (SAC, Dreamer)."""
+    critic_lr: float | None = mapped("learning_rate", None, shared_rate, only=(*_SACS, *_DREAMERS))
+    """Learning rate for the critics (SAC, Dreamer)."""
+    alpha_lr: float | None = mapped("learning_rate", None, shared_rate, only=_SACS)
+    """Learning rate for the entropy coefficient (SAC, ``algo.alpha.optimizer.lr``)."""
+    world_model_lr: float | None = mapped(
+        "model_learning_rate", only=_DREAMERS, family="dreamer_v1",
+        otherwise=Ignored("the recipe has one learning rate, here actor_lr"),
+    )  # fmt: skip
+    """Learning rate for the world model (Dreamer)."""
+    clip_gradients: float | None = mapped(
+        "max_grad_norm", only=_DREAMERS, family="dreamer_v1",
+        otherwise=Ignored("the recipe clips gradients relative to the weights"),
+    )  # fmt: skip
+    """Maximum gradient norm of the world model (``algo.world_model.clip_gradients``)."""
+    horizon: PositiveInt | None = mapped("imagination_horizon", only=_DREAMERS)
+    """Policy steps in each imagined rollout (Dreamer)."""
+    lmbda: float | None = mapped("lmbda", only=_DREAMERS)
+    """Lambda for lambda-returns (Dreamer)."""
+    kl_free_nats: float | None = mapped("free_nats", only=_DREAMERS)
+    """KL divergence in nats, below which there is no penalty (Dreamer)."""
+    kl_regularizer: float | None = mapped(
+        "divergence_coeff", only=_DREAMERS, family="dreamer_v1",
+        otherwise=Ignored("it scales kl_dynamic and kl_representation"),
+    )  # fmt: skip
+    """Weight of the KL divergence (Dreamer)."""
+    kl_dynamic: float | None = mapped("dynamics_coeff", None, divergence, only=_V3)
+    """Weight of the KL divergence that trains the prior (DreamerV3)."""
+    kl_representation: float | None = mapped("representation_coeff", None, divergence, only=_V3)
+    """Weight of the KL divergence that trains the posterior (DreamerV3)."""
+    use_continues: bool = mapped("continuation_coeff", False, continuation, only="dreamer_v1")
+    """Whether the world model predicts ends of episodes (DreamerV1)."""
+    continue_scale_factor: float | None = mapped(
+        "continuation_coeff", None, continuation, only=_DREAMERS, family="dreamer_v1",
+        otherwise=Ignored("the weight is 1"),
+    )  # fmt: skip
+    """Weight of the continuation loss (Dreamer)."""
+    expl_amount: float | None = mapped(
+        "exploration_noise", only="dreamer_v1", also=MapsTo("exploration_epsilon")
+    )
+    """Standard deviation of the noise, or probability of random discrete actions (DreamerV1)."""
+    expl_decay: float = mapped("exploration_halving", 0.0, positive_or_none, only="dreamer_v1")
+    """Policy steps in which ``expl_amount`` halves; 0 if it is constant (DreamerV1)."""
+    expl_min: float = mapped("exploration_min", 0.0, exploration_min, only="dreamer_v1")
+    """Value below which ``expl_amount`` does not fall (DreamerV1)."""
+    agc: float | None = mapped("max_grad_ratio", only="dreamer_v3_5")
+    """Maximum gradient norm, relative to the norm of the weights (``algo.optimizer.agc``)."""
+    warmup: NonNegativeInt | None = mapped("warmup_gradient_steps", only="dreamer_v3_5")
+    """Gradient steps over which the learning rate warms up (``algo.optimizer.warmup``)."""
+    replay_value: float | None = mapped("replay_critic_coeff", only="dreamer_v3_5")
+    """Weight of the critic loss on replayed steps (``algo.loss_scales.replay_value``)."""
+    ensembles: PositiveInt | None = mapped("ensemble", only=_P2E_V3)
+    """Number of one-step prediction models (Plan2Explore, ``algo.ensembles.n``)."""
+    ensembles_lr: float | None = mapped("ensemble_learning_rate", only=_P2E_V3)
+    """Learning rate for the ensemble (Plan2Explore, ``algo.ensembles.optimizer.lr``)."""
+    intrinsic_weight: float | None = mapped("intrinsic_weight", only=_P2E_V3)
+    """Weight of the intrinsic-reward advantages (Plan2Explore)."""
+    extrinsic_weight: float | None = mapped("extrinsic_weight", only=_P2E_V3)
+    """Weight of the task-reward advantages (Plan2Explore)."""
+    intrinsic_reward_multiplier: float | None = mapped("intrinsic_reward_multiplier", only=_P2E_V3)
+    """Factor applied to the intrinsic reward (Plan2Explore)."""
+
+    @classmethod
+    def configuration(cls, settings: dict[str, Any], path: Path | None) -> dict[str, Any] | None:
+        """Return the configuration of an experiment (``exp``) or of a config file."""
+        return configuration(cls, settings, path)
+
+    @classmethod
+    def experiment_file(cls, settings: Mapping[str, Any]) -> Path | None:
+        """Return the file of the experiment ``exp``, or ``None`` without ``exp``."""
+        return experiment_file(settings)
 
     def _algorithm(self, algo: Any) -> str:
         if algo == "ppo_recurrent":
@@ -242,6 +378,9 @@ class Sheeprl(Dialect):
         if self.algo in DECOUPLED and self.version == "0.8.4":
             reason = "sheeprl 0.8.4 has no decoupled algorithms"
             raise SettingError("algo", self.algo, reason, ["ppo", "sac"], "or version=0.5.7")
+        if self.algo == "dreamer_v3_5" and self.version != "0.8.4":
+            reason = f"sheeprl {self.version} does not have this algorithm"
+            raise SettingError("algo", self.algo, reason, ["dreamer_v3"], "or version=0.8.4")
         limit = self.max_episode_steps or 0
         return {
             "world_size": self.processes,
@@ -279,7 +418,7 @@ class Sheeprl(Dialect):
         first = max(random, 1)
         sequence = self.per_rank_sequence_length if self.algo in SEQUENCES else None
         if sequence and self.version == "0.8.4":
-            first = max(first, sequence)
+            first = max(first, sequence + (self.replay_context or 0))
         iterations = 1 if self.dry_run else self.total_steps // each
         if self.dry_run and self.version == "0.8.4":
             iterations = first
@@ -287,7 +426,7 @@ class Sheeprl(Dialect):
             "iterations": iterations,
             "steps_per_env": 1,
             "learning_starts": first * each if first > 1 else 0,
-            "random_steps": 0 if "finetuning" in str(self.algo) else min(random, iterations) * each,
+            "random_steps": 0 if self.algo in WITHOUT_RANDOM else min(random, iterations) * each,
             "minibatch_size": self.per_rank_batch_size,
             "sequence_length": sequence,
             "exploration_steps": self._count_exploration_steps(iterations, first),
@@ -481,7 +620,7 @@ def _on_policy_from(plan: StepPlan, algo: str, version: str) -> dict[str, Any]:
 
 def _replay_ratio_from(plan: StepPlan, algo: str) -> dict[str, Any]:
     starts, ratio, pretrain = plan.random_steps, float(ratio_of(plan)), plan.pretrain_steps
-    if "finetuning" in algo:  # Fine-tuning has no random actions.
+    if algo in WITHOUT_RANDOM:
         starts = max(starts, plan.learning_starts)
     if not trains(plan):
         ratio, pretrain = 0.0, 0
@@ -504,7 +643,7 @@ def _train_every_from(plan: StepPlan, algo: str) -> dict[str, Any]:
     if rule == "sheeprl-0.5.0":
         period, at_first = map(int, numbers.split(","))
     starts = plan.random_steps
-    if "finetuning" in algo and trains(plan):  # Fine-tuning has no random actions.
+    if algo in WITHOUT_RANDOM and trains(plan):
         starts = plan.first_training_iteration * each
     fields = {"learning_starts": starts, "train_every": period * each}
     if not trains(plan):

@@ -7,7 +7,9 @@ from typing import Any
 from kit.dialects.base import RAW
 
 P2E = tuple(f"p2e_dv{n}_{phase}" for n in (1, 2, 3) for phase in ("exploration", "finetuning"))
-SEQUENCES = ("dreamer_v1", "dreamer_v2", "dreamer_v3", *P2E)
+SEQUENCES = ("dreamer_v1", "dreamer_v2", "dreamer_v3", "dreamer_v3_5", *P2E)
+WITHOUT_RANDOM = ("dreamer_v3_5", *(name for name in P2E if "finetuning" in name))
+"""Algorithms whose policy acts from the first step."""
 
 # Most values are from `configs/algo` and `configs/exp` in 0.8.4. Dreamer's `gamma`, `buffer.size`
 # and the total steps for fine-tuning are from releases up to July 2024.
@@ -44,6 +46,10 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "buffer_size": 1_000_000,
     },
 }
+_DEFAULTS["dreamer_v3_5"] = _DEFAULTS["dreamer_v3"] | {
+    "total_steps": 50_000_000, "replay_ratio": 1 / 32, "replay_context": 1,
+    "buffer_size": 5_000_000,
+}
 _DEFAULTS["droq"] = _DEFAULTS["sac"] | {"replay_ratio": 20.0}
 _DEFAULTS["sac_ae"] = _DEFAULTS["sac"] | {
     "learning_starts": 1_000, "per_rank_batch_size": 128, "per_rank_pretrain_steps": 1_000,
@@ -77,29 +83,6 @@ _CHANGED: dict[str, dict[str, dict[str, Any]]] = {
 # fmt: on
 
 DECOUPLED = ("ppo_decoupled", "sac_decoupled")
-CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
-    "exp": {
-        **{name: {"algo": name, "env": "gym"} for name in (*_DEFAULTS, "ppo_recurrent")},
-        **{name: {"algo": name, "env": "gym", "world_size": 2} for name in DECOUPLED},
-        **{name: {"algo": name, "env": "atari"} for name in SEQUENCES},
-    },
-    "algo": {
-        **{name: {"algo": name} for name in (*_DEFAULTS, *DECOUPLED, "ppo_recurrent")},
-        **{name: {"algo": name} for name in ("p2e_dv1", "p2e_dv2", "p2e_dv3")},
-        **{f"dreamer_v3_{size}": {"algo": "dreamer_v3"} for size in ("XS", "S", "M", "L", "XL")},
-    },
-    "env": {
-        **{name: {} for name in ("default", "gym", "mujoco", "dummy", "crafter", "diambra")},
-        **{name: {} for name in ("minecraft", "minedojo", "super_mario_bros")},
-        "atari": {"action_repeat": 4, "max_episode_steps": 27_000},
-        "dmc": {"max_episode_steps": 1_000},
-        "minerl": {"max_episode_steps": 12_000},
-        "minerl_obtain_diamond": {"max_episode_steps": 36_000, "num_envs": 16},
-        "minerl_obtain_iron_pickaxe": {"max_episode_steps": 36_000, "num_envs": 16},
-    },
-}
-"""Count-related settings from v0.5.7's `configs/exp`, `configs/algo` and `configs/env`."""
-
 _PPO = RAW | {"activation": "tanh", "critic_loss": "l2", "target_kl": None}
 _SAC = RAW | {"activation": "relu", "n_step": 1, "max_grad_norm": None}
 IMPLICIT_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -107,7 +90,11 @@ IMPLICIT_DEFAULTS: dict[str, dict[str, Any]] = {
     "a2c": RAW | {"activation": "tanh", "normalize_advantage": False, "optimizer": "rmsprop"},
     **dict.fromkeys(("sac", "droq", "sac_decoupled"), _SAC | {"learning_rate": 3e-4}),
     "sac_ae": _SAC,
-    **dict.fromkeys(SEQUENCES, RAW),
+    **dict.fromkeys(SEQUENCES, RAW | {"imagination_starts": None}),
+    **dict.fromkeys(
+        ("dreamer_v3", "p2e_dv3_exploration", "p2e_dv3_finetuning"),
+        RAW | {"imagination_starts": None, "stored_latents": False, "replay_critic_coeff": 0.0},
+    ),
 }
 """sheeprl's hard-coded values for recipe settings, keyed by algorithm."""
 
@@ -131,6 +118,7 @@ def absent(version: str, algo: str) -> dict[str, str]:
         if algo not in SEQUENCES or "v1" in algo:
             absent["per_rank_pretrain_steps"] = "Omit this field, because there is no pretraining"
     if algo == "a2c" and version in ("0.5.7", "0.5.0"):
-        fixed = ("anneal_lr", "ent_coef", "vf_coef", "dense_units", "mlp_layers")
+        fixed = ["anneal_lr", "ent_coef", "vf_coef", "dense_units", "mlp_layers"]
+        fixed += ["normalize_advantages"]
         absent |= dict.fromkeys(fixed, "Omit this field, or use version=0.8.4")
     return absent

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from kit.dialects.sheeprl.conversions import target_period
 from kit.dialects.sheeprl.defaults import DECOUPLED
 from kit.dialects.sheeprl.rules import first_due
 from kit.steps.plan import StepPlan
@@ -64,7 +65,7 @@ def _off_policy(settings: Sheeprl, plan: StepPlan) -> Iterator[str]:
     if settings.exploration_steps:
         yield "exploration_steps is documented, but no version of the code reads it."
     yield from _ratio(settings, plan)
-    period = target_period(settings)
+    period = target_period(settings.target_network_frequency, settings)
     if settings.algo == "sac" and period > 1:
         yield f"All gradient steps of iterations divisible by {period} update the targets."
 
@@ -117,8 +118,3 @@ def _ratio(settings: Sheeprl, plan: StepPlan) -> Iterator[str]:
             f"per_rank_pretrain_steps={plan.pretrain_steps} replaces the gradient steps of the "
             "first training by int(min(pretrain, steps) * ratio), usually a smaller number."
         )
-
-
-def target_period(settings: Sheeprl) -> int:
-    """Return the number of iterations between SAC's target updates."""
-    return settings.target_network_frequency // settings.policy_steps_per_iteration + 1

@@ -9,6 +9,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from kit.modules.heads import action_masks
 from kit.modules.networks import one_hot
 from kit.modules.world.layers import Perceptron, sample_one_hot
 from kit.modules.world.sizes import Size
@@ -30,10 +31,11 @@ class ActionCode(nn.Module):
         key: key of the action.
         features: size of the vector.
         discrete: whether actions are discrete.
+        masks: list with the key of the action mask; empty if actions are not masked.
 
     Raises:
         SettingError: if the action space is neither Discrete nor a one-dimensional float Box, or
-            actions are masked.
+            the shape of the action mask does not match.
     """
 
     low: Tensor
@@ -44,10 +46,6 @@ class ActionCode(nn.Module):
     def __init__(self, env: Any) -> None:
         super().__init__()
         leaves = env.action_leaves
-        if any(leaf.is_action_mask for leaf in env.observation_leaves):
-            reason = "World models do not support action masks"
-            hint = "Use env.kwargs.action_mask=false, or another recipe"
-            raise SettingError("env.id", env.name, reason, hint)
         space: Any = leaves[0].space if len(leaves) == 1 else None
         self.discrete = isinstance(space, spaces.Discrete)
         real = isinstance(space, spaces.Box) and leaves[0].dtype.kind == "f"
@@ -67,6 +65,7 @@ class ActionCode(nn.Module):
             bounded = (high - low).isfinite()  # the range overflows for the largest floats
             low, high = (torch.where(bounded, b, s) for b, s in ((low, -1.0), (high, 1.0)))
             self.register_buffer("bounded", bounded, persistent=False)
+        self.masks = action_masks(env, self.features if self.discrete else 0)
         # Not persistent, so that loading weights from another run does not change the bounds.
         self.register_buffer("low", low, persistent=False)
         self.register_buffer("high", high, persistent=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from torchrl.data import Unbounded
 from torchrl.envs import TensorDictPrimer
 from torchrl.envs.utils import ExplorationType, exploration_type
 
+from kit.modules.heads import masked
+from kit.modules.networks import one_hot
 from kit.modules.world.actions import Behaviour
 from kit.modules.world.model import WorldModel
 from kit.modules.world.rssm import Latent
@@ -23,13 +26,14 @@ class Player(TensorDictModuleBase):  # type: ignore[misc, unused-ignore]
     Reads the observations and the hidden state, which also includes the previous action. Writes
     ``action`` and the next hidden state. The hidden state has private keys, which batches omit.
     Actions are sampled if the exploration type is random; otherwise, the mean or the most probable
-    action is used.
+    action is used. Masked actions are never chosen.
 
     Args:
         world_model: world model that filters observations.
         actor: actor that reads the latent's features.
         exploration_noise: standard deviation of the noise added to sampled continuous actions. The
             noise is added to actions that are scaled to [-1, 1], and the sum is clipped.
+        epsilon: probability of a random action, if actions are discrete and sampled.
         stored_latents: whether to also write the latent under ``"latent"``, for replay.
 
     Attributes:
@@ -46,9 +50,11 @@ class Player(TensorDictModuleBase):  # type: ignore[misc, unused-ignore]
         actor: Behaviour,
         exploration_noise: float = 0.0,
         stored_latents: bool = False,
+        *,
+        epsilon: float = 0.0,
     ) -> None:
         super().__init__()
-        self.exploration_noise = exploration_noise
+        self.exploration_noise, self.epsilon = exploration_noise, epsilon
         self.world_model, self.actor = world_model, actor
         self.in_keys = [*world_model.observation_keys, *self.HIDDEN]
         self.out_keys: list[Any] = [world_model.code.key, *(("next", key) for key in self.HIDDEN)]
@@ -72,7 +78,8 @@ class Player(TensorDictModuleBase):  # type: ignore[misc, unused-ignore]
         parameters = model.rssm.correct(deter, model.rssm.posterior_embedding(embedding))
         noise = model.rssm.noise(*deter.shape[:-1], device=deter.device)
         latent = Latent(deter, model.rssm.sample(parameters, noise).detach())
-        action = self._choose(self.actor(latent.features))
+        masks = [tensordict.get(key) for key in model.code.masks]
+        action = self._choose(self.actor(latent.features), masks)
         tensordict.set(model.code.key, model.code.decode(action))
         tensordict.set(("next", self.DETER), latent.deter)
         tensordict.set(("next", self.STOCH), latent.stoch)
@@ -87,11 +94,25 @@ class Player(TensorDictModuleBase):  # type: ignore[misc, unused-ignore]
         code = self.world_model.code
         return tensordict.set(("next", self.ACTION), code.encode(tensordict.get(code.key)))
 
-    def _choose(self, columns: Tensor) -> Tensor:
+    def _choose(self, columns: Tensor, masks: Sequence[Tensor] = ()) -> Tensor:
+        for mask in masks:
+            columns = masked(columns, mask)
         if exploration_type() not in (ExplorationType.RANDOM, None):
             return self.actor.mode(columns)
-        action = self.actor.sample(columns).detach()
+        action = (_drawn(columns) if masks else self.actor.sample(columns)).detach()
         if self.exploration_noise and not self.actor.code.discrete:
             noise = self.exploration_noise * torch.randn_like(action)
             action = (action + noise).clamp(-1.0, 1.0)
+        if self.epsilon and self.actor.code.discrete:
+            uniform = torch.zeros_like(action)
+            for mask in masks:
+                uniform = masked(uniform, mask)
+            explores = torch.rand_like(action[..., :1]) < self.epsilon
+            action = torch.where(explores, _drawn(uniform), action)
         return action
+
+
+def _drawn(logits: Tensor) -> Tensor:
+    """Return one-hot samples (Gumbel-max), which never are classes with a very low logit."""
+    gumbel = -(-torch.rand_like(logits).log()).log()
+    return one_hot((logits + gumbel).argmax(-1), logits.shape[-1])

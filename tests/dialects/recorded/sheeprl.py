@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kit.dialects.sheeprl import Sheeprl
-from kit.dialects.sheeprl.notes import target_period
+from kit.dialects.sheeprl.conversions import target_period
 from kit.dialects.sheeprl.resume import resumed_ratio, resumed_settings
 from kit.dialects.sheeprl.rules import SheeprlRatio
 from kit.steps.errors import SettingError
@@ -100,7 +100,9 @@ def _figures(
             round(total * ranks / played, 6) if played else None
         ),
         "target_ema_updates": sum(
-            due for k, due in enumerate(steps, 1) if k % target_period(made) == 0
+            due
+            for k, due in enumerate(steps, 1)
+            if k % target_period(made.target_network_frequency, made) == 0
         ),
     }
     if made.version != "0.5.0":

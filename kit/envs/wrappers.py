@@ -1,0 +1,61 @@
+"""Environment wrappers that are given by name."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kit.lazy import module_and_name
+from kit.steps.errors import SettingError
+
+if TYPE_CHECKING:
+    from kit.envs.single_env import Wrapper
+
+
+def wrapper_names(entries: Any, field: str = "env.wrappers") -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the name and the keyword arguments of each wrapper in a setting.
+
+    Args:
+        entries: names, or mappings of a name to keyword arguments; or one such entry.
+        field: name of the setting in errors.
+
+    Raises:
+        SettingError: if an entry is neither of these.
+    """
+    named: list[tuple[str, Mapping[str, Any]]] = []
+    for entry in entries if isinstance(entries, (list, tuple)) else [entries]:
+        for name, kwargs in entry.items() if isinstance(entry, Mapping) else [(entry, {})]:
+            if not isinstance(name, str) or not isinstance(kwargs, (Mapping, type(None))):
+                reason = "Each wrapper is a name, or a mapping of a name to keyword arguments"
+                raise SettingError(field, entry, reason, "For example, module:Class")
+            named.append((name, kwargs or {}))
+    return named
+
+
+def load_wrappers(entries: Sequence[str | Mapping[str, Any]]) -> list[Wrapper]:
+    """Import the wrappers in the setting ``env.wrappers``.
+
+    Raises:
+        SettingError: if a wrapper cannot be imported.
+    """
+    return [_load(name, kwargs) for name, kwargs in wrapper_names(entries)]
+
+
+def _load(name: str, kwargs: Mapping[str, Any]) -> Wrapper:
+    module, attribute = module_and_name(name)
+    if not module:
+        reason = "A wrapper is given by its module and its name"
+        raise SettingError(
+            "env.wrappers", name, reason, "For example, gymnasium.wrappers:ClipAction"
+        )
+    try:
+        wrapper: Wrapper = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        reason = f"The wrapper cannot be imported: {error}"
+        advice = "Install its package, or remove the wrapper"
+        raise SettingError("env.wrappers", name, reason, advice) from None
+    # YAML has no tuples, which Gymnasium requires for shapes.
+    settings = {n: tuple(v) if isinstance(v, list) else v for n, v in kwargs.items()}
+    return functools.partial(wrapper, **settings)
