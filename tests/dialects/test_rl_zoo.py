@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from kit.dialects import SB3, map_fields
@@ -199,6 +202,23 @@ def test_her_replay_buffer_maps_to_hindsight():
 
 
 # ---------------------------------------------------------------------- counts
+OBSERVED = json.loads((Path(__file__).parents[1] / "data" / "zoo_counts.json").read_text())
+"""Counts of 20,000 timesteps of RL Zoo 2.9.2's configurations in Stable-Baselines3 2.9.2."""
+
+
+@pytest.mark.parametrize("case", OBSERVED, ids=lambda case: f"{case['algorithm']}-{case['env']}")
+def test_plan_equals_observed_counts_of_rl_zoo(case):
+    plan = SB3.from_settings(case["settings"]).to_plan(case["algorithm"])
+    counts = plan.after(plan.iterations)
+    assert case["observed"] == {
+        "rollouts": counts.iterations,
+        "timesteps": counts.policy_steps,
+        "random_timesteps": counts.random_policy_steps,
+        "gradient_steps": counts.gradient_steps,
+        "first_training_timestep": plan.policy_steps_after(plan.first_training_iteration),
+    }
+
+
 def test_episode_rollouts_of_unknown_length_have_inexact_plan():
     given = SB3(algo="td3", train_freq=[1, "episode"], gradient_steps=-1, total_timesteps=500)
     plan = given.to_plan()
