@@ -48,8 +48,9 @@ class Config(StateDependentNoiseConfig, FittedCriticConfig):
     advantage_norm: Literal["batch", "running"] = "batch"  # type: ignore[assignment]
     """Statistics used to normalise advantages: per batch or running."""
     entropy_coeff: NonNegativeFloat = 0.01
-    optimizer: Literal["rmsprop", "adam"] = "rmsprop"
-    """Optimiser: rmsprop, as in the paper, or adam."""
+    optimizer: Literal["rmsprop", "rmsprop_tf", "adam"] = "rmsprop"
+    """Optimiser: rmsprop, as in the paper, rmsprop_tf (TensorFlow's RMSprop, whose first steps are
+    smaller) or adam."""
     gamma: UnitInterval = 0.98
     learning_rate: PositiveFloat = 1e-3
     lr_schedule: ScheduleName = "constant"
@@ -71,7 +72,8 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     )
     groups = parameter_groups(loss, [actor, critic], **cfg.learning_rates)
     adam = cfg.optimizer == "adam"
-    form: dict[str, Any] = {"fused": True} if adam else {"alpha": 0.99, "eps": 1e-5}
+    rmsprop = {"alpha": 0.99, "eps": 1e-5, "like_tensorflow": cfg.optimizer == "rmsprop_tf"}
+    form: dict[str, Any] = {"fused": True} if adam else rmsprop
     optimizer = experiment.make_optimizer(Adam if adam else RMSprop, groups, **form)
     return experiment.trainer(
         env,

@@ -40,8 +40,8 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Build a trainer. ``make_loss`` replaces ``cfg.loss``; ``parts`` replace trainer parts."""
     experiment = Experiment(cfg, algorithm="droq", parts=parts)
     env = experiment.make_env(actions="continuous")
-    sizes, activation, noise = cfg.hidden_sizes, cfg.activation, sac.exploration(cfg)
-    actor = experiment.make_actor(sac.make_policy, env, sizes, activation, **noise)
+    sizes, activation = cfg.hidden_sizes, cfg.activation
+    actor = experiment.make_actor(sac.make_policy, env, sizes, activation, **cfg.distribution)
     critic = experiment.make_critic(
         make_action_value,
         env,

@@ -52,8 +52,8 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         reason = "REDQLoss does not support sequences of one transition"
         raise SettingError("steps.sequence_length", 1, reason, [None, 2])
     env = experiment.make_env(actions="continuous")
-    sizes, activation, noise = cfg.hidden_sizes, cfg.activation, sac.exploration(cfg)
-    actor = experiment.make_actor(sac.make_policy, env, sizes, activation, **noise)
+    sizes, activation = cfg.hidden_sizes, cfg.activation
+    actor = experiment.make_actor(sac.make_policy, env, sizes, activation, **cfg.distribution)
     loss = experiment.make_loss(
         make_loss or cfg.loss,
         actor,

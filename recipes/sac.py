@@ -15,12 +15,11 @@ from torchrl.objectives import SoftUpdate
 from kit import CriticNetworkConfig, EnvConfig, Experiment, OffPolicyConfig, Trainer, Update, main
 from kit.config import (
     FiniteFloat,
-    LogStd,
     NumNetworks,
     PositiveFloat,
     PositiveInt,
     ScheduleName,
-    StateDependentNoiseConfig,
+    SquashedNoiseConfig,
     UnitInterval,
     reject_unused,
 )
@@ -30,7 +29,7 @@ from kit.modules import make_action_value, make_actor, with_gsde
 
 
 @dataclass
-class Config(StateDependentNoiseConfig, CriticNetworkConfig, OffPolicyConfig):
+class Config(SquashedNoiseConfig, CriticNetworkConfig, OffPolicyConfig):
     """Settings for SAC."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="Pendulum-v1", num_envs=1))
@@ -49,10 +48,6 @@ class Config(StateDependentNoiseConfig, CriticNetworkConfig, OffPolicyConfig):
     target_entropy: FiniteFloat | None = None
     """Target entropy in nats, in the environment's own action units. null: minus the number
     of action dimensions."""
-    gsde_at_warmup: bool = False
-    """Whether the policy acts with gsde's noise instead of the random actions at the start."""
-    initial_log_std: LogStd = -3.0
-    """Initial log standard deviation of gsde's noise functions."""
     learning_rate: PositiveFloat = 1e-3
     """Initial Adam learning rate for the actor, the critics and the temperature."""
     lr_schedule: ScheduleName = "constant"
@@ -65,14 +60,6 @@ def make_policy(env: VectorEnv, hidden_sizes: list[int], activation: str, **chan
     """Create an actor with a normal distribution, squashed by tanh to the action bounds."""
     how: Any = {"continuous": "tanh_normal", "orthogonal": False, "return_log_prob": False}
     return make_actor(env, hidden_sizes, activation, **{**how, **changes}).select_out_keys("action")
-
-
-def exploration(cfg: Any) -> dict[str, Any]:
-    """Return the arguments of :func:`make_policy` for state-dependent exploration."""
-    if not cfg.gsde:
-        reject_unused(cfg, ["gsde_at_warmup", "initial_log_std"], "gsde=false")
-        return {}
-    return {"continuous": "tanh_gsde", "initial_log_std": cfg.initial_log_std}
 
 
 def temperature(env: VectorEnv, cfg: Any) -> dict[str, Any]:
@@ -99,7 +86,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     experiment = Experiment(cfg, algorithm="sac", parts=parts)
     env = experiment.make_env(actions="continuous")
     sizes, activation = cfg.hidden_sizes, cfg.activation
-    actor = experiment.make_actor(make_policy, env, sizes, activation, **exploration(cfg))
+    actor = experiment.make_actor(make_policy, env, sizes, activation, **cfg.distribution)
     critic = experiment.make_critic(make_action_value, env, cfg.critic_sizes, activation)
     form = {"num_qvalue_nets": cfg.num_critics, "loss_function": "l2", **temperature(env, cfg)}
     loss = experiment.make_loss(make_loss or cfg.loss, actor, critic, **form)

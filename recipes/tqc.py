@@ -42,8 +42,8 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         nearest = 0 if cfg.dropped_quantiles < 0 else cfg.num_quantiles - 1
         raise SettingError("dropped_quantiles", cfg.dropped_quantiles, reason, [nearest])
     env = experiment.make_env(actions="continuous")
-    sizes, activation, noise = cfg.hidden_sizes, cfg.activation, sac.exploration(cfg)
-    actor = experiment.make_actor(sac.make_policy, env, sizes, activation, **noise)
+    sizes, activation = cfg.hidden_sizes, cfg.activation
+    actor = experiment.make_actor(sac.make_policy, env, sizes, activation, **cfg.distribution)
     loss = experiment.make_loss(
         make_loss or cfg.loss,
         actor,

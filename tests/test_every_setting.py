@@ -174,6 +174,7 @@ EFFECTS: dict[str, Effect] = {
     "gsde": Effect(True, weights, PENDULUM),
     "gsde_sample_freq": Effect(1, weights, {**PENDULUM, "gsde": True}),
     "gsde_at_warmup": Effect(True, counts("random_policy_steps"), {"gsde": True}),
+    "gsde_expln": Effect(True, weights, {"gsde": True, "initial_log_std": 0.5}),
     "noise_type": Effect("ou"),
     "dueling": Effect(None),
     "num_critics": Effect(3),

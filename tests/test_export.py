@@ -100,6 +100,7 @@ RUNS = {
         recipes.ppo,
         {"env": EnvConfig("Pendulum-v1", 2), "squash_actions": True, **ON_POLICY},
     ),
+    "gsde": (recipes.ppo, {"env": EnvConfig("Pendulum-v1", 2), "gsde": True, **ON_POLICY}),
     "sac": (recipes.sac, {"env": EnvConfig("Pendulum-v1", 1), **OFF_POLICY}),
     "dqn": (recipes.dqn, OFF_POLICY),
     "masked": (recipes.ppo, {"env": EnvConfig("kit.testing.envs:kit/Allowed-v0", 2), **ON_POLICY}),

@@ -69,6 +69,21 @@ def test_rmsprop_matches_pytorch_when_gradients_are_missing(layout):
             assert torch.allclose(one, two, rtol=1e-5, atol=1e-7)
 
 
+def test_rmsprop_like_tensorflow_matches_stable_baselines3():
+    parameter = nn.Parameter(torch.tensor([1.0, -2.0]))
+    optimizer = FixedRMSprop([parameter], lr=0.1, eps=1e-5, like_tensorflow=True)
+    # RMSpropTFLike of stable-baselines3 2.9.2
+    steps = [
+        ([0.5, -1.0], [0.9498117, -1.9000005]),
+        ([2.0, 0.0], [0.7520326, -1.9000005]),
+        ([-0.1, 3.0], [0.7619709, -2.1900065]),
+    ]
+    for gradient, expected in steps:
+        parameter.grad = torch.tensor(gradient)
+        optimizer.step()
+        torch.testing.assert_close(parameter.data, torch.tensor(expected))
+
+
 # ---------------------------------------------------------------------- what changes meanwhile
 def pair(name: str, **optimizer: Any) -> tuple[Any, ...]:
     losses = make_loss(name), make_loss(name)

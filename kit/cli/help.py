@@ -46,11 +46,12 @@ RARE = {
     "buffer_folder", "checkpoint_every", "collector", "collector_kwargs", "compile",
     "critic_backbone_lr_scale", "critic_epochs", "critic_learning_rate", "critic_lr_schedule",
     "critic_max_grad_norm", "critic_minibatch_size", "env.step_timeout", "evaluation_max_steps",
-    "evaluation_seed", "gsde_at_warmup", "gsde_sample_freq", "hindsight", "keep_best",
-    "orthogonal", "precision", "progress", "reward_scale", "save_policy", "stacked_frames",
-    "standardize_reward", "steps.frames_per_batch", "steps.min_episodes", "steps.min_steps",
-    "steps.minibatches", "steps.num_normalization_steps", "steps.pretrain_steps",
-    "steps.rounding", "steps.sequence_length", "store_next_observation", "time_limit",
+    "evaluation_seed", "gsde_at_warmup", "gsde_expln", "gsde_sample_freq", "hindsight",
+    "keep_best", "orthogonal", "precision", "progress", "reward_scale", "save_policy",
+    "stacked_frames", "standardize_reward", "steps.frames_per_batch", "steps.min_episodes",
+    "steps.min_steps", "steps.minibatches", "steps.num_normalization_steps",
+    "steps.pretrain_steps", "steps.rounding", "steps.sequence_length", "store_next_observation",
+    "time_limit",
 }  # fmt: skip
 """Settings that only ``--help=all`` shows, unless the recipe changes their default."""
 _WIDTH = 100

@@ -31,6 +31,7 @@ from kit.config.settings import (
     OnPolicyConfig,
     ReplayConfig,
     RunConfig,
+    SquashedNoiseConfig,
     StateDependentNoiseConfig,
 )
 from kit.steps.errors import Limits
@@ -66,6 +67,7 @@ __all__ = [
     "RunConfig",
     "ScheduleName",
     "Seed",
+    "SquashedNoiseConfig",
     "StateDependentNoiseConfig",
     "UnitInterval",
     "reject_unused",

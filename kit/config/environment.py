@@ -14,6 +14,7 @@ from kit.config.settings import (
     ActorCriticConfig,
     OfflineConfig,
     RunConfig,
+    SquashedNoiseConfig,
     StateDependentNoiseConfig,
 )
 from kit.steps import SettingError
@@ -105,7 +106,10 @@ def check_continuous_settings(cfg: RunConfig, env: Any) -> None:
         reject_unused(cfg, ["initial_log_std"], reason)
     if isinstance(cfg, StateDependentNoiseConfig):
         if not cfg.gsde:
-            reject_unused(cfg, ["gsde_sample_freq"], "gsde=false")
+            names = ["gsde_sample_freq"]
+            if isinstance(cfg, SquashedNoiseConfig):
+                names += ["gsde_at_warmup", "gsde_expln", "initial_log_std"]
+            reject_unused(cfg, names, "gsde=false")
         elif hasattr(cfg, "squash_actions"):
             reject_unused(cfg, ["squash_actions"], "actions with gsde=true are not squashed")
 

@@ -354,6 +354,27 @@ class StateDependentNoiseConfig:
 
 
 @dataclass
+class SquashedNoiseConfig(StateDependentNoiseConfig):
+    """Settings for off-policy recipes with state-dependent exploration and squashed actions."""
+
+    gsde_at_warmup: bool = False
+    """Whether the policy acts with gsde's noise instead of the random actions at the start."""
+    gsde_expln: bool = False
+    """Whether gsde's standard deviations grow slower than exponentially above 1 (expln in the
+    paper)."""
+    initial_log_std: LogStd = -3.0
+    """Initial log standard deviation of gsde's noise functions."""
+
+    @property
+    def distribution(self) -> dict[str, Any]:
+        """Arguments for :func:`~kit.modules.make_actor` that select the action distribution."""
+        if not self.gsde:
+            return {"continuous": "tanh_normal"}
+        continuous = "tanh_gsde_expln" if self.gsde_expln else "tanh_gsde"
+        return {"continuous": continuous, "initial_log_std": self.initial_log_std}
+
+
+@dataclass
 class FittedCriticConfig(ActorCriticConfig):
     """Settings for recipes that can fit the critic separately from the policy."""
 

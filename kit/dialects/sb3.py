@@ -58,7 +58,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 # fmt: on
 
 
-_OPTIMIZERS = {"RMSpropTFLike": "rmsprop", "RMSprop": "rmsprop", "Adam": "adam"}
+_OPTIMIZERS = {"RMSpropTFLike": "rmsprop_tf", "RMSprop": "rmsprop", "Adam": "adam"}
 _NOISE = {"normal": "normal", "ornstein-uhlenbeck": "ou"}
 _BUFFERS = (None, "ReplayBuffer", "DictReplayBuffer", "HerReplayBuffer")
 _NATURE = [[32, 8, 4], [64, 4, 2], [64, 3, 1]]
@@ -132,6 +132,11 @@ def _log_std(given: Any, settings: Any) -> float | None:
         if settings.algo == "sac" and not settings.use_sde
         else real_number("policy_kwargs", given)
     )
+
+
+def _expln(given: Any, settings: Any) -> bool | None:
+    """Return whether SAC's gSDE bounds the growth of standard deviations above 1."""
+    return bool(given) if settings.algo == "sac" and settings.use_sde else None
 
 
 def _optimizer(given: Any, settings: Any) -> str | None:
@@ -371,6 +376,7 @@ class SB3(WrappedDialect):
             MapsTo("critic_hidden_sizes", _policy_kwarg("net_arch", _hidden_sizes("critic"))),
             MapsTo("activation", _policy_kwarg("activation_fn", _activation)),
             MapsTo("initial_log_std", _policy_kwarg("log_std_init", _log_std)),
+            MapsTo("gsde_expln", _policy_kwarg("use_expln", _expln)),
             MapsTo("orthogonal", _policy_kwarg("ortho_init", lambda value, _: bool(value))),
             MapsTo("optimizer", _optimizer),
         ),
@@ -675,18 +681,13 @@ class SB3(WrappedDialect):
                 if getattr(self, name) != getattr(SB3(), name)
             ]
             if self.algo == "sac":
-                idle += [name for name in ("log_std_init",) if name in kwargs]
+                idle += [name for name in ("log_std_init", "use_expln") if name in kwargs]
         if idle:
             yield f"Without use_sde, {' and '.join(idle)} has no effect."
-        if kwargs.get("use_expln"):
+        if kwargs.get("use_expln") and self.use_sde and self.algo != "sac":
             yield (
-                "use_expln limits standard deviations above 1; recipes always use the exponential "
-                "function."
-            )
-        if kwargs.get("optimizer_class") == "RMSpropTFLike":
-            yield (
-                "RMSpropTFLike adds eps inside the square root and starts with mean squares of 1; "
-                "recipes use PyTorch's RMSprop."
+                "use_expln limits standard deviations above 1; this recipe always uses the "
+                "exponential function."
             )
         if self.policy == "CnnPolicy" and "net_arch" in kwargs:
             yield (

@@ -24,12 +24,20 @@ class RMSprop(torch.optim.RMSprop):
         lr: Learning rate.
         alpha: Decay rate of the mean square.
         eps: Constant added to the root mean square.
+        like_tensorflow: Whether the mean square is initially 1 instead of 0, and ``eps`` is added
+            before the root is taken, as in TensorFlow 1.
     """
 
     def __init__(
-        self, params: ParamsT, lr: float = 1e-2, alpha: float = 0.99, eps: float = 1e-8
+        self,
+        params: ParamsT,
+        lr: float = 1e-2,
+        alpha: float = 0.99,
+        eps: float = 1e-8,
+        like_tensorflow: bool = False,
     ) -> None:
         super().__init__(params, lr=lr, alpha=alpha, eps=eps)
+        self.like_tensorflow = like_tensorflow
         for group in self.param_groups:
             group["fused"] = True  # marks the step as traceable
 
@@ -46,7 +54,8 @@ class RMSprop(torch.optim.RMSprop):
         new = [one for one in parameters if not self.state[one]]
         for one in new:
             counter = torch.zeros((), device=one.device)  # as in fused optimisers
-            self.state[one] |= {"step": counter, "square_avg": torch.zeros_like(one)}
+            square_avg = torch.full_like(one, float(self.like_tensorflow))
+            self.state[one] |= {"step": counter, "square_avg": square_avg}
         if new:
             _join(self, parameters, "square_avg")
         states = [self.state[one] for one in parameters]
@@ -56,7 +65,9 @@ class RMSprop(torch.optim.RMSprop):
         gradient = vector_of([one.grad for one in parameters])  # type: ignore[misc]
         square.mul_(group["alpha"]).addcmul_(gradient, gradient, value=1 - group["alpha"])
         rate = group["lr"]
-        change = gradient / square.sqrt().add_(group["eps"])
+        eps = group["eps"]
+        root = square.add(eps).sqrt_() if self.like_tensorflow else square.sqrt().add_(eps)
+        change = gradient / root
         change.mul_(rate.to(change) if isinstance(rate, Tensor) else rate)
         torch._foreach_sub_(parameters, parts_of(change, parameters))
         if joined(squares) is None:

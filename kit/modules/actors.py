@@ -64,9 +64,9 @@ def make_actor(
             state-independent standard deviation (the environment clips actions); ``tanh_normal``:
             squashed to the bounds, with a state-dependent log standard deviation bounded to [-5, 2]
             by a tanh; ``clipped_tanh_normal``: as ``tanh_normal``, but the log standard deviation
-            is clipped to [-20, 2]; ``gsde`` and ``tanh_gsde``: unbounded or squashed, with
-            state-dependent exploration (see :mod:`kit.modules.gsde`); ``deterministic``: scaled to
-            the bounds by a tanh (for TD3 and DDPG).
+            is clipped to [-20, 2]; ``gsde``, ``tanh_gsde`` and ``tanh_gsde_expln``:
+            unbounded or squashed, with state-dependent exploration (see :mod:`kit.modules.gsde`);
+            ``deterministic``: scaled to the bounds by a tanh (for TD3 and DDPG).
         initial_log_std: initial log standard deviation of the ``normal`` and gSDE distributions.
         body: backbone to share with a critic, such as one from :func:`make_backbone`. It must write
             ``features`` and have an attribute ``out_features``. ``None``: create hidden layers.
@@ -89,11 +89,11 @@ def make_actor(
         return _deterministic(env, hidden_sizes, activation, orthogonal, after)
     gain = 0.01 if orthogonal else None
     heads: dict[Any, Parameters]
-    if continuous in ("gsde", "tanh_gsde"):
+    state_dependent = "gsde" in continuous
+    if state_dependent:
         if body is None:
             body = make_backbone(env, hidden_sizes, activation, orthogonal=orthogonal)
-        squashes = continuous == "tanh_gsde"
-        heads = state_dependent_head(env, body.out_features, squashes, initial_log_std, gain)
+        heads = state_dependent_head(env, body.out_features, continuous, initial_log_std, gain)
     else:
         kinds = continuous, initial_log_std
         heads = {leaf.key: head_of(env, leaf, *kinds) for leaf in env.action_leaves}
@@ -109,7 +109,7 @@ def make_actor(
     elif after is not None:
         reason = "Extra layers cannot be added to an existing backbone (body)"
         raise SettingError("after", after, reason, "Add the layers to the backbone")
-    elif continuous in ("gsde", "tanh_gsde"):
+    elif state_dependent:
         network = nn.Identity()  # the head reads the features
     else:
         network = linear(body.out_features, columns, gain)

@@ -30,8 +30,8 @@ class StateDependent(Parameters):
     """Head for actions with state-dependent exploration noise.
 
     For features ``x``, the noise is ``x @ E``. The entries of the matrix ``E`` are normally
-    distributed with standard deviations ``exp(log_std)``. The standard deviation of an action is
-    therefore ``sqrt(x^2 @ exp(log_std)^2)``.
+    distributed with standard deviations ``s = exp(log_std)``. The standard deviation of an action
+    is therefore ``sqrt(x^2 @ s^2)``.
 
     Args:
         features: number of features.
@@ -41,6 +41,7 @@ class StateDependent(Parameters):
         bounds: bounds of the action. Actions are then squashed to the bounds, means before the tanh
             are clipped to [-2, 2], and the standard deviation also trains the features, as in
             Stable-Baselines3's SAC. ``None``: as in Stable-Baselines3's PPO and A2C.
+        expln: whether ``s = 1 + log(1 + log_std)`` for positive entries of ``log_std``.
     """
 
     names = ("loc", "scale")
@@ -52,6 +53,7 @@ class StateDependent(Parameters):
         initial_log_std: float,
         gain: float | None = None,
         bounds: tuple[Tensor, Tensor] | None = None,
+        expln: bool = False,
     ) -> None:
         self.distribution = Normal if bounds is None else TanhNormal
         event: dict[str, Any] = {"event_dim": len(shape)}
@@ -59,7 +61,7 @@ class StateDependent(Parameters):
             event = {"event_dims": len(shape), "low": bounds[0], "high": bounds[1]}
         super().__init__(features, **event)
         size = math.prod(shape)
-        self.shape, self.squashes = tuple(shape), bounds is not None
+        self.shape, self.squashes, self.expln = tuple(shape), bounds is not None, expln
         self.mean = linear(features, size, gain)
         self.log_std = nn.Parameter(torch.full((features, size), float(initial_log_std)))
 
@@ -70,8 +72,16 @@ class StateDependent(Parameters):
             loc = loc.clamp(-_LARGEST_MEAN, _LARGEST_MEAN)
         else:
             columns = columns.detach()
-        scale = (columns.square() @ self.log_std.exp().square() + _LEAST_VARIANCE).sqrt()
+        scale = (columns.square() @ self.std.square() + _LEAST_VARIANCE).sqrt()
         return loc.unflatten(-1, self.shape), scale.unflatten(-1, self.shape)  # type: ignore[no-untyped-call]
+
+    @property
+    def std(self) -> Tensor:
+        """Standard deviations of the entries of exploration matrices, ``[features, actions]``."""
+        if not self.expln:
+            return self.log_std.exp()
+        above = self.log_std.clamp(min=0).log1p() + 1
+        return torch.where(self.log_std > 0, above, self.log_std.clamp(max=0).exp())
 
     def noise(self, columns: Tensor, matrices: Tensor) -> Tensor:
         """Return the noise for each row of features.
@@ -80,19 +90,19 @@ class StateDependent(Parameters):
             columns: features, ``[rows, features]``.
             matrices: standard normal numbers, ``[rows, features, actions]``.
         """
-        noise = torch.einsum("rf,rfa->ra", columns, self.log_std.exp() * matrices)
+        noise = torch.einsum("rf,rfa->ra", columns, self.std * matrices)
         return noise.unflatten(-1, self.shape)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def state_dependent_head(
-    env: Any, features: int, squashes: bool, initial_log_std: float, gain: float | None
+    env: Any, features: int, continuous: str, initial_log_std: float, gain: float | None
 ) -> dict[Any, Parameters]:
     """Create the head for the environment's only action, keyed by the action's key.
 
     Args:
         env: the environment.
         features: number of features.
-        squashes: whether actions are squashed to their bounds.
+        continuous: ``gsde``, ``tanh_gsde`` or ``tanh_gsde_expln``.
         initial_log_std: see :class:`StateDependent`.
         gain: see :class:`StateDependent`.
 
@@ -101,8 +111,9 @@ def state_dependent_head(
     """
     leaf = only_action(env, "Box", "state-dependent exploration", "gsde=false")
     spec = env.full_action_spec[leaf.key]
-    bounds = bounds_of(leaf, spec) if squashes else None
-    return {leaf.key: StateDependent(features, spec.shape[1:], initial_log_std, gain, bounds)}
+    bounds = None if continuous == "gsde" else bounds_of(leaf, spec)
+    settings = initial_log_std, gain, bounds, continuous == "tanh_gsde_expln"
+    return {leaf.key: StateDependent(features, spec.shape[1:], *settings)}
 
 
 class StateDependentExploration(TensorDictModuleBase):
@@ -113,8 +124,8 @@ class StateDependentExploration(TensorDictModuleBase):
     before each batch, so checkpoints need not contain them. Deterministic actions have no noise.
 
     Args:
-        actor: policy from :func:`~kit.modules.make_actor` with ``continuous="gsde"`` or
-            ``"tanh_gsde"``.
+        actor: policy from :func:`~kit.modules.make_actor` with ``continuous="gsde"``,
+            ``"tanh_gsde"`` or ``"tanh_gsde_expln"``.
         num_envs: number of environments.
         sample_freq: number of steps after which new matrices are sampled within a batch; -1: only
             before each batch.

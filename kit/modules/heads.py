@@ -16,8 +16,9 @@ from kit.modules.distributions import Categorical, MultiDiscrete, Normal, TanhNo
 from kit.steps import SettingError
 
 Continuous = Literal[
-    "normal", "tanh_normal", "clipped_tanh_normal", "gsde", "tanh_gsde", "deterministic"
-]
+    "normal", "tanh_normal", "clipped_tanh_normal", "gsde", "tanh_gsde", "tanh_gsde_expln",
+    "deterministic",
+]  # fmt: skip
 
 
 class Parameters(nn.Module):

@@ -75,6 +75,17 @@ def test_head_matches_stable_baselines3(squashes):
     torch.testing.assert_close(scale, wanted)
 
 
+def test_expln_std_matches_stable_baselines3():
+    head = StateDependent(3, (2,), 0.0, bounds=BOUNDS, expln=True)
+    with torch.no_grad():
+        head.log_std.copy_(torch.tensor([[-1.0, -0.5], [0.0, 0.5], [-2.0, 1.0]]))
+    head.std.sum().backward()
+    wanted = [[0.3678794, 0.6065307], [1.0, 1.4054655], [0.1353353, 1.6931472]]
+    torch.testing.assert_close(head.std, torch.tensor(wanted))
+    slopes = [[0.3678794, 0.6065307], [1.0, 0.6666662], [0.1353353, 0.4999998]]
+    torch.testing.assert_close(head.log_std.grad, torch.tensor(slopes))
+
+
 def policy(sample_freq: int = -1, num_envs: int = 3) -> StateDependentExploration:
     torch.manual_seed(0)
     env = make_env("Pendulum-v1", num_envs, seed=0)
