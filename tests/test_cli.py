@@ -134,12 +134,12 @@ def test_words_command_lists_dialects_and_settings(kit):
     text = kit("words tianshou")
     assert "update_per_step=1.0" in text
     assert "rounded half to even" in text
-    assert "train_seed=42  (acts: seed)" in text
+    assert "train_seed=42  (acts: seed, evaluation_seed)" in text
     assert "critic.lamda=0.95  (acts: gae_lambda)" in kit("words pyrado")
     uses = {row["name"]: (row["use"], row["as"]) for row in json.loads(kit("words sb3 --json"))}
     assert uses["gradient_steps"] == ("counts", "")
     assert uses["clip_range"] == ("acts", "clip_epsilon, clip_schedule")
-    assert uses["use_sde"][0] == "refused"
+    assert uses["use_sde"] == ("acts", "gsde")
     assert len(json.loads(kit("words --json"))) == 10
 
 

@@ -91,7 +91,7 @@ def refused(build: Any, *arguments: Any, **keywords: Any) -> str:
 # ---------------------------------------------------------------------- how recipes read
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.__name__)
 def test_recipe_module_and_build_stay_short(recipe):
-    assert len(inspect.getsource(recipe).splitlines()) <= 90
+    assert len(inspect.getsource(recipe).splitlines()) <= 110
     assert len(inspect.getsource(recipe.build).splitlines()) <= 35
 
 

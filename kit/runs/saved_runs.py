@@ -137,6 +137,6 @@ def training_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     seeds = {"seed"}
     if (library := settings.get("steps.dialect")) in DIALECTS:
         uses = use_of(dialect(library))
-        seeds |= {f"steps.{name}" for name, _, setting in uses if setting == "seed"}
+        seeds |= {f"steps.{name}" for name, _, setting in uses if "seed" in setting.split(", ")}
     free = seeds | (FREE_TO_DIFFER - {"recipe"}) | _IN_CHECKPOINTS
     return {name: value for name, value in settings.items() if name not in free}
