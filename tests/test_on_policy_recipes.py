@@ -404,21 +404,18 @@ def test_named_loss_trains_on_sequences_with_burn_in(loss):
         ("reinforce", {"baseline": False, "shared_backbone": True}, "shared_backbone"),
         ("reinforce", {"baseline": False, "critic_hidden_sizes": [8]}, "critic_hidden_sizes"),
         ("trpo", {"learning_rate": 0.1}, "learning_rate"),
-        (
-            "trpo",
-            {"steps": OnPolicySteps(512, steps_per_env=16, minibatch_size=None, update_epochs=2)},
-            "update_epochs",
-        ),
-        (
-            "trpo",
-            {"steps": OnPolicySteps(512, steps_per_env=16, minibatch_size=8, update_epochs=1)},
-            "minibatch_size",
-        ),
     ],
 )
 def test_build_rejects_settings_unsupported_by_algorithm(name, settings, message):
     with raises_setting(message):
         built(name, **settings)
+
+
+@pytest.mark.parametrize("more", [{"update_epochs": 2}, {"minibatch_size": 32}])
+def test_build_warns_of_several_trust_region_steps(more):
+    steps = OnPolicySteps(512, steps_per_env=16, **{"update_epochs": 1, **more})
+    with pytest.warns(UserWarning, match="several trust region steps per batch"):
+        built("trpo", steps=steps)
 
 
 # ---------------------------------------------------------------------- as they learn

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -69,7 +70,7 @@ def in_updates(
         reason = "updates its KL coefficient before the backward pass, which changes the gradient"
         yield "loss", "KLPENPPOLoss", reason, ["kit.losses:KLPENPPOLoss"]
     if isinstance(update, TrustRegion) and plan.on_policy:
-        yield from _in_trust_regions(plan)
+        _warn_about_trust_regions(plan)
     if isinstance(update, OptimizationStepper) and not isinstance(update, Update):
         yield from _in_accumulation(plan, update)
     reads = reads_advantage(loss_module) is not None
@@ -79,15 +80,13 @@ def in_updates(
     yield from _in_reward_changes(advantage, loss_module, stages)
 
 
-def _in_trust_regions(plan: StepPlan) -> Iterator[Refusal]:
-    """Yield errors if the plan takes several trust region steps per batch."""
-    reason = "would take several trust region steps per batch without a bound on their total KL"
-    epochs, size = plan.update_epochs, plan.minibatch_size
-    if epochs is not None and epochs > 1:
-        yield "update_epochs", epochs, reason, [1]
+def _warn_about_trust_regions(plan: StepPlan) -> None:
+    """Warn if the plan takes several trust region steps per batch, as tianshou's examples do."""
     rows = plan.rows(1) if plan.is_exact else sys.maxsize
-    if plan.minibatches_in_epoch(rows) > 1:
-        yield "minibatch_size", size, reason, [None], "this uses the whole batch"
+    if (plan.update_epochs or 1) > 1 or plan.minibatches_in_epoch(rows) > 1:
+        text = "The plan takes several trust region steps per batch, and their total KL divergence "
+        text += "is not bounded. Use update_epochs=1 and minibatch_size=None for one step."
+        warnings.warn(text, stacklevel=2)
 
 
 def _in_accumulation(plan: StepPlan, stepper: OptimizationStepper) -> Iterator[Refusal]:
