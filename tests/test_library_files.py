@@ -14,7 +14,7 @@ from kit.cli.steps import main
 from kit.config import EnvConfig
 from kit.config.plain import from_plain
 from kit.config.plan import make_plan
-from kit.dialects import SB3
+from kit.dialects import SB3, from_file
 from kit.dialects.carried import apply_to_config
 from kit.runs.recipe import Recipe
 from recipes import dqn, ppo
@@ -81,7 +81,7 @@ def test_unknown_setting_in_section_is_error(file):
 
 def test_python_reads_same_settings(file):
     from_words = config_of(["steps=sb3", f"steps.file={file}", "env.id=CartPole-v1"]).steps
-    assert SB3.from_file(file, env="CartPole-v1") == from_words
+    assert from_file(SB3, file, env="CartPole-v1") == from_words
 
 
 def test_printed_command_gives_same_config(file, capsys):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kit.dialects.carried import map_fields
     from kit.dialects.cleanrl import CleanRL
     from kit.dialects.dreamer import Dreamer, DreamerPaper
+    from kit.dialects.files import from_file
     from kit.dialects.nip import LrFactors, Nip, RlTrainerParameters
     from kit.dialects.pyrado import Pyrado, PyradoGAE
     from kit.dialects.sb3 import SB3
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DIALECTS", "SB3", "CleanRL", "Dialect", "Dreamer", "DreamerPaper", "LrFactors", "Nip",
     "Pyrado", "PyradoGAE", "RlTrainerParameters", "Sheeprl", "Tianshou", "Tianshou2", "TorchRL",
-    "Translation", "as_plan", "dialect", "map_fields", "translate",
+    "Translation", "as_plan", "dialect", "from_file", "map_fields", "translate",
 ]  # fmt: skip
 
 __getattr__, __dir__ = lazy(__name__)

@@ -336,27 +336,6 @@ class Dialect(ForeignSteps):
         return cls(**cls.named(settings))
 
     @classmethod
-    def from_file(cls, path: str | Path, env: str | None = None, **settings: Any) -> Self:
-        """Read a config file of the library.
-
-        The library's defaults apply to omitted settings (``library_defaults``).
-
-        Args:
-            path: YAML file.
-            env: environment ID, which selects a section of RL Zoo's files.
-            **settings: settings that override the settings in the file.
-
-        Raises:
-            SettingError: if the file cannot be read, or has no such section.
-        """
-        from kit.dialects.files import make  # which imports this module
-
-        given = settings if env is None else {**settings, "env_id": env}
-        made = make(cls, given, str(path))
-        assert isinstance(made, cls)
-        return made
-
-    @classmethod
     def named(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return settings keyed by field name. Groups of settings remain mappings.
 

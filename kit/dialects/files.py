@@ -114,6 +114,25 @@ def make(cls: type[Dialect], given: Mapping[str, Any], path: str | None = None) 
 
 
 # -------------------------------------------------------------------- files
+def from_file(
+    cls: type[Dialect], path: str | Path, env: str | None = None, **settings: Any
+) -> Dialect:
+    """Read a config file of a library.
+
+    The library's defaults apply to omitted settings (``library_defaults``).
+
+    Args:
+        cls: dialect class.
+        path: YAML file.
+        env: environment ID, which selects a section of RL Zoo's files.
+        **settings: settings that override the settings in the file.
+
+    Raises:
+        SettingError: if the file cannot be read, or has no such section.
+    """
+    return make(cls, settings if env is None else {**settings, "env_id": env}, str(path))
+
+
 def read(cls: type[Dialect], path: Path, choice: str | None = None) -> dict[str, Any]:
     """Read settings from a library's YAML file, keyed by field name.
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from kit.dialects.expressions import Expressions
-from kit.envs.wrappers import wrapper_names
 from kit.steps.errors import SettingError, whole_number
+from kit.steps.values import wrapper_names
 
 ATARI = "AtariWrapper"
 _RESIZE = "YAMLCompatResizeObservation"

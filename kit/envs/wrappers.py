@@ -9,29 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from kit.lazy import module_and_name
 from kit.steps.errors import SettingError
+from kit.steps.values import wrapper_names
 
 if TYPE_CHECKING:
     from kit.envs.single_env import Wrapper
-
-
-def wrapper_names(entries: Any, field: str = "env.wrappers") -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the name and the keyword arguments of each wrapper in a setting.
-
-    Args:
-        entries: names, or mappings of a name to keyword arguments; or one such entry.
-        field: name of the setting in errors.
-
-    Raises:
-        SettingError: if an entry is neither of these.
-    """
-    named: list[tuple[str, Mapping[str, Any]]] = []
-    for entry in entries if isinstance(entries, (list, tuple)) else [entries]:
-        for name, kwargs in entry.items() if isinstance(entry, Mapping) else [(entry, {})]:
-            if not isinstance(name, str) or not isinstance(kwargs, (Mapping, type(None))):
-                reason = "Each wrapper is a name, or a mapping of a name to keyword arguments"
-                raise SettingError(field, entry, reason, "For example, module:Class")
-            named.append((name, kwargs or {}))
-    return named
 
 
 def load_wrappers(entries: Sequence[str | Mapping[str, Any]]) -> list[Wrapper]:

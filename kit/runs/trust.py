@@ -15,11 +15,10 @@ import gymnasium as gym
 
 from kit import RECIPES_ROOT
 from kit.dialects.rl_zoo import recipe_wrappers
-from kit.envs.wrappers import wrapper_names
 from kit.lazy import module_and_name
 from kit.runs.recipe import Recipe
 from kit.steps import SettingError
-from kit.steps.values import flat
+from kit.steps.values import flat, wrapper_names
 
 _TRUSTED = frozenset({"kit", "recipes", "torchrl", "gymnasium"})
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
