@@ -183,9 +183,10 @@ class Experiment:
             settings["normalization_steps"] = cfg.steps.num_normalization_steps or None
         elif plan.normalization_steps:  # the observations of the first reset are the first step's
             settings["normalization_steps"] = plan.normalization_steps - plan.num_envs
-        kwargs = settings.pop("kwargs")
+        kwargs = dict(settings.pop("kwargs"))
         check_arguments(cfg, settings)
-        wrappers = [*load_wrappers(cfg.env.wrappers), *changes.pop("wrappers", ())]
+        wrappers = load_wrappers(cfg.env.wrappers)
+        wrappers += [*kwargs.pop("wrappers", ()), *changes.pop("wrappers", ())]
         if isinstance(cfg, OfflineConfig):
             settings["normalize_observation"] = cfg.normalize_data
         with renamed_errors(cfg):

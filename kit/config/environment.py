@@ -41,7 +41,7 @@ def check_arguments(cfg: RunConfig, settings: Mapping[str, Any]) -> None:
         advice = "Use 0, or set env.normalize_observation=true"
         raise SettingError("steps.num_normalization_steps", steps, reason, advice)
     kwargs = cfg.env.kwargs
-    for name in {*settings, "device"} & set(kwargs):
+    for name in {*settings, "device"} & set(kwargs) - {"wrappers"}:  # callables, in Python
         setting = f"env.{name}" if hasattr(cfg.env, name) else name
         reason, advice = (
             "This argument cannot be set in env.kwargs",

@@ -114,6 +114,17 @@ _FLOOR = MapsTo("epsilon_end", lambda decay, settings: settings.eps_init if deca
 """Final epsilon. DQL always uses the default ``eps_final`` of pyrado's exploration strategy."""
 
 
+def _standardizes(value: Any, settings: Any) -> bool:
+    return bool(value) or settings.algo == "ppo2"
+
+
+def _statistics(value: Any, settings: Any) -> str | None:
+    """Return the recipe's ``advantage_norm`` if advantages are not standardised."""
+    if _standardizes(settings.critic.standardize_adv, settings):
+        return None
+    return "batch" if settings.algo == "svpg" else "minibatch"
+
+
 @dataclass
 class PyradoGAE(GivenFields):
     """Settings for pyrado's critic. Only PPO fits it with an optimiser of its own."""
@@ -127,11 +138,13 @@ class PyradoGAE(GivenFields):
     batch_size: PositiveInt = mapped("critic_minibatch_size", 64, only="ppo")
     """Transitions per critic minibatch."""
     standardize_adv: bool = mapped(
-        "normalize_advantage", True, lambda value, settings: value or settings.algo == "ppo2"
+        "normalize_advantage", True, _standardizes, also=MapsTo("advantage_norm", _statistics)
     )
     """Whether to standardise advantages. PPO2 always standardises advantages."""
     standardizer: Literal["RunningStandardizer"] | None = mapped(
-        "advantage_norm", None, lambda value, _: "running" if value else "batch"
+        "advantage_norm",
+        None,
+        lambda value, pyrado: "running" if value else _statistics(None, pyrado) or "batch",
     )
     """``RunningStandardizer`` for running statistics, or ``None`` for batch statistics."""
     max_grad_norm: float | None = mapped("critic_max_grad_norm", only="ppo")

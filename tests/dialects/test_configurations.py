@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import math
 import random
 from collections import Counter
 from dataclasses import replace
@@ -15,6 +16,7 @@ import pytest
 
 from kit.config.plan import make_plan
 from kit.dialects import dialect
+from kit.dialects.base import ratio_of
 from kit.dialects.carried import apply_to_config
 from kit.dialects.files import make
 from kit.runs.recipe import builtin_recipes
@@ -45,7 +47,7 @@ def settings_of(case: dict[str, Any]) -> dict[str, Any]:
         settings["env"] = case["env"]
     if dialect_of(case) == "pyrado":
         settings |= {f"critic.{name}": value for name, value in case["critic"].items()}
-        settings["env_max_steps"] = 100
+        settings |= {"env_max_steps": 100, "episode_length": "varies"}
     return settings
 
 
@@ -111,7 +113,7 @@ def test_first_two_iterations_count_as_planned(case):
     )
     plan = make_plan(config, recipe)
     if plan.sequence_length:  # training cannot start before a sequence is stored
-        iterations = plan.first_training_iteration + 1
+        iterations = plan.first_training_iteration + 2 * math.ceil(1 / ratio_of(plan))
         config.steps = plan.replace(iterations=iterations)
     else:
         iterations = 2
