@@ -47,7 +47,9 @@ def settings_of(case: dict[str, Any]) -> dict[str, Any]:
         settings["env"] = case["env"]
     if dialect_of(case) == "pyrado":
         settings |= {f"critic.{name}": value for name, value in case["critic"].items()}
-        settings |= {"env_max_steps": 100, "episode_length": "varies"}
+        settings["env_max_steps"] = 100
+        if case["algorithm"] != "SVPG":  # whose particles collect equally many steps
+            settings["episode_length"] = "varies"
     return settings
 
 
