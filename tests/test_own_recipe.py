@@ -149,14 +149,6 @@ def test_invalid_preset_exits_with_one_line_error(text, message, command, preset
     assert message in one_line(capsys.readouterr().err)
 
 
-def test_cli_rejects_sb3_steps_when_preset_sets_steps(command, preset, capsys):
-    preset("heavy", "steps: {steps_per_env: 16}\n")
-    with pytest.raises(SystemExit):
-        command("preset=heavy", "steps=sb3")
-    message = "steps='sb3': The preset heavy also has step settings. Remove one of the two"
-    assert one_line(capsys.readouterr().err).startswith(message)
-
-
 def test_custom_recipe_resumes_exactly(command, tmp_path):
     command(*SHORT, "checkpoint_every=16")
     (run,) = runs()
