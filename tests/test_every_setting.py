@@ -95,7 +95,8 @@ EFFECTS: dict[str, Effect] = {
     "env.action_repeat": Effect(2, counts("env_steps")),
     "env.max_episode_steps": Effect(3, counts("episodes")),
     "env.wrappers": Effect(
-        [{"kit.envs.single_env:ActionRepeat": {"repeat": 2}}], counts("env_steps")
+        [{"gymnasium.wrappers:ClipReward": {"max_reward": 9.0}}],
+        lambda run: "ClipReward" in str(run.trainer.evaluate.env.backend.envs[0]),
     ),
     "env.normalize_observation": Effect(None),
     "env.normalize_reward": Effect(None),
@@ -107,7 +108,7 @@ EFFECTS: dict[str, Effect] = {
     "env.kwargs": Effect({"restart_on_error": 3}, part("collector.env.backend.restarts")),
     # the run
     "collector": Effect("torchrl", part("collector")),
-    "collector_kwargs": Effect({"reuse": True}, part("collector.reuse")),
+    "collector_kwargs": Effect({"fast_policy": "exact"}, part("collector.exact_policy")),
     "seed": Effect(1),
     "device": Effect("cuda", part("collector.policy_device.type")),
     "precision": Effect("bfloat16", weights),
@@ -165,7 +166,7 @@ EFFECTS: dict[str, Effect] = {
     "buffer_folder": Effect(".", part("buffer.buffer.storage.folder")),
     # networks
     "hidden_sizes": Effect([6]),
-    "critic_hidden_sizes": Effect([6]),
+    "critic_hidden_sizes": Effect([6], weights, {"shared_backbone": False}),
     "activation": Effect("silu"),
     "shared_backbone": Effect(None),
     "initial_log_std": Effect(-2.0, weights, PENDULUM),
@@ -228,7 +229,7 @@ EFFECTS: dict[str, Effect] = {
     "intrinsic_weight": Effect(0.1, weights, {"extrinsic_weight": 1.0}),
     "extrinsic_weight": Effect(1.0),
     "ensemble_learning_rate": Effect(0.1),
-    "steps.exploration_steps": Effect(8),
+    "steps.exploration_steps": Effect(40),
     "entropy_schedule": Effect("linear", weights, {"entropy_coeff": 0.5}),
     "critic_schedule": Effect("linear"),
     "advantage_norm": Effect("running", weights, {"normalize_advantage": True}),
@@ -352,6 +353,7 @@ RECURRENT = {
     ),
     "shared_backbone": Effect(False, refused),
     "critic_backbone_lr_scale": Effect(0.1, refused),
+    "critic_hidden_sizes": Effect([6], refused),
 }
 """Of recipes whose minibatches are sequences."""
 

@@ -63,12 +63,8 @@ def split_wrappers(entries: Any) -> Wrappers:
     others: list[str | dict[str, Any]] = []
     for number, (name, kwargs) in enumerate(named):
         after = {*classes[number + 1 :]}
-        if classes[number] == "FrameSkip":
-            skip = whole_number("env_wrapper", kwargs.get("skip", 4), 1)
-            if after <= _PER_FRAME:
-                repeat = skip
-            else:
-                others.append({"kit.envs.single_env:ActionRepeat": {"repeat": skip}})
+        if classes[number] == "FrameSkip" and after <= _PER_FRAME:
+            repeat = whole_number("env_wrapper", kwargs.get("skip", 4), 1)
         elif classes[number] == "TimeLimit" and "FrameSkip" not in after:
             limit = whole_number("env_wrapper", kwargs.get("max_episode_steps"), 1)
         elif classes[number] != ATARI:

@@ -446,7 +446,7 @@ class SB3(WrappedDialect):
     replay_buffer_kwargs: Mapping[str, Any] | str | None = mapped(
         "hindsight", None, _hindsight, only=OFF_POLICY, optional=True
     )
-    """Arguments for ``replay_buffer_class``, of which recipes have 4 sampled goals (off-policy)."""
+    """Arguments for ``replay_buffer_class``. Recipes support only 4 sampled goals (off-policy)."""
     optimize_memory_usage: bool = mapped(
         "store_next_observation", False, lambda value, _: not value, only=OFF_POLICY
     )

@@ -57,7 +57,7 @@ def _stack_size(frames: Any, settings: Any) -> int:
 
 
 def _newest_of(newest: Any, settings: Any) -> int:
-    """Return the number of stacked frames, of which the buffer stores only the newest."""
+    """Return the number of stacked frames. The buffer stores only the newest frame."""
     frames = settings.replay_buffer_stack_num
     if not newest or frames == 1:
         reason = "tianshou's buffer would return one frame, but the policy observed all frames"

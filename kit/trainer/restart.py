@@ -1,4 +1,4 @@
-"""Parts of a trainer that start anew when its plan is run again."""
+"""Restart of a trainer, so that its plan can run again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def in_restarted(folder: Path | None, collector: Any) -> Iterator[Refusal]:
 
 
 def restart_parts(trainer: Any, seed: int) -> None:
-    """Start counts, schedules, metrics, environments and the replay buffer of a trainer anew."""
+    """Restart the counts, schedules, metrics, environments and the replay buffer of a trainer."""
     plan, before = trainer.plan, trainer.schedule
     periods = {"log_every": before.log_every, "checkpoint_every": before.checkpoint_every}
     trainer.schedule, trainer.ledger = RunSchedule(plan, **periods), StepLedger(plan.world_size)

@@ -440,7 +440,7 @@ class Trainer(TorchRLProtocol):
     def reset(self, seed: int | None = None, *, prefill_random: bool | None = None) -> Self:
         """Prepare another run of the plan with the trained networks.
 
-        Step counts, learning-rate and exploration schedules, and the replay buffer start anew.
+        Step counts and schedules restart, and the replay buffer is emptied.
         Weights, optimisers and normalisation statistics are kept. Environments that the last run
         closed are created again.
 

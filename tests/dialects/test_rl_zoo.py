@@ -147,7 +147,7 @@ def test_env_wrapper_keeps_order_of_frame_skip_and_history():
     skip = {"rl_zoo3.wrappers.FrameSkip": {"skip": 2}}
     history = {"rl_zoo3.wrappers.HistoryWrapper": {"horizon": 2}}
     assert recipe_wrappers([skip, history]) == [
-        {"kit.envs.single_env:ActionRepeat": {"repeat": 2}},
+        {"rl_zoo3.wrappers:FrameSkip": {"skip": 2}},
         {"rl_zoo3.wrappers:HistoryWrapper": {"horizon": 2}},
     ]
     assert split_wrappers([history, skip]).action_repeat == 2
