@@ -23,7 +23,7 @@ FLOORS: list[set[str]] = [
     {"trainer", "hooks", "dialects"},
     {"update", "collectors", "buffers"},
     {"advantages", "losses", "modules", "envs", "logging"},
-    {"fast", "config"},
+    {"fast", "config", "distributed"},
     {"steps"},
     {"lazy"},
 ]

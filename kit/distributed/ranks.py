@@ -1,0 +1,194 @@
+"""Collective operations between the processes that train together."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ALONE = timedelta(days=30)
+"""Time that ranks wait for rank 0 to evaluate or save, which may take longer than the timeout."""
+_REPORT_SECONDS = 3.0
+"""Time that a rank waits for the reports of others after a collective failed."""
+
+
+class RankError(RuntimeError):
+    """Raised if a collective fails because another rank raised an error, ended or hangs.
+
+    Attributes:
+        reported: whether another rank reports the original error, so that this error is not shown.
+    """
+
+    def __init__(self, reason: str, *, reported: bool = False) -> None:
+        super().__init__(reason)
+        self.reported = reported
+
+
+class Ranks:
+    """Processes that train together, and the collectives between them.
+
+    Each rank collects with its own environments and takes gradient steps with the mean gradient of
+    all ranks. With one rank, every method returns its argument, and ``torch.distributed`` is not
+    imported.
+
+    Args:
+        rank: number of this process, from 0.
+        size: number of processes.
+        timeout: seconds after which a collective fails if a rank does not take part.
+
+    Attributes:
+        log: list to which the name and number of elements of each collective is appended, or
+            ``None``.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1, timeout: float = 600.0) -> None:
+        self.rank, self.size, self.timeout = rank, size, timeout
+        self.log: list[tuple[str, int]] | None = None
+        self._store: Any = None
+        self._patient: Any = None
+
+    @classmethod
+    def from_environment(cls, device: str = "cpu", timeout: float = 600.0) -> Ranks:
+        """Join the processes that torchrun started; without torchrun, return one rank.
+
+        CPU tensors are exchanged through gloo. With ``device="cuda"``, each rank uses the GPU
+        ``LOCAL_RANK`` and exchanges gradients through NCCL, or through gloo if there are fewer GPUs
+        than ranks on this machine.
+
+        Args:
+            device: device of the networks.
+            timeout: seconds after which a collective fails if a rank does not take part.
+        """
+        size = int(os.environ.get("WORLD_SIZE") or 1)
+        if size == 1:
+            return cls()
+        import torch.distributed as dist
+
+        ranks = cls(int(os.environ["RANK"]), size, timeout)
+        backend = "gloo"
+        if torch.device(device).type == "cuda":
+            gpus = torch.cuda.device_count()
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % gpus)
+            if int(os.environ.get("LOCAL_WORLD_SIZE", size)) <= gpus:
+                backend = "cpu:gloo,cuda:nccl"
+        if not dist.is_initialized():
+            limit = timedelta(seconds=timeout)
+            store, rank, size = next(dist.rendezvous("env://", timeout=limit))  # type: ignore[attr-defined]
+            ranks._store = dist.PrefixStore("kit", store)  # type: ignore[attr-defined]
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+        ranks._patient = dist.new_group(backend="gloo", timeout=ALONE)
+        return ranks
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which owns the run folder, loggers and evaluations."""
+        return self.rank == 0
+
+    # ------------------------------------------------------------------ collectives
+    def mean(self, vector: Tensor, what: str = "gradients") -> Tensor:
+        """Replace ``vector`` in place by its mean over all ranks, and return it.
+
+        The result is bitwise the same on all ranks.
+        """
+        if self.size == 1:
+            return vector
+        import torch.distributed as dist
+
+        with self._collective(what, vector.numel()):
+            dist.all_reduce(vector)
+        return vector.div_(self.size)
+
+    def gather(self, vector: Tensor, what: str) -> Tensor:
+        """Return the CPU vectors of all ranks in rank order, of shape ``[size, *vector.shape]``."""
+        if self.size == 1:
+            return vector.unsqueeze(0)
+        import torch.distributed as dist
+
+        found = [torch.empty_like(vector) for _ in range(self.size)]
+        with self._collective(what, vector.numel()):
+            dist.all_gather(found, vector.contiguous())
+        return torch.stack(found)
+
+    def gather_objects(self, value: Any, what: str) -> list[Any]:
+        """Return the values of all ranks in rank order. Values are pickled."""
+        if self.size == 1:
+            return [value]
+        import torch.distributed as dist
+
+        found: list[Any] = [None] * self.size
+        with self._collective(what, 1):
+            dist.all_gather_object(found, value, group=self._patient)
+        return found
+
+    def share(self, tensors: Iterable[Tensor], what: str) -> None:
+        """Overwrite the tensors in place with those of rank 0."""
+        if self.size == 1:
+            return
+        import torch.distributed as dist
+
+        for tensor in tensors:
+            with self._collective(what, tensor.numel()), torch.no_grad():
+                value = tensor.detach().contiguous()
+                dist.broadcast(value, 0)
+                tensor.copy_(value)
+
+    def wait(self, what: str) -> None:
+        """Wait until all ranks call this method, however long it takes."""
+        if self.size > 1:
+            import torch.distributed as dist
+
+            with self._collective(what, 1):
+                dist.all_reduce(torch.zeros(1), group=self._patient)
+
+    def close(self) -> None:
+        """Leave the process group."""
+        if self.size > 1:
+            import torch.distributed as dist
+
+            self._store = self._patient = None
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+    # ------------------------------------------------------------------ errors
+    def report(self, error: str) -> None:
+        """Tell the other ranks that this rank ends with an error, which they need not show."""
+        if self.size > 1 and self._store is not None:
+            self._store.set(f"error/{self.rank}", error)
+
+    @contextmanager
+    def _collective(self, what: str, elements: int) -> Iterator[None]:
+        if self.log is not None:
+            self.log.append((what, elements))
+        began = time.monotonic()
+        try:
+            yield
+        except RuntimeError as error:
+            raise self._explained(error, what, time.monotonic() - began) from error
+
+    def _explained(self, error: RuntimeError, what: str, seconds: float) -> RankError:
+        """Return an error that names the rank at fault."""
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        end = time.monotonic() + _REPORT_SECONDS
+        if self._store is not None:
+            self._store.set(f"failed/{self.rank}", what)
+        while self._store is not None and time.monotonic() < end:
+            if any(self._store.check([f"error/{rank}"]) for rank in others):
+                return RankError("another rank ended with an error", reported=True)
+            if all(self._store.check([f"failed/{rank}"]) for rank in others):
+                break
+            time.sleep(0.05)
+        here = f"rank {self.rank} on {socket.gethostname()}"
+        if seconds < self.timeout * 0.9:
+            return RankError(f"{here}: another rank ended during {what!r}")
+        silent = [r for r in others if not self._store.check([f"failed/{r}"])] or others
+        names = ", ".join(map(str, silent))
+        return RankError(
+            f"{here}: rank {names} did not take part in {what!r} within {self.timeout:g} seconds"
+        )
