@@ -52,7 +52,9 @@ from kit.config.parts import Replacements, check_parts, check_replaced, check_up
 from kit.config.plain import check, differences
 from kit.config.plan import AnyConfig, make_plan
 from kit.dialects.carried import apply_to_config, caveats
+from kit.distributed import Ranks
 from kit.envs import VectorEnv, make_env
+from kit.envs.backends.base import derived_seed
 from kit.envs.errors import EnvError
 from kit.envs.state import seed_process
 from kit.envs.wrappers import load_wrappers
@@ -115,6 +117,7 @@ class Experiment:
         plan: step plan of the run.
         name: name of the recipe, which is the name of its module.
         algorithm: name of the algorithm in other libraries.
+        ranks: processes that train together, started by torchrun.
         folder: run folder, set when the trainer is created. ``None`` if nothing is written.
 
     Raises:
@@ -134,6 +137,9 @@ class Experiment:
         checks.check_advantage_norm(cfg)
         usable_device(device=cfg.device)
         self.cfg = cfg
+        self.ranks = Ranks.from_environment(cfg.device)
+        if (interrupted := self.ranks.recall("folder")) and cfg.log_dir is not None:
+            cfg.resume = interrupted  # torchrun has restarted this process
         self._parts = dict(parts or {})
         self._replacements = Replacements(self._parts)
         if cfg.log_dir is None and cfg.resume is not None:
@@ -143,7 +149,7 @@ class Experiment:
             )
         self._run = None if cfg.log_dir is None else RunFolder(recipe, cfg)
         self.folder: Path | None = None
-        self.plan = make_plan(cfg, self.algorithm)
+        self.plan = make_plan(cfg, self.algorithm, self.ranks.size)
         if self._run is not None:  # another library's step settings may set num_envs
             self._run.config["env"]["num_envs"] = self.plan.num_envs
         self._loss: RecipeLoss | None = None
@@ -173,7 +179,7 @@ class Experiment:
             "num_envs": plan.num_envs,
             "action_repeat": plan.action_repeat,
             "max_episode_steps": plan.max_episode_steps,
-            "seed": cfg.seed,
+            "seed": self._seed,
             "gamma": getattr(cfg, "gamma", 1.0),  # behaviour cloning has no discount factor
             "normalization_steps": None,
         }
@@ -200,6 +206,12 @@ class Experiment:
         check_continuous_settings(cfg, env)
         self._env = env
         return env
+
+    @property
+    def _seed(self) -> int:
+        """Seed for what differs between ranks: environments, exploration and sampling."""
+        rank = self.ranks.rank
+        return derived_seed(self.cfg.seed, rank) if rank else self.cfg.seed
 
     def make_evaluation_env(self, env: VectorEnv) -> VectorEnv:
         """Create evaluation environments that share the normaliser of ``env``.
@@ -427,12 +439,15 @@ class Experiment:
             check_given(cfg, chosen["buffer"], self._exponent_per_alpha)
         check_update(cfg, wired.get("update") if "update" not in replaced else None)
         self._try_loss(env, policy, chosen)
+        if self.ranks.rank:  # the networks were created with the same seed on all ranks
+            seed_everything(self._seed)
         chosen["collector"] = self._collector(env, policy, chosen)
         if "evaluate" not in chosen:
             chosen["evaluate"] = self.make_evaluator(env, policy)
         run = self._run
-        with contextlib.nullcontext() if run is None else run.locked() as self.folder:
-            trainer = Trainer(self.plan, **{**self._run_parts(hooks, loggers), **chosen})
+        with contextlib.nullcontext() if run is None else run.shared(self.ranks) as self.folder:
+            parts = {**self._run_parts(hooks, loggers), **chosen}
+            trainer = Trainer(self.plan, ranks=self.ranks, **parts)
             start = cfg.init_from if run is None else run.config["init_from"]
             if start is not None and (run is None or run.checkpoint is None):
                 folder = init_from(trainer, start, cfg, self.name, start_with_buffer)
@@ -532,7 +547,8 @@ class Experiment:
         field, value = ("collector_kwargs", kwargs) if kwargs else ("collector", wanted)
         reason, faults = "The collector cannot be created", (EnvError,)
         with checks.reraise_as_setting_error(field, value, reason, exclude=faults):
-            return make_collector(wanted, env, policy, self.plan, **settings, **kwargs)
+            rank = self.ranks.rank
+            return make_collector(wanted, env, policy, self.plan, rank=rank, **settings, **kwargs)
 
     def _saving_hooks(self) -> list[Hook]:
         """Return the hooks that write videos and the policy to the run folder."""
@@ -540,6 +556,8 @@ class Experiment:
         if self.folder is None:
             names = ["video_every", "save_policy"]
             checks.reject_unused(cfg, names, "the run has no folder (log_dir=null)")
+            return hooks
+        if not self.ranks.is_first:
             return hooks
         if cfg.video_every is not None:
             hooks.append(RecordVideo(self.folder / "videos", cfg.video_every))
@@ -553,6 +571,8 @@ class Experiment:
             reason = "All runs in this sweep would log to the same W&B run"
             advice = "Unset WANDB_RUN_ID, or group runs with WANDB_RUN_GROUP"
             raise SettingError("WANDB_RUN_ID", run_id, reason, advice)
+        if not self.ranks.is_first:
+            return []
         if self.folder is not None:
             run_name = f"{self.name} {cfg.env.id} s{cfg.seed}"
             return make_loggers(cfg.logger, self.folder, run_name=run_name)

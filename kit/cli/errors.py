@@ -12,6 +12,7 @@ from pathlib import Path
 
 from kit.cli.terminal import limit_of_system, terminal
 from kit.collectors.base import PolicyError
+from kit.distributed import RankError, Ranks
 from kit.envs.errors import EnvError
 from kit.hooks.guards import NonFiniteError
 from kit.logging.files import WriteError
@@ -22,7 +23,7 @@ from kit.trainer.stages import HookError
 
 EXPLAINED = (
     SettingError, EnvError, PolicyError, HookError, LoggerError, NonFiniteError, WriteError,
-    PlanMismatchError,
+    PlanMismatchError, RankError,
 )  # fmt: skip
 """Errors that are printed without a stack trace."""
 
@@ -40,6 +41,20 @@ def _passes_user_code(error: BaseException) -> bool:
     return any(not frame.filename.startswith(_INSTALLED) for frame in frames)
 
 
+def _rank_of(error: BaseException) -> str | None:
+    """Return the text before an error: the rank of several, or nothing if there is one.
+
+    Return ``None`` if another rank shows an error that came first, or the same error.
+    """
+    ranks = Ranks.current
+    if ranks is None or ranks.size == 1:  # every rank reads the same command line
+        return "" if os.environ.get("RANK", "0") == "0" else None
+    is_first = ranks.report(error)
+    if getattr(error, "reported", False) or not is_first:
+        return None
+    return f"{ranks.name}: "
+
+
 @contextlib.contextmanager
 def errors_in_one_line() -> Iterator[None]:
     """Print errors as one line. Unexpected errors in user code keep their stack trace.
@@ -50,15 +65,21 @@ def errors_in_one_line() -> Iterator[None]:
         try:
             yield
         except EXPLAINED as error:
+            prefix = _rank_of(error)
             text = error.message(none="null") if isinstance(error, SettingError) else error
-            print(f"\nerror: {text}", file=sys.stderr)
+            if prefix is not None:
+                print(f"\nerror: {prefix}{text}", file=sys.stderr)
             raise SystemExit(1) from None
         except Exception as error:
+            prefix = _rank_of(error)
+            if prefix is None:
+                raise SystemExit(1) from None
             full = os.environ.get("HYDRA_FULL_ERROR") == "1" or _passes_user_code(error)
             if full or isinstance(error, BrokenPipeError) or limit_of_system(error) is not None:
                 raise
             text = " ".join(f"{type(error).__name__}: {error}".split())[:500]
             print(
-                f"\nerror: {text} (set HYDRA_FULL_ERROR=1 to see the stack trace)", file=sys.stderr
+                f"\nerror: {prefix}{text} (set HYDRA_FULL_ERROR=1 to see the stack trace)",
+                file=sys.stderr,
             )
             raise SystemExit(1) from None

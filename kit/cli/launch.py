@@ -59,7 +59,7 @@ def main(config_class: type[RunConfig], build: Build, argv: Sequence[str] | None
             print(help_text(config_class, step_format(choices(words)), "--help=all" in words))
             return
         if is_process or argv is None:
-            _check_single_process()
+            _check_launcher(not {"--multirun", "-m"}.isdisjoint(words))
         _run(config_class, build, words)
 
 
@@ -106,18 +106,23 @@ def next_commands(recipe: Recipe, folder: Path, *, is_complete: bool) -> str:
 
 
 _STARTED = {
-    "WORLD_SIZE": "torchrun", "SLURM_STEP_NUM_TASKS": "srun", "OMPI_COMM_WORLD_SIZE": "mpirun",
-    "PMI_SIZE": "mpiexec",
+    "SLURM_STEP_NUM_TASKS": "srun", "OMPI_COMM_WORLD_SIZE": "mpirun", "PMI_SIZE": "mpiexec",
 }  # fmt: skip
 """Launchers, keyed by the environment variable for the process count (sbatch sets none)."""
 
 
-def _check_single_process() -> None:
-    """Raise SettingError if a launcher started several processes with this command line."""
-    for name, launcher in _STARTED.items():
+def _check_launcher(sweeps: bool) -> None:
+    """Raise SettingError if another launcher than torchrun started several processes."""
+    if "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") not in ("", "1"):
+        if sweeps:
+            reason = "Each process of torchrun would make the whole sweep"
+            hint = "Start the sweep without torchrun"
+            raise SettingError("--multirun", True, reason, hint)
+        return
+    for name, launcher in {"WORLD_SIZE": "a launcher", **_STARTED}.items():
         if (count := os.environ.get(name, "1")) in ("", "1"):
             continue
-        reason = f"A run uses one process, but {launcher} started several"
-        advice = f"Start the run without {launcher}, or unset {name} if the command lines differ"
-        hint = "Start several runs with --multirun seed=0,1 hydra/launcher=joblib"
-        raise SettingError(name, count, reason, advice, hint)
+        reason = f"Several processes of {launcher} would each make the whole run"
+        advice = "Start one run in several processes with torchrun --nproc-per-node, and several "
+        advice += f"runs with --multirun seed=0,1. If the command lines differ, unset {name}"
+        raise SettingError(name, count, reason, advice)

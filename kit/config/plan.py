@@ -15,13 +15,14 @@ from kit.steps.table import plural
 AnyConfig = OnPolicyConfig | ReplayConfig | OfflineConfig
 
 
-def make_plan(cfg: AnyConfig, algorithm: str) -> StepPlan:
+def make_plan(cfg: AnyConfig, algorithm: str, ranks: int = 1) -> StepPlan:
     """Create the step plan for a run.
 
     Args:
         cfg: recipe settings. Environment settings come from ``cfg.env``, unless another
             library's step settings contain them.
         algorithm: name of the algorithm. Step settings that the algorithm lacks are rejected.
+        ranks: number of processes that train together.
 
     Raises:
         SettingError: if the settings are invalid or contradict each other.
@@ -30,7 +31,7 @@ def make_plan(cfg: AnyConfig, algorithm: str) -> StepPlan:
     if isinstance(steps, (OnPolicySteps, OffPolicySteps, OfflineSteps)):
         limits = {"action_repeat": env.action_repeat, "max_episode_steps": env.max_episode_steps}
         try:
-            plan = steps.to_plan(num_envs=env.num_envs, **limits)
+            plan = steps.to_plan(num_envs=env.num_envs, world_size=ranks, **limits)
         except SettingError as error:
             group = "steps" if hasattr(steps, error.field) else "env"
             name = f"{group}.{error.field}"
@@ -38,6 +39,7 @@ def make_plan(cfg: AnyConfig, algorithm: str) -> StepPlan:
             raise SettingError(name, error.value, error.why, error.works, hint) from None
     else:
         plan = as_plan(steps, algorithm, cfg.FAMILY)
+        _check_processes(plan, ranks)
         _check_family(plan, cfg.FAMILY)
         _check_limits(plan, cfg)
         plan = plan.replace(
@@ -50,6 +52,16 @@ def make_plan(cfg: AnyConfig, algorithm: str) -> StepPlan:
     _check_learning(plan, cfg)
     _check_stop(plan, cfg)
     return plan
+
+
+def _check_processes(plan: StepPlan, ranks: int) -> None:
+    """Raise SettingError if another library's settings ask for another number of processes."""
+    planned = plan.world_size
+    if planned != ranks:
+        reason = f"The step settings are for {plural(planned, 'process')}, but {ranks} run"
+        start = f"Start it with: torchrun --nproc-per-node {planned} -m recipes..."
+        hint = start if planned > 1 else "Start it without torchrun"
+        raise SettingError("world_size", planned, reason, hint)
 
 
 def _check_family(plan: StepPlan, family: str) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -44,9 +44,12 @@ class Ranks:
         timeout: seconds after which a collective fails if a rank does not take part.
 
     Attributes:
+        current: ranks of this process, set by :meth:`from_environment`.
         log: list to which the name and number of elements of each collective is appended, or
             ``None``.
     """
+
+    current: ClassVar[Ranks | None] = None
 
     def __init__(self, rank: int = 0, size: int = 1, timeout: float = 600.0) -> None:
         self.rank, self.size, self.timeout = rank, size, timeout
@@ -84,7 +87,13 @@ class Ranks:
             ranks._store = dist.PrefixStore("kit", store)  # type: ignore[attr-defined]
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
         ranks._patient = dist.new_group(backend="gloo", timeout=ALONE)
+        Ranks.current = ranks
         return ranks
+
+    @property
+    def name(self) -> str:
+        """Rank and host of this process, for messages."""
+        return f"rank {self.rank} on {socket.gethostname()}"
 
     @property
     def is_first(self) -> bool:
@@ -147,6 +156,21 @@ class Ranks:
             with self._collective(what, 1):
                 dist.all_reduce(torch.zeros(1), group=self._patient)
 
+    # ------------------------------------------------------------------ restarts
+    def remember(self, name: str, value: str) -> None:
+        """Store a value of rank 0 that survives when torchrun restarts the processes."""
+        if self.size > 1 and self.is_first and (store := _agent_store()) is not None:
+            store.set(f"kit/{name}", value)
+
+    def recall(self, name: str) -> str | None:
+        """Return the value that was stored before torchrun restarted the processes, if any."""
+        if self.size == 1 or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+            return None
+        store = _agent_store()
+        if store is None or not store.check([f"kit/{name}"]):
+            return None
+        return str(store.get(f"kit/{name}").decode())
+
     def close(self) -> None:
         """Leave the process group."""
         if self.size > 1:
@@ -157,10 +181,16 @@ class Ranks:
                 dist.destroy_process_group()
 
     # ------------------------------------------------------------------ errors
-    def report(self, error: str) -> None:
-        """Tell the other ranks that this rank ends with an error, which they need not show."""
-        if self.size > 1 and self._store is not None:
-            self._store.set(f"error/{self.rank}", error)
+    def report(self, error: BaseException) -> bool:
+        """Tell the other ranks that this rank ends with an error.
+
+        Returns:
+            Whether this is the first error of all ranks, which is the one to show.
+        """
+        if self._store is None:
+            return True
+        self._store.set(f"error/{self.rank}", str(error))
+        return bool(self._store.add("errors", 1) == 1)
 
     @contextmanager
     def _collective(self, what: str, elements: int) -> Iterator[None]:
@@ -184,11 +214,19 @@ class Ranks:
             if all(self._store.check([f"failed/{rank}"]) for rank in others):
                 break
             time.sleep(0.05)
-        here = f"rank {self.rank} on {socket.gethostname()}"
         if seconds < self.timeout * 0.9:
-            return RankError(f"{here}: another rank ended during {what!r}")
+            return RankError(f"another rank ended during {what!r}")
         silent = [r for r in others if not self._store.check([f"failed/{r}"])] or others
         names = ", ".join(map(str, silent))
-        return RankError(
-            f"{here}: rank {names} did not take part in {what!r} within {self.timeout:g} seconds"
-        )
+        limit = f"within {self.timeout:g} seconds"
+        return RankError(f"rank {names} did not take part in {what!r} {limit}")
+
+
+def _agent_store() -> Any:
+    """Connect to the store of torchrun's agent, which outlives the processes that it starts."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return TCPStore(host, port, is_master=False)

@@ -48,6 +48,29 @@ class RunningMeanStd(NamedTuple):
         return RunningMeanStd(self.mean + apart, squares, total)
 
 
+def merge_gains(known: RunningMeanStd, parts: Iterable[RunningMeanStd]) -> RunningMeanStd:
+    """Return ``known`` updated with what each of several copies has learned since.
+
+    Each part contains everything in ``known``. Merging whole parts would count the past several
+    times, so only the values that a part gained are merged.
+
+    Args:
+        known: statistics from which all parts started, as float64 tensors.
+        parts: statistics now, in the order in which they are merged.
+    """
+    merged = known
+    for part in parts:
+        gained = (part.count - known.count).round()
+        if not gained:
+            continue
+        mean = (part.mean * part.count - known.mean * known.count) / gained
+        squares = (part.var + part.mean.square()) * part.count
+        squares = squares - (known.var + known.mean.square()) * known.count
+        var = (squares / gained - mean.square()).clamp_min(0.0)
+        merged = merged.merged(mean, var, gained)
+    return merged
+
+
 class Statistics(NamedTuple):
     """Normalisation statistics as tensors, used by the pure functions of :class:`Normalizer`."""
 
@@ -419,7 +442,7 @@ class Normalizer:
     def state_dict(self) -> dict[str, Any]:
         """Return the statistics as numbers and lists; synchronises with the device."""
         state: dict[str, Any] = {"returns": self.returns.tolist()}
-        for name, moments in self._named():
+        for name, moments in self.named_moments():
             state[name] = {field: value.tolist() for field, value in moments._asdict().items()}
         return state
 
@@ -434,14 +457,14 @@ class Normalizer:
                 rewards are normalised and ``state_dict`` has no reward statistics.
         """
         self._check_state(state_dict)
-        for name, moments in self._named():
+        for name, moments in self.named_moments():
             for field, tensor in moments._asdict().items():
                 tensor.copy_(torch.tensor(state_dict[name][field], dtype=torch.float64))
         if len(state_dict["returns"]) == len(self.returns):
             self.returns.copy_(torch.tensor(state_dict["returns"], dtype=torch.float64))
 
     def _check_state(self, state_dict: Mapping[str, Any]) -> None:
-        current = {name: moments.mean.shape for name, moments in self._named()}
+        current = {name: moments.mean.shape for name, moments in self.named_moments()}
         saved = {name: np.shape(one["mean"]) for name, one in state_dict.items() if "mean" in one}
         for kind in ("observation", "reward"):
             here = {name: [*shape] for name, shape in current.items() if name.startswith(kind)}
@@ -451,7 +474,8 @@ class Normalizer:
                 hint = "Normalise the same observations" if here and there else [bool(there)]
                 raise SettingError(f"env.normalize_{kind}", bool(here), reason, hint)
 
-    def _named(self) -> list[tuple[str, RunningMeanStd]]:
+    def named_moments(self) -> list[tuple[str, RunningMeanStd]]:
+        """Return the active statistics with their names."""
         named = [(f"observation {key}", value) for key, value in self.observation.items()]
         return [*named, *([("reward", self.reward)] if self.reward is not None else [])]
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, Protocol
 from torch import Tensor
 from torchrl.trainers import TrainerHookBase
 
+from kit.distributed import Ranks
 from kit.logging.metrics_recorder import MetricsRecorder
 from kit.steps import RunSchedule, SettingError, StepLedger, StepPlan
 
@@ -19,6 +20,7 @@ class HookedTrainer(Protocol):
     """Attributes and methods of a trainer that hooks may use."""
 
     plan: StepPlan
+    ranks: Ranks
     journal: MetricsRecorder
     ledger: StepLedger
     batches: Any
@@ -56,7 +58,7 @@ class Hook(TrainerHookBase):
     - A ``step`` hook takes part in training. It may set a learning rate, fit a critic to the batch
       or end an update phase.
     - An ``observer`` hook only logs, plots, saves or displays. Removing it leaves the trained
-      weights bitwise unchanged.
+      weights bitwise unchanged. With several ranks, it runs on rank 0 only.
     """
 
     kind: Kind = "observer"

@@ -68,7 +68,8 @@ class TimeLimit(KitHook):
     """Stops the run after a number of seconds, once the current iteration is complete.
 
     Args:
-        seconds: time limit in seconds. When a run is resumed, the clock starts again.
+        seconds: time limit in seconds. When a run is resumed, the clock starts again. With several
+            ranks, the clock of rank 0 decides.
     """
 
     kind = "step"
@@ -84,7 +85,8 @@ class TimeLimit(KitHook):
 
     def look(self) -> None:
         """Ask the trainer to stop the run if the time limit is exceeded."""
-        if time.monotonic() - self._began > self.seconds:
+        too_long = time.monotonic() - self._began > self.seconds
+        if too_long and self.trainer.ranks.is_first:
             self.trainer.request_stop(f"the time limit of {self.seconds:g} seconds was reached")
 
 
@@ -165,6 +167,8 @@ class StopWhen(KitHook):
 class TargetKL(KitHook):
     """Ends an update phase when the policy diverges too far from the data-collecting policy.
 
+    With several ranks, the mean of their estimates decides.
+
     If the loss's estimate of the KL divergence exceeds 1.5 times the target after an epoch, the
     remaining epochs are skipped and recorded as skipped.
 
@@ -189,5 +193,6 @@ class TargetKL(KitHook):
         """Skip the rest of the update if the last KL estimate exceeds the limit."""
         metrics = self.trainer.last_metrics or {}
         assert self.target is not None
-        if float(metrics[self.metric]) > 1.5 * self.target:
+        divergence = metrics[self.metric].double().clone()  # metrics are read-only
+        if float(self.trainer.ranks.mean(divergence, "kl")) > 1.5 * self.target:
             self.trainer.skip_rest_of_update()

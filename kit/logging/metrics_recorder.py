@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from kit.distributed import Ranks
 from kit.envs.episodes import Episode, info_means, mean
 from kit.logging.loggers import CsvLogger, RowLogger, named_in_errors
 from kit.logging.metrics import MetricMeans
@@ -28,14 +29,20 @@ class MetricsRecorder:
     Args:
         loggers: loggers that receive the rows.
         axis: counter for the x-axis.
+        ranks: processes whose metrics a row combines; ``None``: only this process.
 
     Attributes:
         metrics: metrics from the gradient steps since the last row.
         latest: latest value of each column.
     """
 
-    def __init__(self, loggers: Sequence[RowLogger], axis: str = "policy_steps") -> None:
-        self.loggers, self.axis = list(loggers), axis
+    def __init__(
+        self,
+        loggers: Sequence[RowLogger],
+        axis: str = "policy_steps",
+        ranks: Ranks | None = None,
+    ) -> None:
+        self.loggers, self.axis, self.ranks = list(loggers), axis, ranks or Ranks()
         self.metrics = MetricMeans()
         self.latest: dict[str, float | int] = {}
         self._noted = MetricMeans()
@@ -142,12 +149,20 @@ class MetricsRecorder:
     ) -> dict[str, float | int]:
         """Write and return a row with all metrics since the last row.
 
+        With several ranks, all ranks call this method and return the same metrics: those of all
+        episodes, and the means of other metrics over the ranks that have them.
+
         Raises:
             SettingError: if a recorded metric has the name of another column.
         """
+        own = (list(episodes), self.metrics.take(), self._take_noted())
+        found = self.ranks.gather_objects(own, "row")
+        episodes = [episode for finished, _, _ in found for episode in finished]
         row: dict[str, float | int] = {**counters, **episode_columns(episodes)}
-        row |= {f"train/{name}": value for name, value in self.metrics.take().items()}
-        noted, times = self._take_noted(), self._times(counters[self.axis])
+        trained = _over_ranks([metrics for _, metrics, _ in found])
+        row |= {f"train/{name}": value for name, value in trained.items()}
+        noted = _over_ranks([metrics for _, _, metrics in found])
+        times = self._times(counters[self.axis])
         reject_existing_columns(noted.keys() & (row | times).keys())
         row |= noted | times
         self.latest |= row
@@ -255,6 +270,16 @@ def episode_columns(episodes: Sequence[Episode], prefix: str = "episode") -> dic
         columns["length"] = statistics.fmean(lengths)
     # kit's columns replace info entries with the same name, such as "return".
     return {f"{prefix}/{name}": value for name, value in (info_means(episodes) | columns).items()}
+
+
+def _over_ranks(found: Sequence[Mapping[str, float | int]]) -> dict[str, float | int]:
+    """Return the mean of each metric over the ranks that have it; for integers, the first value."""
+    names = dict.fromkeys(name for metrics in found for name in metrics)
+    values = {name: [m[name] for m in found if name in m] for name in names}
+    return {
+        name: one[0] if isinstance(one[0], int) or len(one) == 1 else mean(one)
+        for name, one in values.items()
+    }
 
 
 def _kind(logger: RowLogger) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from tensordict import TensorDict, TensorDictBase, unravel_key
@@ -23,6 +23,8 @@ class ReturnScale(nn.Module):
     See Hafner et al. (2025), eq. 11.
     """
 
+    averaged_over_ranks: ClassVar = ("low", "high")
+    """Buffers that several ranks replace by their mean once per iteration."""
     low: Tensor
     high: Tensor
     ends: Tensor

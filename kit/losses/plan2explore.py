@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -25,6 +25,8 @@ class RunningStd(nn.Module):
         rate: Weight of the newest values, in (0, 1].
     """
 
+    averaged_over_ranks: ClassVar = ("mean", "square")
+    """Buffers that several ranks replace by their mean once per iteration."""
     mean: Tensor
     square: Tensor
     weight: Tensor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -70,6 +71,8 @@ class BatchRenorm(nn.Module):
         warmup_steps: number of initial batches that are normalised only by their own statistics.
     """
 
+    averaged_over_ranks: ClassVar = ("running_mean", "running_var")
+    """Buffers that several ranks replace by their mean once per iteration."""
     running_mean: Tensor
     running_var: Tensor
     batches: Tensor

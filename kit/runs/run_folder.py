@@ -18,6 +18,7 @@ from kit.config import OfflineConfig, RunConfig
 from kit.config.plain import to_plain
 from kit.config.renamed import upgraded
 from kit.dialects.base import Dialect
+from kit.distributed import Ranks
 from kit.hooks.base import KitHook
 from kit.logging.files import WriteError, half_written, make_folder, not_written, write_whole
 from kit.runs.lock import RunLock
@@ -96,6 +97,25 @@ class RunFolder(KitHook):
         except BaseException:
             self._release()
             raise
+
+    @contextlib.contextmanager
+    def shared(self, ranks: Ranks) -> Iterator[Path]:
+        """Lock the folder on rank 0, and use its folder and checkpoint on all ranks.
+
+        Raises:
+            SettingError: if another process uses the run, or a rank cannot see the folder.
+            WriteError: if the folder cannot be created.
+        """
+        with self.locked() if ranks.is_first else contextlib.nullcontext():
+            mine = self.folder, self.checkpoint
+            self.folder, self.checkpoint = ranks.gather_objects(mine, "run folder")[0]
+            sees = ranks.gather_objects(self.folder.is_dir(), "run folder")
+            if not all(sees):
+                reason = f"Rank {sees.index(False)} cannot see the folder that rank 0 created"
+                hint = "Use a folder that all machines share"
+                raise SettingError("log_dir", str(self.folder), reason, hint)
+            ranks.remember("folder", str(self.folder))
+            yield self.folder
 
     def _find_checkpoint(self) -> None:
         """Remove half-written files of a killed run, and find the checkpoint to resume from."""

@@ -72,10 +72,11 @@ class StepLedger:
     """number of evaluations."""
     evaluation_episodes: int = 0
     """number of whole episodes played in evaluations."""
-    environment_errors: int = 0
+    local_environment_errors: int = 0
     """number of environment failures that the run recovered from."""
     _env_steps: int | None = None
     _episodes: int | None = None
+    _environment_errors: int | None = None
 
     # ------------------------------------------------------------------ totals
     @property
@@ -113,6 +114,12 @@ class StepLedger:
         """Number of finished training episodes, summed over all processes."""
         return self.local_episodes if self._episodes is None else self._episodes
 
+    @property
+    def environment_errors(self) -> int:
+        """Number of environment failures that the run recovered from, over all processes."""
+        total = self._environment_errors
+        return self.local_environment_errors if total is None else total
+
     # ------------------------------------------------------------------ counting
     def collected(
         self, policy_steps: int, env_steps: int, episodes: int, random_policy_steps: int = 0
@@ -138,9 +145,10 @@ class StepLedger:
         self.evaluations += 1
         self.evaluation_episodes += episodes
 
-    def synchronize(self, env_steps: int, episodes: int) -> None:
+    def synchronize(self, env_steps: int, episodes: int, environment_errors: int = 0) -> None:
         """Set the totals of counters that differ between processes."""
         self._env_steps, self._episodes = env_steps, episodes
+        self._environment_errors = environment_errors
 
     def counters(self) -> dict[str, int]:
         """Return all counters, keyed by name. If ``world_size`` > 1, include local counters."""
@@ -194,8 +202,11 @@ class StepLedger:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state returned by :meth:`state_dict`."""
+        saved = dict(state_dict)
+        if (errors := saved.pop("environment_errors", None)) is not None:  # older checkpoints
+            saved |= {"local_environment_errors": errors, "_environment_errors": None}
         for name in self.state_dict():
-            setattr(self, name, state_dict[name])
+            setattr(self, name, saved[name])
 
     def __repr__(self) -> str:
         return f"StepLedger({', '.join(f'{k}={v}' for k, v in self.counters().items())})"

@@ -101,7 +101,9 @@ class CollectorAdapter:
     # ------------------------------------------------------------------ logging
     def count_environment(self, ledger: StepLedger) -> None:
         """Update the environment counters in ``ledger``. May synchronise with the GPU."""
-        ledger.environment_errors = self.collector.environment_errors + self._evaluation_faults
+        ledger.local_environment_errors = (
+            self.collector.environment_errors + self._evaluation_faults
+        )
         ledger.local_env_steps = self.collector.env_steps
         ledger.local_episodes = self.collector.episodes
 

@@ -11,7 +11,7 @@ import tempfile
 import textwrap
 import warnings
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ from torchrl import checkpoint as torchrl_checkpoint
 from torchrl.objectives import LossModule
 
 from kit.collectors.base import KitCollector
+from kit.distributed import Ranks
 from kit.envs.backends.torchrl_layers import base_env_of
 from kit.envs.normalize import Normalizer
 from kit.envs.vector_env import VectorEnv
@@ -46,6 +47,8 @@ _Read = TypeVar("_Read")
 _SUMS = "checksums.txt"
 _KEPT = 2  # number of checkpoints kept per run
 _BLOCK = 1 << 20  # bytes read per block
+SHARED = frozenset({"loss_module", "update", "optimizer", "advantage"})
+"""Names of the parts that are the same on all ranks, so that only rank 0 writes them."""
 
 
 class CorruptCheckpointError(SettingError):
@@ -64,17 +67,39 @@ class Checkpoints:
         keep: number of checkpoints to keep.
         last: checkpoint that was written or loaded last. The next checkpoint hard-links unchanged
             pieces of large tensors, such as replay buffer rows, from this checkpoint.
+        ranks: processes that train together; ``None``: only this process. Rank 0 writes all of its
+            parts. Every other rank writes the parts that are not in :data:`SHARED` to a subfolder.
     """
 
     def __init__(
-        self, folder: Path, parts: Mapping[str, Any], keep: int = _KEPT, last: Path | None = None
+        self,
+        folder: Path,
+        parts: Mapping[str, Any],
+        keep: int = _KEPT,
+        last: Path | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
-        self.folder, self.keep = Path(folder), keep
+        self.folder, self.keep, self.ranks = Path(folder), keep, ranks or Ranks()
         self.left_out: list[str] = []
-        self._checkpoint = torchrl_checkpoint.Checkpoint(format="directory")
+        self._parts = dict(parts)
         self._last = last
-        for name, part in parts.items():
-            self._checkpoint.register(name, part, adapter=StateFile(lambda: self._last, name))
+        own = [name for name in parts if self.ranks.is_first or name not in SHARED]
+        self._checkpoint = self._of(own)
+
+    def _of(self, names: Iterable[str]) -> Any:
+        """Return TorchRL's checkpoint of some of the parts."""
+        checkpoint = torchrl_checkpoint.Checkpoint(format="directory")
+
+        def last() -> Path | None:
+            return None if self._last is None else self._own(self._last)
+
+        for name in names:
+            checkpoint.register(name, self._parts[name], adapter=StateFile(last, name))
+        return checkpoint
+
+    def _own(self, path: Path) -> Path:
+        """Return the folder for this rank's parts in a checkpoint."""
+        return path if self.ranks.is_first else path / f"rank-{self.ranks.rank:05d}"
 
     def save(self, steps: int, metadata: Mapping[str, Any]) -> Path:
         """Write a checkpoint, then remove later checkpoints and all but the newest ``keep``.
@@ -88,18 +113,19 @@ class Checkpoints:
             SettingError: if a component has state that could not be loaded again.
         """
         path = self.folder / f"{_PREFIX}{steps:012d}"
+        metadata = {**metadata, "ranks": self.ranks.size}
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            _remove_hidden(self.folder)
-            with tempfile.TemporaryDirectory(prefix=_HIDDEN, dir=self.folder) as scratch:
-                written = self._checkpoint.save(Path(scratch) / "new", metadata=dict(metadata))
-                _write_checksums(written)
-                if path.exists():
-                    path.rename(Path(scratch) / "before")
-                written.rename(path)
-                kept = [other for other in saved_in(self.folder) if other <= path][-self.keep :]
-                for number, other in enumerate(set(saved_in(self.folder)).difference(kept)):
-                    other.rename(Path(scratch) / str(number))
+            with self._scratch() as scratch:
+                written = Path(scratch) / "new"
+                if self.ranks.is_first:
+                    self._checkpoint.save(written, metadata=metadata)
+                self.ranks.wait("saving rank 0")
+                if not self.ranks.is_first:
+                    self._checkpoint.save(self._own(written), metadata=metadata)
+                self.ranks.wait("saving")
+                if self.ranks.is_first:
+                    self._publish(written, path)
+                self.ranks.wait("saved")
         except (OSError, RuntimeError) as error:
             reason = _why_not_written(error)
             if reason is None:
@@ -114,6 +140,28 @@ class Checkpoints:
             raise WriteError(f"{what}. {newest}.") from error
         self._last = path
         return path
+
+    @contextlib.contextmanager
+    def _scratch(self) -> Iterator[str]:
+        """Yield the temporary folder of rank 0 on all ranks; rank 0 removes it."""
+        if not self.ranks.is_first:
+            yield str(self.ranks.gather_objects(None, "scratch")[0])
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        _remove_hidden(self.folder)
+        with tempfile.TemporaryDirectory(prefix=_HIDDEN, dir=self.folder) as scratch:
+            self.ranks.gather_objects(scratch, "scratch")
+            yield scratch
+
+    def _publish(self, written: Path, path: Path) -> None:
+        """Rename a complete checkpoint to its final name, and remove older ones."""
+        _write_checksums(written)
+        if path.exists():
+            path.rename(written.with_name("before"))
+        written.rename(path)
+        kept = [other for other in saved_in(self.folder) if other <= path][-self.keep :]
+        for number, other in enumerate(set(saved_in(self.folder)).difference(kept)):
+            other.rename(written.with_name(str(number)))
 
     def load(
         self, path: Path, *, whole: bool = False, needed: Collection[str] = ()
@@ -133,7 +181,9 @@ class Checkpoints:
         _check_named(path)
         check_whole(path)
         try:
-            result = self._checkpoint.load(path)
+            result = self._checkpoint.load(self._own(path))
+            if not self.ranks.is_first:
+                self._of([name for name in self._parts if name in SHARED]).load(path)
         except Exception as error:
             if isinstance(error.__cause__, (WriteError, SettingError)):
                 raise error.__cause__ from None  # the component's error is more specific

@@ -294,11 +294,12 @@ def _modules_of(loss_module: Any) -> Iterable[nn.Module]:
     return loss_module.modules() if isinstance(loss_module, nn.Module) else ()
 
 
-def in_collection(plan: StepPlan, collector: Any) -> Iterator[Refusal]:
-    """Yield errors if this process would not collect the plan's policy steps."""
-    if plan.world_size > 1:
-        reason = "processes are planned, but this trainer runs in a single process"
-        yield "world_size", plan.world_size, reason, [1]
+def in_collection(plan: StepPlan, collector: Any, ranks: int) -> Iterator[Refusal]:
+    """Yield errors if ``ranks`` processes would not collect the plan's policy steps."""
+    if plan.world_size != ranks:
+        reason = f"is the number of processes in the plan, but {ranks} run"
+        hint = f"start {plan.world_size} processes with torchrun --nproc-per-node {plan.world_size}"
+        yield "world_size", plan.world_size, reason, [ranks], hint
     if collector is None and not plan.offline:
         hint = "pass a collector, or a plan with steps_per_env=0 (offline)"
         yield "collector", None, "collects none of the plan's policy steps", hint

@@ -33,7 +33,7 @@ def restart_parts(trainer: Any, seed: int) -> None:
     plan, before = trainer.plan, trainer.schedule
     periods = {"log_every": before.log_every, "checkpoint_every": before.checkpoint_every}
     trainer.schedule, trainer.ledger = RunSchedule(plan, **periods), StepLedger(plan.world_size)
-    trainer.journal = MetricsRecorder(trainer.journal.loggers, plan.axis)
+    trainer.journal = MetricsRecorder(trainer.journal.loggers, plan.axis, trainer.ranks)
     counts = step_counts(plan)
     trainer.collector.begin_again(seed, counts["init_random_frames"])
     if isinstance(trainer.collector, EpisodeCollector):

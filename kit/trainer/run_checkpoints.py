@@ -14,6 +14,7 @@ from torchrl.data import ReplayBufferEnsemble
 from kit.buffers import ReplayMinibatches
 from kit.collectors.asynchronous import AsyncCollector
 from kit.collectors.plan_fit import Refusal
+from kit.distributed import Ranks
 from kit.hooks.policy import BestPolicy
 from kit.steps import SettingError, StepLedger, StepPlan
 from kit.trainer.checkpoint import NORMALIZATION, Checkpoints, saved_in
@@ -29,14 +30,15 @@ class RunCheckpoints:
     Args:
         parts: function that returns all objects whose state a resumed run needs.
         policy_parts: function that returns the objects whose state determines the policy's actions.
+        ranks: processes that train together.
 
     Attributes:
         last: checkpoint that was written or loaded last, or ``None``.
         saved_at: number of completed iterations in the checkpoint ``last``.
     """
 
-    def __init__(self, parts: Parts, policy_parts: Parts) -> None:
-        self._parts, self._policy_parts = parts, policy_parts
+    def __init__(self, parts: Parts, policy_parts: Parts, ranks: Ranks) -> None:
+        self._parts, self._policy_parts, self._ranks = parts, policy_parts, ranks
         self._writer: Checkpoints | None = None
         # States in the last checkpoint that belong to hooks not yet registered.
         self._left_out: Sequence[str] = ()
@@ -56,7 +58,7 @@ class RunCheckpoints:
             WriteError: if the checkpoint cannot be written. Earlier checkpoints are left unchanged.
         """
         if self._writer is None:
-            self._writer = Checkpoints(folder, self._parts(), last=self.last)
+            self._writer = Checkpoints(folder, self._parts(), last=self.last, ranks=self._ranks)
         self.last = self._writer.save(steps, {"counters": counters})
         self.saved_at, self._left_out = counters["iterations"], ()
         return self.last
@@ -68,7 +70,8 @@ class RunCheckpoints:
             SettingError: if the checkpoint does not match the components.
         """
         self.last = path
-        checkpoints = Checkpoints(path.parent, self._parts())
+        check_ranks(path, self._ranks.size)
+        checkpoints = Checkpoints(path.parent, self._parts(), ranks=self._ranks)
         counters = checkpoints.load(path, whole=True)["counters"]
         self._left_out, self.saved_at = checkpoints.left_out, int(counters["iterations"])
 
@@ -120,6 +123,16 @@ class RunCheckpoints:
     def _best_policies(self) -> dict[str, BestPolicy]:
         parts = self._parts().items()
         return {name: part for name, part in parts if isinstance(part, BestPolicy)}
+
+
+def check_ranks(path: Path, size: int) -> None:
+    """Raise SettingError if a checkpoint was written by another number of ranks."""
+    written = 1 + len([*path.glob("rank-*")])
+    if written != size:
+        reason = f"was written by {written} processes, but {size} run"
+        hint = f"start it with torchrun --nproc-per-node {written}"
+        hint = hint if written > 1 else "start it without torchrun"
+        raise SettingError("checkpoint", str(path), reason, hint)
 
 
 def warn_of_lost_environments(reason: str) -> None:

@@ -91,7 +91,7 @@ class TorchRLCollectorAdapter(CollectorAdapter):
 
     def count_environment(self, ledger: StepLedger) -> None:
         """Update the environment counters in ``ledger``. Synchronises with the GPU."""
-        ledger.environment_errors = self._evaluation_faults
+        ledger.local_environment_errors = self._evaluation_faults
         estimated = self._policy_steps * self.plan.action_repeat
         ledger.local_env_steps = estimated if self._env is None else self._env_steps
         ledger.local_episodes = int(self._ended)

@@ -14,10 +14,12 @@ from torch import Tensor
 from torchrl.trainers import EarlyStopping, TargetNetUpdaterHook
 
 from kit.buffers import Minibatches
+from kit.distributed import Ranks
 from kit.hooks.base import snake_case
 from kit.logging.loggers import RowLogger
 from kit.logging.metrics_recorder import MetricsRecorder, reject_existing_columns
 from kit.steps import SettingError, StepLedger, StepPlan
+from kit.trainer.meeting import Meeting, Request
 from kit.trainer.stages import Stages
 
 
@@ -32,8 +34,11 @@ class TorchRLProtocol:
         logger: logger or loggers that receive rows of metrics.
         loss_module: replaces the update's loss module.
         optimizer: replaces the update's optimiser.
+        ranks: processes that train together; ``None``: only this process.
 
     Attributes:
+        requested: values of the requests that this rank has set, keyed by attribute name.
+        agreed: values of the requests that are in effect on all ranks.
         advantage: function that adds advantages to each batch before training, or ``None``.
         ledger: step counts so far.
         journal: recorder for metrics.
@@ -48,6 +53,10 @@ class TorchRLProtocol:
     """
 
     advantage: Any = None
+    meeting: Meeting
+    _stop_training = Request()
+    _save_requested = Request()
+    skips_rest_of_update = Request()
 
     def __init__(
         self,
@@ -59,12 +68,16 @@ class TorchRLProtocol:
         logger: RowLogger | Sequence[RowLogger],
         loss_module: Any = None,
         optimizer: Any = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.plan = plan
+        self.ranks = ranks or Ranks()
+        self.requested: dict[str, bool] = {}
+        self.agreed: dict[str, bool] = {}
         self.ledger = StepLedger(plan.world_size)
         self._counters = frozenset(self.ledger.counters())
         loggers = logger if isinstance(logger, Sequence) else [logger]
-        self.journal = MetricsRecorder(list(loggers), plan.axis)
+        self.journal = MetricsRecorder(list(loggers), plan.axis, self.ranks)
         self.stages = Stages(updates=plan.trains, collections=not plan.offline)
         self.collector = collector
         self.update: Any = update

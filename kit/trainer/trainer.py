@@ -19,8 +19,10 @@ from kit.buffers import Minibatches, ReplayMinibatches, as_minibatches
 from kit.buffers.n_step import close
 from kit.collectors import plan_fit
 from kit.collectors.base import KitCollector
+from kit.distributed import Ranks
 from kit.envs.backends.torchrl_layers import normalization_of_transforms
 from kit.envs.state import seed_process
+from kit.hooks.base import Hook
 from kit.hooks.console import Console
 from kit.hooks.evaluation import Evaluator
 from kit.hooks.guards import NaNGuard
@@ -36,6 +38,7 @@ from kit.trainer.checkpoint import (
     normalizer_of,
     stateful_parts,
 )
+from kit.trainer.meeting import Meeting, updates_of
 from kit.trainer.restart import in_restarted, restart_parts
 from kit.trainer.rng import IsolatedRNG, isolated_rng
 from kit.trainer.run_checkpoints import (
@@ -91,6 +94,9 @@ class Trainer(TorchRLProtocol):
         resume_from: checkpoint to resume from, written by a trainer that was built in the same way.
         progress: whether to print the plan, progress and ledger. A string is printed as the title.
         nan_guard: whether a non-finite training metric stops the run.
+        ranks: processes that train together (:meth:`Ranks.from_environment
+            <kit.distributed.Ranks.from_environment>`); ``None``: only this process. Hooks with
+            ``kind = "observer"``, loggers and evaluations run on rank 0.
 
     Attributes:
         ledger: step counts so far.
@@ -120,6 +126,7 @@ class Trainer(TorchRLProtocol):
         resume_from: Path | str | None = None,
         progress: bool | str = True,
         nan_guard: bool = True,
+        ranks: Ranks | None = None,
     ) -> None:
         minibatches = as_minibatches(buffer)
         if isinstance(evaluate, Evaluator) and evaluate.follows_plan:
@@ -131,7 +138,7 @@ class Trainer(TorchRLProtocol):
         joins = getattr(minibatches, "joins_steps", False)
         self.schedule = RunSchedule(plan, log_every=log_every, checkpoint_every=checkpoint_every)
         checks.raise_first(
-            compatibility.in_collection(plan, collector),
+            compatibility.in_collection(plan, collector, 1 if ranks is None else ranks.size),
             compatibility.in_buffer(plan, minibatches),
             () if collector is None else plan_fit.in_collector(plan, collector, joins_steps=joins),
             compatibility.in_evaluation(plan, evaluate, collector),
@@ -143,7 +150,7 @@ class Trainer(TorchRLProtocol):
             minibatches.normalize_by(normalizer_of(collector))  # type: ignore[attr-defined]
         super().__init__(
             plan, collector, update, minibatches,
-            logger=logger, loss_module=loss_module, optimizer=optimizer,
+            logger=logger, loss_module=loss_module, optimizer=optimizer, ranks=ranks,
         )  # fmt: skip
         self.advantage, self.evaluate = advantage, evaluate
         self.batches = counted(collector, plan)
@@ -154,8 +161,9 @@ class Trainer(TorchRLProtocol):
         self._transforms = normalization_of_transforms(collector=collector, evaluate=evaluate)
         self._released = self._complete = self._started = False
         self._prefill: TensorDictBase | None = None
-        self.checkpoints = RunCheckpoints(self._parts, self.policy_parts)
+        self.checkpoints = RunCheckpoints(self._parts, self.policy_parts, self.ranks)
         self._is_loaded = False  # whether stage "load" has yet to run
+        self.meeting = Meeting(self)
         self._phase = UpdatePhase(self)
         if isinstance(update, Update):
             vary = not (plan.is_exact if plan.on_policy else plan.offline)
@@ -184,6 +192,9 @@ class Trainer(TorchRLProtocol):
             checks.raise_first(in_saved_policies(collector))
         self.numbers = IsolatedRNG()
         make_parts_when_loaded(self.loss_module)
+        for one in updates_of(self).values() if self.ranks.size > 1 else ():
+            one.ranks = self.ranks
+        self.meeting.begin()
         if resume_from is not None:
             self.load(resume_from)
 
@@ -215,8 +226,10 @@ class Trainer(TorchRLProtocol):
         self.batches.share_memory(self._can_reuse_batches)
         with self._lifecycle():
             if self.ledger.iterations == 0:
+                self.meeting.agree("setup")
                 if not self._stop_training:  # a hook may stop the run at stage "setup"
                     self.begin()
+                    self.meeting.agree("begin")
                 if self._stop_training:  # no iteration was run, so nothing is saved
                     return self.ledger
             while not (self.schedule.done or self._stop_training):
@@ -267,6 +280,7 @@ class Trainer(TorchRLProtocol):
         self.stages.fire("pre_collect")
         began = time.perf_counter()
         batch = self.batches.next()
+        self.meeting.merge("normalization")
         continues_episodes = getattr(self.collector, "continues_episodes", True)
         if not continues_episodes:
             self._close_open_episodes()
@@ -305,11 +319,13 @@ class Trainer(TorchRLProtocol):
         self.ledger.iterations += 1
         if isinstance(self.update, Update):
             self.update.advance(self.policy_steps)
+        self.meeting.end_update(due.gradient_steps)
         self.stages.fire("post_steps")
         self.log("post_steps_log", batch)
         self.evaluations(due.evaluations)
         if due.row:
             self.write_row()
+        self.meeting.agree()
         if (due.checkpoint or self._save_requested) and not self._stop_training:
             self.save()
             if self._stop_training:  # a hook stopped the run while saving
@@ -320,16 +336,20 @@ class Trainer(TorchRLProtocol):
         for _ in range(times):
             assert self.evaluate is not None
             began = time.perf_counter()
-            result = self.evaluate(self.ledger.evaluations)
-            is_best = self.journal.evaluated(result)
+            found: tuple[dict[str, Any], bool] = {}, False
+            if self.ranks.is_first:
+                result = self.evaluate(self.ledger.evaluations)
+                found = dict(result), self.journal.evaluated(result)
+            result, is_best = self.ranks.gather_objects(found, "evaluation")[0]
             self.journal.spent("evaluate", began)
             self.ledger.evaluated(self.evaluate.episodes)
-            self.stages.fire("evaluation", dict(result), is_best)
+            self.stages.fire("evaluation", result, is_best)
 
     def write_row(self) -> None:
         """Log a row of counters and metrics."""
         checks.raise_first(plan_fit.in_random_steps(self.plan, self.ledger, self.collector))
         self.batches.count_environment(self.ledger)
+        self.meeting.sum_counts()
         self.journal.note(self.batches.metrics())
         row = self.journal.write_row(self.ledger.counters(), self.batches.take_episodes())
         self._publish(row)
@@ -339,9 +359,13 @@ class Trainer(TorchRLProtocol):
     def add(self, hook: Any, name: str | None = None) -> Self:
         """Register a hook object. If a run was just resumed, also restore the hook's saved state.
 
+        Observers are registered on rank 0 only.
+
         Raises:
             SettingError: if another hook has the same name.
         """
+        if isinstance(hook, Hook) and hook.kind == "observer" and not self.ranks.is_first:
+            return self
         before = set(self.registered_modules)
         super().add(hook, name)
         added = self.registered_modules.keys() - before
@@ -361,6 +385,7 @@ class Trainer(TorchRLProtocol):
         checks.raise_first(in_saving(self.batches.iteration, self.ledger))
         self.stages.fire("save")
         self.batches.count_environment(self.ledger)
+        self.meeting.compare()
         if self.last_checkpoint is None:
             optimizers = [self.optimizer, *getattr(self.update, "optimizers", {}).values()]
             warn_of_lost_optimizers(self.registered_modules.values(), optimizers)
@@ -377,6 +402,7 @@ class Trainer(TorchRLProtocol):
         """
         self.last_checkpoint = Path(checkpoint)
         self.checkpoints.load(self.last_checkpoint)
+        self.meeting.take_statistics()
         checks.raise_first(in_resumed(self.plan, self.ledger, checkpoint))
         if not getattr(self.batches.collector, "exact_resume", False):
             lost = self.batches.not_resumable() or "the collector does not save it"

@@ -65,6 +65,7 @@ class UpdatePhase:
             estimated: TensorDictBase = trainer.advantage(batch)
             checks.raise_first(checks.in_estimated(estimated, batch, trainer))
             batch = estimated
+            trainer.meeting.merge("advantages")
         steps: int | None = None
         while due and not trainer.skips_rest_of_update:
             trainer.log("pre_epoch_log", batch)
@@ -77,6 +78,7 @@ class UpdatePhase:
             due -= steps
             trainer.log("post_epoch_log", batch)
             trainer.stages.fire("post_epoch")
+            trainer.meeting.agree_to_skip()
         if due:
             unseen = trainer.plan.unseen_samples(trainer.ledger.iterations + 1, self._drawn)
             trainer.ledger.skipped(unseen, due)
