@@ -137,7 +137,7 @@ class Experiment:
         checks.check_advantage_norm(cfg)
         usable_device(device=cfg.device)
         self.cfg = cfg
-        self.ranks = Ranks.from_environment(cfg.device)
+        self.ranks = Ranks.from_environment(cfg.device, cfg.rank_timeout)
         if (interrupted := self.ranks.recall("folder")) and cfg.log_dir is not None:
             cfg.resume = interrupted  # torchrun has restarted this process
         self._parts = dict(parts or {})

@@ -27,6 +27,7 @@ from kit.cli.overrides import (
 from kit.cli.signals import Signals, hold_saving
 from kit.config import RunConfig
 from kit.config.plain import from_plain
+from kit.distributed import Ranks
 from kit.logging.files import from_here
 from kit.runs.recipe import Recipe
 from kit.steps.errors import SettingError
@@ -92,7 +93,8 @@ def _run(config_class: type[RunConfig], build: Build, words: Sequence[str]) -> N
         trainer = build(config)
         signals.begin(trainer)
         trainer.run()
-    if config.progress and (folder := getattr(trainer, "folder", None)) is not None:
+    is_first = Ranks.current is None or Ranks.current.is_first
+    if is_first and config.progress and (folder := getattr(trainer, "folder", None)) is not None:
         print(next_commands(recipe, folder, is_complete=not trainer.stop_reason))
 
 

@@ -13,12 +13,14 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, ClassVar
 
+from kit.distributed import Ranks
 from kit.envs.hanging import StepWatch
 from kit.logging.files import from_here
 
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
 _SAVING = signal.SIGUSR1
 _HANGING = signal.SIGALRM
+_RECEIVED = " was received"
 _PATIENCE = 1.5
 """Seconds after which an environment step counts as hanging once Ctrl-C was pressed."""
 
@@ -67,6 +69,7 @@ class Signals:
         try:
             try:
                 yield
+                self._take_over()
             except KeyboardInterrupt:
                 if self.number is None:
                     raise
@@ -74,10 +77,17 @@ class Signals:
                 for number, handler in before.items():
                     signal.signal(number, signal.SIG_DFL if handler is None else handler)
             if self.number is not None:
-                print(f"\n{self._advice(self.number)}", file=sys.stderr)
+                if Ranks.current is None or Ranks.current.is_first:
+                    print(f"\n{self._advice(self.number)}", file=sys.stderr)
                 raise SystemExit(128 + self.number)
         finally:
             Signals.ending = False  # from now on, `stop_with_parent` may end the process
+
+    def _take_over(self) -> None:
+        """End as other ranks do if one of them received a signal."""
+        reason = str(getattr(self.trainer, "stop_reason", None))
+        if self.number is None and reason.endswith(_RECEIVED):
+            self.number = signal.Signals[reason.removesuffix(_RECEIVED)].value
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == _SAVING:
@@ -92,7 +102,7 @@ class Signals:
                 signal.signal(again, signal.SIG_DFL)
             if self.trainer is None:
                 raise KeyboardInterrupt
-            self.trainer.request_stop(f"{name} was received")
+            self.trainer.request_stop(name + _RECEIVED)
             when = "stopping after this iteration"
             if not self.trainer.ledger.iterations:  # prefill may still be running
                 when = "stopping at the latest after the first iteration"

@@ -120,6 +120,9 @@ class RunConfig(GivenFields, metaclass=RenamedSettings):
     limit."""
     stop_at_return: FiniteFloat | None = None
     """Mean evaluation return at which the run stops early. null: never stop early."""
+    rank_timeout: PositiveFloat = 600.0
+    """Seconds that the processes of torchrun wait for one that does not respond, before they end.
+    Evaluations and checkpoints may take longer."""
     evaluation_max_steps: PositiveInt = 100_000
     """Policy steps after which an evaluation episode is truncated. The metric
     evaluation/truncated_episodes counts these episodes."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 from kit import RECIPES_ROOT
+from kit.distributed import Ranks
 from kit.logging.files import from_here
 from kit.steps.errors import SettingError, close_to
 
@@ -74,7 +75,10 @@ class Recipe:
 
     @property
     def command(self) -> str:
-        """Shell command that runs the recipe."""
+        """Shell command that runs the recipe, in as many processes as this run."""
+        if Ranks.current is not None and Ranks.current.size > 1:
+            target = from_here(self.file) if self.file else f"-m {self.source}"
+            return f"torchrun --nproc-per-node {Ranks.current.size} {target}"
         if self.file:
             return f"python {from_here(self.file)}"
         if self.source == f"recipes.{self.name}" and self.name in builtin_recipes():

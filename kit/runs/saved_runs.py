@@ -20,7 +20,7 @@ from kit.steps.values import flat
 
 FREE_TO_DIFFER = {
     "recipe", "resume", "logger", "progress", "log_dir", "time_limit", "checkpoint_every",
-    "env.step_timeout", "save_policy",
+    "env.step_timeout", "save_policy", "rank_timeout",
 }  # fmt: skip
 """Settings for logging and saving, which may change when a run is resumed."""
 _IN_CHECKPOINTS = {"log_every", "keep_best", "video_every"}
