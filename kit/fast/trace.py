@@ -6,10 +6,10 @@ intercepts every tensor operation below autograd, and writes these operations to
 and buffers are inputs of the graph, so every execution uses their current values.
 
 Tracing raises :class:`TraceError` if the function cannot be replayed, for example because of
-control flow that depends on tensor values, shapes that depend on values (``x[x > 0]``), or random
-numbers from a custom generator. Two kinds of host reads are supported. Library checks that values
-are finite are omitted from the graph. Constant settings, such as action bounds, may be read;
-:meth:`Recording.is_valid` detects changes to these settings.
+control flow that depends on tensor values, shapes that depend on values (``x[x > 0]``), random
+numbers from a custom generator, or collective operations. Two kinds of host reads are supported.
+Library checks that values are finite are omitted from the graph. Constant settings, such as action
+bounds, may be read; :meth:`Recording.is_valid` detects changes to these settings.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ _SEEN_BY_PYTHON = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_
 """Tags of operations that expose tensor values, or shapes that depend on them, to Python."""
 _MEMORY_READS = frozenset({Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__})
 """Methods that read the memory of a tensor."""
+_COLLECTIVES = frozenset({"c10d", "_c10d_functional"})
+"""Namespaces of collective operations. Tracing and verification would repeat them on one rank."""
 _READS = "reads a tensor on the host"
 _version = operator.attrgetter("_version")
 
@@ -187,6 +189,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if function.namespace == "profiler":  # profiler events from optimisers are not traced
             return function(*args, **kwargs)
+        if function.namespace in _COLLECTIVES:
+            raise TraceError(f"it exchanges tensors with other processes ({function})")
         dynamic = torch.Tag.dynamic_output_shape in function.tags
         for tensor in _seen_by_python(function, args):
             self.allow_read(tensor, "creates a shape that depends on values" if dynamic else _READS)

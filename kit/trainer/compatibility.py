@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torchrl.collectors import Collector, MultiCollector
 from torchrl.data import HERReplayBuffer
+from torchrl.modules import BatchRenorm1d
 from torchrl.objectives import KLPENPPOLoss, LossModule
 from torchrl.objectives.utils import default_value_kwargs
 from torchrl.trainers import (
@@ -29,8 +30,10 @@ from kit.buffers import ReplayMinibatches, RolloutMinibatches, SequenceReplay, S
 from kit.collectors.asynchronous import AsyncCollector
 from kit.collectors.base import KitCollector
 from kit.collectors.plan_fit import Refusal
+from kit.distributed import Ranks
 from kit.envs.backends.torchrl_layers import base_env_of
 from kit.envs.vector_env import VectorEnv
+from kit.fast.functions import modules_of
 from kit.hooks.annealing import Anneal
 from kit.hooks.evaluation import Evaluator
 from kit.hooks.rewards import ScaleReward, SignReward
@@ -292,6 +295,63 @@ def owner_of(operation: Any) -> Any:
 
 def _modules_of(loss_module: Any) -> Iterable[nn.Module]:
     return loss_module.modules() if isinstance(loss_module, nn.Module) else ()
+
+
+_LOCAL_STATE = (BatchRenorm1d, KLPENPPOLoss)
+"""Modules that learn from the rows of one rank, outside gradients."""
+_BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+"""Modules that learn from the rows of one rank in training mode."""
+
+
+def in_ranks(
+    ranks: Ranks | None,
+    plan: StepPlan,
+    update: Any,
+    loss_module: Any,
+    stages: Stages,
+    collector: Any,
+) -> Iterator[Refusal]:
+    """Yield errors for components whose weights, state or counts would differ between ranks."""
+    if ranks is None or ranks.size == 1:
+        return
+    alone = "train in one process"
+    if isinstance(update, OptimizationStepper) and not isinstance(update, Update):
+        hint = alone if isinstance(update, TrustRegion) else f"use kit.update.Update, or {alone}"
+        yield "update", type(update).__name__, "does not average gradients over ranks", hint
+    for operation in stages["optimizer"]:
+        reason = f"has {operation.name}, which takes gradient steps without averaging over ranks"
+        yield "stage", "optimizer", reason, "use the stage process_loss or post_backward"
+    for module in modules_of(loss_module) if isinstance(loss_module, nn.Module) else ():
+        name = type(module).__name__
+        if any(kind.__name__ == "DistributedDataParallel" for kind in type(module).__mro__):
+            reason = "would average nothing, because the update computes gradients without backward"
+            yield (
+                "loss_module",
+                name,
+                reason,
+                "pass the module inside, whose gradients are averaged",
+            )
+        if isinstance(module, _LOCAL_STATE) or (
+            isinstance(module, _BATCH_NORM) and module.training
+        ):
+            reason = "has state that each rank would learn from its own rows only"
+            yield "loss_module", name, reason, f"remove this module, or {alone}"
+    if plan.collects_episodes:
+        reason = "collects whole episodes, so the numbers of steps would differ between ranks"
+        yield (
+            "min_episodes",
+            plan.min_episodes or plan.min_steps,
+            reason,
+            "set steps_per_env instead",
+        )
+    if isinstance(collector, AsyncCollector) and collector.normalized_by:
+        reason = "normalises in another process, whose statistics are not merged between ranks"
+        yield (
+            "collector",
+            type(collector).__name__,
+            reason,
+            "use VectorCollector, or do not normalise",
+        )
 
 
 def in_collection(plan: StepPlan, collector: Any, ranks: int) -> Iterator[Refusal]:

@@ -180,6 +180,7 @@ class Trainer(TorchRLProtocol):
             self.add(Console(progress if isinstance(progress, str) else ""))
         checks.raise_first(
             compatibility.in_updates(plan, update, self.loss_module, advantage, self.stages),
+            compatibility.in_ranks(ranks, plan, update, self.loss_module, self.stages, collector),
             compatibility.in_networks(update, collector, evaluate, advantage, self.stages),
             compatibility.in_priorities(self.buffer, self.loss_module),
             compatibility.in_rewards(self.buffer, self.stages),

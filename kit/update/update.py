@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torchrl.objectives.utils import TargetNetUpdater
 from torchrl.trainers import OptimizationStepper
 
+from kit.distributed import Ranks
 from kit.fast.nested import put
 from kit.fast.traced import Traced, writable
 from kit.fast.vectors import parts_of, vector_of
@@ -22,14 +23,18 @@ from kit.logging.metrics import scalar, weighted_mean
 from kit.losses.due import losses_due
 from kit.steps import SettingError
 from kit.steps.errors import one_of
+from kit.update.gradient_vectors import Layout, common_layout, flatten, split
 from kit.update.groups import Due, Group, LossChecks, due_at, flat, gradients_of, groups_of
 from kit.update.targets import TargetUpdates
 from kit.update.traced_step import TracedStep
 
 Compile = Literal["auto", "exact", True, False]
 Metrics = dict[str, Tensor]
-Gradients = dict[int, Tensor]
-"""Gradients, keyed by index into the parameters of all due optimisers."""
+Gradients = dict[Any, Tensor]
+"""Gradients, keyed by index into the parameters of all due optimisers.
+
+With several ranks, gradients that have not been averaged are one vector, keyed by its layout.
+"""
 ChangeGradients = Callable[[Sequence[Tensor], Sequence[Tensor | None]], Sequence[Tensor | None]]
 """Function that maps parameters and their gradients to modified gradients."""
 
@@ -101,6 +106,11 @@ class Update(OptimizationStepper):
         post_backward: Hook called in each gradient step after the gradients of all losses are
             stored in ``parameter.grad``, before ``gradients`` and clipping. It may change or
             replace ``parameter.grad``.
+        ranks: Processes that train together; ``None`` for one process. With several ranks, each
+            gradient step averages the gradients of all due optimisers in one collective, before
+            ``post_backward``, ``gradients`` and clipping. Gradient norms are those of the mean
+            gradient, and losses are those of this rank. As in one process with the rows of all
+            ranks, a parameter is updated if any rank has a gradient for it.
 
     Raises:
         SettingError: If arguments contradict each other or the losses. Errors that depend on the
@@ -138,7 +148,8 @@ class Update(OptimizationStepper):
         self.optimizer_step_count = 0
         self._steps = [0] * len(self._groups)
         self._targets = TargetUpdates(target_updater, target_update_every, traces=bool(compile))
-        self.traced_step = TracedStep(self, self._loss, self._step)
+        self._ranks: Ranks | None = None
+        self._reset_traces()
 
     def __setattr__(self, name: str, value: Any) -> None:
         traced = vars(self).get("traced_step") if name in _TRACED_SETTINGS else None
@@ -164,7 +175,25 @@ class Update(OptimizationStepper):
     @target_updater.setter
     def target_updater(self, updater: TargetNetUpdater | None) -> None:
         self._targets.replace(updater)
-        self.traced_step = TracedStep(self, self._loss, self._step)
+        self._reset_traces()
+
+    @property
+    def ranks(self) -> Ranks | None:
+        """Processes that train together; can be replaced."""
+        return self._ranks
+
+    @ranks.setter
+    def ranks(self, ranks: Ranks | None) -> None:
+        self._ranks = ranks
+        self._reset_traces()
+
+    @property
+    def averages_gradients(self) -> bool:
+        """Whether gradients are averaged over several ranks."""
+        return self._ranks is not None and self._ranks.size > 1
+
+    def _reset_traces(self) -> None:
+        self.traced_step = TracedStep(self, self._loss, self._step, self._step_along)
 
     @property
     def plain_reason(self) -> str:
@@ -202,7 +231,8 @@ class Update(OptimizationStepper):
             :func:`~kit.losses.losses_due`.
         """
         due = self._due()
-        if not others and (step := self.traced_step.step(due)) is not None:
+        alone = not (others or self.averages_gradients)
+        if alone and (step := self.traced_step.step(due)) is not None:
             metrics, _ = self._run(step, minibatch)
             self._stepped(due, targets_moved=self.targets_move_with(due))
             return metrics
@@ -210,10 +240,7 @@ class Update(OptimizationStepper):
         parts = [self._losses_of(due, one) for one in minibatches]
         rows = [one.numel() for one in minibatches]
         metrics = weighted_mean([part for part, _ in parts], rows)
-        with torch.no_grad():
-            metrics |= self._apply(due, weighted_mean([part for _, part in parts], rows))
-        self._stepped(due)
-        return metrics
+        return metrics | self._take_step(due, [part for _, part in parts], rows)
 
     def losses(self, minibatch: TensorDictBase, *, due_alone: bool = False) -> TensorDictBase:
         """Return a minibatch's losses. ``due_alone`` permits omitting losses that are not due."""
@@ -226,14 +253,11 @@ class Update(OptimizationStepper):
         return flat(losses_due(self.loss_module, minibatch, names))
 
     def minimize(self, losses: TensorDictBase) -> Metrics:
-        """Take one eager gradient step on the (possibly changed) outputs of the loss module."""
+        """Take one gradient step on the eager (possibly changed) outputs of the loss module."""
         due = self._due()
         gradients = self._differentiate(due, losses)
         metrics = {name: scalar(value) for name, value in losses.items()}
-        with torch.no_grad():
-            metrics |= self._apply(due, gradients)
-        self.stepped()
-        return metrics
+        return metrics | self._take_step(due, [gradients], [1])
 
     def step(self, trainer: Any, sub_batch: TensorDictBase) -> TensorDictBase:
         """Take one gradient step in TorchRL's trainer and call its ``post_loss`` hooks."""
@@ -291,16 +315,14 @@ class Update(OptimizationStepper):
             return self._outputs(self._loss(due, minibatch.copy()), minibatch)
         return self._run(self.traced_step.loss(due), minibatch)
 
-    def _run(self, traced: Traced, minibatch: TensorDictBase) -> tuple[Metrics, Gradients]:
+    def _run(self, traced: Traced, minibatch: Any) -> tuple[Metrics, Gradients]:
         outputs = traced(minibatch)
         if traced.is_stale:
             self.compile = False  # All other traced graphs of the loss are outdated too.
         return self._outputs(outputs, minibatch)
 
     @staticmethod
-    def _outputs(
-        outputs: Mapping[Any, Tensor], minibatch: TensorDictBase
-    ) -> tuple[Metrics, Gradients]:
+    def _outputs(outputs: Mapping[Any, Tensor], minibatch: Any) -> tuple[Metrics, Gradients]:
         """Return metrics and gradients, and copy entries that the loss wrote into the minibatch."""
         metrics: Metrics = {}
         gradients: Gradients = {}
@@ -331,17 +353,63 @@ class Update(OptimizationStepper):
         """Take the gradient step; return metrics and the minibatch entries that the loss writes."""
         outputs = self._loss(due, minibatch)
         numbers = [name for kind, name in outputs if kind == "gradient"]
-        norms = self._apply(due, {number: outputs.pop(("gradient", number)) for number in numbers})
+        gradients = {number: outputs.pop(("gradient", number)) for number in numbers}
+        return outputs | self._apply_and_move(due, gradients)
+
+    def _step_along(
+        self, layout: Layout, due: Due, mean: Mapping[str, Tensor]
+    ) -> dict[Any, Tensor]:
+        """Take the gradient step with a vector of averaged gradients; return the norms."""
+        gradients = split(mean["gradient"], layout, self._parameters_of(due))
+        return self._apply_and_move(due, gradients)
+
+    def _apply_and_move(self, due: Due, gradients: Gradients) -> dict[Any, Tensor]:
+        """Run the optimisers, and update the targets if they move in the same traced graph."""
+        norms = self._apply(due, gradients)
         if (updater := self.target_updater) is not None and self.targets_move_with(due):
             updater.step()
-        return outputs | {("metric", name): norm for name, norm in norms.items()}
+        return {("metric", name): norm for name, norm in norms.items()}
+
+    def _take_step(self, due: Due, parts: Sequence[Gradients], rows: Sequence[float]) -> Metrics:
+        """Take the gradient step with the mean gradient of minibatches and ranks."""
+        if self.averages_gradients and any(parts):
+            return self._take_step_with_ranks(due, parts, rows)
+        with torch.no_grad():
+            norms = self._apply(due, weighted_mean(parts, rows))
+        self._stepped(due)
+        return norms
+
+    @torch.no_grad()
+    def _take_step_with_ranks(
+        self, due: Due, parts: Sequence[Gradients], rows: Sequence[float]
+    ) -> Metrics:
+        """Average the gradients in one eager collective, and take the gradient step.
+
+        A collective inside a traced graph would run more often than once per gradient step.
+        """
+        assert self.ranks is not None
+        vectors = [{"gradient": vector} for part in parts for vector in part.values()]
+        with torch.inference_mode():  # the vector may be an inference tensor of a traced graph
+            mean = self.ranks.mean(weighted_mean(vectors, rows)["gradient"], "gradients")
+        # The smallest layout has a missing gradient if any layout has one.
+        layout = common_layout(min(layout for part in parts for layout in part), mean)
+        if (step := self.traced_step.step(due, layout)) is not None:
+            norms, _ = self._run(step, {"gradient": mean})
+        else:
+            norms = self._apply(due, split(writable(mean), layout, self._parameters_of(due)))
+        self._stepped(due, targets_moved=step is not None and self.targets_move_with(due))
+        return norms
 
     def _differentiate(self, due: Due, losses: TensorDictBase) -> Gradients:
         self._checks(due, losses)
         gradients: list[Tensor | None] = []
         for number in due:
             gradients += gradients_of(self._groups[number], losses, retain_graph=number != due[-1])
-        return {number: value for number, value in enumerate(gradients) if value is not None}
+        found = {number: value for number, value in enumerate(gradients) if value is not None}
+        return flatten(found, self._parameters_of(due)) if self.averages_gradients else found
+
+    def _parameters_of(self, due: Due) -> list[nn.Parameter]:
+        return [p for number in due for p in self._groups[number].parameters]
 
     def _apply(self, due: Due, gradients: Gradients) -> Metrics:
         """Change and clip gradients, run the optimisers, and return the norms before clipping."""
@@ -372,7 +440,7 @@ class Update(OptimizationStepper):
         """Call the ``post_backward`` hook, if any, and return the resulting gradients."""
         if self.post_backward is None:
             return gradients
-        parameters = [p for number in due for p in self._groups[number].parameters]
+        parameters = self._parameters_of(due)
         for number, parameter in enumerate(parameters):
             gradient = gradients.get(number)  # Several parameters may share a gradient tensor.
             parameter.grad = None if gradient is None else gradient.clone()
