@@ -15,6 +15,7 @@ import recipes.ppo
 from kit.cli.launch import main
 from kit.cli.signals import Signals, hold_saving
 from kit.hooks import Hook
+from kit.runs.recipe import Recipe
 from kit.trainer.checkpoint import Checkpoints
 from tests.short_runs import COMMON, SHORT, policy_steps_in, the_run, tiny_config
 from tests.waiting import wait_until
@@ -187,7 +188,7 @@ def test_keyboard_interrupt_without_signal_propagates(tmp_path):
             raise KeyboardInterrupt
 
     trainer = recipes.ppo.build(tiny_config(tmp_path), hooks=[Interrupts(0)])
-    signals = Signals("ppo")
+    signals = Signals(Recipe("recipes.ppo"))
     signals.begin(trainer)
     with pytest.raises(KeyboardInterrupt), signals.handled():
         trainer.run()

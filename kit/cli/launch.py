@@ -24,7 +24,7 @@ from kit.cli.overrides import (
     with_current_name,
     without_commas,
 )
-from kit.cli.signals import Signals, hold_saving
+from kit.cli.signals import Signals, hold_saving, stop_with_parent
 from kit.config import RunConfig
 from kit.config.plain import from_plain
 from kit.distributed import Ranks
@@ -88,7 +88,7 @@ def _run(config_class: type[RunConfig], build: Build, words: Sequence[str]) -> N
         sweep.run(sweep.Job(recipe, config_class, build, before), overrides)
         return
     config = from_plain(config_class, before.overridden(overrides))
-    signals = Signals(recipe.command)
+    signals = Signals(recipe)
     with signals.handled():
         trainer = build(config)
         signals.begin(trainer)
@@ -116,6 +116,7 @@ _STARTED = {
 def _check_launcher(sweeps: bool) -> None:
     """Raise SettingError if another launcher than torchrun started several processes."""
     if "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") not in ("", "1"):
+        stop_with_parent()  # torchrun may be killed
         if sweeps:
             reason = "Each process of torchrun would make the whole sweep"
             hint = "Start the sweep without torchrun"

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 from kit.distributed import Ranks
 from kit.envs.hanging import StepWatch
 from kit.logging.files import from_here
+from kit.runs.recipe import Recipe
 
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
 _SAVING = signal.SIGUSR1
@@ -33,7 +34,7 @@ class Signals:
     current iteration. Ctrl-C does not wait for environments that hang.
 
     Args:
-        command: shell command that runs the recipe.
+        recipe: recipe of the run, whose command resumes it.
     """
 
     ending: ClassVar[bool] = False
@@ -41,8 +42,8 @@ class Signals:
     save_next: ClassVar[bool] = False
     """Whether SIGUSR1 was received before the trainer was built."""
 
-    def __init__(self, command: str) -> None:
-        self.command = command
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
         self.trainer: Any = None
         self.number: int | None = None
         self.hung = False
@@ -132,7 +133,8 @@ class Signals:
         stopped = f"stopped by {signal.Signals(number).name} {when}"
         if trainer.folder is None:
             return f"{stopped}; nothing was saved (log_dir=null)"
-        return f"{stopped}; resume it with: {self.command} resume={from_here(trainer.folder)}"
+        command = f"{self.recipe.command} resume={from_here(trainer.folder)}"
+        return f"{stopped}; resume it with: {command}"
 
 
 def hold_saving() -> None:

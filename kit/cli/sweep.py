@@ -91,7 +91,7 @@ class Job:
         token = SWEEP_JOB.set((number, format_overrides(overrides)))
         trainer = failed = None
         try:
-            signals = Signals(self.recipe.command)
+            signals = Signals(self.recipe)
             with signals.handled():
                 trainer = self.build(from_plain(self.config_class, self.settings(overrides)))
                 signals.begin(trainer)

@@ -72,6 +72,8 @@ class Ranks:
         size = int(os.environ.get("WORLD_SIZE") or 1)
         if size == 1:
             return cls()
+        if cls.current is not None:
+            return cls.current
         import torch.distributed as dist
 
         ranks = cls(int(os.environ["RANK"]), size, timeout)
@@ -81,11 +83,13 @@ class Ranks:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % gpus)
             if int(os.environ.get("LOCAL_WORLD_SIZE", size)) <= gpus:
                 backend = "cpu:gloo,cuda:nccl"
-        if not dist.is_initialized():
-            limit = timedelta(seconds=timeout)
-            store, rank, size = next(dist.rendezvous("env://", timeout=limit))  # type: ignore[attr-defined]
-            ranks._store = dist.PrefixStore("kit", store)  # type: ignore[attr-defined]
-            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+        limit = timedelta(seconds=timeout)
+        store, rank, size = next(dist.rendezvous("env://", timeout=limit))  # type: ignore[attr-defined]
+        # torchrun restarts processes with the same store, which has their earlier addresses.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = dist.PrefixStore(f"attempt {attempt}", store)  # type: ignore[attr-defined]
+        ranks._store = dist.PrefixStore("kit", store)  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
         ranks._patient = dist.new_group(backend="gloo", timeout=ALONE)
         Ranks.current = ranks
         return ranks
@@ -176,9 +180,8 @@ class Ranks:
         if self.size > 1:
             import torch.distributed as dist
 
-            self._store = self._patient = None
-            if dist.is_initialized():
-                dist.destroy_process_group()
+            self._store = self._patient = Ranks.current = None
+            dist.destroy_process_group()
 
     # ------------------------------------------------------------------ errors
     def report(self, error: BaseException) -> bool:

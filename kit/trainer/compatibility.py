@@ -342,7 +342,7 @@ def in_ranks(
             "min_episodes",
             plan.min_episodes or plan.min_steps,
             reason,
-            "set steps_per_env instead",
+            "set steps_per_env",
         )
     if isinstance(collector, AsyncCollector) and collector.normalized_by:
         reason = "normalises in another process, whose statistics are not merged between ranks"

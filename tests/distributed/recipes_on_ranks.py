@@ -34,11 +34,18 @@ def short(recipe: Any) -> Any:
     return from_plain(recipe.Config, values)
 
 
+def digests_of(batch: Any) -> str:
+    return " ".join(_digest(value) for value in batch.values(True, True))
+
+
 def seen(name: str) -> dict[str, Any]:
     recipe = importlib.import_module(f"recipes.{name}")
     try:
         trainer = recipe.build(short(recipe))
         trainer.ranks.log = log = []
+        batches: list[str] = []
+        if not trainer.plan.offline:
+            trainer.register_op("pre_steps_log", lambda batch: batches.append(digests_of(batch)))
         ledger = trainer.run()
     except SettingError as error:
         return {"rejected": error.field}
@@ -48,7 +55,7 @@ def seen(name: str) -> dict[str, Any]:
     return {
         "digests": digests, "log": log, "plan": [str(one) for one in ledger.compare(trainer.plan)],
         "counts": counts, "totals": (ledger.env_steps, ledger.episodes),
-        "gradient_steps": ledger.local_gradient_steps,
+        "gradient_steps": ledger.local_gradient_steps, "batches": batches,
     }  # fmt: skip
 
 

@@ -23,10 +23,12 @@ class Torchrun:
     def __init__(
         self, words: list[str], output: Path, ranks: int = 2, options: tuple[str, ...] = ()
     ) -> None:
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command = [sys.executable, "-m", "torch.distributed.run"]
+        command += [] if options and "--nnodes=2" in options else ["--standalone"]
         command += [f"--nproc-per-node={ranks}", *options, *words]
         self.output = output
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+        self._mark = f"KIT_TEST={output}"
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "KIT_TEST": str(output)}
         with output.open("ab") as file:
             self.process = subprocess.Popen(
                 command, stdout=file, stderr=file, start_new_session=True, env=environment
@@ -77,10 +79,10 @@ class Torchrun:
         found = []
         for stat in Path("/proc").glob("[0-9]*/stat"):
             try:
-                state, _, _, session = stat.read_text().rpartition(")")[2].split()[:4]
+                variables = (stat.parent / "environ").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if int(session) == self.process.pid and state != "Z":
+            if self._mark.encode() in variables:
                 found.append(int(stat.parent.name))
         return [pid for pid in found if pid != self.process.pid]
 
