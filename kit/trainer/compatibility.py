@@ -340,7 +340,12 @@ def in_ranks(
             yield "loss_module", name, reason, f"remove this module, or {alone}"
     if plan.collects_episodes:
         reason = "collects whole episodes, so the numbers of steps would differ between ranks"
-        yield "min_episodes", plan.min_episodes or plan.min_steps, reason, "set steps_per_env instead"
+        yield (
+            "min_episodes",
+            plan.min_episodes or plan.min_steps,
+            reason,
+            "set steps_per_env instead",
+        )
     if isinstance(collector, AsyncCollector) and collector.normalized_by:
         reason = "normalises in another process, whose statistics are not merged between ranks"
         yield (
