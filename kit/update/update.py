@@ -354,20 +354,20 @@ class Update(OptimizationStepper):
         outputs = self._loss(due, minibatch)
         numbers = [name for kind, name in outputs if kind == "gradient"]
         gradients = {number: outputs.pop(("gradient", number)) for number in numbers}
-        return outputs | self._move_targets(due, self._apply(due, gradients))
+        return outputs | self._finish_traced(due, self._apply(due, gradients))
 
     def _step_along(
         self, layout: Layout, due: Due, mean: Mapping[str, Tensor]
     ) -> dict[Any, Tensor]:
         """Take the gradient step with a vector of averaged gradients; return the norms."""
         norms = self._apply_mean(due, layout, mean["gradient"])
-        return self._move_targets(due, norms)
+        return self._finish_traced(due, norms)
 
     def _apply_mean(self, due: Due, layout: Layout, mean: Tensor) -> Metrics:
         return self._apply(due, split(mean, layout, self._parameters_of(due)), mean)
 
-    def _move_targets(self, due: Due, norms: Metrics) -> dict[Any, Tensor]:
-        """Update the targets in a traced graph if they are due, and return the norms."""
+    def _finish_traced(self, due: Due, norms: Metrics) -> dict[Any, Tensor]:
+        """Update the targets that move in the same traced graph, and return the norms as outputs."""
         if (updater := self.target_updater) is not None and self.targets_move_with(due):
             updater.step()
         return {("metric", name): norm for name, norm in norms.items()}
