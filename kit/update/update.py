@@ -367,7 +367,7 @@ class Update(OptimizationStepper):
         return self._apply(due, split(mean, layout, self._parameters_of(due)), mean)
 
     def _finish_traced(self, due: Due, norms: Metrics) -> dict[Any, Tensor]:
-        """Update the targets that move in the same traced graph, and return the norms as outputs."""
+        """Update the targets that move in the same traced graph, and return the norms."""
         if (updater := self.target_updater) is not None and self.targets_move_with(due):
             updater.step()
         return {("metric", name): norm for name, norm in norms.items()}

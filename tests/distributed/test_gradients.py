@@ -54,7 +54,6 @@ def make_update(name: str, compile: Any, max_grad_norm: float | None = 0.5) -> U
     loss = make_loss(name)
     if name == "TD3Loss":
         loss.policy_noise = 0.0
-        loss.noise_clip = 0.0
     weights = dict(loss.named_parameters())
     first, second = (
         Adam([p for key, p in weights.items() if part in key], lr=0.01, fused=True)
@@ -222,17 +221,33 @@ def test_parameter_is_updated_if_any_rank_has_its_gradient():
 
 
 # ---------------------------------------------------------------------- traces
-def test_update_follows_changes_between_split_steps():
+def set_for_all(update: Update, **settings: float) -> None:
+    for optimizer in update.optimizers.values():
+        optimizer.param_groups[0].update(settings)
+
+
+CHANGES: dict[str, Any] = {
+    "learning rate": lambda update: set_for_all(update, lr=0.1),
+    "optimiser": lambda update: set_for_all(update, eps=0.1),
+    "clipping": lambda update: setattr(update, "max_grad_norm", 0.1),
+    "loss": lambda update: setattr(update.loss_module, "policy_noise", 1.0),
+    "frozen weight": lambda update: next(update.loss_module.parameters()).requires_grad_(False),
+    "target updater": lambda update: setattr(update.target_updater, "tau", 0.5),
+    "compile": lambda update: setattr(update, "compile", False),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_update_follows_change_between_split_steps(change):
     updates = [make_update("TD3Loss", "auto", max_grad_norm=None) for _ in "ab"]
     updates[1].ranks = TwinRanks()
-    for step in range(24):
+    for step in range(16):
         for update in updates:
-            update.undisturbed = step % 3 != 0
-            if step % 6 == 0:
-                update.max_grad_norm = 0.1 if step % 12 else None
-                for optimizer in update.optimizers.values():
-                    optimizer.param_groups[0]["lr"] = 0.01 / (1 + step)
-                next(update.loss_module.parameters()).requires_grad_(step % 12 == 0)
+            if step == 10:
+                update.undisturbed = False
+                CHANGES[change](update)
+            if step in (0, 10):
+                update.undisturbed = True
             torch.manual_seed(step)
             update(minibatch_for("TD3Loss", seed=step))
     assert_same(*(state_of(u.loss_module, *u.optimizers.values()) for u in updates))
