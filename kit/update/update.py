@@ -381,7 +381,6 @@ class Update(OptimizationStepper):
         self._stepped(due)
         return norms
 
-    @torch.no_grad()
     def _take_step_with_ranks(
         self, due: Due, parts: Sequence[Gradients], rows: Sequence[float]
     ) -> Metrics:
@@ -398,10 +397,11 @@ class Update(OptimizationStepper):
         step = self.traced_step.step(due, layout)
         if step is None or not step.replays or step.policy.check_is_due:
             mean = writable(mean)  # fused optimisers reject inference tensors, except in replays
-        if step is None:
-            norms = self._apply_mean(due, layout, mean)
-        else:
+        if step is not None:
             norms, _ = self._run(step, {"gradient": mean})
+        else:
+            with torch.no_grad():
+                norms = self._apply_mean(due, layout, mean)
         self._stepped(due, targets_moved=step is not None and self.targets_move_with(due))
         return norms
 
