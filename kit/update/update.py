@@ -184,8 +184,10 @@ class Update(OptimizationStepper):
 
     @ranks.setter
     def ranks(self, ranks: Ranks | None) -> None:
+        averaged = self.averages_gradients
         self._ranks = ranks
-        self._reset_traces()
+        if self.averages_gradients != averaged:
+            self._reset_traces()
 
     @property
     def averages_gradients(self) -> bool:
