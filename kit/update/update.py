@@ -184,8 +184,10 @@ class Update(OptimizationStepper):
 
     @ranks.setter
     def ranks(self, ranks: Ranks | None) -> None:
+        averaged = self.averages_gradients
         self._ranks = ranks
-        self._reset_traces()
+        if self.averages_gradients != averaged:
+            self._reset_traces()
 
     @property
     def averages_gradients(self) -> bool:
@@ -354,18 +356,20 @@ class Update(OptimizationStepper):
         outputs = self._loss(due, minibatch)
         numbers = [name for kind, name in outputs if kind == "gradient"]
         gradients = {number: outputs.pop(("gradient", number)) for number in numbers}
-        return outputs | self._apply_and_move(due, gradients)
+        return outputs | self._finish_traced(due, self._apply(due, gradients))
 
     def _step_along(
         self, layout: Layout, due: Due, mean: Mapping[str, Tensor]
     ) -> dict[Any, Tensor]:
         """Take the gradient step with a vector of averaged gradients; return the norms."""
-        gradients = split(mean["gradient"], layout, self._parameters_of(due))
-        return self._apply_and_move(due, gradients)
+        norms = self._apply_mean(due, layout, mean["gradient"])
+        return self._finish_traced(due, norms)
 
-    def _apply_and_move(self, due: Due, gradients: Gradients) -> dict[Any, Tensor]:
-        """Run the optimisers, and update the targets if they move in the same traced graph."""
-        norms = self._apply(due, gradients)
+    def _apply_mean(self, due: Due, layout: Layout, mean: Tensor) -> Metrics:
+        return self._apply(due, split(mean, layout, self._parameters_of(due)), mean)
+
+    def _finish_traced(self, due: Due, norms: Metrics) -> dict[Any, Tensor]:
+        """Update the targets that move in the same traced graph, and return the norms."""
         if (updater := self.target_updater) is not None and self.targets_move_with(due):
             updater.step()
         return {("metric", name): norm for name, norm in norms.items()}
@@ -379,7 +383,6 @@ class Update(OptimizationStepper):
         self._stepped(due)
         return norms
 
-    @torch.no_grad()
     def _take_step_with_ranks(
         self, due: Due, parts: Sequence[Gradients], rows: Sequence[float]
     ) -> Metrics:
@@ -393,10 +396,14 @@ class Update(OptimizationStepper):
             mean = self.ranks.mean(weighted_mean(vectors, rows)["gradient"], "gradients")
         # The smallest layout has a missing gradient if any layout has one.
         layout = common_layout(min(layout for part in parts for layout in part), mean)
-        if (step := self.traced_step.step(due, layout)) is not None:
+        step = self.traced_step.step(due, layout)
+        if step is None or not step.replays or step.policy.check_is_due:
+            mean = writable(mean)  # fused optimisers reject inference tensors, except in replays
+        if step is not None:
             norms, _ = self._run(step, {"gradient": mean})
         else:
-            norms = self._apply(due, split(writable(mean), layout, self._parameters_of(due)))
+            with torch.no_grad():
+                norms = self._apply_mean(due, layout, mean)
         self._stepped(due, targets_moved=step is not None and self.targets_move_with(due))
         return norms
 
@@ -411,8 +418,11 @@ class Update(OptimizationStepper):
     def _parameters_of(self, due: Due) -> list[nn.Parameter]:
         return [p for number in due for p in self._groups[number].parameters]
 
-    def _apply(self, due: Due, gradients: Gradients) -> Metrics:
-        """Change and clip gradients, run the optimisers, and return the norms before clipping."""
+    def _apply(self, due: Due, gradients: Gradients, mean: Tensor | None = None) -> Metrics:
+        """Change and clip gradients, run the optimisers, and return the norms before clipping.
+
+        ``mean`` is the vector of averaged gradients, if the gradients are its parts.
+        """
         norms: Metrics = {}
         gradients = self._after_hooks(due, gradients)
         numbers = itertools.count()
@@ -423,7 +433,7 @@ class Update(OptimizationStepper):
             if self.change_gradients is not None:
                 found = [*self.change_gradients(group.parameters, found)]
             present = [gradient for gradient in found if gradient is not None]
-            vector = vector_of(present) if present else group.parameters[0].new_zeros(0)
+            vector = vector_of(present, mean) if present else group.parameters[0].new_zeros(0)
             norm = torch.linalg.vector_norm(vector)
             norms["grad_norm" + "_" * bool(group.name) + group.name] = norm
             clipped = iter(parts_of(self._clipped(vector, norm), present))
