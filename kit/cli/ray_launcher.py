@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -79,15 +78,27 @@ def _cancelled_at_exit(refs: Sequence[Any]) -> Iterator[None]:
     """Stop all runs if the context is left through Ctrl-C or SIGTERM; they save checkpoints."""
     import ray
 
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    terminated = False
+
+    def terminate(*_: Any) -> None:
+        nonlocal terminated
+        terminated = True
+        raise KeyboardInterrupt  # ray.get() would replace the exit code of SystemExit
+
+    is_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, terminate) if is_main else None
     try:
         yield
     except BaseException:
         for ref in refs:
             ray.cancel(ref)
         ray.wait(refs, num_returns=len(refs), timeout=_SECONDS_TO_SAVE)
+        if terminated:
+            raise SystemExit(128 + signal.SIGTERM) from None
         raise
+    finally:
+        if is_main:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _execute(
