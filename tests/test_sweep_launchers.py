@@ -28,6 +28,7 @@ from kit.trainer.checkpoint import Checkpoints
 from kit.tune import trainable
 from kit.tune.trials import _nested
 from tests.short_runs import one_line
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[1]
 SHORT = [
@@ -36,6 +37,7 @@ SHORT = [
     "steps.evaluation_episodes=1", "progress=false", "checkpoint_every=32", "log_every=16",
 ]  # fmt: skip
 ENVS = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0", "Pendulum-v1")
+NODE = {"include_dashboard": False, "object_store_memory": 80 * 2**20}
 RECIPE = """
     import os, signal
     from dataclasses import dataclass
@@ -88,11 +90,15 @@ def mortal(tmp_path) -> Path:
     return file
 
 
-def in_a_shell(*words: str) -> subprocess.CompletedProcess[str]:
+def shell(*words: str) -> dict[str, Any]:
+    """Arguments of a process of Python."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    return subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, env=environment, check=False
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return {"args": [sys.executable, *words], "env": environment, "text": True, **pipes}
+
+
+def in_a_shell(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(**shell(*words), check=False)
 
 
 def results(runs: Path | str, setting: str) -> dict[Any, tuple[str, list[float]]]:
@@ -173,6 +179,29 @@ def test_ray_task_resumes_its_run_after_death(mortal, undisturbed, ray_folder):
     assert processes_of(ray_folder) == []
 
 
+@pytest.mark.nightly
+def test_ray_task_resumes_its_run_on_another_node(mortal, undisturbed, ray_folder, monkeypatch):
+    cluster_utils = pytest.importorskip("ray.cluster_utils")
+    text = mortal.read_text().replace("os.kill(os.getpid(), signal.SIGKILL)", "signal.pause()")
+    mortal.write_text(text)
+    cluster = cluster_utils.Cluster(True, head_node_args={**NODE, "num_cpus": 0})
+    try:
+        node = cluster.add_node(**NODE, num_cpus=1)
+        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+        words = ["--multirun", "hydra/launcher=ray", "seed=range(4)", "dies=true"]
+        with subprocess.Popen(**shell(str(mortal), *SHORT, *words)) as sweep:
+            wait_until(mortal.with_name("died").exists, "the run that waits for its death")
+            cluster.add_node(**NODE, num_cpus=1)
+            cluster.remove_node(node, allow_graceful=False)
+            out, _ = sweep.communicate()
+        assert sweep.returncode == 0, out
+        assert processes_of(ray_folder) != []  # the cluster stays
+    finally:
+        cluster.shutdown()
+    assert results("runs", "seed") == undisturbed
+
+
+@pytest.mark.nightly
 def test_ray_sweep_reports_run_that_always_dies(mortal, ray_folder):
     mortal.write_text(mortal.read_text().replace("not DIED.exists()", "cfg.seed == 1"))
     words = ["--multirun", "hydra/launcher=ray", "seed=0,1", "dies=true"]
