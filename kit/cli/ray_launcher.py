@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
@@ -18,9 +18,6 @@ from hydra.plugins.launcher import Launcher
 from omegaconf import open_dict
 
 from kit.distributed.ray_session import ray_session
-
-if TYPE_CHECKING:
-    from kit.cli.sweep import Job
 
 _TARGET = "hydra_plugins.kit.RayLauncher"
 """Name of the class in Hydra's config. Hydra requires the prefix, but does not import the name."""
@@ -39,8 +36,8 @@ class RayLauncher(Launcher):
     def __init__(self, num_cpus: float, num_gpus: float) -> None:
         self.resources = {"num_cpus": num_cpus, "num_gpus": num_gpus}
 
-    def setup(self, *, hydra_context: Any, task_function: Job, config: Any) -> None:
-        """Store the job and Hydra's objects."""
+    def setup(self, *, hydra_context: Any, task_function: Any, config: Any) -> None:
+        """Store Hydra's objects and the job, a :class:`~kit.cli.sweep.Job`."""
         self.context, self.job, self.config = hydra_context, task_function, config
 
     def launch(
@@ -102,7 +99,7 @@ def _cancelled_at_exit(refs: Sequence[Any]) -> Iterator[None]:
 
 
 def _execute(
-    folder: str, number: int, overrides: list[str], shared: tuple[Any, Any, Job, Any]
+    folder: str, number: int, overrides: list[str], shared: tuple[Any, Any, Any, Any]
 ) -> JobReturn:
     """Execute a run in a Ray worker, as Hydra's joblib launcher does in its processes."""
     context, config, job, state = shared
