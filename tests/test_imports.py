@@ -17,7 +17,7 @@ ROOT = Path(kit.__file__).parents[1]
 FLOORS: list[set[str]] = [
     {"recipes"},
     {"__init__"},
-    {"__main__", "evaluate", "experiment", "testing"},
+    {"__main__", "evaluate", "experiment", "testing", "tune"},
     {"cli"},
     {"runs"},
     {"trainer", "hooks", "dialects"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import itertools
 import json
 import logging
@@ -21,14 +22,23 @@ from kit.config.plan import make_plan
 from kit.dialects.base import Dialect
 from kit.logging.csv_file import as_csv
 from kit.logging.files import WriteError, from_here, write_whole
+from kit.runs.lock import forget_holder
 from kit.runs.recipe import Recipe
 from kit.runs.run_folder import SWEEP_JOB, new_sweep
 from kit.runs.saved_runs import SWEEP_TABLE, find_run
 from kit.steps import SettingError
+from kit.steps.errors import one_of
 from kit.steps.table import measured, text_table
 
 _COLUMNS = {"episode/return": "return", "evaluation/return": "evaluation"}
 """Metrics from each run's last row that the table shows, with their column names."""
+_STARTED = "started-*.txt"
+"""Files that contain the folders of a sweep's runs while the sweep is executed."""
+_LAUNCHERS = {
+    "joblib": "hydra-joblib-launcher", "ray": "'torchrl-kit[ray]'", "rq": "hydra-rq-launcher",
+    "submitit_local": "hydra-submitit-launcher", "submitit_slurm": "hydra-submitit-launcher",
+}  # fmt: skip
+"""Packages of Hydra's launchers."""
 
 
 def format_overrides(overrides: Sequence[str]) -> str:
@@ -93,18 +103,40 @@ class Job:
         try:
             signals = Signals(self.recipe)
             with signals.handled():
-                trainer = self.build(from_plain(self.config_class, self.settings(overrides)))
+                settings = self.settings(overrides) | self._interrupted(number)
+                trainer = self.build(from_plain(self.config_class, settings))
+                if (folder := getattr(trainer, "folder", None)) is not None:
+                    write_whole(self._started(number), str(folder))
                 signals.begin(trainer)
                 trainer.run()
         except Exception as error:
             failed = error
         finally:
             SWEEP_JOB.reset(token)
-        with contextlib.suppress(WriteError):
-            _save_result(self.folder, number, overrides, trainer, failed)
+        self.record(number, overrides, trainer, failed)
         if failed is not None and self.is_elsewhere:
             raise failed  # Hydra re-raises the error in the main process
         self.failed += [] if failed is None else [failed]  # not raised, because Hydra would wrap it
+
+    def record(
+        self, number: int, overrides: Sequence[str], trainer: Any, error: Exception | None
+    ) -> None:
+        """Save a run's overrides and results for the table, unless the disk is full."""
+        with contextlib.suppress(WriteError):
+            _save_result(self.folder, number, overrides, trainer, error)
+
+    def _started(self, number: int) -> Path:
+        """Return the file that contains the folder of a run that was started."""
+        return self.folder / _STARTED.replace("*", str(number))
+
+    def _interrupted(self, number: int) -> dict[str, Any]:
+        """Return the setting ``resume`` if the launcher executes a run again."""
+        note = self._started(number)
+        folder = Path(note.read_text()) if note.exists() else None
+        if folder is None or not (folder / "config.yaml").exists():
+            return {}
+        forget_holder(folder)  # the launcher started the run again, so its process has died
+        return {"resume": str(folder)}
 
 
 def _job_elsewhere(
@@ -128,6 +160,7 @@ def run(job: Job, overrides: Sequence[str]) -> None:
     from omegaconf.errors import OmegaConfBaseException
 
     try:
+        _check_launcher(overrides)
         _check_points(job, overrides)
         runs = choices(overrides).get("log_dir", job.before.values["log_dir"])
         job.folder = new_sweep(Path(str(runs or tempfile.gettempdir())), job.recipe.name)
@@ -139,6 +172,24 @@ def run(job: Job, overrides: Sequence[str]) -> None:
             raise job.failed[0]
     except (HydraException, OmegaConfBaseException) as error:
         reject(overrides, error)
+
+
+def _check_launcher(overrides: Sequence[str]) -> None:
+    """Raise SettingError if the launcher of a sweep is not installed."""
+    from hydra.core.config_store import ConfigStore
+
+    from kit.cli import ray_launcher
+
+    ray_launcher.register()
+    files = ConfigStore.instance().list("hydra/launcher")
+    installed = [name.removesuffix(".yaml") for name in files]
+    if importlib.util.find_spec("ray") is None:
+        installed.remove("ray")
+    for name in [value for key, value in map(split, overrides) if key == "hydra/launcher"]:
+        if name in _LAUNCHERS and name not in installed:
+            advice = f"Install it: pip install {_LAUNCHERS[name]}"
+            raise SettingError("hydra/launcher", name, "The launcher is not installed", advice)
+        one_of("hydra/launcher", name, sorted(installed))
 
 
 def _check_points(job: Job, overrides: Sequence[str]) -> None:
@@ -200,6 +251,8 @@ def _save_result(
 
 def _print_table(sweep: Path) -> None:
     """Write ``sweep.csv``, and print the varying settings and the results of finished runs."""
+    for path in sweep.glob(_STARTED):
+        path.unlink()
     notes = [*sweep.glob("run-*.json")]
     rows = sorted((json.loads(path.read_text()) for path in notes), key=lambda row: row["run"])
     if not rows:

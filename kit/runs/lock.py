@@ -98,3 +98,11 @@ class RunLock:
             if self._holder() == self._this:
                 self.path.unlink(missing_ok=True)
             self._lock.release()
+
+
+def forget_holder(folder: Path) -> None:
+    """Let another machine lock a run whose process has died.
+
+    A process that is still running on the same machine keeps its lock.
+    """
+    (folder / RunLock.NAME).unlink(missing_ok=True)
