@@ -39,7 +39,6 @@ def make_plan(cfg: AnyConfig, algorithm: str, ranks: int = 1) -> StepPlan:
             raise SettingError(name, error.value, error.why, error.works, hint) from None
     else:
         plan = as_plan(steps, algorithm, cfg.FAMILY)
-        _check_processes(plan, ranks)
         _check_family(plan, cfg.FAMILY)
         _check_limits(plan, cfg)
         plan = plan.replace(
@@ -52,16 +51,6 @@ def make_plan(cfg: AnyConfig, algorithm: str, ranks: int = 1) -> StepPlan:
     _check_learning(plan, cfg)
     _check_stop(plan, cfg)
     return plan
-
-
-def _check_processes(plan: StepPlan, ranks: int) -> None:
-    """Raise SettingError if another library's settings ask for another number of processes."""
-    planned = plan.world_size
-    if planned != ranks:
-        reason = f"The step settings are for {plural(planned, 'process')}, but {ranks} run"
-        start = f"Start it with: torchrun --nproc-per-node {planned} -m recipes..."
-        hint = start if planned > 1 else "Start it without torchrun"
-        raise SettingError("world_size", planned, reason, hint)
 
 
 def _check_family(plan: StepPlan, family: str) -> None:

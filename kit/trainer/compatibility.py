@@ -358,7 +358,8 @@ def in_collection(plan: StepPlan, collector: Any, ranks: int) -> Iterator[Refusa
     """Yield errors if ``ranks`` processes would not collect the plan's policy steps."""
     if plan.world_size != ranks:
         reason = f"is the number of processes in the plan, but {ranks} run"
-        hint = f"start {plan.world_size} processes with torchrun --nproc-per-node {plan.world_size}"
+        several = f"start it with torchrun --nproc-per-node {plan.world_size}"
+        hint = several if plan.world_size > 1 else "start it without torchrun"
         yield "world_size", plan.world_size, reason, [ranks], hint
     if collector is None and not plan.offline:
         hint = "pass a collector, or a plan with steps_per_env=0 (offline)"
