@@ -360,7 +360,7 @@ def in_collection(plan: StepPlan, collector: Any, ranks: int) -> Iterator[Refusa
         reason = f"is the number of processes in the plan, but {ranks} run"
         several = f"start it with torchrun --nproc-per-node {plan.world_size}"
         hint = several if plan.world_size > 1 else "start it without torchrun"
-        yield "world_size", plan.world_size, reason, [ranks], hint
+        yield "world_size", plan.world_size, reason, hint
     if collector is None and not plan.offline:
         hint = "pass a collector, or a plan with steps_per_env=0 (offline)"
         yield "collector", None, "collects none of the plan's policy steps", hint

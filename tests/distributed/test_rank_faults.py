@@ -102,7 +102,7 @@ def test_ranks_with_other_settings_are_rejected(tmp_path):
     ("words", "text"),
     [
         (["--multirun", "seed=0,1"], "Start the sweep without torchrun"),
-        (["steps=sb3"], "start it without torchrun"),
+        (["steps=sb3"], "Start it without torchrun"),
         (["steps=sheeprl", "steps.world_size=3"], "torchrun --nproc-per-node 3"),
     ],
 )
