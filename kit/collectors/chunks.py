@@ -21,6 +21,8 @@ from kit.steps import SettingError
 
 DEATHS = 3
 """Number of deaths at the same request after which the run ends."""
+SECONDS_TO_START = 300.0
+"""Minimum time until a new worker counts as lost. Imports take long on a loaded machine."""
 
 
 class WorkerLostError(Exception):
@@ -138,8 +140,8 @@ class _Stream:
     """Checksums of the chunks since ``state``, keyed by request number."""
     deaths: Counter[int] = field(default_factory=Counter)
     """Number of deaths, keyed by the number of the expected reply."""
-    is_checked: bool = True
-    """Whether a reply of this life has confirmed that the worker continues exactly."""
+    has_started: bool = False
+    """Whether the worker has replied in this life."""
     is_broken: bool = False
     """Whether the next chunk does not continue the episodes of the last one."""
 
@@ -289,7 +291,7 @@ class Lockstep:
         stream = self._streams[worker]
         while self._error is None:
             try:
-                reply = self.transport.receive(worker, self.timeout)
+                reply = self.transport.receive(worker, self._patience(stream))
                 if reply.life != stream.life or reply.number < stream.expected:
                     continue  # a repetition
                 if reply.number > stream.expected:
@@ -306,12 +308,16 @@ class Lockstep:
                 return reply
         raise self._error
 
+    def _patience(self, stream: _Stream) -> float:
+        """Return how many seconds a worker may take to reply. A new process takes longer."""
+        return self.timeout if stream.has_started else max(self.timeout, SECONDS_TO_START)
+
     def _check(self, worker: int, reply: Reply, is_new: bool) -> None:
         """Record a reply, and check whether a recovered worker repeats its chunks exactly."""
         stream = self._streams[worker]
         stream.expected, stream.host = reply.number + 1, reply.host
         stream.received = max(stream.received, stream.expected)
-        is_exact = stream.is_checked or reply.is_exact
+        is_exact = stream.has_started or reply.is_exact
         if isinstance(chunk := reply.value, Chunk):
             stream.layout = stream.layout if chunk.layout is None else chunk.layout
             self.redone_policy_steps += 0 if is_new else chunk.counts[0]
@@ -324,7 +330,7 @@ class Lockstep:
                 text = f"Worker {worker} could not repeat its last chunks exactly. It continues "
                 text += "with new episodes: all counts are exact, but the run is not bit-exact."
                 warnings.warn(text, stacklevel=2)
-        stream.is_checked = True
+        stream.has_started = True
         if reply.state is not None:
             stream.state, stream.start = reply.state, stream.expected
             stream.checksums.clear()
@@ -342,7 +348,7 @@ class Lockstep:
             raise WorkerError(f"{text}. It cannot be recovered with state_every=0.")
         warnings.warn(f"{text}. It is created again and repeats its last chunks.", stacklevel=2)
         stream.life += 1
-        stream.expected, stream.is_checked = stream.start, False
+        stream.expected, stream.has_started = stream.start, False
         self.transport.start(worker, stream.life, stream.state)
         for number in range(stream.start, self._sent):
             self._send(worker, number)

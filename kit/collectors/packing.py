@@ -78,7 +78,7 @@ def join(chunks: Sequence[tuple[Bytes, Layout]], offsets: Sequence[int]) -> Tens
         chunks: data and layout of each worker's batch.
         offsets: for each worker, the number that is added to trajectory ids.
     """
-    layout = chunks[0][1]
+    layout = _restored(chunks[0][1])
     parts = [_unpack(*chunk) for chunk in chunks]
     lengths = [entries[_DONE][1].shape[0] for entries in parts]
     joined: dict[Path, Tensor] = {}
@@ -118,18 +118,23 @@ def last_id(chunk: tuple[Bytes, Layout]) -> int:
     return int(entries[_IDS][1].max()) if _IDS in entries else -1
 
 
+def _restored(layout: Any) -> Layout:
+    """Return a layout that was loaded from a checkpoint as plain tuples."""
+    dims, entries = layout
+    return Layout(dims, tuple(Entry(*entry) for entry in entries))
+
+
 _Unpacked = dict[Path, tuple[Entry, NDArray[Any]]]
 
 
 def _unpack(data: Bytes, layout: Layout) -> _Unpacked:
     """Return views of the entries in packed data."""
     found: _Unpacked = {}
-    offset = 0
-    for entry in (Entry(*fields) for fields in layout.entries):
+    offset, layout = 0, _restored(layout)
+    for entry in layout.entries:
         shape = entry.shape
         if entry.is_shifted:
-            dims = layout.dims
-            shape = (int(_last(found[_DONE][1]).sum()), *shape[dims:])
+            shape = (int(_last(found[_DONE][1]).sum()), *shape[layout.dims :])
         array = _view(data, offset, np.dtype(entry.dtype), shape)
         offset += _padded(array.nbytes)
         found[entry.path] = entry, array
@@ -155,7 +160,7 @@ def _last(done: NDArray[Any]) -> NDArray[np.bool_]:
 
 def _is_shifted(following: NDArray[Any], shown: NDArray[Any], last: NDArray[np.bool_]) -> bool:
     """Return whether rows before ``last`` equal the next step's row bit for bit."""
-    if (following.shape, following.dtype) != (shown.shape, shown.dtype):
+    if (following.shape, following.dtype) != (shown.shape, shown.dtype) or len(last) < 2:
         return False
     if (bits := _BITS.get(following.itemsize)) is None or following.dtype.kind == "c":
         return False
