@@ -82,7 +82,7 @@ def test_ppo_counts_match_plan_with_continuous_actions(collector, tmp_path):
 
 @pytest.mark.parametrize(
     "collector",
-    [pytest.param(n, marks=pytest.mark.nightly if n == "async" else ()) for n in OF_STEPS],
+    [pytest.param(n, marks=pytest.mark.nightly if n in ("async", "ray") else ()) for n in OF_STEPS],
 )
 def test_sac_counts_match_plan_with_each_collector(collector, tmp_path):
     trainer = run_sac(collector, tmp_path)
