@@ -99,6 +99,8 @@ class ChunkWorker:
         try:
             if self._collector is None:
                 self._create()
+            if request.resumes and not self._is_exact:
+                self._collector.env.abandon()
             if request.name == "chunk":
                 value = self._collect(Weights(*weights))
             else:

@@ -50,6 +50,9 @@ class Request(NamedTuple):
     """Whether the reply must contain the worker's state after the operation."""
     argument: Any = None
     """Argument of the operation, except the weights for a chunk."""
+    resumes: bool = False
+    """Whether this is the first request after a death that is not a repetition. A worker that does
+    not continue exactly begins new episodes before it."""
 
 
 class Reply(NamedTuple):
@@ -275,10 +278,11 @@ class Lockstep:
         for worker in range(self.workers):
             self._send(worker, request.number)
 
-    def _send(self, worker: int, number: int) -> None:
+    def _send(self, worker: int, number: int, resumes: bool = False) -> None:
         request, arguments, version = self._requests[number]
         argument = None if arguments is None else arguments[worker]
-        request = request._replace(life=self._streams[worker].life, argument=argument)
+        life = self._streams[worker].life
+        request = request._replace(life=life, argument=argument, resumes=resumes)
         self.transport.send(worker, request, None if version is None else self._versions[version])
 
     def _receive(self, worker: int) -> Reply:
@@ -351,7 +355,7 @@ class Lockstep:
         stream.expected, stream.has_started = stream.start, False
         self.transport.start(worker, stream.life, stream.state)
         for number in range(stream.start, self._sent):
-            self._send(worker, number)
+            self._send(worker, number, number == stream.received)
 
     def _batch_of(self, stream: _Stream) -> int:
         """Return the number of the batch, from 0, that a worker was collecting."""

@@ -239,6 +239,8 @@ def test_uncapturable_envs_begin_new_episodes_after_death():
     with pytest.warns(UserWarning, match="not bit-exact"):
         batches.append(collector.collect())
     assert not collector.continues_episodes
+    begun = [batch["observation"][2:, 0, 0].tolist() for batch in batches]
+    assert begun == [[0, 0], [4, 4], [1, 1], [0, 0]]  # episodes have seven steps
     batches.append(collector.collect())
     assert collector.continues_episodes
     assert collector.policy_steps == collector.env_steps == 5 * 16
