@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 from collections import Counter
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -18,6 +20,7 @@ from kit.collectors.ray import divided
 from kit.envs import make_env
 from kit.modules import make_actor
 from tests.collectors.test_recurrence import recurrent
+from tests.envs.odd_envs import Steps
 
 WORKERS, ENVS = 3, 6
 NORMALIZED = {"normalize_observation": True, "normalize_reward": True}
@@ -133,6 +136,21 @@ def assert_equal(found: list[TensorDictBase], expected: list[TensorDictBase]) ->
         assert keys[0] == keys[1]
         for key in keys[0]:
             assert torch.equal(one[key], other[key]), (number, key)
+
+
+class ExitsOnce(Steps):
+    """Ends its process in a step if it can remove a file."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.path = path
+
+    def step(self, action):
+        if self.count == 2:
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(self.path)  # only one worker can
+                os._exit(7)
+        return super().step(action)
 
 
 class Dying(LocalTransport):
