@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-import kit
+from kit import __version__
 from kit.collectors.asynchronous import _policies, _sendable, _settings, _tensors
 from kit.collectors.base import KitCollector
 from kit.collectors.chunks import Chunk, Reply, Request, WorkerLostError
@@ -73,7 +73,7 @@ def worker_seed(seed: int, worker: int) -> int:
 
 def versions() -> dict[str, str]:
     """Return the versions of the packages that must be equal in all processes."""
-    packages = {"kit": kit.__version__, "torch": torch.__version__, "numpy": np.__version__}
+    packages = {"kit": __version__, "torch": torch.__version__, "numpy": np.__version__}
     return {name: str(version) for name, version in packages.items()}
 
 
