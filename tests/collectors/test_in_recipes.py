@@ -63,7 +63,10 @@ def planned_and_counted(trainer):
 
 
 # ---------------------------------------------------------------------- by name
-@pytest.mark.parametrize("collector", OF_STEPS)
+@pytest.mark.parametrize(
+    "collector",
+    [pytest.param(n, marks=pytest.mark.slow if n == "ray" else ()) for n in OF_STEPS],
+)
 def test_ppo_counts_match_plan_with_each_collector(collector, tmp_path):
     trainer = run_ppo(collector, tmp_path)
     assert type(trainer.collector) is COLLECTORS[collector]

@@ -1,4 +1,7 @@
-"""RayCollector: workers in lockstep are bitwise collectors in one process, also after deaths."""
+"""RayCollector: workers in lockstep are bitwise collectors in one process, also after deaths.
+
+Tests with Ray are marked by hand, because the CPU seconds of its processes are not recorded.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,11 @@ def test_workers_equal_collectors_in_one_process(name, collector_of):
 
 @pytest.mark.usefixtures("local_ray")
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n == "normalized" else pytest.mark.nightly) for n in KINDS]
+    "name",
+    [
+        pytest.param(n, marks=pytest.mark.slow if n == "normalized" else pytest.mark.nightly)
+        for n in KINDS
+    ],
 )
 def test_ray_workers_equal_collectors_in_one_process(name, collector_of):
     collector = collector_of(name, transport=None)
@@ -165,7 +172,11 @@ KILL = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP, "terminated": signa
 
 @pytest.mark.usefixtures("local_ray")
 @pytest.mark.parametrize(
-    "how", [pytest.param(h, marks=() if h == "stopped" else pytest.mark.nightly) for h in KILL]
+    "how",
+    [
+        pytest.param(h, marks=pytest.mark.slow if h == "stopped" else pytest.mark.nightly)
+        for h in KILL
+    ],
 )
 def test_ray_worker_is_recovered(how, collector_of):
     settings = {"max_staleness": 1, "state_every": 2}
@@ -305,7 +316,7 @@ def test_lost_node_does_not_change_batches():
 
 
 # ---------------------------------------------------------------------- errors
-@pytest.mark.parametrize("transport", [LocalTransport, None])
+@pytest.mark.parametrize("transport", [LocalTransport, pytest.param(None, marks=pytest.mark.slow)])
 def test_env_error_names_env_step_and_worker(transport, tmp_path, request):
     if transport is None:
         request.getfixturevalue("local_ray")
@@ -396,6 +407,7 @@ def test_ray_that_cannot_start_is_tried_three_times(monkeypatch):
     assert len(tried) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("local_ray")
 def test_too_few_cpus_and_too_little_memory_are_rejected(monkeypatch):
     with monkeypatch.context() as patch:
@@ -483,6 +495,7 @@ def _ray_processes(pid):
     return family - {pid}
 
 
+@pytest.mark.slow
 def test_command_line_run_counts_as_planned_and_ends_ray(tmp_path):
     pytest.importorskip("ray")
     command = [sys.executable, *COMMAND, f"log_dir={tmp_path}", "steps.total_policy_steps=512"]
@@ -541,6 +554,7 @@ def test_impala_solves_cartpole_with_staleness_4(tmp_path):
     assert float(dict(zip(last[0].split(","), last[-1].split(",")))["evaluation/return"]) >= 475
 
 
+@pytest.mark.slow
 def test_recipes_can_be_imported_without_ray():
     code = "import sys; sys.modules['ray'] = None; import recipes.ppo"  # TorchRL imports it itself
     subprocess.run([sys.executable, "-c", code], check=True)
