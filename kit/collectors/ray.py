@@ -308,6 +308,7 @@ class RayCollector(KitCollector):
 
     def deliver_raw(self, raw: bool) -> bool:
         """Set whether batches are raw or normalised. Both are supported by kit's collectors."""
+        self._raw = raw
         return all(self._lockstep.command("raw", [raw] * self.workers))
 
     def usage(self) -> list[dict[str, float]]:
@@ -338,6 +339,7 @@ class RayCollector(KitCollector):
         self._iter, self._seed, self.init_random_frames = -1, seed, random_steps
         self._arguments["init_random_frames"] = -(-random_steps // self.workers)
         self._start()
+        self.deliver_raw(self._raw)
 
     def state_dict(self) -> OrderedDict[str, Any]:
         """Return the counters, the states of all workers, and the chunks of later batches."""
