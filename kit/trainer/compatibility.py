@@ -417,8 +417,8 @@ def in_evaluation(plan: StepPlan, evaluate: Any, collector: Any) -> Iterator[Ref
     if evaluate is not None and evaluate.episodes != plan.evaluation_episodes:
         reason = "episodes per evaluation differ from the plan"
         yield "evaluate", evaluate.episodes, reason, [plan.evaluation_episodes]
-    in_process = isinstance(collector, AsyncCollector)  # environments run in another process
-    if not in_process and _stepped_by(evaluate) & _stepped_by(collector):
+    elsewhere = getattr(collector, "steps_elsewhere", False)
+    if not elsewhere and _stepped_by(evaluate) & _stepped_by(collector):
         reason = "plays in the training environments and would interrupt their episodes"
         yield "evaluate", type(evaluate).__name__, reason, "create other environments with make_env"
     running, env = normalizer_of(collector), getattr(evaluate, "env", None)
