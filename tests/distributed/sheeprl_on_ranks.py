@@ -6,6 +6,7 @@ Usage: torchrun --nproc-per-node N tests/distributed/sheeprl_on_ranks.py CASES C
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -35,9 +36,9 @@ def counted(case: dict[str, Any]) -> dict[str, Any]:
     trainer.register_op("post_steps", count)
     trainer.register_op("process_optim_batch", lambda batch: sizes.append(batch.numel()))
     trainer.run()
-    steps = [now - before for (_, before), (_, now) in zip(after, after[1:])]
+    steps = [now - before for (_, before), (_, now) in itertools.pairwise(after)]
     first = next(number for number, made in enumerate(steps) if made)
-    figures = {
+    return {
         "iterations": ledger.iterations,
         "policy_steps_per_iteration": after[1][0],
         "policy_steps_total": ledger.policy_steps,
@@ -51,7 +52,6 @@ def counted(case: dict[str, Any]) -> dict[str, Any]:
         "policy_steps_before_first_gradient_step": after[first + 1][0],
         "minibatch_sizes_first_iteration": sizes[: steps[0]],
     }
-    return figures
 
 
 def main() -> None:
