@@ -12,6 +12,7 @@ from benchmarks import (
     gradient_steps,
     learning,
     off_policy,
+    scale,
     tensor_envs,
     world_models,
 )
@@ -22,6 +23,7 @@ BENCHMARKS = {
     "gradient_steps": gradient_steps.main,
     "world_models": world_models.main,
     "tensor_envs": tensor_envs.main,
+    "scale": scale.main,
     "learning": learning.report,
 }
 

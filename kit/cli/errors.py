@@ -12,6 +12,7 @@ from pathlib import Path
 
 from kit.cli.terminal import limit_of_system, terminal
 from kit.collectors.base import PolicyError
+from kit.collectors.chunks import WorkerError
 from kit.distributed import RankError, Ranks
 from kit.envs.errors import EnvError
 from kit.hooks.guards import NonFiniteError
@@ -23,7 +24,7 @@ from kit.trainer.stages import HookError
 
 EXPLAINED = (
     SettingError, EnvError, PolicyError, HookError, LoggerError, NonFiniteError, WriteError,
-    PlanMismatchError, RankError,
+    PlanMismatchError, RankError, WorkerError,
 )  # fmt: skip
 """Errors that are printed without a stack trace."""
 

@@ -78,6 +78,7 @@ class AsyncCollector(KitCollector):
     """
 
     collects_on_host = True
+    steps_elsewhere = True
 
     def __init__(
         self,

@@ -62,6 +62,8 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
         exact_policy: whether the policy's outputs are bitwise equal to the TensorDict module's.
         collects_on_host: whether batches are collected on the host and then moved to
             ``storing_device``.
+        steps_elsewhere: whether the environments are stepped in other processes, so that ``env``
+            is not stepped.
         continues_episodes: whether the last batch continued the episodes of the previous batch.
             False if other code stepped, reset or seeded the environments in between.
     """
@@ -82,6 +84,7 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
     continues_episodes = True
     follows_plan = False
     collects_on_host = False
+    steps_elsewhere = False
 
     def __init__(
         self,
@@ -345,19 +348,9 @@ class StepsCollector(KitCollector):
         self.prefill_frames = whole_number("prefill_frames", prefill_frames)
         super().__init__(num_envs, **settings)
         for field in ("init_random_frames", "exploration_frames", "prefill_frames"):
-            _multiple(field, getattr(self, field), num_envs)
+            check_multiple(field, getattr(self, field), num_envs)
         if self.total_frames >= 0:
-            self._check_total()
-
-    def _check_total(self) -> None:
-        total = whole_number("total_frames", self.total_frames)
-        batches, left = divmod(total - self.prefill_frames, self.frames_per_batch)
-        if left or batches < 0:
-            near = self.prefill_frames + max(batches, 0) * self.frames_per_batch
-            reason = f"cannot be split into whole batches of {self.frames_per_batch} policy steps"
-            reason += f" after {self.prefill_frames} prefill steps" if self.prefill_frames else ""
-            nearest = [n for n in (near, near + self.frames_per_batch) if n]
-            raise SettingError("total_frames", total, reason, nearest)
+            check_total(self.total_frames, self.prefill_frames, self.frames_per_batch)
 
     @property
     def is_prefill(self) -> bool:
@@ -442,18 +435,31 @@ def _steps_per_env(num_envs: int, frames: int | None, steps: int | None) -> int:
     if frames is None:
         return whole_number("steps_per_env", 1 if steps is None else steps, at_least=1)
     frames = whole_number("frames_per_batch", frames, at_least=1)
-    _multiple("frames_per_batch", frames, num_envs)
+    check_multiple("frames_per_batch", frames, num_envs)
     if steps is not None and steps * num_envs != frames:
         reason = f"conflicts with frames_per_batch={frames} and num_envs={num_envs}"
         raise SettingError("steps_per_env", steps, reason, [frames // num_envs])
     return frames // num_envs
 
 
-def _multiple(field: str, value: int, of: int) -> None:
+def check_multiple(field: str, value: int, of: int) -> None:
+    """Raise SettingError if ``value`` is not a multiple of the number of environments."""
     if value % of:
         down = value // of * of
         reason = f"must be a multiple of num_envs={of}, because all environments step together"
         raise SettingError(field, value, reason, [n for n in (down, down + of) if n])
+
+
+def check_total(total_frames: int, prefill_frames: int, frames_per_batch: int) -> None:
+    """Raise SettingError if the total is not a whole number of batches after the prefill."""
+    total = whole_number("total_frames", total_frames)
+    batches, left = divmod(total - prefill_frames, frames_per_batch)
+    if left or batches < 0:
+        near = prefill_frames + max(batches, 0) * frames_per_batch
+        reason = f"cannot be split into whole batches of {frames_per_batch} policy steps"
+        reason += f" after {prefill_frames} prefill steps" if prefill_frames else ""
+        nearest = [n for n in (near, near + frames_per_batch) if n]
+        raise SettingError("total_frames", total, reason, nearest)
 
 
 def copy_weights(source: Any, policy: Any) -> None:
@@ -489,19 +495,21 @@ class PolicyError(RuntimeError):
         key: key of the output.
         env: index of the environment.
         policy_step: number of policy steps taken in this environment so far.
+        worker: index of the worker process; ``None``: the policy acted in this process.
     """
 
-    def __init__(self, key: Key, env: int, policy_step: int) -> None:
-        self.key, self.env, self.policy_step = key, env, policy_step
+    def __init__(self, key: Key, env: int, policy_step: int, worker: int | None = None) -> None:
+        self.key, self.env, self.policy_step, self.worker = key, env, policy_step, worker
         name = key if isinstance(key, str) else ".".join(key)
+        where = "" if worker is None else f", worker {worker}"
         super().__init__(
-            f"policy, env {env}, after {policy_step} policy steps: its output {name} is NaN, "
-            "although the observation contains no NaN. Resume an earlier checkpoint with a smaller "
-            "learning_rate."
+            f"policy, env {env}{where}, after {policy_step} policy steps: its output {name} is "
+            "NaN, although the observation contains no NaN. Resume an earlier checkpoint with a "
+            "smaller learning_rate."
         )
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        return type(self), (self.key, self.env, self.policy_step)
+        return type(self), (self.key, self.env, self.policy_step, self.worker)
 
 
 def check_policy(

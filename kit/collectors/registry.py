@@ -12,6 +12,7 @@ from torchrl.envs import EnvBase
 from kit.collectors.asynchronous import AsyncCollector
 from kit.collectors.episode import EpisodeCollector
 from kit.collectors.policy import Policy, is_recurrent
+from kit.collectors.ray import RayCollector
 from kit.collectors.rollout import VectorCollector
 from kit.collectors.tensor import TensorCollector
 from kit.envs.backends.base import derived_seed
@@ -25,6 +26,7 @@ COLLECTORS: dict[str, type[BaseCollector]] = {
     "tensor": TensorCollector,
     "episode": EpisodeCollector,
     "async": AsyncCollector,
+    "ray": RayCollector,
     "torchrl": Collector,
 }
 """Collector classes, keyed by their names in configs. You can add custom classes."""
@@ -47,8 +49,8 @@ def make_collector(
     Args:
         collector: name in :data:`COLLECTORS`, or a class or function with the same arguments.
         env: training environments of this process. The ``tensor`` collector replaces them with
-            equivalent torch environments if necessary. The ``async`` collector creates them again
-            in its worker process.
+            equivalent torch environments if necessary. The ``async`` and ``ray`` collectors create
+            them again in their worker processes.
         policy: policy to train; ``None``: random actions.
         plan: step plan, which determines batch sizes and random steps.
         seed: seed for the policy and random actions. Each process derives its own seed from it.
@@ -63,8 +65,8 @@ def make_collector(
     """
     make = _resolve(collector)
     kind = make if isinstance(make, type) else object
-    is_async = issubclass(kind, AsyncCollector)
-    if is_async:
+    in_processes = issubclass(kind, (AsyncCollector, RayCollector))
+    if in_processes:
         inner = EpisodeCollector if plan.collects_episodes else VectorCollector
         kwargs["collector"] = _resolve(kwargs.get("collector", inner))
     if exploration_policy is not None or plan.exploration_steps:
@@ -74,9 +76,11 @@ def make_collector(
         return _torchrl(env, policy, plan, device, **kwargs)
     rank_seed = derived_seed(seed, rank) if rank else seed
     kwargs |= {"seed": rank_seed, "device": device}
-    if is_async:
-        kwargs = {"storing_device": device or "cpu", **kwargs, "policy_device": device}
+    if in_processes:
+        kwargs = {"storing_device": device or "cpu", **kwargs}
         del kwargs["device"]
+    if issubclass(kind, AsyncCollector):
+        kwargs["policy_device"] = device
     if issubclass(kind, TensorCollector):
         env = _as_tensor_env(env, device)
     return make(env, policy, **step_counts(plan), **kwargs)

@@ -42,7 +42,6 @@ def make_plan(cfg: AnyConfig, algorithm: str, ranks: int | None = 1) -> StepPlan
         plan = as_plan(steps, algorithm, cfg.FAMILY)
         if ranks is None and plan.world_size > 1:
             plan = plan.replace(world_size=1, iterations=plan.iterations)
-        _check_processes(plan, ranks or 1)
         _check_family(plan, cfg.FAMILY)
         _check_limits(plan, cfg)
         plan = plan.replace(
@@ -55,16 +54,6 @@ def make_plan(cfg: AnyConfig, algorithm: str, ranks: int | None = 1) -> StepPlan
     _check_learning(plan, cfg)
     _check_stop(plan, cfg)
     return plan
-
-
-def _check_processes(plan: StepPlan, ranks: int) -> None:
-    """Raise SettingError if another library's settings ask for another number of processes."""
-    planned = plan.world_size
-    if planned != ranks:
-        reason = f"The step settings are for {plural(planned, 'process')}, but {ranks} run"
-        start = f"Start it with: torchrun --nproc-per-node {planned} -m recipes..."
-        hint = start if planned > 1 else "Start it without torchrun"
-        raise SettingError("world_size", planned, reason, hint)
 
 
 def _check_family(plan: StepPlan, family: str) -> None:

@@ -71,8 +71,9 @@ class RunConfig(GivenFields, metaclass=RenamedSettings):
     env: EnvConfig = field(default_factory=EnvConfig)
     collector: str | None = None
     """How data is collected: vector, tensor (for environments written in PyTorch), episode
-    (complete episodes), async (in parallel with training) or torchrl (TorchRL's Collector). null:
-    episode if iterations collect complete episodes (steps.steps_per_env=null), otherwise vector."""
+    (complete episodes), async (in parallel with training), ray (several processes) or torchrl
+    (TorchRL's Collector). null: episode if iterations collect complete episodes
+    (steps.steps_per_env=null), otherwise vector."""
     collector_kwargs: dict[str, Any] = field(default_factory=dict)
     """Further arguments for the collector, such as max_staleness or fast_policy."""
     seed: Seed = 0

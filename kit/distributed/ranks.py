@@ -8,10 +8,10 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:  # `kit steps` does not import torch
+    from torch import Tensor
 
 ALONE = timedelta(days=30)
 """Time that ranks wait for rank 0 to evaluate or save, which may take longer than the timeout."""
@@ -74,6 +74,7 @@ class Ranks:
             return cls()
         if cls.current is not None:
             return cls.current
+        import torch
         import torch.distributed as dist
 
         ranks = cls(int(os.environ["RANK"]), size, timeout)
@@ -122,6 +123,7 @@ class Ranks:
         """Return the CPU vectors of all ranks in rank order, of shape ``[size, *vector.shape]``."""
         if self.size == 1:
             return vector.unsqueeze(0)
+        import torch
         import torch.distributed as dist
 
         found = [torch.empty_like(vector) for _ in range(self.size)]
@@ -144,6 +146,7 @@ class Ranks:
         """Overwrite the tensors in place with those of rank 0."""
         if self.size == 1:
             return
+        import torch
         import torch.distributed as dist
 
         for tensor in tensors:
@@ -155,6 +158,7 @@ class Ranks:
     def wait(self, what: str) -> None:
         """Wait until all ranks call this method, however long it takes."""
         if self.size > 1:
+            import torch
             import torch.distributed as dist
 
             with self._collective(what, 1):

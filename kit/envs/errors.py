@@ -16,24 +16,32 @@ class EnvError(RuntimeError):
         env: index of the environment; ``None`` if the failure concerns all environments.
         what: description of the failure, appended to the environment's name in the message.
         policy_step: number of policy steps before the failure in this process; ``None``: unknown.
+        worker: index of the worker process; ``None``: the environment runs in this process.
     """
 
     def __init__(
-        self, name: str, env: int | None, what: str, policy_step: int | None = None
+        self,
+        name: str,
+        env: int | None,
+        what: str,
+        policy_step: int | None = None,
+        worker: int | None = None,
     ) -> None:
         what = " ".join(what.split())
         self.name, self.env, self.what, self.policy_step = name, env, what, policy_step
+        self.worker = worker
         where = "" if env is None else f", env {env}"
+        where += "" if worker is None else f", worker {worker}"
         when = "" if policy_step is None else f", after {policy_step} policy steps"
         super().__init__(f"environment {name}{where}{when}: {what}")
 
     def at(self, policy_step: int) -> EnvError:
         """Return a copy of this error with ``policy_step`` filled in if it was missing."""
         step = policy_step if self.policy_step is None else self.policy_step
-        return EnvError(self.name, self.env, self.what, step)
+        return EnvError(self.name, self.env, self.what, step, self.worker)
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        return type(self), (self.name, self.env, self.what, self.policy_step)
+        return type(self), (self.name, self.env, self.what, self.policy_step, self.worker)
 
 
 def fault_of(name: str, env: int | None, error: BaseException, call: str) -> EnvError:

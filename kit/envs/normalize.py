@@ -47,27 +47,34 @@ class RunningMeanStd(NamedTuple):
         squares = (self.var + delta * apart) * (1 - share) + var * share
         return RunningMeanStd(self.mean + apart, squares, total)
 
+    def since(self, before: RunningMeanStd) -> RunningMeanStd:
+        """Return the statistics of the values that were merged into ``before`` to get these.
+
+        This is the inverse of :meth:`merged`, so merging the result into other statistics counts
+        no value twice. The count is a whole number.
+        """
+        count = np.rint(self.count - before.count)
+        if not count:
+            return RunningMeanStd(self.mean * 0.0, self.var * 0.0, count)
+        share = count / self.count
+        apart = self.mean - before.mean
+        delta = apart / share
+        squares = self.var - (before.var + delta * apart) * (1 - share)
+        return RunningMeanStd(before.mean + delta, np.maximum(squares / share, 0.0), count)
+
 
 def merge_gains(known: RunningMeanStd, parts: Iterable[RunningMeanStd]) -> RunningMeanStd:
     """Return ``known`` updated with what each of several copies has learned since.
 
-    Each part contains everything in ``known``. Merging whole parts would count the past several
-    times, so only the values that a part gained are merged.
-
     Args:
-        known: statistics from which all parts started, as float64 tensors.
-        parts: statistics now, in the order in which they are merged.
+        known: statistics from which all copies started, as arrays.
+        parts: statistics of the copies, in the order in which they are merged.
     """
     merged = known
     for part in parts:
-        gained = (part.count - known.count).round()
-        if not gained:
-            continue
-        mean = (part.mean * part.count - known.mean * known.count) / gained
-        squares = (part.var + part.mean.square()) * part.count
-        squares = squares - (known.var + known.mean.square()) * known.count
-        var = (squares / gained - mean.square()).clamp_min(0.0)
-        merged = merged.merged(mean, var, gained)
+        learned = part.since(known)
+        if learned.count:
+            merged = merged.merged(*learned)
     return merged
 
 
@@ -437,6 +444,31 @@ class Normalizer:
     def _clamped(self, values: Tensor) -> Tensor:
         """Return clipped values, leaving infinities unchanged like :meth:`_clipped`."""
         return torch.where(values.isinf(), values, values.clamp(-self.clip, self.clip))
+
+    # ------------------------------------------------------------------ merging
+    def snapshot(self) -> list[RunningMeanStd]:
+        """Return a copy of all running statistics as arrays, without discounted returns."""
+        return [
+            RunningMeanStd(*(tensor.cpu().numpy().copy() for tensor in moments))
+            for _, moments in self.named_moments()
+        ]
+
+    def restore(self, snapshot: Iterable[RunningMeanStd]) -> None:
+        """Replace all running statistics by those of :meth:`snapshot`."""
+        for (_, moments), saved in zip(self.named_moments(), snapshot, strict=True):
+            for tensor, value in zip(moments, saved, strict=True):
+                tensor.copy_(torch.tensor(value))
+
+    def learned_since(self, snapshot: Iterable[RunningMeanStd]) -> list[RunningMeanStd]:
+        """Return the statistics of the values that were learned since a snapshot."""
+        return [now.since(before) for now, before in zip(self.snapshot(), snapshot, strict=True)]
+
+    def merge(self, learned: Iterable[Iterable[RunningMeanStd]]) -> None:
+        """Merge statistics that several copies have learned, in the given order, in float64."""
+        merged = self.snapshot()
+        for parts in learned:
+            merged = [known.merged(*part) for known, part in zip(merged, parts, strict=True)]
+        self.restore(merged)
 
     # ------------------------------------------------------------------ state
     def state_dict(self) -> dict[str, Any]:

@@ -113,7 +113,7 @@ class Checkpoints:
             SettingError: if a component has state that could not be loaded again.
         """
         path = self.folder / f"{_PREFIX}{steps:012d}"
-        metadata = {**metadata, "ranks": self.ranks.size}
+        metadata = dict(metadata)
         try:
             with self._scratch() as scratch:
                 written = Path(scratch) / "new"

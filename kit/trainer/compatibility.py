@@ -358,8 +358,9 @@ def in_collection(plan: StepPlan, collector: Any, ranks: int) -> Iterator[Refusa
     """Yield errors if ``ranks`` processes would not collect the plan's policy steps."""
     if plan.world_size != ranks:
         reason = f"is the number of processes in the plan, but {ranks} run"
-        hint = f"start {plan.world_size} processes with torchrun --nproc-per-node {plan.world_size}"
-        yield "world_size", plan.world_size, reason, [ranks], hint
+        several = f"start it with torchrun --nproc-per-node {plan.world_size}"
+        hint = several if plan.world_size > 1 else "start it without torchrun"
+        yield "world_size", plan.world_size, reason, hint
     if collector is None and not plan.offline:
         hint = "pass a collector, or a plan with steps_per_env=0 (offline)"
         yield "collector", None, "collects none of the plan's policy steps", hint
@@ -416,8 +417,8 @@ def in_evaluation(plan: StepPlan, evaluate: Any, collector: Any) -> Iterator[Ref
     if evaluate is not None and evaluate.episodes != plan.evaluation_episodes:
         reason = "episodes per evaluation differ from the plan"
         yield "evaluate", evaluate.episodes, reason, [plan.evaluation_episodes]
-    in_process = isinstance(collector, AsyncCollector)  # environments run in another process
-    if not in_process and _stepped_by(evaluate) & _stepped_by(collector):
+    elsewhere = getattr(collector, "steps_elsewhere", False)
+    if not elsewhere and _stepped_by(evaluate) & _stepped_by(collector):
         reason = "plays in the training environments and would interrupt their episodes"
         yield "evaluate", type(evaluate).__name__, reason, "create other environments with make_env"
     running, env = normalizer_of(collector), getattr(evaluate, "env", None)

@@ -122,16 +122,15 @@ class Meeting:
         if self.ranks.size == 1 or not self._known[kind]:
             return
         found = list(self._statistics()[kind].values())
-        own = torch.cat(
-            [tensor.reshape(-1) for moments in map(_on_host, found) for tensor in moments]
-        )
-        sizes = [tensor.numel() for moments in found for tensor in moments]
-        columns = iter(self.ranks.gather(own, kind).split(sizes, dim=1))
+        own = [array for moments in map(_on_host, found) for array in moments]
+        vector = torch.from_numpy(np.concatenate([array.ravel() for array in own]))
+        sizes = [array.size for array in own]
+        columns = iter(self.ranks.gather(vector, kind).split(sizes, dim=1))
         for moments, known in zip(found, self._known[kind]):
-            shaped = [next(columns).reshape(-1, *tensor.shape) for tensor in moments]
+            shaped = [next(columns).numpy().reshape(-1, *tensor.shape) for tensor in moments]
             merged = merge_gains(known, map(RunningMeanStd, *shaped))
             for tensor, value in zip(moments, merged):
-                tensor.copy_(value)
+                tensor.copy_(torch.as_tensor(value))
         self._known[kind] = [_on_host(moments) for moments in found]
 
     def average_buffers(self) -> None:
@@ -280,7 +279,8 @@ def _averaged_buffers(loss: Any) -> list[Tensor]:
 
 
 def _on_host(moments: RunningMeanStd) -> RunningMeanStd:
-    return RunningMeanStd(*(tensor.detach().cpu().clone() for tensor in moments))
+    """Return a copy of the statistics as arrays."""
+    return RunningMeanStd(*(tensor.detach().cpu().numpy().copy() for tensor in moments))
 
 
 def _tensors(state: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:

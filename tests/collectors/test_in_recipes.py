@@ -63,7 +63,10 @@ def planned_and_counted(trainer):
 
 
 # ---------------------------------------------------------------------- by name
-@pytest.mark.parametrize("collector", OF_STEPS)
+@pytest.mark.parametrize(
+    "collector",
+    [pytest.param(n, marks=pytest.mark.slow if n == "ray" else ()) for n in OF_STEPS],
+)
 def test_ppo_counts_match_plan_with_each_collector(collector, tmp_path):
     trainer = run_ppo(collector, tmp_path)
     assert type(trainer.collector) is COLLECTORS[collector]
@@ -82,7 +85,7 @@ def test_ppo_counts_match_plan_with_continuous_actions(collector, tmp_path):
 
 @pytest.mark.parametrize(
     "collector",
-    [pytest.param(n, marks=pytest.mark.nightly if n == "async" else ()) for n in OF_STEPS],
+    [pytest.param(n, marks=pytest.mark.nightly if n in ("async", "ray") else ()) for n in OF_STEPS],
 )
 def test_sac_counts_match_plan_with_each_collector(collector, tmp_path):
     trainer = run_sac(collector, tmp_path)

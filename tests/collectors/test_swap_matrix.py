@@ -74,7 +74,10 @@ def trained(learner: str, collector: str) -> Any:
 @pytest.mark.parametrize("learner", list(LEARNERS))
 @pytest.mark.parametrize(
     "collector",
-    [pytest.param(n, marks=pytest.mark.nightly if n == "async" else ()) for n in COLLECTORS],
+    [
+        pytest.param(n, marks=pytest.mark.nightly if n in ("async", "ray") else ())
+        for n in COLLECTORS
+    ],
 )
 def test_loss_trains_with_collector_or_raises_setting_error(learner, collector):
     if (learner, collector) not in REFUSED:

@@ -166,6 +166,25 @@ def test_normalizer_restores_statistics_exactly():
     assert len(third.normalizer.returns) == 5
 
 
+def test_merged_copies_equal_one_normalizer_that_saw_everything():
+    env = make_env("CartPole-v1", 2, normalize_observation=True, normalize_reward=True)
+    whole, draw = env.normalizer, np.random.default_rng(0)
+    copies = [env.make_again().normalizer for _ in range(3)]
+    merged = env.make_again().normalizer
+    for _ in range(50):
+        known = merged.snapshot()
+        for copy in copies:
+            copy.restore(known)
+            values = draw.normal(3.0, 2.0, (2, 4)).astype(np.float32)
+            for one in (copy, whole):
+                one.first({"observation": values.copy()}, learn=True)
+        merged.merge([copy.learned_since(known) for copy in copies])
+    for found, expected in zip(merged.snapshot(), whole.snapshot()):
+        for value, other in zip(found, expected):
+            np.testing.assert_allclose(value, other, rtol=1e-12)
+    assert round(float(merged.observation["observation"].count) - 1e-4, 6) == 50 * 3 * 2
+
+
 def test_load_state_dict_rejects_mismatched_observation_shape():
     first, second = (make_env(id, normalize_observation=True) for id in (Noisy, "CartPole-v1"))
     saved = second.normalizer.state_dict()

@@ -23,7 +23,7 @@ WORDS: dict[str, list[Any]] = {
     "loss": [*LOSSES, "torch.nn:Linear", "nowhere:Loss"],
     "activation": ["tanh", "relu", "gelu", "sigmoid_tanh", "Tanh"],
     "device": ["cpu", "cpu:0", "cuda", "gpu"],
-    "collector": [*COLLECTORS, "vecor", None],
+    "collector": [*(name for name in COLLECTORS if name != "ray"), "vecor", None],  # Ray is slow
     "logger": ["csv", "none", "csv,none", "tensorboard", "wnb"],
     "log_dir": [None, None, "runs", "a/../b"],
     "resume": [None, "latest", "nowhere"],
