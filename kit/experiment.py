@@ -149,7 +149,8 @@ class Experiment:
             )
         self._run = None if cfg.log_dir is None else RunFolder(recipe, cfg)
         self.folder: Path | None = None
-        self.plan = make_plan(cfg, self.algorithm, self.ranks.size)
+        ranks = None if dataset_loading_disabled() else self.ranks.size
+        self.plan = make_plan(cfg, self.algorithm, ranks)
         if self._run is not None:  # another library's step settings may set num_envs
             self._run.config["env"]["num_envs"] = self.plan.num_envs
         self._loss: RecipeLoss | None = None

@@ -64,6 +64,7 @@ NOT_RUN = {
     "make": "takes minutes and installs packages; continuous integration runs lint and test",
     "git": "needs the network",
     "pip": "installs packages",
+    "torchrun": "starts several processes; tests/distributed/test_rank_documents.py runs it",
 }
 NEEDS = {"HalfCheetah": ("mujoco",), "preset=mujoco": ("mujoco",), "tensorboard": ("tensorboard",),
          "video": ("moviepy", "pygame"), "envpool": ("envpool",),

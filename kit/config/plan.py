@@ -15,14 +15,15 @@ from kit.steps.table import plural
 AnyConfig = OnPolicyConfig | ReplayConfig | OfflineConfig
 
 
-def make_plan(cfg: AnyConfig, algorithm: str, ranks: int = 1) -> StepPlan:
+def make_plan(cfg: AnyConfig, algorithm: str, ranks: int | None = 1) -> StepPlan:
     """Create the step plan for a run.
 
     Args:
         cfg: recipe settings. Environment settings come from ``cfg.env``, unless another
             library's step settings contain them.
         algorithm: name of the algorithm. Step settings that the algorithm lacks are rejected.
-        ranks: number of processes that train together.
+        ranks: number of processes that train together. ``None``: one process that loads the policy
+            of a run of any number of processes.
 
     Raises:
         SettingError: if the settings are invalid or contradict each other.
@@ -31,7 +32,7 @@ def make_plan(cfg: AnyConfig, algorithm: str, ranks: int = 1) -> StepPlan:
     if isinstance(steps, (OnPolicySteps, OffPolicySteps, OfflineSteps)):
         limits = {"action_repeat": env.action_repeat, "max_episode_steps": env.max_episode_steps}
         try:
-            plan = steps.to_plan(num_envs=env.num_envs, world_size=ranks, **limits)
+            plan = steps.to_plan(num_envs=env.num_envs, world_size=ranks or 1, **limits)
         except SettingError as error:
             group = "steps" if hasattr(steps, error.field) else "env"
             name = f"{group}.{error.field}"
@@ -39,6 +40,8 @@ def make_plan(cfg: AnyConfig, algorithm: str, ranks: int = 1) -> StepPlan:
             raise SettingError(name, error.value, error.why, error.works, hint) from None
     else:
         plan = as_plan(steps, algorithm, cfg.FAMILY)
+        if ranks is None and plan.world_size > 1:
+            plan = plan.replace(world_size=1, iterations=plan.iterations)
         _check_family(plan, cfg.FAMILY)
         _check_limits(plan, cfg)
         plan = plan.replace(

@@ -128,7 +128,17 @@ def _read(folder: Path) -> _Run:
         rows = read_rows(folder)
     except SettingError:  # the run has no rows yet
         rows = []
-    return _Run(folder, config.get("seed", 0), training_settings(config), rows)
+    settings = {**training_settings(config), "ranks": _ranks(rows)}
+    return _Run(folder, config.get("seed", 0), settings, rows)
+
+
+def _ranks(rows: Sequence[Mapping[str, float | int]]) -> int:
+    """Return the number of processes that trained together. One process logs no local counts."""
+    last = rows[-1] if rows else {}
+    for name in ("policy_steps", "gradient_steps"):
+        if local := last.get(f"local_{name}"):
+            return int(last[name]) // int(local)
+    return 1
 
 
 def _check_column(runs: Sequence[_Run], column: str) -> None:

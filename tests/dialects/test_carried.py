@@ -654,7 +654,7 @@ def test_sheeprl_a2c_ignores_anneal_lr():
         (SB3(algo="sac", buffer_size=3, n_envs=4), 4),
         (CleanRL(algo="td3", buffer_size=31, num_envs=4), 28),
         (Sheeprl(algo="sac", buffer_size=31, num_envs=4), 28),
-        (Sheeprl(algo="sac", buffer_size=31, num_envs=2, world_size=3), 30),
+        (Sheeprl(algo="sac", buffer_size=31, num_envs=2, world_size=3), 10),
     ],
 )
 def test_buffer_size_is_rounded_down_per_env(given, capacity):

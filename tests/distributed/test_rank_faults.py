@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.torchrun import Torchrun
+from tests.distributed.torchrun import Torchrun, free_port
 from tests.short_runs import COMMON, SHORT
 
 PPO = ["-m", "recipes.ppo", *SHORT["ppo"], *COMMON]
@@ -67,10 +67,7 @@ def test_termination_of_one_rank_saves_and_stops_all(tmp_path):
 
 
 def two_machines(tmp_path: Path, *words: list[str]) -> list[Torchrun]:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    options = ["--nnodes=2", "--master-addr=localhost", f"--master-port={port}"]
+    options = ["--nnodes=2", "--master-addr=localhost", f"--master-port={free_port()}"]
     return [
         Torchrun(word, tmp_path / f"log{node}", 1, (*options, f"--node-rank={node}"))
         for node, word in enumerate(words)

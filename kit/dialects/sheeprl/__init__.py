@@ -197,7 +197,7 @@ class Sheeprl(Dialect):
     """Whether to stop after the first training iteration and skip random steps and pretraining."""
     run_test: bool = count_field("final_evaluation", True)
     """Whether the first process plays one test episode after training (``algo.run_test``)."""
-    share_data: bool = ignored("kit trains in one process", False, only=ON_POLICY)
+    share_data: bool = ignored("each process trains on its own data", False, only=ON_POLICY)
     """Whether processes gather and split the collected data, which does not affect counts."""
     buffer_size: PositiveInt | None = mapped("buffer_size", None, capacity, family=OFF_POLICY)
     """Total replay capacity in transitions (``buffer.size``), rounded down per environment."""

@@ -32,8 +32,9 @@ def anneal(value: Any, settings: Any) -> str:
 
 
 def capacity(value: Any, settings: Any) -> int:
-    """Return the total replay capacity for all environments."""
-    return round_to_envs(value, settings.num_envs * settings.processes)
+    """Return the replay capacity of one process, which sheeprl divides by all environments."""
+    processes: int = settings.processes
+    return round_to_envs(value, settings.num_envs * processes) // processes
 
 
 def clip_value(value: Any, settings: Any) -> Any:

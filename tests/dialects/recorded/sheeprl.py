@@ -23,7 +23,7 @@ def expect(case: Mapping[str, Any]) -> Expectation:
     params = dict(case["params"])
     length = params.get("episode_length")
     resumed_with = params.pop("resumed_with", None)
-    settings = _settings(case, params)
+    settings = settings_of(case, params)
     plan = settings.to_plan()
     stubbed = "optimizer counts are 0" in str(case.get("how", ""))
     figures = _figures(settings, plan, length, stubbed)
@@ -33,7 +33,7 @@ def expect(case: Mapping[str, Any]) -> Expectation:
         raise SettingError("resumed_with", resumed_with, "is no mapping of settings", "give one")
     if resumed_with is None:
         return Expectation(figures, warnings=warnings)
-    new = _settings(case, {**resumed_with, "buffer_checkpoint": settings.buffer_checkpoint})
+    new = settings_of(case, {**resumed_with, "buffer_checkpoint": settings.buffer_checkpoint})
     rest = new.resumed(settings)
     ran = resumed_settings(new, settings)
     again = _figures(ran, rest, length, stubbed, done=plan.iterations)
@@ -46,7 +46,9 @@ def expect(case: Mapping[str, Any]) -> Expectation:
     )
 
 
-def _settings(case: Mapping[str, Any], params: dict[str, Any]) -> Sheeprl:
+def settings_of(case: Mapping[str, Any], params: Mapping[str, Any] | None = None) -> Sheeprl:
+    """Return the dialect's settings of a case."""
+    params = case["params"] if params is None else params
     algo = str(case.get("algo", "")).lower()
     algo = "sac" if algo.startswith("sac-") else algo
     old = {"train_every", "per_rank_gradient_steps"} & set(params)
