@@ -552,6 +552,17 @@ def _process_kept() -> Iterator[None]:
             signal.signal(signal.SIGTERM, handler)
 
 
+class RayChunkWorker(ChunkWorker):
+    """Worker in a Ray actor. SIGTERM ends the process at once.
+
+    Ray's handler would raise SystemExit, which an environment step would report as its own failure.
+    """
+
+    def __init__(self, pickled: bytes, worker: int, state: Any = None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        super().__init__(pickled, worker, state)
+
+
 class RayTransport:
     """Runs each worker as a Ray actor with one CPU.
 
@@ -564,7 +575,7 @@ class RayTransport:
     def __init__(self, pickled: bytes, workers: int, timeout: float) -> None:
         self._ray = ray = import_ray("collector", "ray")
         self._blueprint = ray.put(pickled)
-        self._make = ray.remote(num_cpus=1, max_restarts=0)(ChunkWorker)
+        self._make = ray.remote(num_cpus=1, max_restarts=0)(RayChunkWorker)
         self._actors: list[Any] = [None] * workers
         self._replies: list[deque[Any]] = [deque() for _ in range(workers)]
         self._hosts = [""] * workers
