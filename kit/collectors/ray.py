@@ -43,6 +43,7 @@ from kit.collectors.chunks import Chunk, Lockstep, Reply, Request, Transport, Wo
 from kit.collectors.packing import join, last_id
 from kit.collectors.policy import Policy
 from kit.collectors.rollout import VectorCollector, as_vector_env
+from kit.distributed.ray_session import import_ray, start_ray
 from kit.envs.episodes import Episode
 from kit.envs.errors import EnvError
 from kit.envs.normalize import RunningMeanStd
@@ -53,8 +54,6 @@ from kit.steps.errors import real_number, whole_number
 _SECONDS_FOR_CPUS = 60.0
 """Time that a cluster may take until it has a free CPU for every worker."""
 _SECONDS_TO_CLOSE = 10.0
-_TRIES = 3
-"""Number of attempts to start Ray, which gives up after 30 seconds on a loaded machine."""
 _INLINE = 90_000
 """Size in bytes below which Ray sends an array inside a message."""
 _COUNTS = ("frames_per_batch", "init_random_frames", "exploration_frames", "prefill_frames")
@@ -483,16 +482,6 @@ def _check_versions(facts: list[dict[str, Any]]) -> None:
 
 
 # ---------------------------------------------------------------------- Ray
-def _import_ray() -> Any:
-    try:
-        import ray
-    except Exception as error:
-        reason = f"The package ray cannot be imported ({error})"
-        hint = "Run pip install 'torchrl-kit[ray]'"
-        raise SettingError("collector", "ray", reason, hint) from None
-    return ray
-
-
 class _Ray:
     """Starts Ray for the first collector, and ends it after the last one if it started it."""
 
@@ -506,13 +495,13 @@ class _Ray:
         Raises:
             SettingError: if Ray is not installed, cannot be started or has too few CPUs.
         """
-        ray = _import_ray()
+        ray = import_ray("collector", "ray")
         self._users += 1
         try:
             if not ray.is_initialized():
                 self._has_started = True
                 with _process_kept():
-                    self._initialize(ray)
+                    start_ray("collector", "ray")
             self._await_cpus(ray, workers)
         except BaseException:
             self.release()
@@ -530,34 +519,17 @@ class _Ray:
                 raise SettingError("workers", workers, reason, works, f"or {hint}")
             time.sleep(0.2)
 
-    def _initialize(self, ray: Any) -> None:
-        address = os.environ.get("RAY_ADDRESS")
-        local = {} if address else {"include_dashboard": False}
-        reason = ""
-        for _ in range(_TRIES):
-            try:
-                ray.init(address or "local", logging_level="ERROR", **local)
-            except Exception as error:
-                reason = next(iter(str(error).splitlines()), type(error).__name__)
-                ray.shutdown()
-            else:
-                return
-        what = f"connected to at RAY_ADDRESS={address}" if address else "started"
-        text = f"Ray could not be {what} in {_TRIES} attempts: {reason.rstrip('.')}"
-        hint = "Start a cluster with `ray start --head` and set RAY_ADDRESS=auto"
-        raise SettingError("collector", "ray", text, hint)
-
     def release(self) -> None:
         """End Ray after its last user, if it was started here."""
         self._users = max(self._users - 1, 0)
         if not self._users and self._has_started:
             self._has_started = False
-            _import_ray().shutdown()
+            import_ray("collector", "ray").shutdown()
 
     @staticmethod
     def object_store_memory() -> int:
         """Return the size of this machine's object store in bytes."""
-        ray = _import_ray()
+        ray = import_ray("collector", "ray")
         here = ray.get_runtime_context().get_node_id()
         nodes = {node["NodeID"]: node["Resources"] for node in ray.nodes()}
         return int(nodes.get(here, {}).get("object_store_memory", 2**62))
@@ -590,7 +562,7 @@ class RayTransport:
     """
 
     def __init__(self, pickled: bytes, workers: int, timeout: float) -> None:
-        self._ray = ray = _import_ray()
+        self._ray = ray = import_ray("collector", "ray")
         self._blueprint = ray.put(pickled)
         self._make = ray.remote(num_cpus=1, max_restarts=0)(ChunkWorker)
         self._actors: list[Any] = [None] * workers

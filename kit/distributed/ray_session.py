@@ -15,44 +15,42 @@ _OBJECT_STORE = 100 * 2**20
 """Bytes of the object store of a local Ray. Sweeps need little more than Ray's minimum."""
 
 
-@contextlib.contextmanager
-def ray_session(field: str, value: Any) -> Iterator[None]:
-    """Use Ray within the context.
-
-    A Ray session of the caller is used and kept. Otherwise, the process connects to the cluster at
-    ``RAY_ADDRESS``, or starts Ray on this machine. What was started ends with the context.
+def import_ray(field: str, value: Any) -> Any:
+    """Import Ray.
 
     Args:
         field: setting that needs Ray, for error messages.
         value: value of the setting.
 
     Raises:
-        SettingError: if Ray is not installed, or does not start.
+        SettingError: if Ray is not installed.
     """
     try:
         import ray
     except ImportError:
         advice = "Install it: pip install 'torchrl-kit[ray]'"
         raise SettingError(field, value, "Ray is not installed", advice) from None
-    if ray.is_initialized():
-        yield
-        return
-    try:
-        _start(field, value)
-        yield
-    finally:
-        ray.shutdown()
+    return ray
 
 
-def _start(field: str, value: Any) -> None:
-    """Call ``ray.init`` up to three times, because it gives up after 30 s on a loaded machine."""
-    import ray
+def start_ray(field: str, value: Any, **local: Any) -> None:
+    """Connect to the cluster at ``RAY_ADDRESS``, or start Ray on this machine.
 
+    There are up to three attempts, because Ray gives up after 30 seconds on a loaded machine.
+
+    Args:
+        field: setting that needs Ray, for error messages.
+        value: value of the setting.
+        **local: arguments for ``ray.init`` if it starts Ray.
+
+    Raises:
+        SettingError: if Ray is not installed, or does not start.
+    """
+    ray = import_ray(field, value)
     # Without this, Ray warns that a later version will stop hiding GPUs from tasks without GPUs.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     address = os.environ.get("RAY_ADDRESS")
-    local = {"include_dashboard": False, "object_store_memory": _OBJECT_STORE}
-    options = {} if address else local
+    options = {} if address else {"include_dashboard": False, **local}
     error: Exception | None = None
     for _ in range(_ATTEMPTS):
         try:
@@ -67,3 +65,28 @@ def _start(field: str, value: Any) -> None:
         raise SettingError(field, value, reason, "Start a cluster with: ray start --head")
     reason = f"Ray did not start in {_ATTEMPTS} attempts: {text}"
     raise SettingError(field, value, reason, "Try again when the machine is less busy")
+
+
+@contextlib.contextmanager
+def ray_session(field: str, value: Any) -> Iterator[None]:
+    """Use Ray within the context.
+
+    A Ray session of the caller is used and kept. Otherwise, :func:`start_ray` starts one, which
+    ends with the context.
+
+    Args:
+        field: setting that needs Ray, for error messages.
+        value: value of the setting.
+
+    Raises:
+        SettingError: if Ray is not installed, or does not start.
+    """
+    ray = import_ray(field, value)
+    if ray.is_initialized():
+        yield
+        return
+    try:
+        start_ray(field, value, object_store_memory=_OBJECT_STORE)
+        yield
+    finally:
+        ray.shutdown()

@@ -195,7 +195,6 @@ class Trainer(TorchRLProtocol):
         make_parts_when_loaded(self.loss_module)
         for one in updates_of(self).values() if self.ranks.size > 1 else ():
             one.ranks = self.ranks
-        self.meeting.begin()
         if resume_from is not None:
             self.load(resume_from)
 
@@ -403,7 +402,6 @@ class Trainer(TorchRLProtocol):
         """
         self.last_checkpoint = Path(checkpoint)
         self.checkpoints.load(self.last_checkpoint)
-        self.meeting.take_statistics()
         checks.raise_first(in_resumed(self.plan, self.ledger, checkpoint))
         if not getattr(self.batches.collector, "exact_resume", False):
             lost = self.batches.not_resumable() or "the collector does not save it"
@@ -515,6 +513,7 @@ class Trainer(TorchRLProtocol):
         if not self._started:
             checks.raise_first(in_folder(self.folder, self.last_checkpoint))
             self._started = True
+            self.meeting.begin()
             done = getattr(self.ledger, self.plan.axis)
             self.journal.start(done, self.config, self.plan.table())
             self.stages.fire("setup")

@@ -103,6 +103,7 @@ FATES = st.sampled_from(["arrives", "arrives", "twice", "late", "lost", "dies"])
 BATCHES = 7
 
 
+@pytest.mark.guard
 @given(
     workers=st.integers(1, 3),
     max_staleness=st.integers(0, 2),
