@@ -76,7 +76,7 @@ class Meeting:
                 raise SettingError("loss_module", _first_difference(shapes, other), reason)
         self.ranks.share(tensors.values(), "weights")
         self._averaged = _averaged_buffers(trainer.loss_module)
-        self.take_statistics()
+        self._take_statistics()
 
     def _learned(self) -> dict[str, Any]:
         """Return the state that all ranks share, keyed by the name of its part."""
@@ -107,7 +107,7 @@ class Meeting:
             },
         }
 
-    def take_statistics(self) -> None:
+    def _take_statistics(self) -> None:
         """Remember the shared statistics, to which the next merge adds what each rank learns."""
         if self.ranks.size > 1:
             for kind, statistics in self._statistics().items():

@@ -444,9 +444,7 @@ class Trainer(TorchRLProtocol):
                 statistics are stored in another process.
         """
         checks.raise_first(in_saved_policies(self.collector))
-        counters = self.checkpoints.load_policy(Path(checkpoint), best)
-        self.meeting.take_statistics()  # not learned by this rank
-        return counters
+        return self.checkpoints.load_policy(Path(checkpoint), best)
 
     def save_policy(self, folder: Path | str) -> Path:
         """Write a checkpoint of the last and the best policy for :meth:`load_policy`.
