@@ -55,3 +55,18 @@ def test_ranks_collect_different_data_and_repeat_themselves(seen):
     for name in ("ppo", "sac"):
         batches = [rank[name]["batches"] for rank in one]
         assert len({*batches[0], *batches[1]}) == 2 * len(batches[0])
+
+
+@pytest.mark.slow
+def test_ranks_collect_with_ray_workers(tmp_path):
+    pytest.importorskip("ray")
+    words = [
+        "-m", "recipes.sac", "collector=ray", "collector_kwargs.workers=2", "env.num_envs=2",
+        "env.id=Pendulum-v1", "steps.total_policy_steps=200", "steps.learning_starts=100",
+        "steps.evaluation_every=null", "steps.evaluation_episodes=1", f"log_dir={tmp_path}",
+    ]  # fmt: skip
+    run = Torchrun(words, tmp_path / "log")
+    assert run.ended() == 0, run.text()[-3_000:]
+    (plan,) = tmp_path.glob("sac/*/*/plan.txt")
+    (row,) = [line for line in plan.read_text().splitlines() if line.startswith("policy steps ")]
+    assert row.split()[-3:] == ["200", "200", "200"]
