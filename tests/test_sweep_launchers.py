@@ -142,7 +142,10 @@ def test_basic_sweep_equals_runs_alone(runs_alone):
     assert results("runs", "env.id") == runs_alone
 
 
-@pytest.mark.parametrize("launcher", ["joblib", "submitit_local", "ray"])
+@pytest.mark.parametrize(
+    "launcher",
+    ["joblib", pytest.param("submitit_local", marks=pytest.mark.nightly), "ray"],
+)
 def test_parallel_sweep_equals_runs_alone(launcher, runs_alone, ray_folder):
     words = ["--multirun", f"hydra/launcher={launcher}", f"env.id={','.join(ENVS)},Nowhere-v0"]
     ran = in_a_shell("-m", "recipes.ppo", *SHORT, *words)

@@ -19,7 +19,6 @@ COMMANDS = [
 ALONE = [one for one in COMMANDS if "--nnodes" not in one.values[0]]
 ON_MACHINES = [one.values[0] for one in COMMANDS if "--nnodes" in one.values[0]]
 SCRIPTS = [one for one in PYTHON if "Ranks.from_environment" in one.values[2]]
-pytestmark = pytest.mark.slow
 
 
 def split(words: list[str]) -> tuple[dict[str, str], str, list[str]]:
@@ -40,6 +39,7 @@ def complete(folder: Path, run: Torchrun) -> None:
     assert planned == counted == f"{int(rows_in(table.parent)[-1]['policy_steps']):,}"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("words", ALONE)
 def test_documented_command_runs(words, tmp_path):
     options, module, arguments = split(words)

@@ -18,7 +18,6 @@ RECORDED = [
     for case in CASES
     if case["system"] == "sheeprl" and case["params"].get("world_size", 1) > 1
 ]
-pytestmark = pytest.mark.slow
 
 
 def started(case: dict[str, Any]) -> int:
@@ -36,7 +35,7 @@ def counted(cases: list[dict[str, Any]], ranks: int, folder: Path) -> list[dict[
     return first
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 2, pytest.param(3, marks=pytest.mark.nightly)])
 def test_ranks_count_what_sheeprl_counted(ranks, tmp_path):
     cases = [case for case in RECORDED if started(case) == ranks]
     if ranks == 3:  # recorded with two processes, and predicted for three
