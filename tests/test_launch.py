@@ -146,12 +146,12 @@ def test_sweep_rejects_shared_wandb_run_id(capsys, monkeypatch):
     assert capsys.readouterr().err.startswith(f"\nerror: {error}")
 
 
-def test_main_rejects_multiple_torchrun_processes(capsys, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")  # as torchrun does
+def test_main_rejects_several_processes_of_srun(capsys, monkeypatch):
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
     monkeypatch.setattr(sys, "argv", ["ppo", *SHORT])
     with pytest.raises(SystemExit):
         main(recipes.ppo.Config, recipes.ppo.build)
-    error = "WORLD_SIZE='2': A run uses one process, but torchrun started several. Start"
+    error = "SLURM_STEP_NUM_TASKS='2': Several processes of srun would each make the whole run."
     assert capsys.readouterr().err.startswith(f"\nerror: {error}")
     assert runs() == []
     ppo(*SHORT)  # arguments of the caller, who knows which process it is

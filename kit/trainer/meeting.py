@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-import kit
+from kit import __version__
 from kit.advantages import AdvantageNormalizer
 from kit.distributed import RankError, Ranks
 from kit.envs.normalize import RunningMeanStd, merge_gains
@@ -244,7 +244,7 @@ def _check_counts(found: Tensor) -> None:
 def _check_alike(ranks: Ranks, plan: Any, config: Mapping[str, Any]) -> None:
     """Raise SettingError if ranks have other versions of packages or other settings."""
     packages = {
-        "kit": kit.__version__, "torch": torch.__version__, "numpy": np.__version__,
+        "kit": __version__, "torch": torch.__version__, "numpy": np.__version__,
         "python": platform.python_version(),
     }  # fmt: skip
     mine = {**packages, "plan": repr(plan), **{k: repr(v) for k, v in config.items()}}

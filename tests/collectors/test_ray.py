@@ -137,7 +137,7 @@ def test_merged_counts_are_exact_after_many_merges(collector_of):
     collector = RayCollector(env, None, workers=2, frames_per_batch=2, transport=LocalTransport)
     for _ in range(1_000):
         collector.collect()
-    counts = [float(moments.count) for _, moments in collector.normalizer._named()]
+    counts = [float(moments.count) for _, moments in collector.normalizer.named_moments()]
     assert [round(count - 1e-4, 6) for count in counts] == [2_002, 2_000]  # with two resets
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-import kit
+from kit import __version__
 from kit.distributed import RankError, Ranks
 from kit.hooks import Hook
-from kit.trainer import Trainer
+from kit.trainer import Trainer, meeting
 from kit.trainer.checkpoint import Checkpoints
 from tests.distributed.processes import run_ranks
 from tests.distributed.test_requests import tiny_trainer
@@ -79,7 +79,7 @@ def test_weights_that_become_nan_on_one_rank_end_the_run():
 
 def versioned(ranks: Ranks) -> str:
     if ranks.rank == 1:
-        kit.__version__ = "0.0.1"
+        meeting.__version__ = "0.0.1"
     try:
         tiny_trainer(ranks).run()
     except (ValueError, RankError) as error:
@@ -89,5 +89,5 @@ def versioned(ranks: Ranks) -> str:
 
 def test_other_version_of_kit_is_rejected_with_both_versions():
     first, second = run_ranks(versioned, 2)
-    assert first.startswith(f"kit='{kit.__version__}' differs from 0.0.1 on rank 1")
+    assert first.startswith(f"kit='{__version__}' differs from 0.0.1 on rank 1")
     assert second.startswith("kit='0.0.1' differs from ")
