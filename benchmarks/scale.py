@@ -1,4 +1,4 @@
-"""Costs of several processes: workers of ``collector=ray``, relative to collection in one process.
+"""Costs of several processes: ranks of torchrun, and workers of ``collector=ray``.
 
 Run with ``python -m benchmarks scale``. Ray must be installed.
 
@@ -25,6 +25,7 @@ from benchmarks.measure import (
     ratio,
     write_results,
 )
+from benchmarks.scale_learners import learners
 from kit.collectors import RayCollector
 from kit.collectors.chunk_worker import LocalTransport
 from kit.envs import make_env
@@ -193,7 +194,8 @@ def workers(rounds: int = 5) -> str:
 
 def main(rounds: int = 5) -> Path:
     """Measure and write the results."""
-    text = f"{machine(1, ['ray'])}; {rounds} rounds.\n\n{workers(rounds)}"
+    parts = [f"{machine(1, ['ray'])}; {rounds} rounds.", learners(rounds), workers(rounds)]
+    text = "\n\n".join(parts)
     return write_results("scale", "Several processes", text)
 
 

@@ -10,11 +10,15 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from kit.distributed.hub import Hub
+
 if TYPE_CHECKING:  # `kit steps` does not import torch
     from torch import Tensor
 
 ALONE = timedelta(days=30)
 """Time that ranks wait for rank 0 to evaluate or save, which may take longer than the timeout."""
+_FEW = 250_000
+"""Largest number of elements that are averaged through sockets instead of gloo."""
 _REPORT_SECONDS = 3.0
 """Time that a rank waits for the reports of others after a collective failed."""
 
@@ -56,6 +60,7 @@ class Ranks:
         self.log: list[tuple[str, int]] | None = None
         self._store: Any = None
         self._patient: Any = None
+        self._hub: Hub | None = None
 
     @classmethod
     def from_environment(cls, device: str = "cpu", timeout: float = 600.0) -> Ranks:
@@ -116,8 +121,17 @@ class Ranks:
         import torch.distributed as dist
 
         with self._collective(what, vector.numel()):
+            if vector.is_cpu and vector.numel() <= _FEW:
+                self._connected().mean_(vector)
+                return vector
             dist.all_reduce(vector)
         return vector.div_(self.size)
+
+    def _connected(self) -> Hub:
+        """Return the sockets between the ranks, which are opened by the first call."""
+        if self._hub is None:
+            self._hub = Hub(self.rank, self.size, self._store, self.timeout)
+        return self._hub
 
     def gather(self, vector: Tensor, what: str) -> Tensor:
         """Return the CPU vectors of all ranks in rank order, of shape ``[size, *vector.shape]``."""
@@ -184,7 +198,9 @@ class Ranks:
         if self.size > 1:
             import torch.distributed as dist
 
-            self._store = self._patient = Ranks.current = None
+            if self._hub is not None:
+                self._hub.close()
+            self._store = self._patient = self._hub = Ranks.current = None
             dist.destroy_process_group()
 
     # ------------------------------------------------------------------ errors
@@ -206,10 +222,10 @@ class Ranks:
         began = time.monotonic()
         try:
             yield
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:
             raise self._explained(error, what, time.monotonic() - began) from error
 
-    def _explained(self, error: RuntimeError, what: str, seconds: float) -> RankError:
+    def _explained(self, error: Exception, what: str, seconds: float) -> RankError:
         """Return an error that names the rank at fault."""
         others = [rank for rank in range(self.size) if rank != self.rank]
         end = time.monotonic() + _REPORT_SECONDS
