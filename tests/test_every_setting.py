@@ -128,7 +128,7 @@ EFFECTS: dict[str, Effect] = {
     ),
     "save_policy": Effect(True, lambda run: [f for f in run.files if "/policy/" in f]),
     "time_limit": Effect(1e-6, counts("iterations")),
-    "rank_timeout": Effect(7.0, lambda run: run.config["rank_timeout"]),  # see tests/distributed
+    "rank_timeout": Effect(7.0, part("ranks.timeout")),
     "evaluation_seed": Effect(1, part("evaluate.seed")),
     "evaluation_max_steps": Effect(3, part("evaluate.max_steps")),
     "stop_at_return": Effect(-1e9, counts("iterations"), {"steps.evaluation_every": 32}),

@@ -34,7 +34,7 @@ FACTS = (
     "reset_at_each_iter",
 )
 """Attributes of a worker's collector that the learner's process needs."""
-_WORKER = 2  # distinguishes seeds of workers from those of ranks and of restarted environments
+_WORKER = 2  # separates the seeds of workers, ranks and restarted environments
 
 
 class Weights(NamedTuple):
@@ -43,7 +43,7 @@ class Weights(NamedTuple):
     flat: NDArray[np.uint8]
     """Bytes of all parameters and buffers of the policies."""
     settings: dict[tuple[str, str], Any]
-    """Plain attributes of the policies that differ from those of the pickled policies."""
+    """Plain attributes of the policies that changed since the policies were pickled."""
     statistics: list[RunningMeanStd] | None
     """Merged normalisation statistics; ``None`` if the environments are not normalised."""
 

@@ -68,8 +68,8 @@ class RayCollector(KitCollector):
     statistics, that the learner had when it requested batch ``b - max_staleness``.
 
     A worker that dies, or does not reply within ``worker_timeout`` seconds, is created again from
-    its last saved state and collects the same chunks again. The batches are then bitwise those of
-    an undisturbed run if the state of the environments can be captured.
+    its last saved state and collects the same chunks again. The batches are then bitwise equal
+    to an undisturbed run if the state of the environments can be captured.
 
     Args:
         create_env_fn: environment from ``make_env``, or a function that returns one. Workers create

@@ -76,7 +76,7 @@ class Ranks:
         """
         size = int(os.environ.get("WORLD_SIZE") or 1)
         if size == 1 or "RANK" not in os.environ:
-            return cls()
+            return cls(timeout=timeout)
         if cls.current is not None:
             return cls.current
         import torch
@@ -157,7 +157,7 @@ class Ranks:
         return found
 
     def share(self, tensors: Iterable[Tensor], what: str) -> None:
-        """Overwrite the tensors in place with those of rank 0."""
+        """Overwrite the tensors in place with the values of rank 0."""
         if self.size == 1:
             return
         import torch

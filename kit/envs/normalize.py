@@ -454,7 +454,7 @@ class Normalizer:
         ]
 
     def restore(self, snapshot: Iterable[RunningMeanStd]) -> None:
-        """Replace all running statistics by those of :meth:`snapshot`."""
+        """Restore the running statistics returned by :meth:`snapshot`."""
         for (_, moments), saved in zip(self.named_moments(), snapshot, strict=True):
             for tensor, value in zip(moments, saved, strict=True):
                 tensor.copy_(torch.tensor(value))

@@ -149,8 +149,8 @@ class MetricsRecorder:
     ) -> dict[str, float | int]:
         """Write and return a row with all metrics since the last row.
 
-        With several ranks, all ranks call this method and return the same metrics: those of all
-        episodes, and the means of other metrics over the ranks that have them.
+        With several ranks, all ranks call this method and return the same metrics. Episode columns
+        cover the episodes of all ranks. Other metrics are means over the ranks that have them.
 
         Raises:
             SettingError: if a recorded metric has the name of another column.

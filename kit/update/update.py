@@ -108,9 +108,9 @@ class Update(OptimizationStepper):
             replace ``parameter.grad``.
         ranks: Processes that train together; ``None`` for one process. With several ranks, each
             gradient step averages the gradients of all due optimisers in one collective, before
-            ``post_backward``, ``gradients`` and clipping. Gradient norms are those of the mean
-            gradient, and losses are those of this rank. As in one process with the rows of all
-            ranks, a parameter is updated if any rank has a gradient for it.
+            ``post_backward``, ``gradients`` and clipping. Gradient norms are computed from the mean
+            gradient, and losses from the rows of this rank. A parameter is updated if any rank has
+            a gradient for it.
 
     Raises:
         SettingError: If arguments contradict each other or the losses. Errors that depend on the
