@@ -80,7 +80,7 @@ class Chunk(NamedTuple):
     data: Any
     """Entries of the chunk as one array of bytes."""
     layout: Any
-    """Layout of ``data``. In a reply, ``None`` stands for the worker's previous layout."""
+    """Layout of ``data``. In a reply, ``None`` means that the layout has not changed."""
     counts: tuple[int, ...]
     """Increments of the collector's counters. The first counter is the number of policy steps."""
     episodes: list[tuple[Any, ...]]
@@ -150,7 +150,7 @@ class _Stream:
 
 
 class Lockstep:
-    """Collects one chunk of every worker per batch, with weights of known age.
+    """Collects one chunk of every worker per batch, with weights of known staleness.
 
     Batch ``b``, counted from 0, is collected with version ``max(b - max_staleness, 0)`` of the
     weights. The learner publishes version ``b`` when it requests batch ``b``.

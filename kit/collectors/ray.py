@@ -513,7 +513,7 @@ class _Ray:
             total = int(ray.cluster_resources().get("CPU", 0))
             is_fixed = self._has_started and not os.environ.get("RAY_ADDRESS")
             if time.monotonic() > end or (is_fixed and total < workers):
-                reason = f"needs {workers} CPUs, but Ray has {total}, of which {free} are free"
+                reason = f"needs {workers} CPUs, but only {free} of Ray's {total} CPUs are free"
                 hint = "add machines to the cluster, or use fewer workers"
                 works = [free] if free else []
                 raise SettingError("workers", workers, reason, works, f"or {hint}")

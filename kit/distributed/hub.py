@@ -91,8 +91,10 @@ def _accepted(
 
 def _memory(vector: Tensor) -> memoryview:
     """Return the bytes of a contiguous CPU tensor."""
-    array: Any = vector.numpy()
-    return memoryview(array).cast("B")
+    import torch
+
+    array: Any = vector.reshape(-1).view(torch.uint8).numpy()  # NumPy has no bfloat16
+    return memoryview(array)
 
 
 def _receive(link: socket.socket, memory: memoryview) -> None:

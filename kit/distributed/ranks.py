@@ -66,7 +66,8 @@ class Ranks:
     def from_environment(cls, device: str = "cpu", timeout: float = 600.0) -> Ranks:
         """Join the processes that torchrun started; without torchrun, return one rank.
 
-        CPU tensors are exchanged through gloo. With ``device="cuda"``, each rank uses the GPU
+        CPU tensors are exchanged through gloo, and small gradients through
+        :class:`~kit.distributed.hub.Hub`. With ``device="cuda"``, each rank uses the GPU
         ``LOCAL_RANK`` and exchanges gradients through NCCL, or through gloo if there are fewer GPUs
         than ranks on this machine.
 
@@ -208,7 +209,7 @@ class Ranks:
         """Tell the other ranks that this rank ends with an error.
 
         Returns:
-            Whether this is the first error of all ranks, which is the one to show.
+            Whether no other rank has reported an error before. Only the first error is shown.
         """
         if self._store is None:
             return True

@@ -20,9 +20,6 @@ from kit.steps import SettingError, StepLedger
 from kit.trainer.checkpoint import normalizer_of
 from kit.update import Update
 
-REQUESTS = ("stop", "save", "skip")
-"""Requests that take effect on all ranks together."""
-
 
 class Request:
     """Attribute of a trainer that hooks and signals set, and that all ranks read alike.
@@ -76,6 +73,7 @@ class Meeting:
                 raise SettingError("loss_module", _first_difference(shapes, other), reason)
         self.ranks.share(tensors.values(), "weights")
         self._averaged = _averaged_buffers(trainer.loss_module)
+        self._skips = bool(self.ranks.gather(torch.tensor([self._may_skip()]), "hooks").any())
         self._take_statistics()
 
     def _learned(self) -> dict[str, Any]:

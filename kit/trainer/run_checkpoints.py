@@ -87,7 +87,7 @@ class RunCheckpoints:
             return
         found |= {"update", "optimizer"}  # adding a scheduler overwrites the learning rate
         parts = {name: part for name, part in self._parts().items() if name in found}
-        Checkpoints(self.last.parent, parts).load(self.last)
+        Checkpoints(self.last.parent, parts, ranks=self._ranks).load(self.last)
 
     def check_states(self) -> None:
         """Check that checkpoints can store the state of every component except the large ones.

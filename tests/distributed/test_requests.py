@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -101,6 +101,33 @@ def diverged(ranks: Ranks) -> dict[str, Any]:
 def test_target_kl_uses_mean_over_ranks():
     first, second = run_ranks(diverged, 2)
     assert first["skipped"] == second["skipped"] == 8  # mean 0.2 > 1.5 * 0.1
+
+
+class SkipsSecondEpoch(Hook):
+    """Ends each update phase after its first epoch, on rank 1."""
+
+    kind = "step"
+    operations: ClassVar = {"post_epoch": "skip"}
+
+    def skip(self) -> None:
+        trainer: Any = self.trainer
+        if trainer.ranks.rank == 1:
+            trainer.skip_rest_of_update()
+
+
+def resumed(ranks: Ranks, folder: Path) -> dict[str, Any]:
+    stop = Asks("post_optim", "request_stop")
+    first = tiny_trainer(ranks, [SkipsSecondEpoch(), stop], folder=folder)
+    first.run()
+    again = {"folder": folder, "resume_from": first.last_checkpoint}
+    return outcome(tiny_trainer(ranks, [SkipsSecondEpoch()], **again))
+
+
+@pytest.mark.slow
+def test_resumed_ranks_skip_updates_from_first_iteration_on(tmp_path):
+    first, second = run_ranks(resumed, 2, tmp_path)
+    assert first["iterations"] == 4
+    assert first["skipped"] == second["skipped"] == 8  # 2 of 4 gradient steps in each iteration
 
 
 def stopped_by_row(ranks: Ranks) -> dict[str, Any]:
